@@ -155,7 +155,13 @@ class NamedLoss:
         return LossResult(ops.xp.sum(times_factor(losses)), weight, gradients)
 
     def _check(self, outputs: Any, targets: Any) -> None:
-        self._refuse_complex(outputs, targets)
+        for what, array in (("outputs", outputs), ("targets", targets)):
+            if self._ops.kind(array) == "complex":
+                raise ShapeError(
+                    f"loss {self._term.label!r} on {self._term.on!r}: {self._term.loss.name} does not take complex "
+                    f"{what} {_shown(array)}",
+                    hint="use their absolute values, or real and imaginary parts as two real numbers",
+                )
         shape = list(outputs.shape)
         matches, expected = shape == list(targets.shape), f"targets of shape {shape}"
         if self._takes_classes:
@@ -170,15 +176,6 @@ class NamedLoss:
                 available=expected,
                 hint="give the targets that shape",
             )
-
-    def _refuse_complex(self, outputs: Any, targets: Any) -> None:
-        for what, array in (("outputs", outputs), ("targets", targets)):
-            if self._ops.kind(array) == "complex":
-                raise ShapeError(
-                    f"loss {self._term.label!r} on {self._term.on!r}: {self._term.loss.name} does not take complex "
-                    f"{what} {_shown(array)}",
-                    hint="use their absolute values, or real and imaginary parts as two real numbers",
-                )
 
 
 def _are_classes(ops: ArrayOps, outputs: Any, targets: Any, positions: Sequence[int]) -> bool:

@@ -178,7 +178,10 @@ class SegmentFunctions:
         self._loss_scale = loss_scale_of(dataflow.segment)
         self._layout = dataflow.layout
         self._names = {op.label: trace_name(op.label) for op in self._segment.operations}
-        self.suffix = _identifier([*self._names.values()])
+        # The beginning of the names, and a digest of all of them.
+        names = [*self._names.values()]
+        readable = re.sub(r"\W+", "_", "_".join(names), flags=re.ASCII)[:_READABLE].strip("_")
+        self.suffix = f"{readable}_{sha256(repr(list(names)).encode()).hexdigest()[:8]}"
         self._numbers = {op.label: number for number, op in enumerate(self._segment.operations)}
         reached = flow.reached_owners(flow.active_ends(()))
         groups = {
@@ -446,12 +449,6 @@ def _unflatten(flattening: ParameterFlattening, state: Any) -> Any:
     return {**state, "parameters": parameters, "slots": slots}
 
 
-def _identifier(names: Sequence[str]) -> str:
-    """The beginning of the names, and a digest of all of them."""
-    readable = re.sub(r"\W+", "_", "_".join(names), flags=re.ASCII)[:_READABLE].strip("_")
-    return f"{readable}_{sha256(repr(list(names)).encode()).hexdigest()[:8]}"
-
-
 def _average(gradients: Mapping[str, Any], count: int) -> dict[str, Any]:
     return {name: gradient if count == 1 else gradient / count for name, gradient in gradients.items()}
 
@@ -485,7 +482,9 @@ class SegmentLayout:
         self.owner = {op.label: first[id(op.model)] for op in modelled}
         self.models: dict[str, Any] = {op.label: op.model for op in modelled if self.owner[op.label] == op.label}
         self.parameters = {label: dict(ops.parameters(model)) for label, model in self.models.items()}
-        self.weight_dtype = _double_dtype(ops, self.parameters)
+        # The dtype of 64 bits that some parameter has; None where none has.
+        arrays = (array for held in self.parameters.values() for array in held.values())
+        self.weight_dtype = next((x.dtype for x in arrays if ops.kind(x) == "floating" and ops.itemsize(x) == 8), None)
         self.owner_device = {op.label: op.device for op in modelled if op.label in self.models}
         grouped = {node for group in segment.groups for node in group.nodes}
         self.trained = {
@@ -504,7 +503,15 @@ class SegmentLayout:
         frozen = {label: dict(ops.parameters(model)) for label, model in elsewhere.items()} if self.trained else {}
         trained = {self.owner[label] for label in self.trained}
         _refuse_shared_parameters({**self.parameters, **frozen}, trained)
-        _refuse_complex_parameters(ops, self.parameters, trained)
+        # Update rules are those of real numbers, and frameworks disagree on whether a complex gradient is
+        # conjugated.
+        for label in sorted(trained):
+            for name, array in self.parameters[label].items():
+                if ops.kind(array) == "complex":
+                    raise GraphError(
+                        f"the parameter {name!r} of node {label!r} is complex ({array.dtype}) and cannot be trained",
+                        hint="hold its real and imaginary parts as two real parameters, or freeze the node",
+                    )
 
     def without_models(self) -> SegmentLayout:
         """The same without models and their arrays."""
@@ -520,12 +527,6 @@ class SegmentLayout:
         return names
 
 
-def _double_dtype(ops: ArrayOps, parameters: Mapping[str, Mapping[str, Any]]) -> Any:
-    """The dtype of 64 bits that some parameter has; None where none has."""
-    arrays = (array for held in parameters.values() for array in held.values())
-    return next((x.dtype for x in arrays if ops.kind(x) == "floating" and ops.itemsize(x) == 8), None)
-
-
 def _refuse_shared_parameters(parameters: Mapping[str, Mapping[str, Any]], trained: Set[str]) -> None:
     holders: dict[int, str] = {}
     for label, arrays in parameters.items():
@@ -539,17 +540,6 @@ def _refuse_shared_parameters(parameters: Mapping[str, Mapping[str, Any]], train
                     hint="freeze both, or give each node its own parameters"
                     if frozen
                     else "give both nodes the same model object, or each its own parameters",
-                )
-
-
-def _refuse_complex_parameters(ops: ArrayOps, parameters: Mapping[str, Mapping[str, Any]], trained: Set[str]) -> None:
-    """Update rules are those of real numbers, and frameworks disagree on whether a complex gradient is conjugated."""
-    for label in sorted(trained):
-        for name, array in parameters[label].items():
-            if ops.kind(array) == "complex":
-                raise GraphError(
-                    f"the parameter {name!r} of node {label!r} is complex ({array.dtype}) and cannot be trained",
-                    hint="hold its real and imaginary parts as two real parameters, or freeze the node",
                 )
 
 
@@ -575,7 +565,15 @@ class GradientFlow:
         self.trained_owners = {layout.owner[label] for label in layout.trained}
         self.constant_owners = {owner for label, owner in layout.owner.items() if label not in layout.trained}
         self._owner = {label: layout.owner[label] for label in layout.trained}
-        self._ends_of = _dependent_ends(segment, set(self.ends))
+        # By operation, the ends that depend on it.
+        ends = set(self.ends)
+        by_operation: dict[str, set[str]] = {}
+        by_value: dict[str, set[str]] = {}
+        for op in reversed(segment.operations):
+            by_operation[op.label] = (ends & set(op.outputs)).union(*(by_value.get(name, set()) for name in op.outputs))
+            for name in op.inputs:
+                by_value.setdefault(name, set()).update(by_operation[op.label])
+        self._ends_of = by_operation
 
     def active_ends(self, outputs: Iterable[str], losses: Iterable[str] | None = None) -> frozenset[str]:
         """The ends that gradients come from, given cotangents for some outputs and some losses (default: all)."""
@@ -586,17 +584,6 @@ class GradientFlow:
     def reached_owners(self, active_ends: frozenset[str]) -> set[str]:
         """The owners whose parameters get gradients from these ends."""
         return {owner for label, owner in self._owner.items() if self._ends_of[label] & active_ends}
-
-
-def _dependent_ends(segment: Segment, ends: set[str]) -> dict[str, set[str]]:
-    """By operation, the ends that depend on it."""
-    by_operation: dict[str, set[str]] = {}
-    by_value: dict[str, set[str]] = {}
-    for op in reversed(segment.operations):
-        by_operation[op.label] = (ends & set(op.outputs)).union(*(by_value.get(name, set()) for name in op.outputs))
-        for name in op.inputs:
-            by_value.setdefault(name, set()).update(by_operation[op.label])
-    return by_operation
 
 
 class SegmentDataflow:

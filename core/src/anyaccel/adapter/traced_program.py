@@ -185,7 +185,13 @@ class TracedProgram(ArrayProgram):
         runs eagerly until that has taken as long as compiling it.
         """
         if self._loss_scale is not None and n_steps > MAX_STEPS_PER_CALL:
-            return self._in_calls(columns, orders, start, n_steps, batch_size, n_microbatches)
+            # Many steps in several calls: after each, the host learns how many were skipped.
+            tables = []
+            for done in range(0, n_steps, MAX_STEPS_PER_CALL):
+                count = min(MAX_STEPS_PER_CALL, n_steps - done)
+                first = start + done * batch_size
+                tables.append(self.train_steps(columns, orders, first, count, batch_size, n_microbatches)[:count])
+            return self._ops.xp.concatenate(tables, axis=0)
         eager = partial(super().train_steps, columns, orders, start, n_steps, batch_size, n_microbatches)
         if n_steps == 0 or not self.can_compile_steps:
             return eager()
@@ -205,23 +211,6 @@ class TracedProgram(ArrayProgram):
             losses = eager()
         self._estimator.record_step((time.perf_counter() - began) / n_steps)
         return losses
-
-    def _in_calls(
-        self,
-        columns: Sequence[Any],
-        orders: Sequence[Any],
-        start: int,
-        n_steps: int,
-        batch_size: int,
-        n_microbatches: int,
-    ) -> Any:
-        """Many steps in several calls: after each, the host learns how many were skipped."""
-        tables = []
-        for done in range(0, n_steps, MAX_STEPS_PER_CALL):
-            count = min(MAX_STEPS_PER_CALL, n_steps - done)
-            first = start + done * batch_size
-            tables.append(self.train_steps(columns, orders, first, count, batch_size, n_microbatches)[:count])
-        return self._ops.xp.concatenate(tables, axis=0)
 
     @property
     def can_compile_steps(self) -> bool:

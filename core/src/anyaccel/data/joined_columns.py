@@ -254,7 +254,10 @@ def copy_joined(columns: Sequence[ChunkedColumn], out: np.ndarray) -> np.ndarray
     """
     places = _places(columns)
     columns = columns if places is None else _ascending(columns, places)
-    shares = _shares(out)
+    # The first row of each thread, and the row after its last.
+    count = max(1, min(_THREADS, _usable_processors(), out.nbytes // _SHARE))
+    step = max(1, -(-len(out) // count))
+    shares = [(start, min(start + step, len(out))) for start in range(0, max(len(out), 1), step)]
     if len(shares) == 1:
         _copy(columns, places, out, *shares[0])
         return out
@@ -269,13 +272,6 @@ def copy_joined(columns: Sequence[ChunkedColumn], out: np.ndarray) -> np.ndarray
 def _with_errstate(errstate: Any, function: Callable[..., None], *arguments: Any) -> None:
     with np.errstate(**errstate):
         function(*arguments)
-
-
-def _shares(out: np.ndarray) -> list[tuple[int, int]]:
-    """The first row of each thread, and the row after its last."""
-    count = max(1, min(_THREADS, _usable_processors(), out.nbytes // _SHARE))
-    step = max(1, -(-len(out) // count))
-    return [(start, min(start + step, len(out))) for start in range(0, max(len(out), 1), step)]
 
 
 def _usable_processors() -> int:

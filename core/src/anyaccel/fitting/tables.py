@@ -282,7 +282,15 @@ def training_data(
     """
     scaler = scaler_of(scaler)
     if not (is_table(given) or isinstance(given, (FeatureSet, FeatureSetView))):
-        return _streamed(given, features, target, validation, scaler)
+        source = source_of(given, features, target)
+        if scaler is not None:
+            raise PhaseError("a source of batches is not scaled", hint="scale its rows before, or give a table")
+        if isinstance(validation, (Real, str)):
+            raise PhaseError(
+                f"validation={validation!r} of a source of batches, which cannot be split",
+                hint="give the source of the validation: validation=other_loader",
+            )
+        return TrainingData(source, source, validation)
     if is_table(given):
         given, features, target = named_pair(given, features, target)
         if target is None:
@@ -303,18 +311,6 @@ def training_data(
     if scaler is not None:
         data = data.fit_transform(scaler, data.features, fit_on=train)
     return TrainingData(data, train, split if split or validation is None else {data.label: _other(validation, data)})
-
-
-def _streamed(given: Any, features: Names, target: Names, validation: Any, scaler: Any) -> TrainingData:
-    source = source_of(given, features, target)
-    if scaler is not None:
-        raise PhaseError("a source of batches is not scaled", hint="scale its rows before, or give a table")
-    if isinstance(validation, (Real, str)):
-        raise PhaseError(
-            f"validation={validation!r} of a source of batches, which cannot be split",
-            hint="give the source of the validation: validation=other_loader",
-        )
-    return TrainingData(source, source, validation)
 
 
 def _selected(given: FeatureSet | FeatureSetView, features: Names, target: Names) -> tuple[FeatureSet, Any]:

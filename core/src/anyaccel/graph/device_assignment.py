@@ -111,7 +111,16 @@ class DeviceAssigner:
         if self.accelerator is not None:
             self._check_on_this_machine(self.accelerator)
         elif (default := accelerator_of_environment()) is not None and not default.is_request:
-            self._check_kind(default.device.kind)
+            # A kind of ANYACCEL_DEVICE that no machine has would be the CPU, with a warning that looks like any
+            # other.
+            kind = default.device.kind
+            known = {each for framework in self.registry.frameworks for each in self.registry.kinds(framework)}
+            if kind not in known | _OFTEN_ABSENT:
+                raise DeviceUnavailableError(
+                    f"the environment variable {DEFAULT_DEVICE} asks for {kind!r}, which no installed plugin serves",
+                    available=", ".join(sorted(known)),
+                    hint=kind_hint(kind, known, f"set {DEFAULT_DEVICE}=cpu, or unset it"),
+                )
         labels = [label for label in self.shapes.order if label in active]
         models = [node for label in labels if isinstance(node := self.nodes[label], ModelNode)]
         chosen = self._by_policy(self.policy, models) if self.policy else {}
@@ -121,16 +130,6 @@ class DeviceAssigner:
             if label not in assigned:
                 assigned[label] = self._concat(label, assigned)
         return {label: assigned[label] for label in labels}
-
-    def _check_kind(self, kind: str) -> None:
-        """A kind of ANYACCEL_DEVICE that no machine has would be the CPU, with a warning that looks like any other."""
-        known = {each for framework in self.registry.frameworks for each in self.registry.kinds(framework)}
-        if kind not in known | _OFTEN_ABSENT:
-            raise DeviceUnavailableError(
-                f"the environment variable {DEFAULT_DEVICE} asks for {kind!r}, which no installed plugin serves",
-                available=", ".join(sorted(known)),
-                hint=kind_hint(kind, known, f"set {DEFAULT_DEVICE}=cpu, or unset it"),
-            )
 
     def _check_on_this_machine(self, accelerator: Accelerator) -> None:
         registry, device, used = self.registry, accelerator.device, set(self.shapes.frameworks.values())

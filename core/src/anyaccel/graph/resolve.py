@@ -102,7 +102,25 @@ class _Resolver:
             check_loss_scale(self._assigned)
         table = ColumnTable(request.streams)
         own = self._step_columns(table)
-        builder = self._builder(self._in_training() if request.training else [], table)
+        in_training = self._in_training() if request.training else []
+        learning = (label for label in in_training if not self._assigned[label].frozen)
+        trained = [label for label in learning if self._assigned[label].parameters]
+        inputs = {label: self._inputs(label, table) for label in self._assigned}
+        binder = LossBinder(self._nodes, self._shapes, self._assigned, table)
+        builder = SegmentBuilder(
+            nodes=self._nodes,
+            shapes=self._shapes,
+            assigned=self._assigned,
+            inputs=inputs,
+            terms=tuple(map(binder.term, self._request.losses)),
+            columns={column.name: column for column in table.columns},
+            groups=self._groups(trained),
+            in_training=frozenset(in_training),
+            live=self._live(trained),
+            wants=self._request.wants,
+            states=self._graph.optimizer_states,
+            request=self._request,
+        )
         parts = self._partition()
         first = [self._assigned[labels[0]] for labels in parts]
         segments = tuple(
@@ -208,17 +226,8 @@ class _Resolver:
             raise PhaseError(f"phase {self._request.phase!r} has nothing to train: {shown}", hint=hint)
         self._check_not_frozen(labels)
         frozen = [label for label in assigned if self._frozen_in_training(label)]
-        self._check_modes([*labels, *frozen])
-        check_in_training(self._training_only, [*labels, *frozen])
-        self._check_training_outputs([*labels, *frozen])
-        return [*labels, *frozen]
-
-    def _frozen_in_training(self, label: str) -> bool:
-        node = self._nodes[label]
-        return isinstance(node, ModelNode) and node.frozen and node.frozen_mode == "train"
-
-    def _check_modes(self, in_training: Sequence[str]) -> None:
-        """Modes of their own are kept only where the layers of a framework have such."""
+        # Modes of their own are kept only where the layers of a framework have such.
+        in_training = [*labels, *frozen]
         for label in in_training:
             assignment = self._assigned[label]
             if getattr(self._nodes[label], "modes", "train") != "train" and not assignment.backend.keeps_modes:
@@ -228,6 +237,13 @@ class _Resolver:
                     available="modes='train'",
                     hint=f"leave modes out, or freeze the node: graph.freeze({label!r})",
                 )
+        check_in_training(self._training_only, [*labels, *frozen])
+        self._check_training_outputs([*labels, *frozen])
+        return [*labels, *frozen]
+
+    def _frozen_in_training(self, label: str) -> bool:
+        node = self._nodes[label]
+        return isinstance(node, ModelNode) and node.frozen and node.frozen_mode == "train"
 
     def _check_training_outputs(self, in_training: Sequence[str]) -> None:
         """What a model gives in training is inferred once for a built graph."""
@@ -285,7 +301,14 @@ class _Resolver:
                     hint="give one to the graph, ModelGraph(..., optimizer='adam'), or to the node, or freeze it",
                 )
             check_supported(label, optimizer, self._assigned[label].backend)
-            self._check_trainable(label)
+            model = self._model(label)
+            reason = "" if model is None else self._assigned[label].backend.untrainable_reason(model)
+            if reason:
+                raise PhaseError(
+                    f"node {label!r} cannot be trained: {reason}",
+                    hint="leave that out, or train the model by its framework's own loop and freeze the node: "
+                    f"graph.freeze({label!r})",
+                )
             name = self._first_with_model(label) if own else ".graph"  # which is the label of no node
             group = groups.get(name, ParameterGroup(name, optimizer, ()))
             groups[name] = replace(group, nodes=(*group.nodes, label))
@@ -297,16 +320,6 @@ class _Resolver:
     def _parameters(self, label: str) -> list[str]:
         return list(self._assigned[label].backend.parameters(self._model(label)))
 
-    def _check_trainable(self, label: str) -> None:
-        model = self._model(label)
-        reason = "" if model is None else self._assigned[label].backend.untrainable_reason(model)
-        if reason:
-            raise PhaseError(
-                f"node {label!r} cannot be trained: {reason}",
-                hint="leave that out, or train the model by its framework's own loop and freeze the node: "
-                f"graph.freeze({label!r})",
-            )
-
     def _first_with_model(self, label: str) -> str:
         return next(other for other in self._nodes if self._model(other) is self._model(label))
 
@@ -314,26 +327,6 @@ class _Resolver:
         return getattr(self._nodes[label], "model", None)
 
     # -- what is loaded, and the segments --------------------------------------------------------------------------
-
-    def _builder(self, in_training: Sequence[str], table: ColumnTable) -> SegmentBuilder:
-        learning = (label for label in in_training if not self._assigned[label].frozen)
-        trained = [label for label in learning if self._assigned[label].parameters]
-        inputs = {label: self._inputs(label, table) for label in self._assigned}
-        binder = LossBinder(self._nodes, self._shapes, self._assigned, table)
-        return SegmentBuilder(
-            nodes=self._nodes,
-            shapes=self._shapes,
-            assigned=self._assigned,
-            inputs=inputs,
-            terms=tuple(map(binder.term, self._request.losses)),
-            columns={column.name: column for column in table.columns},
-            groups=self._groups(trained),
-            in_training=frozenset(in_training),
-            live=self._live(trained),
-            wants=self._request.wants,
-            states=self._graph.optimizer_states,
-            request=self._request,
-        )
 
     def _step_columns(self, table: ColumnTable) -> dict[str, str]:
         if not self._request.custom_step:
@@ -356,7 +349,14 @@ class _Resolver:
         owners = {label: id(assignment.backend) for label, assignment in self._assigned.items()}
         parents = {label: self._depends_on(label) for label in self._assigned}
         parts = cut(list(TopologicalSorter(parents).static_order()), owners, parents)
-        self._check_loss_order(parts)
+        part_of = {label: i for i, part in enumerate(parts) for label in part}
+        for loss in self._request.losses:
+            late = next((other for other in self._compared(loss) if part_of[other] > part_of[loss.on]), None)
+            if late is not None:
+                raise GraphError(
+                    f"a loss on {loss.on!r} compares with {late!r}, which another framework computes later",
+                    hint=f"put the loss on {late!r}, with inputs=['outputs', {loss.on!r}]",
+                )
         part_of_model: dict[int, int] = {}
         for i, part in enumerate(parts):
             for label in part:
@@ -380,16 +380,6 @@ class _Resolver:
     def _compared(self, loss: AppliedLoss) -> list[str]:
         named = [text.partition(".")[0] for text in loss.inputs]
         return [label for label in named if label in self._assigned and label != loss.on]
-
-    def _check_loss_order(self, parts: Sequence[Sequence[str]]) -> None:
-        part_of = {label: i for i, part in enumerate(parts) for label in part}
-        for loss in self._request.losses:
-            late = next((other for other in self._compared(loss) if part_of[other] > part_of[loss.on]), None)
-            if late is not None:
-                raise GraphError(
-                    f"a loss on {loss.on!r} compares with {late!r}, which another framework computes later",
-                    hint=f"put the loss on {late!r}, with inputs=['outputs', {loss.on!r}]",
-                )
 
     def _notes(self, active: set[str]) -> Iterable[str]:
         for label, assignment in self._assigned.items():
@@ -566,7 +556,9 @@ class SegmentBuilder:
         losses = tuple(term for term in self.terms if term.on in part)
         computed = {name for operation in operations for name in operation.outputs}
         arrivals = {name: device for name, device in _arrivals(operations, losses).items() if name not in computed}
-        needed = self._needed_outside(part)
+        needed = {name for label in self.wants for name in self.shapes.outputs[label]}
+        needed.update(name for label, names in self.inputs.items() if label not in part for name in names)
+        needed.update(name for term in self.terms if term.on not in part for name in term.inputs)
         groups = (replace(group, nodes=tuple(node for node in group.nodes if node in part)) for group in self.groups)
         return Segment(
             label=label,
@@ -617,12 +609,6 @@ class SegmentBuilder:
 
     def _spec(self, name: str) -> TensorSpec:
         return self.columns[name].spec if name in self.columns else self.shapes.specs[name]
-
-    def _needed_outside(self, part: Sequence[str]) -> set[str]:
-        needed = {name for label in self.wants for name in self.shapes.outputs[label]}
-        needed.update(name for label, names in self.inputs.items() if label not in part for name in names)
-        needed.update(name for term in self.terms if term.on not in part for name in term.inputs)
-        return needed
 
 
 def _in_order(results: Sequence[OutputSpec | None], returned: Sequence[OutputSpec]) -> bool:

@@ -302,11 +302,7 @@ class _Inference:
         if isinstance(node, ModelNode):
             check_call(node, self._backends[label])
             self._arguments[label] = node.arguments
-        self._add_outputs(label, node, self._results(label, node))
-        if isinstance(node, ModelNode) and self._dtypes[label] is None:
-            self._dtypes[label] = self._backends[label].dtype_of(node.model)
-
-    def _add_outputs(self, label: str, node: Node, returned: Sequence[OutputSpec]) -> None:
+        returned = self._results(label, node)
         outputs = [output for output in returned if output.batch_axis is not None]
         extra = self._training_beyond(label, node, returned)
         every = [*outputs, *extra]
@@ -319,6 +315,8 @@ class _Inference:
         self._returned[label] = tuple(returned)
         if names == (label,) and outputs[0].path:
             self._aliases[f"{label}.{path_name(outputs[0].path)}"] = label
+        if isinstance(node, ModelNode) and self._dtypes[label] is None:
+            self._dtypes[label] = self._backends[label].dtype_of(node.model)
 
     def _results(self, label: str, node: Node) -> Sequence[OutputSpec]:
         """What a node's model returns, for zeros or, if it does not accept these, for samples of the data."""

@@ -378,22 +378,20 @@ class StateMapping:
         if array.shape != parameter.shape:
             return array
         if self._change is not None:
-            self._check_order(name, parameter.shape)
+            # Refuse a change that does more than put values in another order: an optimizer's state would be
+            # wrong.
+            assert self._change is not None
+            places = np.arange(np.prod(parameter.shape, dtype=np.int64), dtype=np.float64).reshape(parameter.shape)
+            changed = np.asarray(self._change(name, places.copy()))
+            if not np.array_equal(np.sort(changed, axis=None), places.reshape(-1)):
+                raise StateError(
+                    f"change={shown(self._change)} changes the values of {name!r}, not only their order, so that the "
+                    "state of its optimizer would be wrong",
+                    hint="load the weights alone, with load_weights, and train anew",
+                )
             array = np.asarray(self._change(name, array))
         is_cast = array.dtype == parameter.dtype
         return array.astype(self._own[name].dtype, copy=False) if is_cast else array
-
-    def _check_order(self, name: str, shape: tuple[int, ...]) -> None:
-        """Refuse a change that does more than put values in another order: an optimizer's state would be wrong."""
-        assert self._change is not None
-        places = np.arange(np.prod(shape, dtype=np.int64), dtype=np.float64).reshape(shape)
-        changed = np.asarray(self._change(name, places.copy()))
-        if not np.array_equal(np.sort(changed, axis=None), places.reshape(-1)):
-            raise StateError(
-                f"change={shown(self._change)} changes the values of {name!r}, not only their order, so that the "
-                "state of its optimizer would be wrong",
-                hint="load the weights alone, with load_weights, and train anew",
-            )
 
 
 def mapped(graph: HasState, given: Any, names: Names, change: Change | None) -> Any:

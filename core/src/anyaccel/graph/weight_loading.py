@@ -81,7 +81,13 @@ def load(
         warnings.warn(
             printable(f"{_told(given)} was loaded in part: {problems}."), UserWarning, stacklevel=user_level()
         )
-    return _loaded(found)
+    return LoadedWeights(
+        loaded=tuple(found.arrays),
+        missing_keys=tuple(found.missing),
+        unexpected_keys=tuple(found.unexpected),
+        mismatched_keys=found.mismatched,
+        cast=found.cast,
+    )
 
 
 def _plainly_named(
@@ -99,16 +105,6 @@ def _plainly_named(
                 plain = prefix + files.plain_name(model, name.removeprefix(prefix))
         renamed[plain if plain in own and plain not in theirs else name] = array
     return renamed
-
-
-def _loaded(found: Match) -> LoadedWeights:
-    return LoadedWeights(
-        loaded=tuple(found.arrays),
-        missing_keys=tuple(found.missing),
-        unexpected_keys=tuple(found.unexpected),
-        mismatched_keys=found.mismatched,
-        cast=found.cast,
-    )
 
 
 def _told(given: Any) -> str:

@@ -57,7 +57,17 @@ class Callback:
 
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
-        _check_hook_names(cls)
+        # Refuse methods that look like a hook which the class does not override; it may have both.
+        overridden = {name for name in HOOK_NAMES if getattr(cls, name) is not getattr(Callback, name)}
+        own = {name for base in cls.__mro__ if base not in Callback.__mro__ for name in vars(base)} - {*HOOK_NAMES}
+        for name in sorted(own):
+            meant = _hook_meant(name) if inspect.isfunction(getattr(cls, name)) else None
+            if meant is not None and meant not in overridden:
+                raise PhaseError(
+                    f"{cls.__name__}.{name} is not a hook of callbacks and would never be called",
+                    available=", ".join(HOOK_NAMES),
+                    hint=f"call it {meant!r}; if it is a helper and no hook, begin its name with an underscore",
+                )
 
     def phase_start(self, phase: Any, run: Run) -> None:
         """The phase starts; nothing is decided or moved yet."""
@@ -112,20 +122,6 @@ _OF_OTHER_LIBRARIES = {
     **dict.fromkeys(("train_epoch_end", "validation_end", "validation_epoch_end"), "epoch_end"),
     **dict.fromkeys(("batch_end", "train_batch_end"), "step_end"),
 }
-
-
-def _check_hook_names(cls: type[Callback]) -> None:
-    """Refuse methods that look like a hook which the class does not override; it may have both."""
-    overridden = {name for name in HOOK_NAMES if getattr(cls, name) is not getattr(Callback, name)}
-    own = {name for base in cls.__mro__ if base not in Callback.__mro__ for name in vars(base)} - {*HOOK_NAMES}
-    for name in sorted(own):
-        meant = _hook_meant(name) if inspect.isfunction(getattr(cls, name)) else None
-        if meant is not None and meant not in overridden:
-            raise PhaseError(
-                f"{cls.__name__}.{name} is not a hook of callbacks and would never be called",
-                available=", ".join(HOOK_NAMES),
-                hint=f"call it {meant!r}; if it is a helper and no hook, begin its name with an underscore",
-            )
 
 
 def _hook_meant(name: str) -> str | None:

@@ -206,7 +206,20 @@ def _draw(
     sets = needed_sets(plan, metrics, graph, on_host)
     samplers = part.sampled_by
     if isinstance(samplers, Mapping):
-        _check_sampler_labels(part, samplers, sets)
+        unknown = next((name for name in samplers if name not in sets), None)
+        missing = [name for name in sets if name not in samplers]
+        if unknown is not None:
+            raise PhaseError(
+                f"phase {part.label!r} has a sampler for {unknown!r}, which is not a feature set that it takes",
+                available=", ".join(sets),
+                hint=did_you_mean(unknown, sets),
+            )
+        if missing and part.trains:
+            raise PhaseError(
+                f"phase {part.label!r} has no sampler for {', '.join(missing)}",
+                cause=f"it has samplers for {', '.join(samplers)}",
+                hint=f"add {missing[0]!r} to sampler={{...}}",
+            )
     data = input_data(
         part.label,
         part.data,
@@ -260,7 +273,13 @@ def _factory(
     part, rows, source, epochs = drawn.part, drawn.data.rows, drawn.data.source, drawn.epochs
     if source is None:
         assert epochs is not None
-        _check_residency(drawn, plan)
+        ragged = next((column for column in plan.columns if column.ragged), None)
+        if ragged is not None and drawn.part.residency == "resident":
+            raise PhaseError(
+                f"phase {drawn.part.label!r} has residency='resident', and the rows of {ragged.shown} differ in length",
+                cause="batches that are padded to lengths of their own are streamed",
+                hint="leave residency out, or pad all to one length: pad={'COLUMN': Pad(..., length=...)}",
+            )
         return RowsLoaderFactory(plan, partial(make_host_columns, plan, rows, ranges, known), epochs)
     make_host_columns(plan, dict.fromkeys(rows, source.example), ranges, known)  # fails before anything moves
     if isinstance(source, BatchSource):
@@ -269,33 +288,6 @@ def _factory(
     if group.random_key:  # what it draws while reading: other rows are read here
         seed = rng.key(seed, *group.random_key)
     return map_source_loaders(plan, source, ranges, epochs, seed)
-
-
-def _check_residency(drawn: DrawnPart, plan: Plan) -> None:
-    ragged = next((column for column in plan.columns if column.ragged), None)
-    if ragged is not None and drawn.part.residency == "resident":
-        raise PhaseError(
-            f"phase {drawn.part.label!r} has residency='resident', and the rows of {ragged.shown} differ in length",
-            cause="batches that are padded to lengths of their own are streamed",
-            hint="leave residency out, or pad all to one length: pad={'COLUMN': Pad(..., length=...)}",
-        )
-
-
-def _check_sampler_labels(part: PhaseSettings, samplers: Mapping[str, Sampler], sets: Mapping[str, FeatureSet]) -> None:
-    unknown = next((name for name in samplers if name not in sets), None)
-    missing = [name for name in sets if name not in samplers]
-    if unknown is not None:
-        raise PhaseError(
-            f"phase {part.label!r} has a sampler for {unknown!r}, which is not a feature set that it takes",
-            available=", ".join(sets),
-            hint=did_you_mean(unknown, sets),
-        )
-    if missing and part.trains:
-        raise PhaseError(
-            f"phase {part.label!r} has no sampler for {', '.join(missing)}",
-            cause=f"it has samplers for {', '.join(samplers)}",
-            hint=f"add {missing[0]!r} to sampler={{...}}",
-        )
 
 
 def _check_streams(samplers: Samplers | None, metrics: Sequence[BoundMetric], plan: Plan) -> None:

@@ -500,7 +500,12 @@ class PhaseSettings(AttributeHints, Runnable):
             PhaseSettings.kinds[cls.kind] = cls
         if "from_split" in vars(cls):
             function = vars(cls)["from_split"].__func__
-            function.__doc__ = _with_setting_texts(function.__doc__, cls.__doc__)
+            # A docstring whose arguments end with those of another, but for `label` and `data`: texts are
+            # written once.
+            texts = inspect.cleandoc(cls.__doc__ or "").partition("Args:\n")[2]
+            _, *settings = re.split(r"(?m)^    (?=\w+: )", texts)
+            kept = [text.rstrip() for text in settings if not text.startswith(("label: ", "data: "))]
+            function.__doc__ = "\n    ".join([inspect.cleandoc(function.__doc__ or "").rstrip(), *kept]) + "\n"
 
     @takes_settings
     def __init__(  # noqa: PLR0913 - keywords, each documented
@@ -623,14 +628,6 @@ class PhaseSettings(AttributeHints, Runnable):
     def read_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
         """Turn a configuration into keyword arguments."""
         return {name: cls.settings.get(name, _PLAIN).load(value) for name, value in settings.items()}
-
-
-def _with_setting_texts(doc: str | None, whose: str | None) -> str:
-    """A docstring whose arguments end with those of another, but for `label` and `data`: texts are written once."""
-    texts = inspect.cleandoc(whose or "").partition("Args:\n")[2]
-    _, *settings = re.split(r"(?m)^    (?=\w+: )", texts)
-    kept = [text.rstrip() for text in settings if not text.startswith(("label: ", "data: "))]
-    return "\n    ".join([inspect.cleandoc(doc or "").rstrip(), *kept]) + "\n"
 
 
 def node_labels(phase: Any, name: str, given: Any) -> tuple[str, ...] | None:

@@ -177,7 +177,11 @@ def find_target(prediction: np.ndarray, rows: Mapping[str, Rows], column: str | 
         matches = [full for full, (_, name) in places.items() if column in (full, name)]
         if len(matches) != 1:
             raise _ambiguous(f"{what}: targets={column!r} names {len(matches) or 'no'} target columns", places)
-        return _checked(prediction, _target_at(matches[0], places, rows), what, places)
+        target = _target_at(matches[0], places, rows)
+        if not fits(prediction, target.values) and not is_map(prediction, target.values):
+            shapes = f"{list(prediction.shape)} and {list(target.values.shape)}"
+            raise _ambiguous(f"{what} and the target {target.name} do not fit: {shapes}", places)
+        return target
     values = {full: _target_at(full, places, rows).values for full in places}
     fitting = [full for full in places if fits(prediction, values[full])]
     fitting = fitting or [full for full in places if is_map(prediction, values[full])]
@@ -221,13 +225,6 @@ def class_count(target: Target, rows: Rows) -> int:
         return 1 + largest
     is_stored = target.columns[0] in whole.columns
     return 1 + int(joined_array(whole, target.columns).max() if is_stored else target.values.max())
-
-
-def _checked(prediction: np.ndarray, target: Target, what: str, known: Mapping[str, object]) -> Target:
-    if not fits(prediction, target.values) and not is_map(prediction, target.values):
-        shapes = f"{list(prediction.shape)} and {list(target.values.shape)}"
-        raise _ambiguous(f"{what} and the target {target.name} do not fit: {shapes}", known)
-    return target
 
 
 def _ambiguous(problem: str, known: Mapping[str, object]) -> ResultError:

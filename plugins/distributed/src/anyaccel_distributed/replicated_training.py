@@ -245,9 +245,6 @@ class ReplicatedTraining(ProcessGroup):
             return
         if n_ended == self.size:
             return
-        self._tell_differing(seen, ended=ended)
-
-    def _tell_differing(self, seen: int, *, ended: bool) -> None:
         every = self.gather([seen, ended])
         done = [str(rank) for rank, (_, is_done) in enumerate(every) if is_done]
         others = [str(rank) for rank, (batch, _) in enumerate(every) if batch != every[0][0]]

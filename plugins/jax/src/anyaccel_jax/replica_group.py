@@ -276,7 +276,12 @@ def join_cluster(rank: int, size: int) -> Departure:
             more processes than GPUs.
     """
     if jax.distributed.is_initialized():
-        _check_place(rank, size)
+        if (jax.process_index(), jax.process_count()) != (rank, size):
+            raise FrameworkError(
+                f"JAX has joined {jax.process_count()} processes as number {jax.process_index()}, and the launcher's "
+                f"environment says {size} and {rank}",
+                hint="leave out jax.distributed.initialize, or give it the launcher's RANK and WORLD_SIZE",
+            )
         return Departure()
     if runtime_config.is_started():
         raise FrameworkError(
@@ -362,15 +367,6 @@ def _check_coordinator(rank: int, seconds: float) -> None:
             if time.monotonic() > deadline:
                 raise
         time.sleep(0.1)
-
-
-def _check_place(rank: int, size: int) -> None:
-    if (jax.process_index(), jax.process_count()) != (rank, size):
-        raise FrameworkError(
-            f"JAX has joined {jax.process_count()} processes as number {jax.process_index()}, and the launcher's "
-            f"environment says {size} and {rank}",
-            hint="leave out jax.distributed.initialize, or give it the launcher's RANK and WORLD_SIZE",
-        )
 
 
 def _leave(failed: bool) -> None:

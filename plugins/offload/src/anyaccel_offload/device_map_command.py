@@ -98,7 +98,18 @@ def run_device_map(
     specs = tuple(map(_spec, inputs))
     model = _model(reference)
     backend = _dividing(model, inventory)
-    memory = _memory(backend, inventory)
+    # Bytes of each device that computes; those of the host where the CPU does.
+    found = {
+        str(e.device): e.nbytes for e in inventory.devices if e.device.kind in backend.kinds and e.device.kind != "cpu"
+    }
+    if not found:
+        found = {"cpu": inventory.host_nbytes}
+    unknown = [name for name, nbytes in found.items() if not nbytes]
+    if unknown:
+        raise ConfigError(
+            f"the memory of {unknown[0]} is not known", hint="say it: --on '2x 24GB, cpu 64GB', or --on 'cpu 64GB'"
+        )
+    memory = found
     device = Device.parse(next(iter(memory)))
     host = {"cpu": inventory.host_nbytes} if inventory.host_nbytes else {}
     free: dict[str, int | None] = {"cpu": None, "disk": None}
@@ -163,21 +174,6 @@ def _dividing(model: Any, inventory: Any) -> Any:
             hint="use such a framework, or make its blocks nodes of a graph",
         )
     return serving[0]
-
-
-def _memory(backend: Any, inventory: Any) -> dict[str, int]:
-    """Bytes of each device that computes; those of the host where the CPU does."""
-    found = {
-        str(e.device): e.nbytes for e in inventory.devices if e.device.kind in backend.kinds and e.device.kind != "cpu"
-    }
-    if not found:
-        found = {"cpu": inventory.host_nbytes}
-    unknown = [name for name, nbytes in found.items() if not nbytes]
-    if unknown:
-        raise ConfigError(
-            f"the memory of {unknown[0]} is not known", hint="say it: --on '2x 24GB, cpu 64GB', or --on 'cpu 64GB'"
-        )
-    return found
 
 
 def _print(plan: OffloadPlan, inventory: Any, as_json: bool) -> None:

@@ -146,19 +146,14 @@ def speed_and_memory(stats: Any) -> dict[str, float]:
 
 def nvidia_stats(plan: Any) -> NvidiaStats:
     """Statistics of the NVIDIA GPUs of a plan; empty where it has none, or NVML is not available."""
-    identities = _identities(plan)
-    nvml = start_nvml() if identities else None
-    return NvidiaStats() if nvml is None else NvidiaStats(nvml, identities)
-
-
-def _identities(plan: Any) -> dict[Device, str]:
-    """The identities of a plan's NVIDIA GPUs; device numbers differ between frameworks and NVML."""
+    # The identities of a plan's NVIDIA GPUs; device numbers differ between frameworks and NVML.
     identities: dict[Device, str] = {}
     for node in plan.assignments:
         info = registry().find(node.framework, node.device.kind).device_info(node.device)
         if info.vendor == "nvidia" and info.identity:
             identities[node.device] = info.identity
-    return identities
+    nvml = start_nvml() if identities else None
+    return NvidiaStats() if nvml is None else NvidiaStats(nvml, identities)
 
 
 class NvidiaStats:

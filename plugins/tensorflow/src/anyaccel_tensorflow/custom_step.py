@@ -218,7 +218,15 @@ class StepOptimizer:
         """
         gradients: dict[str, dict[str, Any]] = {}
         for gradient, variable in grads_and_vars:
-            node, name = self._place(variable)
+            place = self._places.get(id(tf_variable(variable)))
+            if place is None:
+                raise PhaseError(
+                    f"the optimizer of {self._names} was given the variable {getattr(variable, 'name', variable)!r}, "
+                    "which none of them trains",
+                    available=", ".join(name for held in self._nodes.values() for name in held.parameters),
+                    hint="give each node's variables to its own optimizer: optimizers['NODE']; frozen nodes have none",
+                )
+            node, name = place
             if gradient is not None:
                 gradients.setdefault(node, {})[name] = tf.convert_to_tensor(gradient)
         if not gradients:
@@ -240,17 +248,6 @@ class StepOptimizer:
     @property
     def _names(self) -> str:
         return ", ".join(self._nodes)
-
-    def _place(self, variable: Any) -> tuple[str, str]:
-        place = self._places.get(id(tf_variable(variable)))
-        if place is None:
-            raise PhaseError(
-                f"the optimizer of {self._names} was given the variable {getattr(variable, 'name', variable)!r}, "
-                "which none of them trains",
-                available=", ".join(name for held in self._nodes.values() for name in held.parameters),
-                hint="give each node's variables to its own optimizer: optimizers['NODE']; frozen nodes have none",
-            )
-        return place
 
     def _update(self, node: str, gradients: Mapping[str, Any], factor: Any) -> None:
         held, row = self._nodes[node], self._nodes[node].step - self._nodes[node].first

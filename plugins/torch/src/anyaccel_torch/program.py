@@ -719,18 +719,15 @@ class OverlappedPass(BackwardPass):
             reachable = _variables(roots)
             self._counts = [0] * len(self._parameters)
             super().run(roots, starts)
-            self._look(reachable)
+            for parameter, count in zip(self._parameters, self._counts, strict=True):
+                if count > 1 or (count and parameter not in reachable):
+                    self.is_summable = False
+                if parameter.grad is not None and parameter.grad.is_sparse:
+                    self.is_summable = False
         elif self._ddp is None or not self.is_expected or self._has_run:
             super().run(roots, starts)
         else:
             self._sum(self._ddp, roots, starts)
-
-    def _look(self, reachable: set[Tensor]) -> None:
-        for parameter, count in zip(self._parameters, self._counts, strict=True):
-            if count > 1 or (count and parameter not in reachable):
-                self.is_summable = False
-            if parameter.grad is not None and parameter.grad.is_sparse:
-                self.is_summable = False
 
     def _sum(self, ddp: DistributedDataParallel, roots: Sequence[Tensor], starts: Sequence[Any]) -> None:
         self._has_run = True

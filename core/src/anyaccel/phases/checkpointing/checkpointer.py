@@ -139,7 +139,11 @@ class Checkpointer:
         own_seed = self._run.graph.seed
         self._run.graph.load_state(state)
         self._run.graph.progress[label] = position.number
-        self._warn_of_changes(position, own_seed)
+        if self._run.graph.seed != own_seed:
+            self._warn(f"the seed of the graph is that of the checkpoint, {self._run.graph.seed}, not {own_seed}")
+        changed = different_settings(position.optimizers, self._optimizers) if position.optimizers else []
+        if changed:
+            self._warn(f"goes on with other optimizers: {'; '.join(changed)}")
         since = f"; {others}, so that what models draw (dropout) differs from now on" if others else ""
         self._run.log_event("checkpoint", f"goes on from {path}, {position.name}{since}")
         self._written = position.name
@@ -160,13 +164,6 @@ class Checkpointer:
                 hint="go on with what the run had to the end of the epoch, or start anew in another folder",
             )
         self._warn(f"goes on after an epoch with another run: {shown_differences}")
-
-    def _warn_of_changes(self, position: Position, own_seed: int) -> None:
-        if self._run.graph.seed != own_seed:
-            self._warn(f"the seed of the graph is that of the checkpoint, {self._run.graph.seed}, not {own_seed}")
-        changed = different_settings(position.optimizers, self._optimizers) if position.optimizers else []
-        if changed:
-            self._warn(f"goes on with other optimizers: {'; '.join(changed)}")
 
     # -- going on --------------------------------------------------------------------------------------------------
 

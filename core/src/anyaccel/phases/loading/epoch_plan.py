@@ -380,7 +380,20 @@ class SampledBatches:
             self.equal_batches = full, samplers.batch_size, last
         else:
             self._samplers = {name: SamplerEpochs.over(one, {name: rows[name]}) for name, one in samplers.items()}
-            spans = self._cycled(label, schedule)
+            # Equally many batches of every sampler: those that have fewer start over, or are refused.
+            spans = {name: one.batch_spans() for name, one in self._samplers.items()}
+            counts = {name: len(batches) for name, batches in spans.items()}
+            most = max(counts.values())
+            if schedule.endswith("strict") and min(counts.values()) < most:
+                raise PhaseError(
+                    f"phase {label!r} has schedule={schedule!r}, and its samplers give different numbers of batches",
+                    cause=", ".join(f"{name}: {count}" for name, count in counts.items()),
+                    hint=f"change batch sizes, or write schedule={schedule.replace('strict', 'cycle')!r}",
+                )
+            self._samplers = {
+                name: replace(one, cycles=-(-most // counts[name])) for name, one in self._samplers.items()
+            }
+            spans = {name: list(itertools.islice(_repeated(batches), most)) for name, batches in spans.items()}
             self.steps = tuple(_alternating(spans) if schedule.startswith("alternate") else _zipped(spans))
             self.equal_batches = _equal_batches(self.steps, len(rows))
         self._fixed = all(epochs.draws.fixed and not epochs.sampler.shuffle for epochs in self._samplers.values())
@@ -389,20 +402,6 @@ class SampledBatches:
     def n_drawn(self) -> int:
         """Rows that are drawn anew for every epoch; 0 if all epochs take the same."""
         return 0 if self._fixed else sum(epochs.draws.n * epochs.cycles for epochs in self._samplers.values())
-
-    def _cycled(self, label: str, schedule: str) -> dict[str, list[RowSpan]]:
-        """Equally many batches of every sampler: those that have fewer start over, or are refused."""
-        spans = {name: one.batch_spans() for name, one in self._samplers.items()}
-        counts = {name: len(batches) for name, batches in spans.items()}
-        most = max(counts.values())
-        if schedule.endswith("strict") and min(counts.values()) < most:
-            raise PhaseError(
-                f"phase {label!r} has schedule={schedule!r}, and its samplers give different numbers of batches",
-                cause=", ".join(f"{name}: {count}" for name, count in counts.items()),
-                hint=f"change batch sizes, or write schedule={schedule.replace('strict', 'cycle')!r}",
-            )
-        self._samplers = {name: replace(one, cycles=-(-most // counts[name])) for name, one in self._samplers.items()}
-        return {name: list(itertools.islice(_repeated(batches), most)) for name, batches in spans.items()}
 
     def orders(self, epoch: int) -> RowOrders:
         """The row orders of an epoch (0 is the first); the first stream is there under `""` too.

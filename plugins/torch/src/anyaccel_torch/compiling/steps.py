@@ -169,7 +169,30 @@ def compile_steps(request: CompileRequest, rows: Sequence[Tensor], n_microbatche
     Raises:
         CompileError: it fails, or does not pay; says why.
     """
-    _check_supported(request, len(rows[0]), n_microbatches)
+    batch = len(rows[0])
+    check_optimizers(request)
+    if keras.outermost(request.module) or any(
+        keras.library().is_loss(term.loss.own) for term in request.segment.losses
+    ):
+        raise CompileError(
+            "steps with Keras layers or losses on torch cannot be compiled", hint="use torch's own, or compile='off'"
+        )
+    if request.recomputes and (n_microbatches > 1 or not strategies.recomputes_in_graphs()):
+        why = "in micro-batches" if n_microbatches > 1 else f"with torch {torch.__version__}"
+        raise CompileError(
+            f"steps {why} in which values are computed again (remat) cannot be compiled",
+            hint="set compile='off', or leave remat out",
+        )
+    if n_microbatches > 1 and any(loss.total_weight is not None for loss in request.losses):
+        raise CompileError(
+            "steps in micro-batches with a loss that weighs rows or positions cannot be compiled",
+            hint="use a smaller batch_size instead, or set compile='off'",
+        )
+    if batch % n_microbatches:
+        raise CompileError(
+            f"steps of {batch} rows in {n_microbatches} micro-batches cannot be compiled: they are not equal",
+            hint=f"use a batch_size that is a multiple of {n_microbatches}",
+        )
     started = time.perf_counter()
     try:
         with undone(request):
@@ -208,36 +231,13 @@ def check_optimizers(request: CompileRequest) -> None:
         )
 
 
-def _check_supported(request: CompileRequest, batch: int, n_microbatches: int) -> None:
-    check_optimizers(request)
-    if keras.outermost(request.module) or any(
-        keras.library().is_loss(term.loss.own) for term in request.segment.losses
-    ):
-        raise CompileError(
-            "steps with Keras layers or losses on torch cannot be compiled", hint="use torch's own, or compile='off'"
-        )
-    if request.recomputes and (n_microbatches > 1 or not strategies.recomputes_in_graphs()):
-        why = "in micro-batches" if n_microbatches > 1 else f"with torch {torch.__version__}"
-        raise CompileError(
-            f"steps {why} in which values are computed again (remat) cannot be compiled",
-            hint="set compile='off', or leave remat out",
-        )
-    if n_microbatches > 1 and any(loss.total_weight is not None for loss in request.losses):
-        raise CompileError(
-            "steps in micro-batches with a loss that weighs rows or positions cannot be compiled",
-            hint="use a smaller batch_size instead, or set compile='off'",
-        )
-    if batch % n_microbatches:
-        raise CompileError(
-            f"steps of {batch} rows in {n_microbatches} micro-batches cannot be compiled: they are not equal",
-            hint=f"use a batch_size that is a multiple of {n_microbatches}",
-        )
-
-
 def _compile(request: CompileRequest, effects: StepEffects, rows: list[Tensor], n_microbatches: int) -> CompiledSteps:
     """Compile by the best strategy that works."""
     if request.device.type == "cuda":
-        return _captured(request, effects, rows, n_microbatches)
+        strategy = strategies.unrolled(UNROLLED, f"{UNROLLED} steps in a CUDA graph")
+        state = FlatState(request, effects, n_microbatches, flat=strategy.flat)
+        captured = CapturedSteps(request.module, state, strategy.length, rows)
+        return CompiledSteps(request, state, strategy, captured.replay, len(rows[0]))
     toolchain_check.check()
     small = sum(parameter.numel() for parameter in request.trained) <= FLAT_UP_TO
     scan = toolchain_check.scan() if small else None
@@ -259,13 +259,6 @@ def _compile(request: CompileRequest, effects: StepEffects, rows: list[Tensor], 
             raise second_error from error
         compiled.description += f", as the scan operator failed: {type(error).__name__}"
         return compiled
-
-
-def _captured(request: CompileRequest, effects: StepEffects, rows: list[Tensor], n_microbatches: int) -> CompiledSteps:
-    strategy = strategies.unrolled(UNROLLED, f"{UNROLLED} steps in a CUDA graph")
-    state = FlatState(request, effects, n_microbatches, flat=strategy.flat)
-    captured = CapturedSteps(request.module, state, strategy.length, rows)
-    return CompiledSteps(request, state, strategy, captured.replay, len(rows[0]))
 
 
 def _compile_by(
@@ -290,7 +283,18 @@ def _compile_by(
     torch.set_rng_state(effects.random)
     compiled.step_seconds, result = _timed(partial(function, request.module), state, xs)
     if n_microbatches == 1:
-        _compare(request, effects, result if strategy.in_place else result[1])
+        # The first losses must be those of the uncompiled step: what was compiled may be wrong.
+        losses = result if strategy.in_place else result[1]
+        for term, expected, actual in zip(request.segment.losses, effects.losses, losses, strict=False):
+            tolerance = 0.1 if expected.itemsize < 4 else 0.01
+            if not torch.allclose(
+                actual[0].double(), expected.double(), rtol=tolerance, atol=tolerance, equal_nan=True
+            ):
+                raise CompileError(
+                    f"compiled steps of segment {request.segment.label!r} give another loss {term.label!r} than "
+                    f"uncompiled ones: {float(actual[0]):.6g} instead of {float(expected):.6g}",
+                    hint="set compile='off'; a module's own random numbers may be the cause",
+                )
     return compiled
 
 
@@ -309,18 +313,6 @@ def _timed(function: Callable[[Any, list[Tensor]], Any], state: FlatState, xs: l
 def _repeated(request: CompileRequest, state: FlatState, rows: list[Tensor], count: int) -> list[Tensor]:
     """The inputs of `count` steps on the same batch."""
     return [*[row.expand(count, *row.shape).contiguous() for row in rows], state.scalars(count, request.device)]
-
-
-def _compare(request: CompileRequest, effects: StepEffects, losses: Sequence[Tensor]) -> None:
-    """The first losses must be those of the uncompiled step: what was compiled may be wrong."""
-    for term, expected, actual in zip(request.segment.losses, effects.losses, losses, strict=False):
-        tolerance = 0.1 if expected.itemsize < 4 else 0.01
-        if not torch.allclose(actual[0].double(), expected.double(), rtol=tolerance, atol=tolerance, equal_nan=True):
-            raise CompileError(
-                f"compiled steps of segment {request.segment.label!r} give another loss {term.label!r} than "
-                f"uncompiled ones: {float(actual[0]):.6g} instead of {float(expected):.6g}",
-                hint="set compile='off'; a module's own random numbers may be the cause",
-            )
 
 
 def _check_pays(request: CompileRequest, compiled: CompiledSteps, rows: Sequence[Tensor], n_microbatches: int) -> None:

@@ -44,13 +44,6 @@ def register() -> None:
     Raises:
         CapabilityError: this torch takes no device from Python code, or has been given another one.
     """
-    _check_torch()
-    with _lock:
-        if not _registered:
-            _registered.append(_register())
-
-
-def _check_torch() -> None:
     missing = [f"{module}.{name}" for module, name in _PRIVATE_NAMES if not hasattr(import_module(module), name)]
     if missing:
         raise CapabilityError(
@@ -64,6 +57,9 @@ def _check_torch() -> None:
             f"torch supports one additional kind of device, and {name!r} is registered already",
             hint="simulate devices in a process that does not import the package that registers it",
         )
+    with _lock:
+        if not _registered:
+            _registered.append(_register())
 
 
 def _register() -> torch.library.Library:
