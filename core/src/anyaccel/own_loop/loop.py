@@ -63,7 +63,8 @@ class Loop(ABC):
         options: go to the framework's own engine as they are, such as those of DistributedDataParallel.
 
     Attributes:
-        accelerator, device: where the loop computes.
+        accelerator: where the loop computes.
+        device: the device that it is; in torch a `torch.device`, for `x.to(loop.device)`.
         num_processes, process_index, local_process_index: how many processes there are, and which this one is.
         accumulation_steps: how many batches make one update.
         step: updates that are done.
@@ -112,7 +113,7 @@ class Loop(ABC):
         local = None if place is None else place.local_rank
         self.local_process_index = self.process_index if local is None else local
         self.accelerator = self._own_accelerator(accelerator)
-        self.device = self.accelerator.device
+        self.device: Any = self.accelerator.device
         self.step = self.epoch = 0
         needs_last = accumulate > 1 or self.num_processes > 1
         self._iterations = Iterations(self._steps_done, needs_last=needs_last)

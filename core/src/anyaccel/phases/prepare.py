@@ -14,7 +14,7 @@ from anyaccel.backend import Backend
 from anyaccel.data import BatchSource, FeatureSet, FeatureSetView, MapSource, Rows, Sampler, SimpleSampler, Source
 from anyaccel.data.padding import padding_of
 from anyaccel.data.roles import listed
-from anyaccel.data.transforms.fitted_transform import relevant_transforms
+from anyaccel.data.transforms import relevant_transforms
 from anyaccel.errors import PhaseError
 from anyaccel.graph import Column, ModelGraph, Plan, Request, Resolution, resolve, topology
 from anyaccel.graph.applied_loss import AppliedLoss

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from anyaccel.data import FeatureSet, FeatureSetView, Rows, SavedRows, joined_array
+from anyaccel.data.joined_columns import join
 from anyaccel.data.readers.array_conversion import tag_column
 from anyaccel.data.row_filters import column_values
-from anyaccel.data.transforms.fitted_transform import join
 from anyaccel.errors import ResultError, TransformError
 from anyaccel.results.records import Compared
 

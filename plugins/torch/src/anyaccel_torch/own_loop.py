@@ -63,6 +63,7 @@ class TorchLoop(Loop):
         self._named: tuple[nn.Module, ...] = ()
         self._is_within = False  # `accumulate`
         super().__init__(*args, **settings)
+        self.device = torch.device(self.accelerator.device_string("torch"))
         if self.precision not in (None, "float32", *_MIXED):
             raise ConfigError(
                 f"Loop: precision={self.precision!r} changes the dtype of a model's parameters",
@@ -70,14 +71,10 @@ class TorchLoop(Loop):
                 hint=f"write precision='bf16-mixed', or net.to({_whole_dtype(self.precision)}) before prepare()",
             )
         self._autocast_dtype = _MIXED.get(self.precision or "")
-        device_type = self._torch_device.type
+        device_type = self.device.type
         scales = self.precision == "fp16-mixed"
         self.scaler = torch.amp.GradScaler(device_type) if scales else None
         self._updates = _Updates(self._processes, self.accumulation_steps, self.scaler, self._count_step)
-
-    @property
-    def _torch_device(self) -> torch.device:
-        return torch.device(self.accelerator.device_string("torch"))
 
     def _count_step(self) -> None:
         self.step += 1
@@ -205,6 +202,8 @@ class TorchLoop(Loop):
         for group in optimizer.param_groups:
             group["params"] = [self._renewed.get(parameter, parameter) for parameter in group["params"]]
         known = {parameter for model in self._models for parameter in model.parameters}
+        of_models = {parameter for model in self._models for parameter in model.module.parameters()}
+        known |= {parameter for parameter in of_models if not parameter.requires_grad}
         if any(parameter not in known for group in optimizer.param_groups for parameter in group["params"]):
             raise ConfigError(
                 f"{type(optimizer).__name__} has parameters of no model that is prepared and trained",
@@ -216,13 +215,16 @@ class TorchLoop(Loop):
 
     def _gate(self, target: Any, name: str, is_open: Callable[[], bool]) -> None:
         """Let a method of an object do nothing while an update is accumulated, or after one that was skipped."""
-        inner = getattr(target, name)
+        if self._updates.is_plain:
+            return
+        kind = type(target)
+        inner = getattr(kind, name)
 
         def gated(self: Any, *args: Any, **settings: Any) -> Any:
-            return inner(*args, **settings) if is_open() else None
+            return inner(self, *args, **settings) if is_open() else None
 
-        if not self._updates.is_plain:
-            setattr(target, name, MethodType(gated, target))
+        # of a class: what an object holds is in the state of a schedule
+        target.__class__ = type(kind.__name__, (kind,), {name: gated, "__module__": kind.__module__})
 
     def _is_stepped(self) -> bool:
         return any(own.is_stepped for own in self._optimizers)
@@ -232,7 +234,7 @@ class TorchLoop(Loop):
     def autocast(self) -> AbstractContextManager[Any]:
         """Around what is computed in the precision of the loop beside calls of a prepared model, such as a loss."""
         dtype = self._autocast_dtype
-        return torch.autocast(self._torch_device.type, dtype=dtype, enabled=dtype is not None)
+        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
 
     def _autocast_calls(self, module: nn.Module) -> None:
         """Calls of the model, and of its parts from outside it, are computed within autocast."""
@@ -316,7 +318,7 @@ class TorchLoop(Loop):
         has_rows = share is None or share.rows != 0
         roots = [loss * factor] if has_rows else [loss * 0.0] if self._always_runs else []
         inputs: list[Tensor] | None = (
-            [parameter for model in chosen for parameter in model.parameters] if models else None
+            [p for model in chosen for p in model.parameters if p.requires_grad] if models else None
         )
         for model in chosen:
             model.set_exchanging(window.is_closing)
@@ -545,6 +547,12 @@ class _Updates:
         if own.is_finished:
             return
         own.is_finished = True
+        if any(parameter.grad is not None for parameter in own.frozen):
+            raise ConfigError(
+                f"a parameter of {type(own.optimizer).__name__} is trained now, and was frozen when it was prepared: "
+                "the loop does not exchange its gradients",
+                hint="freeze it after loop.prepare(...): parameter.requires_grad_(False)",
+            )
         if self.scaler is not None:
             self.scaler.unscale_(own.optimizer)
         factor = self.window.factor(self._processes)
@@ -660,6 +668,7 @@ class _PreparedOptimizer:
 
     Attributes:
         parameters: all of it.
+        frozen: those that needed no gradients when it was prepared.
         is_stepped: whether its last call of `step` has changed them.
         is_finished: whether gradients are divided and without loss scale.
     """
@@ -667,6 +676,7 @@ class _PreparedOptimizer:
     def __init__(self, updates: _Updates, optimizer: Optimizer, *, is_first: bool) -> None:
         self._updates, self.optimizer = updates, optimizer
         self.parameters = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        self.frozen = [parameter for parameter in self.parameters if not parameter.requires_grad]
         self.is_stepped, self.is_finished = True, False
         self._has_gradients = self._accumulates = self._is_full = False
         optimizer.was_skipped = False  # type: ignore[attr-defined]
