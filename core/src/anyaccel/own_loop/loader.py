@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from anyaccel.accelerator import Accelerator
 from anyaccel.containers import leaves, map_leaves
@@ -15,7 +15,6 @@ from anyaccel.own_loop.device_loader import DeviceLoader
 from anyaccel.own_loop.processes import LoopProcesses, Order
 from anyaccel.registry import registry
 
-BATCHES = ("global", "per_replica")
 _NO_ROWS = (str, bytes, Mapping)
 
 
@@ -76,6 +75,11 @@ class Iterations:
             self.share = self._active[-1].share
 
     @property
+    def outermost(self) -> LoopLoader | None:
+        """The loader that is being iterated over, and in whose iteration those of others are."""
+        return self._active[0] if self._active else None
+
+    @property
     def training_share(self) -> Share | None:
         """Of the batch of the loader that is being iterated over; None without one."""
         return self.share if self._active else None
@@ -104,6 +108,9 @@ class LoopLoader(DeviceLoader):
         share: of the batch that was given last.
     """
 
+    ways: ClassVar[tuple[str, ...]] = ("global", "per_replica")
+    """What `batch` may be."""
+
     def __init__(
         self,
         loader: Any,
@@ -121,10 +128,9 @@ class LoopLoader(DeviceLoader):
         self._order = Order()
         self._states: dict[str, Any] | None = None  # of the generators as the epoch began
         self._resumed: tuple[dict[str, Any], int, Callable[[], object]] | None = None
-        if batch not in BATCHES:
-            raise DataError(
-                f"unknown batch={batch!r}", available="'global', 'per_replica'", hint="write batch='global'"
-            )
+        if batch not in self.ways:
+            available = ", ".join(map(repr, self.ways))
+            raise DataError(f"unknown batch={batch!r}", available=available, hint="write batch='global'")
 
     def __repr__(self) -> str:
         return f"LoopLoader({self.loader!r}, {self.accelerator})"
@@ -228,13 +234,16 @@ class LoopLoader(DeviceLoader):
         if self.processes.size == 1:
             return batch, Share(n_rows, n_rows, is_last, number)
         if n_rows is None:
-            raise DataError(
-                f"the rows of a batch of {self.loader!r} cannot be divided among processes: nothing in it has rows",
-                hint="leave the loader out of prepare(), and give each process batches of its own",
-            )
+            raise self._without_rows()
         first, after = bounds(n_rows, self.processes.rank, self.processes.size)
         own = slice(first, after) if after > first else slice(0, 1)
         return take_rows(batch, own, n_rows), Share(after - first, n_rows, is_last, number)
+
+    def _without_rows(self) -> DataError:
+        return DataError(
+            f"the rows of a batch of {self.loader!r} cannot be divided among processes: nothing in it has rows",
+            hint="leave the loader out of prepare(), and give each process batches of its own",
+        )
 
     def _moved(self, batch: Any) -> Any:
         contents, share = batch

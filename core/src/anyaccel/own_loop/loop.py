@@ -174,6 +174,15 @@ class Loop(ABC):
             return False
         return hasattr(given, "__iter__") and not hasattr(given, "shape")
 
+    def _is_container(self, given: Any) -> bool:
+        """Whether what is in an object is prepared, each on its own."""
+        return type(given) in (list, tuple, dict)
+
+    def _parts_of_all(self, parts: list[Part]) -> list[Part]:
+        """What the batches gave in all processes, in the order of their rows, given what they gave in this one."""
+        every = self._processes.gather(parts)
+        return [rank_parts[i] for i in range(max(map(len, every))) for rank_parts in every if i < len(rank_parts)]
+
     # -- processes -------------------------------------------------------------------------------------------------
 
     def _joined_group(self) -> Any:
@@ -210,7 +219,8 @@ class Loop(ABC):
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
         """What process `source` gives: tensors, arrays, plain values, and containers of these."""
-        given = self._on_host(value) if self.process_index == source else None
+        on_host = self._on_host(value)  # in all, as divided tensors are put together
+        given = on_host if self.process_index == source else None
         return self._from_host(self._processes.gather(given)[source])
 
     def any(self, flag: Any) -> bool:
@@ -254,7 +264,7 @@ class Loop(ABC):
         if not objects:
             raise DataError("prepare() was given nothing", hint="write loop.prepare(net, optimizer, loader)")
         flat: list[Any] = []
-        _visit(objects, flat.append)
+        _visit(objects, flat.append, self._is_container)
         loads = [self._is_loader(item) for item in flat]
         others = iter(
             self._prepare([item for item, is_loader in zip(flat, loads, strict=True) if not is_loader], frozen)
@@ -263,7 +273,7 @@ class Loop(ABC):
         for item, is_loader in zip(flat, loads, strict=True):
             made.append(self._new_loader(item, batch) if is_loader else next(others))
         results = iter(made)
-        prepared = _rebuilt(objects, lambda _: next(results))
+        prepared = _rebuilt(objects, lambda _: next(results), self._is_container)
         return prepared[0] if len(prepared) == 1 else prepared
 
     def _new_loader(self, loader: Any, batch: str) -> LoopLoader:
@@ -355,9 +365,7 @@ class Loop(ABC):
             self._iterations.share = before
         else:
             parts.append(self._part(values))
-        every = self._processes.gather(parts)
-        in_order = [rank_parts[i] for i in range(max(map(len, every))) for rank_parts in every if i < len(rank_parts)]
-        return merged(in_order, self._concatenated, pad)
+        return merged(self._parts_of_all(parts), self._concatenated, pad)
 
     def _part(self, value: Any) -> Part:
         rows = self._iterations.share.rows if self._iterations.share is not None else None
@@ -517,23 +525,21 @@ def _loop_class(framework: str | None) -> type[Loop]:
     return made
 
 
-def _visit(obj: Any, take: Callable[[Any], object]) -> None:
-    if type(obj) in (list, tuple):
-        for item in obj:
-            _visit(item, take)
-    elif type(obj) is dict:
-        for item in obj.values():
-            _visit(item, take)
-    else:
-        take(obj)
+def _visit(objects: Any, take: Callable[[Any], object], is_container: Callable[[Any], bool]) -> None:
+    for item in objects.values() if isinstance(objects, dict) else objects:
+        if is_container(item):
+            _visit(item, take, is_container)
+        else:
+            take(item)
 
 
-def _rebuilt(obj: Any, make: Callable[[Any], Any]) -> Any:
-    if type(obj) in (list, tuple):
-        return type(obj)([_rebuilt(item, make) for item in obj])
-    if type(obj) is dict:
-        return {name: _rebuilt(item, make) for name, item in obj.items()}
-    return make(obj)
+def _rebuilt(objects: Any, make: Callable[[Any], Any], is_container: Callable[[Any], bool]) -> Any:
+    def rebuilt(item: Any) -> Any:
+        return _rebuilt(item, make, is_container) if is_container(item) else make(item)
+
+    if isinstance(objects, dict):
+        return {name: rebuilt(item) for name, item in objects.items()}
+    return type(objects)([rebuilt(item) for item in objects])
 
 
 def _reduced(every: Sequence[tuple[Any, float, float | None]], how: str) -> Any:
