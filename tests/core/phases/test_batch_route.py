@@ -27,7 +27,6 @@ ORDER = (
     "row_alignment",
     "process_groups",
     "nan_check",
-    "model_placement",
     "loop_factory",
     "train_loop",
     "outer_contexts",
