@@ -344,6 +344,9 @@ class Loop(ABC):
         predictions = loop.gather(net(x))  # of the batch that was given last
         ```
 
+        Within the loop over a loader, the values have a row for each of its last batch. After it, they may be of many
+        batches, and their order is that of the processes.
+
         Args:
             values: what the rows of a batch gave: tensors [rows, ...], lists of one item for each row, scalars, None,
                 and dicts and tuples of these; or a generator that gives such for each batch of a prepared loader.
@@ -368,8 +371,8 @@ class Loop(ABC):
         return merged(self._parts_of_all(parts), self._concatenated, pad)
 
     def _part(self, value: Any) -> Part:
-        rows = self._iterations.share.rows if self._iterations.share is not None else None
-        return self._on_host(value), rows
+        on_host, share = self._on_host(value), self._iterations.training_share
+        return on_host, None if share is None else share.rows
 
     def reduce(self, value: Any, how: str = "mean", *, count: Any = None) -> Any:
         """One value from those of all processes: a mean over rows, a sum, a maximum or a minimum.
@@ -542,10 +545,24 @@ def _rebuilt(objects: Any, make: Callable[[Any], Any], is_container: Callable[[A
     return type(objects)([rebuilt(item) for item in objects])
 
 
+def _structure(value: Any) -> Any:
+    """What values to be reduced must have in common: names, lengths or a shape."""
+    if isinstance(value, Mapping):
+        return tuple(value)
+    return len(value) if isinstance(value, (list, tuple)) else np.shape(value)
+
+
 def _reduced(every: Sequence[tuple[Any, float, float | None]], how: str) -> Any:
     """One structure from those of all processes."""
     values, rows, counts = zip(*every, strict=True)
     first = values[0]
+    shapes = {_structure(value) for value in values}
+    if len(shapes) > 1:
+        raise DataError(
+            "reduce() was given other structures or shapes in the processes",
+            available=", ".join(sorted(map(str, shapes))),
+            hint="give the same names and shapes in each process; rows are gathered: loop.gather(x)",
+        )
     if isinstance(first, Mapping):
         return {name: _reduced([(v[name], r, c) for v, r, c in every], how) for name in first}
     if isinstance(first, (list, tuple)):

@@ -28,7 +28,7 @@ from anyaccel.errors import (
 from anyaccel.graph import ModelGraph, topology
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.resolve import ColumnSelection, named_column, targets_of
-from anyaccel.metrics import METRICS, SYNONYMS, BoundMetric, Metric
+from anyaccel.metrics import SYNONYMS, BoundMetric, Metric, metric_names
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.learners import Learners
 from anyaccel.phases.loading.epoch_plan import EvaluationRows
@@ -379,7 +379,7 @@ def _failed(metric: BoundMetric, error: Exception, outputs: np.ndarray, targets:
         f"metric {metric.metric.label!r} on node {metric.node!r} ended by {type(error).__name__}: {error}",
         cause=f"it is called with {given}, NumPy arrays, and returns a number",
         hint=f"write metrics=[{named!r}]: this name takes the outputs of a model"
-        if named in METRICS
+        if named in metric_names()
         else "give a function: def metric(outputs, targets): return float(...)",
     )
 

@@ -779,6 +779,14 @@ class TorchLoader(LoopLoader):
                 **workers,
             )
 
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        batches = self.loader.batch_sampler
+        for source in (self.loader.dataset, self.loader.sampler, batches, getattr(batches, "sampler", None)):
+            set_epoch = getattr(source, "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(epoch)
+
     def _shared(self) -> Iterator[tuple[Any, Share]]:
         if self._rows is None or self._own is None:
             yield from super()._shared()

@@ -10,7 +10,7 @@ import pytest
 
 from anyaccel import Metric
 from anyaccel.errors import SpecError, UndefinedMetricWarning
-from anyaccel.metrics import METRICS
+from anyaccel.metrics import is_higher_better, metric_names
 
 AVERAGES = ("macro", "micro", "weighted")
 
@@ -161,7 +161,7 @@ def test_of_one_sample_and_of_constant_targets_numbers_are_those_of_scikit_learn
 
 
 def test_of_no_sample_all_metrics_are_nan():
-    for name in METRICS:
+    for name in metric_names():
         with pytest.warns(UndefinedMetricWarning, match=f"metric '{name}' is not defined: no sample counts"):
             assert np.isnan(value(name, np.zeros((0, 3)), np.zeros(0, int)))
 
@@ -196,7 +196,7 @@ def test_metrics_of_numbers_equal_those_of_scikit_learn(sk, shape):
 
 def test_outputs_with_nan_have_no_metric():
     logits = np.array([[0.1, 0.9], [np.nan, np.nan]])
-    for name in METRICS:
+    for name in metric_names():
         targets = np.array([1, 0]) if Metric(name).name not in ("mse", "mae") else logits
         assert np.isnan(value(name, logits, targets)), name
 
@@ -234,3 +234,48 @@ def test_a_single_output_that_looks_like_a_probability_is_warned_of_unless_it_is
         value("accuracy", 2 * chances, true, from_logits=False)
     again = Metric.from_config(Metric("accuracy", from_logits=False).get_config())
     assert again.from_logits is False
+
+
+def test_names_of_other_libraries_lead_to_those_that_there_are():
+    with pytest.raises(SpecError, match=r"Hint: did you mean 'roc_auc'\?"):
+        Metric("auc")
+    with pytest.raises(SpecError, match=r"Hint: did you mean 'top_5_accuracy'\?"):
+        Metric("sparse_top_k_categorical_accuracy")
+    with pytest.raises(SpecError, match=r"Available: accuracy, .*roc_auc.*did you mean 'rmse'"):
+        Metric("rsme")
+
+
+@pytest.mark.parametrize("name", metric_names())
+def test_a_metric_by_name_goes_there_and_back(name):
+    metric = Metric(name, on="a", targets="fs.y", label="mine")
+    assert Metric.from_config(metric.get_config()) == metric and metric.name == name
+    assert Metric(name).label == name
+
+
+def test_every_direction_is_that_of_a_metric():
+    lower = {"mse", "rmse", "mae", "log_loss", "brier_score", "root_mean_squared_error", "median_absolute_error"}
+    lower |= {"max_error", "mean_absolute_percentage_error", "mean_squared_log_error", "root_mean_squared_log_error"}
+    assert {name for name in metric_names() if not is_higher_better(name)} == lower
+    assert is_higher_better("val_net.roc_auc_score") is True and is_higher_better("val_brier_score_loss") is False
+
+
+@pytest.mark.parametrize(
+    ("outputs", "targets"),
+    [((4, 3), (4, 2)), ((4,), (1,)), ((1,), (4,)), ((4, 1), (4, 4)), ((4, 2, 3), (4, 3, 2)), ((4, 6), (4, 2, 3))],
+)
+def test_shapes_that_would_broadcast_or_fold_are_refused(outputs, targets):
+    for name in metric_names():
+        with pytest.raises((SpecError, TypeError)):
+            Metric(name).measure(np.zeros(outputs), np.zeros(targets))
+
+
+@pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
+def test_numbers_that_are_not_finite_end_no_training(number):
+    outputs, targets = np.arange(6.0), np.arange(6.0)[::-1].copy()
+    broken = targets.copy()
+    broken[2] = number
+    for name in ("max_error", "explained_variance", "root_mean_squared_error", "mean_absolute_percentage_error"):
+        assert not np.isfinite(value(name, outputs, broken)), name
+        assert not np.isfinite(value(name, broken, targets)), name
+    logits = np.where(np.arange(6) == 2, np.inf, outputs)
+    assert value("roc_auc", logits, np.array([0, 0, 1, 1, 0, 1])) == pytest.approx(8 / 9)
