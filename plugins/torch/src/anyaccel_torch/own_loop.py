@@ -28,8 +28,7 @@ from anyaccel.own_loop.processes import LoopProcesses
 from anyaccel.rng import key
 from anyaccel_torch.gradient_buckets import exchanged_bytes
 from anyaccel_torch.module_traits import batch_coupling
-from anyaccel_torch.overlapped_pass import Roots
-from anyaccel_torch.program import has_sparse_gradients
+from anyaccel_torch.program import Roots, has_sparse_gradients
 from anyaccel_torch.synchronized_norm import SynchronizedNorm, is_synchronizable
 
 _LOST = re.compile(r"gloo|NCCL|Connection (closed|reset)|\bpeer\b|ProcessGroup", re.IGNORECASE)
