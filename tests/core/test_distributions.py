@@ -35,7 +35,7 @@ from anyaccel.errors import (
 )
 from anyaccel.extensions import extensions
 from anyaccel.metrics import is_higher_better
-from anyaccel.phases.measured_work import measured_work
+from anyaccel.phases.run import measured_work
 
 GAUGE = """
 import click

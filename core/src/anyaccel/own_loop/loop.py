@@ -15,7 +15,7 @@ from anyaccel.accelerator import Accelerator
 from anyaccel.arguments import shown
 from anyaccel.call_hints import constructor_hints
 from anyaccel.containers import map_leaves
-from anyaccel.data.streaming.random_states import from_arrays, imported_backends, to_arrays
+from anyaccel.data.streaming.random_states import frameworks_of, from_arrays, imported_backends, to_arrays
 from anyaccel.errors import CapabilityError, ConfigError, DataError, StateError
 from anyaccel.launched import launched
 from anyaccel.own_loop.capability import OwnLoops
@@ -481,20 +481,21 @@ class Loop(ABC):
             ConfigError: there is no checkpoint.
         """
         position = LoopFolder.read(folder, self.framework)
-        self._load(position.state)
-        self._run, self.step, self.epoch = position.run, position.step, position.epoch
         if len(position.loaders) != len(self._prepared_loaders):
             raise StateError(
                 f"the checkpoint has {len(position.loaders)} loaders, and this loop {len(self._prepared_loaders)}",
                 hint="prepare the loaders of the run that wrote the checkpoint, in the same order",
             )
+        self._load(position.state)
+        self._run, self.step, self.epoch = position.run, position.step, position.epoch
         own = position.random[self.process_index] if self.process_index < len(position.random) else None
 
-        def go_on() -> None:
+        def go_on(whole: bool) -> None:
             if own is not None:
-                self._processes.set_random_states(from_arrays(own))
+                states = from_arrays(own)
+                self._processes.set_random_states(states if whole else frameworks_of(states))
 
-        go_on()
+        go_on(True)
         for loader, state in zip(self._prepared_loaders, position.loaders, strict=True):
             loader.load_state_dict(state, go_on)
         kept: dict[str, Any] = position.state.get("extra", {})
