@@ -571,7 +571,7 @@ def _reduced(every: Sequence[tuple[Any, float, float | None]], how: str) -> Any:
         raise DataError(
             "reduce() was given other structures or shapes in the processes",
             available=", ".join(sorted(map(str, shapes))),
-            hint="give the same names and shapes in each process; rows are gathered: loop.gather(x)",
+            hint="give the same names and shapes in each process, and gather what has rows",
         )
     if isinstance(first, Mapping):
         return {name: _reduced([(v[name], r, c) for v, r, c in every], how) for name in first}

@@ -280,10 +280,18 @@ class JaxLoop(AttributeHints, Loop):
 
     def _part(self, value: Any) -> Part:
         share = self._iterations.share
-        if isinstance(share, _JaxShare) and share.padding is not None:
-            share.padding.is_read = True
+        padding = share.padding if isinstance(share, _JaxShare) else None
         self._gathers = share is None and not any(_is_global(leaf) for leaf in leaves(value, registry().owners))
-        return super()._part(value)
+        on_host, rows = super()._part(value)
+        if padding is None or share is None:
+            return on_host, rows
+        padding.is_read = True
+        n_rows, n_padded = share.rows, len(padding.mask)
+
+        def without(leaf: Any) -> Any:
+            return leaf[:n_rows] if isinstance(leaf, np.ndarray) and leaf.ndim and len(leaf) == n_padded else leaf
+
+        return map_leaves(on_host, without, registry().owners), rows
 
     def _parts_of_all(self, parts: list[Part]) -> list[Part]:
         """Of prepared loaders each process has the values of all rows."""
