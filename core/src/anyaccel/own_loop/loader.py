@@ -132,6 +132,9 @@ class LoopLoader(DeviceLoader):
             available = ", ".join(map(repr, self.ways))
             raise DataError(f"unknown batch={batch!r}", available=available, hint="write batch='global'")
 
+        if accelerator.device.kind == "cpu" and self._draws_alike:
+            self._in_turn = True  # there is no copy to run beside the compute
+
     def __repr__(self) -> str:
         return f"LoopLoader({self.loader!r}, {self.accelerator})"
 
@@ -187,6 +190,11 @@ class LoopLoader(DeviceLoader):
         with self._order.drawing():
             batches = self._shared()
             return batches, next(batches, self.END)
+
+    @property
+    def _draws_alike(self) -> bool:
+        """Whether nothing that must be alike in all processes is drawn after the first batch of an epoch."""
+        return self.processes.size == 1
 
     _reads_elsewhere = False
     """Whether other processes read the batches."""

@@ -94,7 +94,7 @@ class TorchLoop(Loop):
         return isinstance(given, DataLoader) or super()._is_loader(given)
 
     def _make_loader(self, loader: Any, *settings: Any) -> LoopLoader:
-        return TorchLoader(loader, *settings) if isinstance(loader, DataLoader) else LoopLoader(loader, *settings)
+        return (TorchLoader if isinstance(loader, DataLoader) else TensorLoader)(loader, *settings)
 
     def _prepare(self, objects: Sequence[Any], frozen: bool) -> list[Any]:
         for given in objects:
@@ -766,7 +766,16 @@ class _PreparedOptimizer:
             self._inner_zero(set_to_none)
 
 
-class TorchLoader(LoopLoader):
+class TensorLoader(LoopLoader):
+    """Batches of tensors, which on a CPU are where they are to be."""
+
+    def _moved(self, batch: Any) -> Any:
+        contents, _ = batch
+        stays = type(contents) in (list, tuple) and all(type(part) is Tensor and part.is_cpu for part in contents)
+        return batch if stays and self.accelerator.device.kind == "cpu" else super()._moved(batch)
+
+
+class TorchLoader(TensorLoader):
     """A DataLoader of which each process reads its own rows alone."""
 
     def __init__(self, loader: DataLoader[Any], *settings: Any) -> None:
@@ -812,6 +821,11 @@ class TorchLoader(LoopLoader):
             if set_epoch is not None:
                 set_epoch(epoch)
 
+    @property
+    def _draws_alike(self) -> bool:
+        batches = self.loader.batch_sampler
+        return super()._draws_alike or (batches is not None and not isinstance(self.loader.dataset, IterableDataset))
+
     def _shared(self) -> Iterator[tuple[Any, Share]]:
         if self._rows is None or self._own is None:
             yield from super()._shared()
@@ -841,7 +855,9 @@ class _OwnRows:
         loader, processes = self._loader, self._loader.processes
         self.shares.clear()
         skipped, self.skipped = self.skipped, 0
-        groups = iter(_joined(iter(self._batches), processes.size if loader.batch == "per_replica" else 1))
+        is_finite = hasattr(type(self._batches), "__len__")
+        batches = list(self._batches) if processes.size > 1 and is_finite else self._batches  # at once, and so alike
+        groups = iter(_joined(iter(batches), processes.size if loader.batch == "per_replica" else 1))
         ahead = next(groups, None)
         number = -1
         while ahead is not None:
