@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from anyaccel.numpy_backend import SequentialCNN as SequentialCNN
     from anyaccel.numpy_backend import SequentialMLP as SequentialMLP
     from anyaccel.numpy_backend import simulate as simulate
+    from anyaccel.own_loop import Loop as Loop
     from anyaccel.phases import Callback as Callback
     from anyaccel.phases import Checkpoint as Checkpoint
     from anyaccel.phases import EarlyStopping as EarlyStopping
@@ -115,6 +116,7 @@ _NAMES = {
     "graph": "AppliedLoss ConcatNode ModelNode Plan",
     "hookspecs": "hookimpl",
     "metrics": "Metric",
+    "own_loop": "Loop",
     "phases": "Callback Checkpoint EarlyStopping EvalPhase Event FrameworkSettings Profile Progress "
     "ReduceLROnPlateau TrainPhase WeightAveraging",
     "placement": "best_device device_of devices devices_or_cpu move place scope",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from anyaccel.accelerator import SCALARS, Accelerator
 from anyaccel.arguments import shown
@@ -100,6 +100,9 @@ class DeviceLoader:
         framework: what NumPy arrays in batches become tensors of; None leaves them arrays.
     """
 
+    END: ClassVar[Any] = _END
+    """Given by a loader's iterator in place of a batch that it has not."""
+
     def __init__(self, loader: Any, accelerator: Accelerator, framework: str | None = None) -> None:
         self.loader, self.accelerator, self.framework = loader, accelerator, framework
         self._randomness = SourceRandomness(None)
@@ -139,6 +142,10 @@ class DeviceLoader:
         batches = iter(self.loader)
         return batches, next(batches, _END)
 
+    def _stream_key(self) -> int | None:
+        """From which the random numbers of an epoch's further batches follow; None takes those that are there."""
+        return None
+
     def _moved(self, batch: Any) -> Any:
         return self.accelerator.move(batch, framework=self.framework)
 
@@ -150,7 +157,7 @@ class DeviceLoader:
         """
         batches, batch = opened or self._open()
         del opened
-        randomness = self._randomness = self._randomness.next(None)
+        randomness = self._randomness = self._randomness.next(self._stream_key())
         with randomness.drawing():
             pass  # from here on
         while batch is not _END:

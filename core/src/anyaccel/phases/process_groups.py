@@ -115,6 +115,28 @@ class ProcessGroups:
             AnyaccelError: they cannot be joined.
         """
 
+    def replica_group(self, framework: str) -> Any:
+        """The group of all processes of a launcher, joined, for a loop of the user's own.
+
+        Raises:
+            CapabilityError: the backend has no replicas.
+            AnyaccelError: they cannot be joined.
+        """
+        return SingleProcess()
+
+    def accelerator_of_process(self, accelerator: Accelerator, framework: str, *, by_kind: bool) -> Accelerator:
+        """Of the devices that are asked for, the one of this process of a launcher.
+
+        Args:
+            accelerator: one device or a request.
+            framework: that runs there.
+            by_kind: whether it stands for all devices of its kind, although it names one.
+
+        Raises:
+            ConfigError: there are fewer devices than processes on this machine.
+        """
+        return accelerator
+
 
 _ALONE = ProcessGroups()
 

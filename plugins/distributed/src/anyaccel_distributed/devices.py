@@ -45,7 +45,7 @@ def _listed(kind: str, frameworks: Sequence[str], known: Registry | None) -> lis
 
 
 def devices_of_process(
-    phase: PhaseSettings, kind: str, place: Launched, frameworks: Sequence[str], known: Registry | None
+    who: str, kind: str, place: Launched, frameworks: Sequence[str], known: Registry | None
 ) -> tuple[Device, ...]:
     """The device of one of several processes on a machine; empty if there is nothing to choose from.
 
@@ -57,7 +57,7 @@ def devices_of_process(
     index = place.rank % len(found) if place.local_rank is None else place.local_rank
     if index >= len(found):
         raise PhaseError(
-            f"phase {phase.label!r} asks for {kind!r}, and this is process {index} of those on this machine, from 0 on",
+            f"{who} asks for {kind!r}, and this is process {index} of those on this machine, from 0 on",
             available=f"{', '.join(map(str, found))}, one for each",
             hint=f"start {len(found)} processes on each machine; where each sees only its own devices, name one: "
             f"accelerator={str(found[0])!r}",

@@ -71,7 +71,11 @@ class ReplicaGroups(ProcessGroups):
         if not asked.is_request:
             if place is not None:
                 by_kind = phase.chooses_device or ":" not in asked.spec
-                return devices_of_process(phase, asked.device.kind, place, frameworks(), known) if by_kind else ()
+                return (
+                    devices_of_process(f"phase {phase.label!r}", asked.device.kind, place, frameworks(), known)
+                    if by_kind
+                    else ()
+                )
             several = trains and wanted not in (None, 1)
             return devices_of_kind(phase, asked.device, wanted or 1, frameworks(), known) if several else ()
         if place is None:
@@ -120,6 +124,25 @@ class ReplicaGroups(ProcessGroups):
 
     def join(self, framework: str) -> None:
         join(framework)
+
+    def replica_group(self, framework: str) -> Any:
+        join(framework)
+        place = launched()
+        if place is None:
+            return SingleProcess()
+        return registry().find(framework).required(Replicate).replica_group(place.rank, place.size)
+
+    def accelerator_of_process(self, accelerator: Accelerator, framework: str, *, by_kind: bool) -> Accelerator:
+        place = launched()
+        if place is None:
+            return accelerator
+        if accelerator.is_request:
+            there = accelerator.requested_devices([framework])
+            return accelerator.at(requested_of_process(accelerator, there, place))
+        if not by_kind and ":" in accelerator.spec:
+            return accelerator
+        own = devices_of_process("Loop", accelerator.device.kind, place, [framework], None)
+        return accelerator.at(own[0]) if own else accelerator
 
 
 PROCESS_GROUPS = ReplicaGroups()

@@ -19,6 +19,7 @@ from anyaccel.adapter.weight_files import WeightFiles
 from anyaccel.backend import Memory
 from anyaccel.capability import Capabilities, lazy
 from anyaccel.machine import ExpectedDevices
+from anyaccel.own_loop.capability import OwnLoops
 from anyaccel.precision import ComputesPrecision
 from anyaccel_torch.compute import TorchCompute, TorchWeightFiles
 from anyaccel_torch.exchange import TorchExchange
@@ -46,6 +47,7 @@ class TorchBackend(TorchExchange, TorchCompute):
         WeightFiles: TorchWeightFiles,
         LoadableShapes: lazy("anyaccel_torch.loadable_shapes:TorchLoadableShapes"),
         HasSettings: TorchSettings,
+        OwnLoops: lazy("anyaccel_torch.own_loop:TorchLoops"),
         LeavesContexts: lazy("anyaccel_torch.outer_contexts:TorchContexts"),
         "anyaccel_distributed.DeviceReplicas": lazy("anyaccel_torch.device_replicas:TorchReplicas"),
         "anyaccel_distributed.ShardParameters": lazy("anyaccel_torch.sharding:TorchSharding"),

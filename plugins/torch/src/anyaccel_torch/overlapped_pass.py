@@ -95,7 +95,7 @@ class OverlappedPass(BackwardPass):
         self.is_watched, self.sums, self._handles = False, sums, []
         if sums:
             self._ddp = DistributedDataParallel(
-                _Roots(self._parameters),
+                Roots(self._parameters),
                 init_sync=False,
                 find_unused_parameters=True,  # else one that lacks a gradient never sends its bucket
                 bucket_cap_mb=bucket_bytes / 2**20,
@@ -163,7 +163,7 @@ class _HookState:
     step: StepWeight
 
 
-class _Roots(nn.Module):
+class Roots(nn.Module):
     """Gives the roots of a backward pass as they are, and one of its own; holds the parameters."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:

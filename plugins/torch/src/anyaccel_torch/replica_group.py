@@ -132,6 +132,24 @@ class TorchReplicaGroup(ReplicaGroup):
             for backward, *summable in zip(watched, *self.gather([each.is_summable for each in watched]), strict=True):
                 backward.decide(sums=all(summable), bucket_bytes=self.bucket_bytes)
 
+    @torch.no_grad()
+    def average(self, parameters: Sequence[Tensor]) -> None:
+        """Replace the gradients of parameters by their means over all replicas; one that none has stays None."""
+        for alike in _alike(parameters):
+            self._exchange_at_once(alike, 1.0, means=True)
+
+    def sum_in_place(self, tensor: Tensor) -> None:
+        """Replace a tensor by its sum over all replicas."""
+        self._try("normalize over all replicas", lambda: dist.all_reduce(tensor))
+
+    def attempt(self, what: str, call: Callable[[], object]) -> None:
+        """Call what exchanges, and name the replicas that have ended where it fails.
+
+        Raises:
+            FrameworkError: another replica has ended, or does not answer.
+        """
+        self._try(what, call)
+
     def _exchange(
         self, programs: Sequence[TorchProgram], parameters: Sequence[Tensor], weight: float, *, means: bool
     ) -> None:
@@ -220,10 +238,7 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def sync_batch_statistics(self, program: Program) -> None:
         """One all-reduce for each layer forward, and one back."""
-        cast("TorchProgram", program).synchronize_norms(self.rank, self.size, self._sum_in_place)
-
-    def _sum_in_place(self, tensor: Tensor) -> None:
-        self._try("normalize over all replicas", lambda: dist.all_reduce(tensor))
+        cast("TorchProgram", program).synchronize_norms(self.rank, self.size, self.sum_in_place)
 
     def begin_step(self, programs: Sequence[Program], sizes: Sequence[int]) -> None:
         """One all-reduce of the number of rows, in host memory."""

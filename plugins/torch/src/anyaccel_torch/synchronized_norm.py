@@ -24,10 +24,20 @@ class SynchronizedNorm:
         rank, size: which replica of how many.
         all_reduce: sums a tensor over all of them.
         by_rows: whether gradients are averaged over replicas by rows, rather than summed.
+        counts: whether the rows of this replica count now; they do not where it has none, and stands in with another's.
     """
 
-    def __init__(self, layer: _BatchNorm, rank: int, size: int, all_reduce: AllReduce, *, by_rows: bool) -> None:
-        self._layer, self._rank, self._size = layer, rank, size
+    def __init__(
+        self,
+        layer: _BatchNorm,
+        rank: int,
+        size: int,
+        all_reduce: AllReduce,
+        *,
+        by_rows: bool,
+        counts: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._layer, self._rank, self._size, self._counts = layer, rank, size, counts
         self._all_reduce, self._by_rows = all_reduce, by_rows
         self._own = vars(layer).get("forward")
         self._forward = layer.forward
@@ -61,6 +71,8 @@ class SynchronizedNorm:
         own_mean = x.mean(axes)
         squares = (x - own_mean.view(1, -1, *[1] * (x.ndim - 2))).square().sum(axes)
         row = torch.cat([own_mean, squares, own_count])
+        if not self._counts():
+            row = row * 0.0
         table = nn.functional.pad(row[None], (0, 0, self._rank, self._size - self._rank - 1))
         rows = float(len(x)) if self._by_rows else 1.0
         table = _Sum.apply(table, rows, self._all_reduce)  # type: ignore[no-untyped-call]

@@ -80,7 +80,7 @@ class Checkpoint:
         self.folder: Path | str = given if saved_folder.is_url(given) else Path(given)
         self.location: Path | str = self.folder.absolute() if isinstance(self.folder, Path) else self.folder
         self.every = every
-        self.every_n_steps, self.every_seconds = _interval(every)
+        self.every_n_steps, self.every_seconds = interval(every)
         self.keep = arguments.integer(PhaseError, _WHERE, "keep", keep, 1, 3)
         self.keep_best = keep_best
         if keep_best is not None:
@@ -112,7 +112,7 @@ class Checkpoint:
         return f"Checkpoint({str(self.folder)!r}, every={self.every!r})"
 
 
-def _interval(every: Any) -> tuple[int | None, float | None]:
+def interval(every: Any) -> tuple[int | None, float | None]:
     """Steps and seconds between checkpoints; both None if they are written after epochs."""
     if isinstance(every, str) and every == "epoch":
         return None, None

@@ -1,0 +1,20 @@
+"""The capability by which a backend brings the loops of its framework; light, for the tables of backends."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+from anyaccel.capability import Capability
+
+if TYPE_CHECKING:
+    from anyaccel.own_loop.loop import Loop
+
+
+class OwnLoops(Capability):
+    """Capability `own_loops`: models of the framework are trained by loops of the user's own."""
+
+    @property
+    @abstractmethod
+    def loop(self) -> type[Loop]:
+        """The class derived from `Loop`."""

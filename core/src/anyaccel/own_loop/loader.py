@@ -1,0 +1,332 @@
+"""LoopLoader: the batches of a loader for one of several processes, on its device, read ahead; it knows where it is."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from anyaccel.accelerator import Accelerator
+from anyaccel.containers import leaves, map_leaves
+from anyaccel.data.streaming.random_states import RandomStates, from_arrays, to_arrays
+from anyaccel.errors import DataError, StateError
+from anyaccel.fitting.prepare_function import DeviceLoader
+from anyaccel.own_loop.processes import LoopProcesses, Order
+from anyaccel.registry import registry
+
+BATCHES = ("global", "per_replica")
+_NO_ROWS = (str, bytes, Mapping)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one process has of a batch.
+
+    Attributes:
+        rows: of this process; 0 where the batch has fewer rows than there are processes. It is given a row of another
+            process then, which counts nowhere.
+        total: of all processes; None where nothing says it.
+        is_last: whether the epoch has no further batch.
+        number: of the batch within its epoch, from 0.
+    """
+
+    rows: int | None
+    total: int | None
+    is_last: bool
+    number: int
+
+
+def bounds(n_rows: int, rank: int, size: int) -> tuple[int, int]:
+    """First row of a process and first row after it: parts in order, which differ by one row at most."""
+    return n_rows * rank // size, n_rows * (rank + 1) // size
+
+
+class Iterations:
+    """Which loaders of a loop are being iterated over, and the batch that was given last.
+
+    Args:
+        steps_done: called when the outermost loader is asked for its next batch: what the loop did with the last one is
+            done.
+        needs_last: whether the loop must know which batch of an epoch is the last.
+
+    Attributes:
+        share: of the batch that was given last; of the outer loader when an inner one is left.
+        needs_last: as given.
+    """
+
+    def __init__(self, steps_done: Callable[[], object], *, needs_last: bool) -> None:
+        self._steps_done, self.needs_last = steps_done, needs_last
+        self._active: list[LoopLoader] = []
+        self.share: Share | None = None
+
+    def begin(self, loader: LoopLoader) -> None:
+        """A loader is iterated over."""
+        self._active.append(loader)
+
+    def next(self, loader: LoopLoader) -> None:
+        """It is asked for its next batch."""
+        if loader is self._active[0]:
+            self._steps_done()
+
+    def end(self, loader: LoopLoader) -> None:
+        """It is not iterated over any more."""
+        self._active = [other for other in self._active if other is not loader]
+        if self._active:
+            self.share = self._active[-1].share
+
+    @property
+    def training_share(self) -> Share | None:
+        """Of the batch of the loader that is being iterated over; None without one."""
+        return self.share if self._active else None
+
+
+def _nothing() -> None: ...
+
+
+class LoopLoader(DeviceLoader):
+    """Iterates over a loader: each process gets its rows of each batch, on its device, read and copied ahead.
+
+    Whatever else it is asked for (`dataset`, `sampler`, `batch_size`) is that of the loader. `Loop.prepare` makes it.
+
+    Args:
+        loader: anything that can be iterated over, again for each epoch.
+        accelerator: where the batches go.
+        framework: what NumPy arrays in batches become tensors of.
+        processes: share the batches.
+        iterations: is told of each batch.
+        batch: `"global"`: the batches of the loader are divided among the processes; `"per_replica"`: as many
+            consecutive ones as there are processes are put together, and then divided.
+
+    Attributes:
+        epoch: number of the epoch that goes on or comes next, from 0.
+        given: batches of it that the loop was given.
+        share: of the batch that was given last.
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        accelerator: Accelerator,
+        framework: str,
+        processes: LoopProcesses,
+        iterations: Iterations,
+        batch: str = "global",
+    ) -> None:
+        super().__init__(loader, accelerator, framework)
+        self.processes, self._iterations, self.batch = processes, iterations, batch
+        self.epoch = self.given = 0
+        self.share: Share | None = None
+        self._order_of: int | None = None
+        self._order = Order()
+        self._states: dict[str, Any] | None = None  # of the generators as the epoch began
+        self._resumed: tuple[dict[str, Any], int, Callable[[], object]] | None = None
+        if batch not in BATCHES:
+            raise DataError(
+                f"unknown batch={batch!r}", available="'global', 'per_replica'", hint="write batch='global'"
+            )
+
+    def __repr__(self) -> str:
+        return f"LoopLoader({self.loader!r}, {self.accelerator})"
+
+    def __len__(self) -> int:
+        own = len(self.loader)
+        return own if self.batch == "global" else -(-own // self.processes.size)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next epoch has the order of this number, whatever came before; without it, each has one of its own."""
+        self.epoch = self._order_of = epoch
+
+    # -- the epoch -------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        skipped, go_on = 0, _nothing
+        if self._resumed is None:
+            self._check_alike()
+            self._states = RandomStates(self.loader).states(frameworks=True)
+            self.given = 0
+        else:
+            self._states, skipped, go_on = self._resumed
+            self._resumed = None
+            RandomStates(self.loader).load(self._states)
+        self._order = self.processes.order(self.loader, self._order_of)
+        self._iterations.begin(self)
+        batches = super().__iter__()
+        try:
+            for _ in range(self._skip(skipped)):
+                next(batches)
+            if self._in_turn:
+                go_on()
+            for number, (batch, share) in enumerate(batches, start=skipped):
+                if number == skipped and not self._in_turn:
+                    go_on()
+                self.given, self.share = number + 1, share
+                self._iterations.share = share
+                yield batch
+                del batch  # it must not outlive the next
+                self._iterations.next(self)
+            if self.share is not None and not self.share.is_last and _length(self.loader) is not None:
+                raise DataError(
+                    f"{self.loader!r} gave {self.given} batches, and its length is {len(self)}",
+                    hint="let __len__ give the number of batches, or leave it out",
+                )
+            self.epoch, self.given, self._states, self._order_of = self.epoch + 1, 0, None, None
+        finally:
+            batches.close()
+            self._iterations.end(self)
+
+    def _open(self) -> tuple[Iterator[Any], Any]:
+        with self._order.drawing():
+            batches = self._shared()
+            return batches, next(batches, self.END)
+
+    def _skip(self, n_batches: int) -> int:
+        """How many of the first batches are read again for what they draw; the others are left out unread."""
+        return n_batches
+
+    def _stream_key(self) -> int | None:
+        return self._order.key
+
+    def _shared(self) -> Iterator[tuple[Any, Share]]:
+        """The rows of this process of each batch, and what share they are."""
+        processes = self.processes
+        if self.batch == "per_replica" and processes.size > 1:
+            yield from self._own_batches()
+            return
+        batches = iter(self.loader)
+        count = _length(self.loader)
+        if count is not None or not self._iterations.needs_last:
+            for number, batch in enumerate(batches):
+                yield self._cut(batch, is_last=number + 1 == count, number=number)
+            return
+        batch = next(batches, self.END)
+        for number in itertools.count():
+            if batch is self.END:
+                return
+            ahead = next(batches, self.END)
+            yield self._cut(batch, is_last=ahead is self.END, number=number)
+            batch = ahead
+
+    def _own_batches(self) -> Iterator[tuple[Any, Share]]:
+        """Of each group of as many batches as there are processes, the one of this process."""
+        batches, size = iter(self.loader), self.processes.size
+        group = list(itertools.islice(batches, size))
+        for number in itertools.count():
+            if not group:
+                return
+            following = list(itertools.islice(batches, size))
+            rows = [rows_of(batch) for batch in group]
+            total = None if None in rows else sum(map(int, rows))  # type: ignore[arg-type]
+            rank = self.processes.rank
+            is_there = rank < len(group)
+            own = group[rank if is_there else 0]
+            yield own, Share(rows[rank] if is_there else 0, total, not following, number)
+            group = following
+
+    def _cut(self, batch: Any, *, is_last: bool, number: int) -> tuple[Any, Share]:
+        n_rows = rows_of(batch)
+        if self.processes.size == 1:
+            return batch, Share(n_rows, n_rows, is_last, number)
+        if n_rows is None:
+            raise DataError(
+                f"the rows of a batch of {self.loader!r} cannot be divided among processes: nothing in it has rows",
+                available="batches whose tensors or arrays all have as many rows",
+                hint="leave the loader out of prepare(), and give each process batches of its own",
+            )
+        first, after = bounds(n_rows, self.processes.rank, self.processes.size)
+        own = slice(first, after) if after > first else slice(0, 1)
+        return take_rows(batch, own, n_rows), Share(after - first, n_rows, is_last, number)
+
+    def _moved(self, batch: Any) -> Any:
+        contents, share = batch
+        return super()._moved(contents), share
+
+    def _check_alike(self) -> None:
+        """All processes have as many batches."""
+        if self.processes.size == 1:
+            return
+        lengths = self.processes.gather_plain(_length(self.loader))
+        if len(set(lengths)) > 1:
+            raise DataError(
+                f"the loader has other numbers of batches in the processes: {', '.join(map(str, lengths))}",
+                available="one loader that is made alike in all; each process gets its rows of each batch",
+                hint="make the loader of the whole data set in every process, without a DistributedSampler",
+            )
+
+    # -- where it is -----------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it is: epoch, batches given, and random states as the epoch began, as arrays."""
+        states = to_arrays(self._states) if self._states is not None and self.given else {}
+        return {"epoch": self.epoch, "given": self.given, "states": states, "order_of": self._order_of}
+
+    def load_state_dict(self, state: Mapping[str, Any], go_on: Callable[[], object] = _nothing) -> None:
+        """Go on there with the next iteration.
+
+        Args:
+            state: what `state_dict` gave, in a run with any number of processes.
+            go_on: called when the loop is given its first batch; sets the random state that the run had.
+
+        Raises:
+            StateError: the loader has fewer batches.
+        """
+        self.epoch, given, self._order_of = int(state["epoch"]), int(state["given"]), state["order_of"]
+        if hasattr(self.loader, "__len__") and given > len(self):
+            raise StateError(
+                f"the checkpoint is after batch {given} of an epoch, and the loader has {len(self)}",
+                hint="make the loader as it was made for the run that wrote the checkpoint",
+            )
+        self._resumed = (from_arrays(state["states"]), given, go_on) if given else None
+        self.given = given
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
+def rows_of(batch: Any) -> int | None:
+    """How many rows a batch has: those of its first tensor or array, or the length of its first list."""
+    known = registry()
+    for leaf in leaves(batch, known.owners):
+        shape = getattr(leaf, "shape", None)
+        if shape is not None and len(shape):
+            return int(shape[0])
+    for part in batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple) else (batch,):
+        if isinstance(part, list):
+            return len(part)
+    return None
+
+
+def take_rows(batch: Any, rows: slice, n_rows: int) -> Any:
+    """Some rows of all in a batch that has rows: tensors, arrays, and lists of one item for each row.
+
+    Raises:
+        DataError: a tensor has another number of rows.
+    """
+    if isinstance(batch, list) and len(batch) == n_rows and not _holds_rows(batch, n_rows):
+        return batch[rows]
+    if isinstance(batch, Mapping) or type(batch) in (list, tuple) or hasattr(batch, "_fields"):
+        taken = [take_rows(part, rows, n_rows) for part in (batch.values() if isinstance(batch, Mapping) else batch)]
+        if isinstance(batch, Mapping):
+            return type(batch)(zip(batch, taken, strict=True))
+        return batch._make(taken) if hasattr(batch, "_make") else type(batch)(taken)
+
+    def cut(leaf: Any) -> Any:
+        shape = getattr(leaf, "shape", None)
+        if shape is None or len(shape) == 0:
+            return leaf
+        if shape[0] != n_rows:
+            raise DataError(
+                f"a batch has tensors of {n_rows} and of {shape[0]} rows, which cannot be divided among processes",
+                hint="let everything in a batch have as many rows, or give each process batches of its own",
+            )
+        return leaf[rows]
+
+    return map_leaves(batch, cut, registry().owners)
+
+
+def _holds_rows(items: Sequence[Any], n_rows: int) -> bool:
+    return any(len(getattr(item, "shape", ())) and item.shape[0] == n_rows for item in items)

@@ -1,0 +1,556 @@
+"""Loop: what a training loop of the user's own is given in each of one or several processes."""
+
+from __future__ import annotations
+
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anyaccel.accelerator import Accelerator
+from anyaccel.arguments import shown
+from anyaccel.call_hints import constructor_hints
+from anyaccel.containers import map_leaves
+from anyaccel.data.streaming.random_states import from_arrays, imported_backends, to_arrays
+from anyaccel.errors import CapabilityError, ConfigError, DataError, StateError
+from anyaccel.launched import launched
+from anyaccel.own_loop.capability import OwnLoops
+from anyaccel.own_loop.gathering import Part, merged
+from anyaccel.own_loop.loader import Iterations, LoopLoader
+from anyaccel.own_loop.processes import LoopProcesses
+from anyaccel.own_loop.run_folder import LoopFolder, Position, Schedule
+from anyaccel.own_loop.tracking import Tracking
+from anyaccel.phases.bound_phase import best_common_device
+from anyaccel.phases.process_group import SingleProcess
+from anyaccel.phases.process_groups import shared_groups
+from anyaccel.phases.settings import AUTO
+from anyaccel.precision import checked_precision
+from anyaccel.registry import registry
+
+
+@constructor_hints
+class Loop(ABC):
+    """Keeps a training loop that exists, and runs it on any device, in one process or in those of a launcher.
+
+    ```python
+    loop = aa.Loop(accumulate=4)
+    net, optimizer, loader = loop.prepare(net, optimizer, loader)
+    for x, y in loader:
+        loss = nn.functional.mse_loss(net(x), y)
+        loop.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    ```
+
+    The losses, gradients and metrics of several processes are those of one that computes whole batches.
+
+    Args:
+        accelerator: `"auto"` is the best device; else an Accelerator, a Device, or text such as `"gpu:0"`. Of several
+            processes on a machine each takes its own device of the kind.
+        framework: `"torch"`, `"jax"` or `"tensorflow"`; may be left out where only one of them has been imported.
+        precision: as of TrainPhase: `"bf16-mixed"`, `"fp16-mixed"` and others; None computes as the models are.
+        accumulate: how many batches make one update.
+        sharding: `"full"` divides parameters, gradients and the state of optimizers among the processes.
+        sync_batchnorm: whether batch normalization takes its statistics over the rows of all processes; must be said
+            where there are several and a model has such layers.
+        seed: of random numbers: of models made afterwards, dropout, the order of rows, and what data sets draw. None
+            takes what the frameworks' generators hold.
+        log: folder that `log` writes to; None keeps the values in memory.
+        options: go to the framework's own engine as they are, such as those of DistributedDataParallel.
+
+    Attributes:
+        accelerator, device: where the loop computes.
+        num_processes, process_index, local_process_index: how many processes there are, and which this one is.
+        accumulation_steps: how many batches make one update.
+        step: updates that are done.
+        epoch: the epoch of `epochs` that goes on.
+
+    Raises:
+        ConfigError: a setting out of range, or several frameworks and none named.
+        MissingDistributionError: a launcher started several processes, and anyaccel-distributed is not installed.
+        FrameworkError: the processes cannot be joined.
+    """
+
+    framework: ClassVar[str]
+
+    def __new__(cls, *args: Any, framework: str | None = None, **settings: Any) -> Loop:
+        return object.__new__(_loop_class(framework) if cls is Loop else cls)
+
+    def __init__(
+        self,
+        accelerator: Any = AUTO,
+        *,
+        framework: str | None = None,
+        precision: str | None = None,
+        accumulate: int = 1,
+        sharding: str | None = None,
+        sync_batchnorm: bool | None = None,
+        seed: int | None = None,
+        log: str | os.PathLike[str] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
+            raise ConfigError(
+                f"Loop: accumulate={shown(accumulate)} is no number of batches", hint="write accumulate=4"
+            )
+        if sharding not in (None, "none", "full"):
+            raise ConfigError(
+                f"Loop: unknown sharding={shown(sharding)}", available="'none', 'full'", hint="write sharding='full'"
+            )
+        self.precision = None if precision is None else checked_precision(ConfigError, "Loop: ", precision)
+        self.accumulation_steps, self.seed, self.options = accumulate, seed, dict(options or {})
+        self.sharding = None if sharding == "none" else sharding
+        self.sync_batchnorm = sync_batchnorm
+        place = launched()
+        group = SingleProcess() if place is None else self._joined_group()
+        self._processes = LoopProcesses(group, seed, self._seed_framework)
+        self.num_processes, self.process_index = group.size, group.rank
+        local = None if place is None else place.local_rank
+        self.local_process_index = self.process_index if local is None else local
+        self.accelerator = self._own_accelerator(accelerator)
+        self.device = self.accelerator.device
+        self.step = self.epoch = 0
+        needs_last = accumulate > 1 or self.num_processes > 1
+        self._iterations = Iterations(self._steps_done, needs_last=needs_last)
+        self.tracking = Tracking(log, writes=self.is_main_process)
+        self._prepared_loaders: list[LoopLoader] = []
+        self._run = os.urandom(8).hex()
+        self._schedule: Schedule | None = None
+        self._processes.begin()
+
+    def __repr__(self) -> str:
+        several = f", process {self.process_index} of {self.num_processes}" if self.num_processes > 1 else ""
+        return f"Loop({str(self.accelerator)!r}, framework={self.framework!r}{several})"
+
+    # -- what a framework's class has ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _prepare(self, objects: Sequence[Any], frozen: bool) -> list[Any]:
+        """Models, optimizers and what else is no loader, in their order: placed, and known from now on."""
+
+    @abstractmethod
+    def _state(self) -> dict[str, Any]:
+        """The state of what was prepared, by name: nested dicts, lists and tuples of arrays and plain values.
+
+        Called in all processes at once; only the first one's is written.
+        """
+
+    @abstractmethod
+    def _load(self, state: Mapping[str, Any]) -> None:
+        """Set what `_state` gave, in a run with any number of processes.
+
+        Raises:
+            StateError: it is of other models.
+        """
+
+    @property
+    @abstractmethod
+    def is_update(self) -> bool:
+        """Whether the batch that was given last is the last of its `accumulate`: whether optimizers step after it."""
+
+    @abstractmethod
+    def _to_numpy(self, tensor: Any) -> np.ndarray | None:
+        """A tensor of the framework in host memory; None of anything else."""
+
+    @abstractmethod
+    def _concatenated(self, rows: Sequence[np.ndarray]) -> Any:
+        """The rows of several arrays as what `gather` gives for a tensor."""
+
+    def _make_loader(self, loader: Any, *settings: Any) -> LoopLoader:
+        """Around a loader; `settings` are the further arguments of `LoopLoader`."""
+        return LoopLoader(loader, *settings)
+
+    def _seed_framework(self, seed: int) -> None:
+        """Seed the framework's global generators, if it has such."""
+
+    def _is_loader(self, given: Any) -> bool:
+        """Whether an object gives batches: it is iterated over, and neither called, as models are, nor a tensor."""
+        if isinstance(given, (Mapping, list, tuple, str, bytes)) or callable(given):
+            return False
+        return hasattr(given, "__iter__") and not hasattr(given, "shape")
+
+    # -- processes -------------------------------------------------------------------------------------------------
+
+    def _joined_group(self) -> Any:
+        groups = shared_groups(f"a Loop in {launched().size} processes")  # type: ignore[union-attr]
+        return groups.replica_group(self.framework)
+
+    def _own_accelerator(self, given: Any) -> Accelerator:
+        is_auto = isinstance(given, str) and given == AUTO
+        wanted = Accelerator(best_common_device([self.framework])) if is_auto else Accelerator.of(given)
+        if self.num_processes > 1:
+            wanted = shared_groups("Loop").accelerator_of_process(wanted, self.framework, by_kind=is_auto)
+        own = wanted.on_one_device(self.framework)
+        own.check(self.framework)
+        return own
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this process is the first of all: the one that prints and writes."""
+        return self.process_index == 0
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this process is the first on its machine."""
+        return self.local_process_index == 0
+
+    def print(self, *values: Any, **settings: Any) -> None:
+        """Print in the first process alone, as `print`."""
+        if self.is_main_process:
+            print(*values, **settings)
+
+    def barrier(self) -> None:
+        """Wait until all processes are here."""
+        self._processes.gather_plain(None)
+
+    def broadcast(self, value: Any, source: int = 0) -> Any:
+        """What process `source` gives: tensors, arrays, plain values, and containers of these."""
+        given = self._on_host(value) if self.process_index == source else None
+        return self._from_host(self._processes.gather(given)[source])
+
+    def any(self, flag: Any) -> bool:
+        """Whether `flag` is true in some process: `if loop.any(is_over): break` ends all after the same step."""
+        return any(self._processes.gather_plain(bool(flag)))
+
+    @contextmanager
+    def main_process_first(self) -> Iterator[None]:
+        """The first process does what is within before the others do, such as to download a file."""
+        if not self.is_main_process:
+            self.barrier()
+        try:
+            yield
+        finally:
+            if self.is_main_process:
+                self.barrier()
+
+    # -- what is prepared ------------------------------------------------------------------------------------------
+
+    def prepare(self, *objects: Any, batch: str = "global", frozen: bool = False) -> Any:
+        """Models, optimizers, schedules and loaders for this loop: placed, shared among the processes, fed ahead.
+
+        ```python
+        net, optimizer, schedule, loader = loop.prepare(net, optimizer, schedule, loader)
+        ```
+
+        Args:
+            objects: in any order, also in lists, tuples and dicts; whatever else has `state_dict()` and
+                `load_state_dict()` is saved with them.
+            batch: of loaders: `"global"` divides each batch among the processes; `"per_replica"` puts as many batches
+                together as there are processes.
+            frozen: the models are not trained in this loop, as the teacher of a distillation.
+
+        Returns:
+            the objects in the same order, one alone as it is.
+
+        Raises:
+            DataError: no object, or one that cannot be prepared.
+            ConfigError: a model that is prepared already, or a loader that is divided already.
+        """
+        if not objects:
+            raise DataError("prepare() was given nothing", hint="write loop.prepare(net, optimizer, loader)")
+        flat: list[Any] = []
+        _visit(objects, flat.append)
+        loads = [self._is_loader(item) for item in flat]
+        others = iter(
+            self._prepare([item for item, is_loader in zip(flat, loads, strict=True) if not is_loader], frozen)
+        )
+        made = []
+        for item, is_loader in zip(flat, loads, strict=True):
+            made.append(self._new_loader(item, batch) if is_loader else next(others))
+        results = iter(made)
+        prepared = _rebuilt(objects, lambda _: next(results))
+        return prepared[0] if len(prepared) == 1 else prepared
+
+    def _new_loader(self, loader: Any, batch: str) -> LoopLoader:
+        if isinstance(loader, LoopLoader):
+            raise ConfigError(f"{loader!r} is prepared already", hint="prepare the loader that was made by hand, once")
+        made = self._make_loader(loader, self.accelerator, self.framework, self._processes, self._iterations, batch)
+        self._prepared_loaders.append(made)
+        return made
+
+    # -- epochs and batches ----------------------------------------------------------------------------------------
+
+    def epochs(
+        self,
+        n_epochs: int,
+        *,
+        save: str | os.PathLike[str] | None = None,
+        every: Any = "epoch",
+        keep: int = 3,
+        resume: str = "auto",
+    ) -> Iterator[int]:
+        """The numbers of the epochs, from 0; with `save` the loop is written to a folder, and goes on from it.
+
+        Args:
+            n_epochs: how many, together with those of the run that it goes on from.
+            save: folder of the checkpoints of this run; None writes none.
+            every: `"epoch"`, a number of updates, or a duration such as `"10min"`.
+            keep: the newest so many are kept.
+            resume: `"auto"` goes on from the newest checkpoint, if there is one; `"never"` starts anew.
+
+        Raises:
+            StateError: the checkpoint is of other models, or the folder is of another run.
+        """
+        folder = None if save is None else LoopFolder(save)
+        if folder is not None:
+            if resume == "auto" and folder.newest(self.broadcast) is not None:
+                self.load(folder.path)
+            self._schedule = Schedule(folder, every, keep, self.step)
+        first = self.epoch
+        try:
+            for epoch in range(first, n_epochs):
+                self.epoch = epoch
+                yield epoch
+                self.epoch = epoch + 1
+                if self._schedule is not None and self._schedule.after_epoch(is_last=epoch + 1 == n_epochs):
+                    self._save_to(folder, keep)
+        finally:
+            if self._schedule is not None:
+                self._schedule.folder.wait()
+            self._schedule = None
+
+    def _steps_done(self) -> None:
+        schedule = self._schedule
+        if schedule is not None and self._is_whole and schedule.is_due(self.step, self._processes.gather_plain):
+            self._save_to(schedule.folder, schedule.keep)
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether no gradients are accumulated for an update that has not come."""
+        return True
+
+    # -- values of all processes -----------------------------------------------------------------------------------
+
+    def gather(self, values: Any, *, pad: float | None = None) -> Any:
+        """The rows of all processes, each once, in the order of the data.
+
+        ```python
+        predictions = loop.gather(net(x) for x, y in test)  # of all batches of a prepared loader
+        predictions = loop.gather(net(x))  # of the batch that was given last
+        ```
+
+        Args:
+            values: what the rows of a batch gave: tensors [rows, ...], lists of one item for each row, scalars, None,
+                and dicts and tuples of these; or a generator that gives such for each batch of a prepared loader.
+            pad: tensors whose further sizes differ between batches are filled with it; without it they become a list of
+                one tensor for each row.
+
+        Returns:
+            the same structure in every process; a scalar becomes a list of one number for each process and batch.
+
+        Raises:
+            DataError: batches of different structures, or tensors without rows.
+        """
+        parts: list[Part] = []
+        before = self._iterations.share
+        if hasattr(values, "__next__"):
+            for value in values:
+                parts.append(self._part(value))
+                del value
+            self._iterations.share = before
+        else:
+            parts.append(self._part(values))
+        every = self._processes.gather(parts)
+        in_order = [rank_parts[i] for i in range(max(map(len, every))) for rank_parts in every if i < len(rank_parts)]
+        return merged(in_order, self._concatenated, pad)
+
+    def _part(self, value: Any) -> Part:
+        rows = self._iterations.share.rows if self._iterations.share is not None else None
+        return self._on_host(value), rows
+
+    def reduce(self, value: Any, how: str = "mean", *, count: Any = None) -> Any:
+        """One value from those of all processes: a mean over rows, a sum, a maximum or a minimum.
+
+        Args:
+            value: a number, tensor, or dict, list or tuple of such.
+            how: `"mean"`, `"sum"`, `"max"` or `"min"`. A mean weighs each process by the rows that it has of the batch
+                that was given last.
+            count: with `"mean"`: `value` is a sum over so many terms, such as tokens; the sums are divided by the count
+                of all.
+
+        Returns:
+            the same in every process.
+        """
+        if how not in ("mean", "sum", "max", "min"):
+            raise ConfigError(
+                f"unknown reduction {shown(how)}", available="'mean', 'sum', 'max', 'min'", hint="write 'mean'"
+            )
+        share = getattr(value, "anyaccel_share", self._iterations.share)
+        rows = 1.0 if share is None or share.rows is None else float(share.rows)
+        if self.num_processes == 1:
+            if count is None:
+                return value
+            return map_leaves(value, lambda leaf: leaf / max(float(count), 1.0), registry().owners)
+        on_host = self._on_host(value)
+        every = self._processes.gather((on_host, rows, None if count is None else float(count)))
+        return self._from_host(_reduced(every, how))
+
+    def _on_host(self, value: Any) -> Any:
+        """A structure with NumPy arrays in place of tensors."""
+
+        def to_host(leaf: Any) -> Any:
+            array = self._to_numpy(leaf)
+            return leaf if array is None else array
+
+        return map_leaves(value, to_host, registry().owners)
+
+    def _from_host(self, value: Any) -> Any:
+        """A structure with what `gather` gives in place of arrays."""
+        make = lambda leaf: self._concatenated([leaf]) if isinstance(leaf, np.ndarray) else leaf  # noqa: E731
+        return map_leaves(value, make, registry().owners)
+
+    # -- logging ---------------------------------------------------------------------------------------------------
+
+    def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
+        """Keep values by name, and write them where `log=` of the loop says, in the first process.
+
+        Args:
+            values: numbers and scalar tensors.
+            step: at which; by default the updates that are done.
+        """
+        if self.is_main_process:
+            numbers = {name: float(np.asarray(self._on_host(value))) for name, value in values.items()}
+            self.tracking.log(numbers, self.step if step is None else step)
+
+    # -- saving and going on ---------------------------------------------------------------------------------------
+
+    def save(self, folder: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
+        """Write what was prepared, and where the loop is, into a folder; called in all processes.
+
+        It becomes visible at once, when it is complete; no pickle. Models, optimizers, schedules, loss scale, random
+        states of each process, and the position in loaders are in it.
+
+        Args:
+            folder: made if it is not there.
+            extra: further plain values and arrays by name, or objects with `state_dict()`.
+
+        Raises:
+            StateError: gradients are accumulated for an update that has not come; or an object keeps something that
+                only pickle could write; or the folder is of another run.
+        """
+        if not self._is_whole:
+            raise StateError(
+                "save() within an accumulation: gradients of an update that has not come would be lost",
+                hint="write if loop.is_update: loop.save(...), after optimizer.step()",
+            )
+        LoopFolder.write_one(folder, self._position(extra or {}), self.is_main_process, self._processes.gather_plain)
+
+    def _save_to(self, folder: LoopFolder, keep: int) -> None:
+        folder.write(self._position({}), keep, self.is_main_process, self._processes.gather_plain)
+
+    def _position(self, extra: Mapping[str, Any]) -> Position:
+        kept = {name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in extra.items()}
+        return Position(
+            run=self._run,
+            framework=self.framework,
+            step=self.step,
+            epoch=self.epoch,
+            random=self._processes.gather(to_arrays(self._processes.random_states())),
+            loaders=[loader.state_dict() for loader in self._prepared_loaders],
+            state=self._on_host({**self._state(), "extra": kept}),
+        )
+
+    def load(self, folder: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Go on from what `save` wrote, or from the newest checkpoint of a folder of `epochs`; in all processes.
+
+        Args:
+            folder: of `save`, or of `epochs(save=...)`.
+            extra: objects with `load_state_dict()` by the names that `save` was given.
+
+        Returns:
+            what was saved as `extra`.
+
+        Raises:
+            StateError: it is of other models or optimizers, or was changed.
+            ConfigError: there is no checkpoint.
+        """
+        position = LoopFolder.read(folder, self.framework)
+        self._load(position.state)
+        self._run, self.step, self.epoch = position.run, position.step, position.epoch
+        if len(position.loaders) != len(self._prepared_loaders):
+            raise StateError(
+                f"the checkpoint has {len(position.loaders)} loaders, and this loop {len(self._prepared_loaders)}",
+                hint="prepare the loaders of the run that wrote the checkpoint, in the same order",
+            )
+        own = position.random[self.process_index] if self.process_index < len(position.random) else None
+
+        def go_on() -> None:
+            if own is not None:
+                self._processes.set_random_states(from_arrays(own))
+
+        go_on()
+        for loader, state in zip(self._prepared_loaders, position.loaders, strict=True):
+            loader.load_state_dict(state, go_on)
+        kept = position.state.get("extra", {})
+        for name, target in (extra or {}).items():
+            if name not in kept:
+                raise StateError(
+                    f"the checkpoint has no extra {name!r}", available=", ".join(kept), hint="name one of these"
+                )
+            target.load_state_dict(kept[name])
+        return kept
+
+
+def _loop_class(framework: str | None) -> type[Loop]:
+    """The class of a framework; of the only one that has been imported if none is named."""
+    if framework is None:
+        able = {backend.framework for backend in imported_backends() if backend.capability(OwnLoops) is not None}
+        if len(able) != 1:
+            raise ConfigError(
+                f"a Loop is of one framework, and {' and '.join(sorted(able)) or 'none'} has been imported",
+                available=", ".join(sorted(able)),
+                hint="name it: Loop(framework='torch')",
+            )
+        (framework,) = able
+    loops = registry().find(framework).capability(OwnLoops)
+    if loops is None:
+        raise CapabilityError(
+            f"{framework} has no loops of your own here",
+            cause="its plugin lacks the capability 'own_loops'",
+            hint="train with a TrainPhase",
+        )
+    return loops.loop
+
+
+def _visit(obj: Any, take: Callable[[Any], object]) -> None:
+    if type(obj) in (list, tuple):
+        for item in obj:
+            _visit(item, take)
+    elif type(obj) is dict:
+        for item in obj.values():
+            _visit(item, take)
+    else:
+        take(obj)
+
+
+def _rebuilt(obj: Any, make: Callable[[Any], Any]) -> Any:
+    if type(obj) in (list, tuple):
+        return type(obj)([_rebuilt(item, make) for item in obj])
+    if type(obj) is dict:
+        return {name: _rebuilt(item, make) for name, item in obj.items()}
+    return make(obj)
+
+
+def _reduced(every: Sequence[tuple[Any, float, float | None]], how: str) -> Any:
+    """One structure from those of all processes."""
+    values, rows, counts = zip(*every, strict=True)
+    first = values[0]
+    if isinstance(first, Mapping):
+        return {name: _reduced([(v[name], r, c) for v, r, c in every], how) for name in first}
+    if isinstance(first, (list, tuple)):
+        return type(first)([_reduced([(v[i], r, c) for v, r, c in every], how) for i in range(len(first))])
+    arrays = [np.asarray(value) for value in values]
+    stacked = np.stack([array.astype(np.result_type(array, np.float32)) for array in arrays])
+    if how == "mean":
+        if None not in counts:
+            return np.asarray(stacked.sum(0) / max(math.fsum(counts), 1.0), stacked.dtype)
+        weights = np.asarray(rows, np.float64)
+        there = weights > 0
+        weighted = np.tensordot(weights[there], stacked[there].astype(np.float64), 1)
+        return np.asarray(weighted / max(weights.sum(), 1e-300), stacked.dtype)
+    result = {"sum": stacked.sum, "max": stacked.max, "min": stacked.min}[how](0)
+    return np.asarray(result).astype(np.result_type(*arrays))

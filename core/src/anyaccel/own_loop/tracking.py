@@ -1,0 +1,50 @@
+"""Tracking: the values that a loop logs, in memory and in a folder: as lines of JSON, and by installed trackers."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from anyaccel.extensions import extensions
+
+
+class Tracking:
+    """The values that one run has logged.
+
+    A distribution that has a tracker extends the point `loop_trackers` by a function that is given the folder, and
+    gives an object with `log(values, step)` and `close()`.
+
+    Args:
+        folder: where to write; None keeps values in memory.
+        writes: whether this process writes.
+
+    Attributes:
+        history: what was logged, each with its step.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None, *, writes: bool) -> None:
+        self.history: list[dict[str, Any]] = []
+        self._folder = None if folder is None or not writes else Path(folder)
+        self._trackers: list[Any] | None = None
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Keep and write values."""
+        self.history.append({"step": step, **values})
+        if self._folder is None:
+            return
+        if self._trackers is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._trackers = [make(self._folder) for make in extensions("loop_trackers")]
+        with (self._folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **values}) + "\n")
+        for tracker in self._trackers:
+            tracker.log(values, step)
+
+    def close(self) -> None:
+        """Let trackers write what they hold."""
+        for tracker in self._trackers or ():
+            tracker.close()
+        self._trackers = None

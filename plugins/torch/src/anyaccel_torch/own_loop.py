@@ -1,0 +1,942 @@
+"""Own loops of torch: backward passes whose gradients are exchanged, optimizers that step when a window is full."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from types import MethodType
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+
+from anyaccel.errors import ConfigError, DataError, StateError
+from anyaccel.own_loop import Loop, LoopLoader, OwnLoops, Share
+from anyaccel.own_loop.loader import bounds
+from anyaccel.own_loop.processes import LoopProcesses
+from anyaccel.rng import key
+from anyaccel_torch.gradient_buckets import exchanged_bytes
+from anyaccel_torch.module_traits import batch_coupling
+from anyaccel_torch.overlapped_pass import Roots
+from anyaccel_torch.program import has_sparse_gradients
+from anyaccel_torch.synchronized_norm import SynchronizedNorm, is_synchronizable
+
+_LOST = re.compile(r"gloo|NCCL|Connection (closed|reset)|\bpeer\b|ProcessGroup", re.IGNORECASE)
+_MIXED = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
+_BY_SCHEDULE = "_wrapped_by_lr_sched"
+_prepared: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+
+
+class TorchLoops(OwnLoops):
+    """Loops of torch."""
+
+    @property
+    def loop(self) -> type[Loop]:
+        return TorchLoop
+
+
+class TorchLoop(Loop):
+    """A loop of torch, on its own engines: DistributedDataParallel, FSDP2, autocast, GradScaler.
+
+    `prepare` gives the very modules, optimizers and schedules that it is given: a module is trained through whichever
+    of its methods is called. Gradients are exchanged in `backward`, in the last batch of an update.
+    """
+
+    framework: ClassVar[str] = "torch"
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        self._models: list[_Model] = []
+        self._optimizers: list[_PreparedOptimizer] = []
+        self._others: list[Any] = []
+        self._renewed: dict[Tensor, Tensor] = {}  # divided parameters, by what they were made of
+        self._norms: list[SynchronizedNorm] = []
+        self._named: tuple[nn.Module, ...] = ()
+        self._is_within = False  # `accumulate`
+        super().__init__(*args, **settings)
+        if self.precision not in (None, "float32", *_MIXED):
+            raise ConfigError(
+                f"Loop: precision={self.precision!r} changes the dtype of a model's parameters",
+                available="'float32', 'bf16-mixed', 'fp16-mixed'",
+                hint=f"write precision='bf16-mixed', or net.to({_whole_dtype(self.precision)}) before prepare()",
+            )
+        self._autocast_dtype = _MIXED.get(self.precision or "")
+        device_type = self._torch_device.type
+        scales = self.precision == "fp16-mixed"
+        self.scaler = torch.amp.GradScaler(device_type) if scales else None  # type: ignore[attr-defined]
+        self._updates = _Updates(self._processes, self.accumulation_steps, self.scaler, self._count_step)
+
+    @property
+    def _torch_device(self) -> torch.device:
+        return torch.device(self.accelerator.device_string("torch"))
+
+    def _count_step(self) -> None:
+        self.step += 1
+
+    def _seed_framework(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    # -- what is prepared ------------------------------------------------------------------------------------------
+
+    def _is_loader(self, given: Any) -> bool:
+        return isinstance(given, DataLoader) or super()._is_loader(given)
+
+    def _make_loader(self, loader: Any, *settings: Any) -> LoopLoader:
+        return TorchLoader(loader, *settings) if isinstance(loader, DataLoader) else LoopLoader(loader, *settings)
+
+    def _prepare(self, objects: Sequence[Any], frozen: bool) -> list[Any]:
+        for given in objects:
+            _check_preparable(given)
+        for given in objects:
+            if isinstance(given, nn.Module) and not isinstance(given, AveragedModel):
+                self._add_model(given, frozen)
+        for given in objects:
+            if isinstance(given, AveragedModel):
+                self.accelerator.place(given)
+                self._gate(given, "update_parameters", self._is_stepped)
+                self._others.append(given)
+            elif isinstance(given, Optimizer):
+                self._add_optimizer(given)
+        for given in objects:
+            if isinstance(given, LRScheduler) and not isinstance(given, ReduceLROnPlateau):
+                own = next((own for own in self._optimizers if own.optimizer is given.optimizer), None)
+                if own is None:
+                    raise ConfigError(
+                        "a schedule was prepared without its optimizer",
+                        hint="write net, optimizer, schedule = loop.prepare(net, optimizer, schedule)",
+                    )
+                self._gate(given, "step", lambda own=own: own.is_stepped)  # type: ignore[misc]
+            if not isinstance(given, (nn.Module, Optimizer)):
+                self._others.append(given)
+        if self._models and self.num_processes > 1:
+            self._processes.part()
+        return list(objects)
+
+    def _add_model(self, module: nn.Module, frozen: bool) -> None:
+        if module in _prepared:
+            raise ConfigError(
+                f"this {type(module).__name__} is prepared already",
+                hint="prepare each model once, by one Loop, and use what it gave",
+            )
+        trained = [] if frozen else [parameter for parameter in module.parameters() if parameter.requires_grad]
+        if trained and self.num_processes > 1:
+            self._check_alike(module)
+            self._check_norms(module)
+        placed = self.accelerator.place(module)
+        assert placed is module
+        if trained and self.sharding == "full" and self.num_processes > 1:
+            self._divide(module)
+            trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        if self._autocast_dtype is not None:
+            self._autocast_calls(module)
+        _prepared[module] = "prepared"
+        model = _Model(
+            module,
+            trained,
+            self._processes,
+            self.options,
+            is_divided=self.sharding == "full" and self.num_processes > 1,
+            overlaps=not self._norms,  # their own collectives within the pass would mix with those of gradients
+        )
+        self._models.append(model)
+
+    def _check_alike(self, module: nn.Module) -> None:
+        own = {name: _digest(tensor) for name, tensor in module.state_dict().items() if isinstance(tensor, Tensor)}
+        every = self._processes.gather_plain(own)
+        for rank, other in enumerate(every):
+            different = next((name for name in own if every[0].get(name) != other.get(name)), None)
+            if different is not None or every[0].keys() != other.keys():
+                name = different or next(iter(every[0].keys() ^ other.keys()))
+                raise DataError(
+                    f"the processes have different {type(module).__name__} models: {name!r} of process {rank} is not "
+                    "that of process 0",
+                    hint="make the model after the Loop, which lets all processes begin with the same random "
+                    "numbers, or seed them alike: torch.manual_seed(0)",
+                )
+
+    def _check_norms(self, module: nn.Module) -> None:
+        name = batch_coupling(module)
+        if not name:
+            return
+        if self.sync_batchnorm is None:
+            raise ConfigError(
+                f"{name} normalizes over the rows of a batch, and each of {self.num_processes} processes has a part",
+                hint="write Loop(sync_batchnorm=True) for statistics over all rows, or sync_batchnorm=False for those "
+                "of each process",
+            )
+        if self.sync_batchnorm:
+            layers = [layer for layer in module.modules() if is_synchronizable(layer)]
+            self._norms += [
+                SynchronizedNorm(
+                    layer,
+                    self.process_index,
+                    self.num_processes,
+                    self._processes.group.sum_in_place,
+                    by_rows=False,
+                    counts=self._has_rows,
+                )
+                for layer in layers
+            ]
+
+    def _has_rows(self) -> bool:
+        share = self._iterations.share
+        return share is None or share.rows != 0
+
+    def _divide(self, module: nn.Module) -> None:
+        from torch.distributed.fsdp import fully_shard
+
+        names = dict(module.named_parameters())
+        for block in _blocks(module):
+            fully_shard(block, **self.options)
+        fully_shard(module, **self.options)
+        for name, parameter in module.named_parameters():
+            self._renewed[names[name]] = parameter
+
+    def _add_optimizer(self, optimizer: Optimizer) -> None:
+        for group in optimizer.param_groups:
+            group["params"] = [self._renewed.get(parameter, parameter) for parameter in group["params"]]
+        known = {parameter for model in self._models for parameter in model.parameters}
+        if any(parameter not in known for group in optimizer.param_groups for parameter in group["params"]):
+            raise ConfigError(
+                f"{type(optimizer).__name__} has parameters of no model that is prepared and trained",
+                hint="prepare the model with its optimizer: net, optimizer = loop.prepare(net, optimizer)",
+            )
+        self.accelerator.place(optimizer)
+        own = _PreparedOptimizer(self._updates, optimizer, is_first=not self._optimizers)
+        self._optimizers.append(own)
+
+    def _gate(self, target: Any, name: str, is_open: Callable[[], bool]) -> None:
+        """Let a method of an object do nothing while an update is accumulated, or after one that was skipped."""
+        inner = getattr(target, name)
+
+        def gated(self: Any, *args: Any, **settings: Any) -> Any:
+            return inner(*args, **settings) if is_open() else None
+
+        if not self._updates.is_plain:
+            setattr(target, name, MethodType(gated, target))
+
+    def _is_stepped(self) -> bool:
+        return any(own.is_stepped for own in self._optimizers)
+
+    # -- autocast --------------------------------------------------------------------------------------------------
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Around what is computed in the precision of the loop beside calls of a prepared model, such as a loss."""
+        dtype = self._autocast_dtype
+        return torch.autocast(self._torch_device.type, dtype=dtype, enabled=dtype is not None)
+
+    def _autocast_calls(self, module: nn.Module) -> None:
+        """Calls of the model, and of its parts from outside it, are computed within autocast."""
+        for part in (module, *module.children()):
+            forward = part.forward
+
+            def cast(*args: Any, forward: Any = forward, **settings: Any) -> Any:
+                with self.autocast():
+                    return forward(*args, **settings)
+
+            part.forward = cast
+
+    # -- backward and updates --------------------------------------------------------------------------------------
+
+    @property
+    def is_update(self) -> bool:
+        window, share = self._updates.window, self._iterations.training_share
+        return (
+            window.is_closing
+            if window.is_current(share, within=self._is_within)
+            else window.will_close(share, self.accumulation_steps)
+        )
+
+    @property
+    def _is_whole(self) -> bool:
+        return self._updates.window.is_closing or self._updates.window.n_batches == 0
+
+    @contextmanager
+    def accumulate(self, *models: nn.Module) -> Iterator[None]:
+        """Around what is done with one batch of an update; needed where the batch is of no prepared loader.
+
+        Args:
+            models: whose gradients `backward` computes; by default those of all that are trained.
+        """
+        share = self._iterations.training_share
+        if not self._updates.is_plain and not self._updates.window.is_current(share, within=False):
+            self._updates.begin(share)
+        before = self._named, self._is_within
+        self._named, self._is_within = models, True
+        try:
+            yield
+        finally:
+            self._named, self._is_within = before
+
+    def backward(self, loss: Tensor, *models: nn.Module, count: Any = None, retain_graph: bool = False) -> None:
+        """Compute gradients, as `loss.backward()`; with the last batch of an update they are those of all processes.
+
+        ```python
+        loop.backward(loss)  # a mean over the rows of the batch
+        loop.backward(total, count=n_tokens)  # a sum over tokens
+        ```
+
+        Args:
+            loss: a mean over the rows of the batch that was given last; with `count`, a sum.
+            models: whose gradients are computed; by default those of all models that are trained, or of those that
+                `accumulate` was given.
+            count: over how many terms the loss is a sum: the sums of all batches of the update, and of all processes,
+                are divided by their count.
+            retain_graph: as of torch.
+
+        Raises:
+            ConfigError: the loss is of no prepared loader's batch and has no count; or several optimizers accumulate,
+                and no model is named.
+            FrameworkError: another process has ended, or does not answer.
+        """
+        models = models or self._named
+        if self._updates.is_plain and not models:
+            if count is not None:
+                loss = loss / max(count, 1)
+            loss.backward(retain_graph=retain_graph)
+            return
+        window, share = self._updates.window, self._iterations.training_share
+        if not window.is_current(share, within=self._is_within):
+            self._updates.begin(share)
+        chosen = self._chosen(models)
+        weight, is_counted = self._weight(share, count)
+        factor = self.num_processes * weight / window.unit
+        vars(loss)["anyaccel_share"] = share  # for `reduce`, when other batches were given meanwhile
+        if self.scaler is not None:
+            loss = self.scaler.scale(loss)
+        has_rows = share is None or share.rows != 0
+        roots = [loss * factor] if has_rows else [loss * 0.0] if self._always_runs else []
+        inputs = [parameter for model in chosen for parameter in model.parameters] if models else None
+        for model in chosen:
+            model.set_exchanging(window.is_closing)
+        if window.is_closing and self.num_processes > 1:
+            self._exchange(chosen, roots, inputs, retain_graph)
+        elif roots:
+            torch.autograd.backward(roots, inputs=inputs, retain_graph=retain_graph)
+        window.add(share, weight if is_counted else None, key=id(chosen[0]) if models else 0)
+        for own in self._optimizers:
+            own.backward_done(chosen)
+
+    def _chosen(self, models: Sequence[nn.Module]) -> list[_Model]:
+        trained = [model for model in self._models if model.parameters]
+        if not models:
+            if self.accumulation_steps > 1 and len(self._optimizers) > 1:
+                raise ConfigError(
+                    f"{len(self._optimizers)} optimizers accumulate gradients, and backward() names no model",
+                    hint="name it: loop.backward(loss, net)",
+                )
+            return trained
+        chosen = [model for model in trained if any(model.module is given for given in models)]
+        if len(chosen) != len(models):
+            raise ConfigError(
+                "backward() was given a model that is not prepared, or not trained",
+                hint="prepare it: net, optimizer = loop.prepare(net, optimizer)",
+            )
+        return chosen
+
+    def _weight(self, share: Share | None, count: Any) -> tuple[Any, bool]:
+        """What a loss is multiplied by, and whether the terms are counted by the user."""
+        if count is not None:
+            if share is not None and share.rows == 0:
+                return 0.0, True
+            self._updates.window.own_count = self._updates.window.own_count + count
+            return 1.0, True
+        if share is None or share.rows is None or share.total is None:
+            raise ConfigError(
+                "backward() does not know over how many rows the loss is a mean",
+                hint="prepare the loader, or say it: loop.backward(loss * len(x), count=len(x))",
+            )
+        return float(share.rows), False
+
+    @property
+    def _always_runs(self) -> bool:
+        """Whether the backward pass itself has collectives, in which a process without rows takes part."""
+        return self.sharding == "full" or bool(self._norms)
+
+    def _exchange(
+        self, models: Sequence[_Model], roots: list[Tensor], inputs: list[Tensor] | None, retain_graph: bool
+    ) -> None:
+        large = [model for model in models if model.ddp is not None]
+        try:
+            given: Sequence[Tensor] = roots
+            extra: list[Tensor] = []
+            for model in large:
+                module = model.ddp.module  # type: ignore[union-attr]
+                module.use_the_last()
+                with torch.enable_grad():
+                    given = model.ddp(*given)  # type: ignore[misc]
+                extra.append(module.held[-2])
+            if given:
+                own_inputs = None if inputs is None else [*inputs, *extra]
+                torch.autograd.backward(given, inputs=own_inputs, retain_graph=retain_graph)
+        except RuntimeError as error:
+            if _LOST.search(str(error)) is None:
+                raise
+            self._processes.group.attempt("average the gradients", partial(_raise, error))
+        for model in models:
+            if model.ddp is None and not model.is_divided:
+                self._processes.group.average(model.parameters)
+
+    def _optimizers_of(self, target: Any) -> list[_PreparedOptimizer]:
+        parameters = set(target.parameters()) if isinstance(target, nn.Module) else set(target)
+        return [own for own in self._optimizers if not parameters.isdisjoint(own.parameters)]
+
+    def clip_grad_norm_(self, target: Any, max_norm: float, norm_type: float = 2.0) -> Tensor | None:
+        """Clip gradients by their global norm, as `torch.nn.utils.clip_grad_norm_`; nothing until an update is full.
+
+        Args:
+            target: a model or parameters.
+            max_norm, norm_type: as of torch.
+
+        Returns:
+            the norm over all processes, of gradients without the loss scale; None where no update is due.
+        """
+        return self._clipped(target, lambda p: torch.nn.utils.clip_grad_norm_(p, max_norm, norm_type))
+
+    def clip_grad_value_(self, target: Any, clip_value: float) -> None:
+        """Clip gradients by value, as `torch.nn.utils.clip_grad_value_`; nothing until an update is full."""
+        self._clipped(target, lambda p: torch.nn.utils.clip_grad_value_(p, clip_value))
+
+    def _clipped(self, target: Any, clip: Callable[[list[Tensor]], Any]) -> Any:
+        if isinstance(target, Tensor):
+            target = [target]
+        parameters = list(target.parameters()) if isinstance(target, nn.Module) else list(target)
+        if not self._updates.is_plain:
+            if not self._updates.window.is_closing:
+                return None
+            for own in self._optimizers_of(parameters):
+                self._updates.finish(own)
+        norm = clip(parameters)
+        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The module that was prepared, without what `torch.compile` has put around it."""
+        return getattr(model, "_orig_mod", model)
+
+    def _state(self) -> dict[str, Any]:
+        if self.sharding == "full" and self.num_processes > 1:
+            states = self._divided_states()
+        else:
+            states = {
+                "models": [_plain(self.unwrap(model.module).state_dict()) for model in self._models],
+                "optimizers": [_plain(own.optimizer.state_dict()) for own in self._optimizers],
+            }
+        self._updates.update_scale()
+        others = [_plain(other.state_dict()) for other in self._others]
+        scaler = None if self.scaler is None else self.scaler.state_dict()
+        return {**states, "others": others, "scaler": scaler}
+
+    def _divided_states(self) -> dict[str, Any]:
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict
+
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        models, optimizers = [], []
+        for model in self._models:
+            of_model = [own for own in self._optimizers if not own.parameters.isdisjoint(model.parameters)]
+            models.append(_plain(get_model_state_dict(model.module, options=options)))
+            for own in of_model:
+                optimizers.append(_plain(get_state_dict(model.module, own.optimizer, options=options)[1]))
+        return {"models": models, "optimizers": optimizers}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        for what, mine in (("models", self._models), ("optimizers", self._optimizers), ("others", self._others)):
+            if len(state[what]) != len(mine):
+                raise StateError(
+                    f"the checkpoint has {len(state[what])} {what}, and this loop {len(mine)}",
+                    hint="prepare what was prepared in the run that wrote the checkpoint, in the same order",
+                )
+        for saved, model in zip(state["models"], self._models, strict=True):
+            _check_fits(saved, self.unwrap(model.module))
+        if self.sharding == "full" and self.num_processes > 1:
+            self._load_divided(state)
+        else:
+            for saved, model in zip(state["models"], self._models, strict=True):
+                self.unwrap(model.module).load_state_dict(_tensors(saved))
+            for saved, own in zip(state["optimizers"], self._optimizers, strict=True):
+                own.optimizer.load_state_dict(_tensors(saved))
+        for saved, other in zip(state["others"], self._others, strict=True):
+            other.load_state_dict(_tensors(saved))
+        if self.scaler is not None and state["scaler"]:
+            self.scaler.load_state_dict(dict(state["scaler"]))
+        self._updates.window = _Window()
+
+    def _load_divided(self, state: Mapping[str, Any]) -> None:
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_state_dict
+
+        options = StateDictOptions(full_state_dict=True)
+        optimizers = iter(state["optimizers"])
+        for saved, model in zip(state["models"], self._models, strict=True):
+            set_model_state_dict(model.module, _tensors(saved), options=options)
+            for own in self._optimizers:
+                if not own.parameters.isdisjoint(model.parameters):
+                    set_state_dict(
+                        model.module,
+                        own.optimizer,
+                        model_state_dict=_tensors(saved),
+                        optim_state_dict=_tensors(next(optimizers)),
+                        options=options,
+                    )
+
+    # -- values ----------------------------------------------------------------------------------------------------
+
+    def _to_numpy(self, tensor: Any) -> np.ndarray | None:
+        if not isinstance(tensor, Tensor):
+            return None
+        tensor = tensor.detach()
+        tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        if tensor.dtype == torch.bfloat16:
+            import ml_dtypes
+
+            return tensor.cpu().contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        return tensor.cpu().numpy()
+
+    def _concatenated(self, rows: Sequence[np.ndarray]) -> Any:
+        return torch.cat([_tensor(array) for array in rows]) if rows[0].ndim else _tensor(rows[0])
+
+
+class _Updates:
+    """The update that goes on: its batches, the loss scale, and what its gradients are divided by.
+
+    Args:
+        processes: share it.
+        steps: how many batches it has.
+        scaler: of losses; None does not scale.
+        count_step: called after an update of the first optimizer.
+
+    Attributes:
+        window: its batches.
+        is_plain: whether a backward pass and a step are all of an update.
+    """
+
+    def __init__(self, processes: LoopProcesses, steps: int, scaler: Any, count_step: Callable[[], object]) -> None:
+        self.window = _Window()
+        self.steps, self.scaler, self.count_step = steps, scaler, count_step
+        self.is_plain = processes.size == 1 and steps == 1 and scaler is None
+        self.has_stepped = False  # with the scaler, which is updated when all optimizers have
+        self._processes = processes
+
+    def begin(self, share: Share | None) -> None:
+        """A batch begins."""
+        self.update_scale()
+        self.window.begin(share, self.steps)
+
+    def update_scale(self) -> None:
+        """All optimizers have stepped."""
+        if self.has_stepped:
+            self.has_stepped = False
+            self.scaler.update()
+
+    def finish(self, own: _PreparedOptimizer) -> None:
+        """Divide sums by the count of the window, and undo the loss scale; once for each update."""
+        if own.is_finished:
+            return
+        own.is_finished = True
+        if self.scaler is not None:
+            self.scaler.unscale_(own.optimizer)
+        factor = self.window.factor(self._processes)
+        if factor != 1.0:
+            gradients = [p.grad for group in own.optimizer.param_groups for p in group["params"] if p.grad is not None]
+            torch._foreach_mul_(gradients, factor)
+
+
+class _Window:
+    """The batches of one update.
+
+    Attributes:
+        n_batches: that have begun.
+        is_closing: whether the last of them has.
+        unit: what sums are divided by as they are added up, so that they stay of the size of means.
+        own_count: terms of this process that the user has counted.
+    """
+
+    def __init__(self) -> None:
+        self.n_batches, self.is_closing, self.unit = 0, False, 1.0
+        self.own_count: Any = 0.0
+        self._share: Share | None = None
+        self._total = 0.0
+        self._is_counted = False
+        self._is_added = False
+        self._factor: Any = None
+
+    def is_current(self, share: Share | None, *, within: bool) -> bool:
+        """Whether a batch is the one that has begun last.
+
+        Args:
+            share: of the batch; None if it is of no prepared loader.
+            within: whether this is asked within `accumulate`.
+        """
+        return self.n_batches > 0 and (share is self._share if share is not None else within)
+
+    def will_close(self, share: Share | None, steps: int) -> bool:
+        """Whether a batch that has not begun is the last of an update."""
+        number = 1 if self.is_closing else self.n_batches + 1
+        return number >= steps or (share is not None and share.is_last)
+
+    def begin(self, share: Share | None, steps: int) -> None:
+        """A batch begins."""
+        closes = self.will_close(share, steps)
+        if self.is_closing or self.n_batches == 0:
+            self.__init__()  # type: ignore[misc]
+            self.unit = float(steps * (share.total or 1)) if share is not None else 1.0
+        self.n_batches += 1
+        self.is_closing, self._share, self._is_added = closes, share, False
+
+    def add(self, share: Share | None, counted: Any, key: int) -> None:
+        """A backward pass of the batch is done."""
+        if counted is not None:
+            self._is_counted = True
+        elif not self._is_added and share is not None:
+            self._total += share.total or 0
+        if self._is_counted and self._total:
+            raise ConfigError(
+                "one update has losses with and without count=",
+                hint="say count= for each loss of the update, or for none",
+            )
+        self._is_added, self._factor = True, None
+
+    def factor(self, processes: LoopProcesses) -> float:
+        """What gradients are multiplied by when all batches are in: alike in all processes."""
+        if self._factor is None:
+            if self._is_counted:
+                total = sum(processes.gather_plain(float(self.own_count)))
+                self._factor = self.unit / max(total, 1.0)
+            else:
+                self._factor = self.unit / max(self._total, 1.0)
+        return self._factor
+
+
+class _Model:
+    """A module that is trained, and how its gradients are exchanged.
+
+    Attributes:
+        module: as prepared.
+        parameters: those that are trained.
+        ddp: around them where their gradients are more than a message; None where one message follows the pass.
+        is_divided: whether the engine exchanges gradients itself, as it divides parameters.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        parameters: list[nn.Parameter],
+        processes: LoopProcesses,
+        options: Mapping[str, Any],
+        *,
+        is_divided: bool,
+        overlaps: bool,
+    ) -> None:
+        self.module, self.parameters, self.is_divided = module, parameters, is_divided
+        self.ddp: DistributedDataParallel | None = None
+        if processes.size == 1 or is_divided or not parameters or not overlaps:
+            return
+        is_large = sum(map(exchanged_bytes, parameters)) > processes.group.bucket_bytes
+        one_device = len({parameter.device for parameter in parameters}) == 1
+        if is_large and one_device and not has_sparse_gradients([module]):
+            settings = {"bucket_cap_mb": processes.group.bucket_bytes / 2**20, "find_unused_parameters": True}
+            self.ddp = DistributedDataParallel(Roots(parameters), init_sync=False, **{**settings, **options})
+
+    def set_exchanging(self, exchanging: bool) -> None:
+        """Whether the next pass is the last of an update."""
+        if self.is_divided:
+            self.module.set_requires_gradient_sync(exchanging)  # type: ignore[operator]
+
+
+class _PreparedOptimizer:
+    """An optimizer that steps when the update is full.
+
+    Attributes:
+        parameters: all of it.
+        is_stepped: whether its last call of `step` has changed them.
+        is_finished: whether gradients are divided and without loss scale.
+    """
+
+    def __init__(self, updates: _Updates, optimizer: Optimizer, *, is_first: bool) -> None:
+        self._updates, self.optimizer = updates, optimizer
+        self.parameters = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        self.is_stepped, self.is_finished = True, False
+        self._has_gradients = self._accumulates = self._is_full = False
+        optimizer.was_skipped = False  # type: ignore[attr-defined]
+        if is_first:
+            optimizer.register_step_post_hook(self._count)
+        if updates.is_plain:
+            return
+        self._inner_step, self._inner_zero = optimizer.step, optimizer.zero_grad
+        self._within = False
+
+        def step(_: Optimizer, closure: Any = None) -> Any:
+            return self._step(closure)
+
+        if hasattr(self._inner_step, _BY_SCHEDULE):  # else a schedule that was made before warns of the change
+            setattr(step, _BY_SCHEDULE, True)
+        optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
+        optimizer.zero_grad = MethodType(  # type: ignore[method-assign]
+            lambda _, set_to_none=True: self._zero_grad(set_to_none), optimizer
+        )
+
+    def _count(self, *_: Any) -> None:
+        self._updates.count_step()
+
+    def backward_done(self, models: Iterable[_Model]) -> None:
+        """Gradients of these models were computed."""
+        if any(not self.parameters.isdisjoint(model.parameters) for model in models):
+            self._has_gradients = self._accumulates = True
+            self._is_full, self.is_finished = self._updates.window.is_closing, False
+
+    def _step(self, closure: Any) -> Any:
+        updates = self._updates
+        if self._within:  # called by the scaler
+            self.is_stepped = True
+            return self._inner_step()
+        if closure is not None:
+            raise ConfigError(
+                "optimizer.step() was given a closure, which computes gradients beside loop.backward()",
+                hint="use it in one process, without accumulation and loss scale",
+            )
+        self.is_stepped = False
+        if not self._has_gradients:
+            raise ConfigError(
+                "optimizer.step() without gradients of loop.backward()",
+                hint="write loop.backward(loss) in place of loss.backward()",
+            )
+        if not self._is_full:
+            return None
+        updates.finish(self)
+        if updates.scaler is None:
+            self._inner_step()
+            self.is_stepped = True
+        else:
+            self._within = True
+            try:
+                updates.scaler.step(self.optimizer)
+            finally:
+                self._within = False
+            updates.has_stepped = True
+        self.optimizer.was_skipped = not self.is_stepped  # type: ignore[attr-defined]
+        self._has_gradients = self._accumulates = False
+        return None
+
+    def _zero_grad(self, set_to_none: bool) -> None:
+        if self._is_full or not self._accumulates:
+            self._inner_zero(set_to_none)
+
+
+class TorchLoader(LoopLoader):
+    """A DataLoader of which each process reads its own rows alone."""
+
+    def __init__(self, loader: DataLoader[Any], *settings: Any) -> None:
+        super().__init__(loader, *settings)
+        seed = self.processes.seed
+        samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
+        if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
+            raise ConfigError(
+                "the loader has a DistributedSampler, and would be divided among the processes twice",
+                hint="make it without one; prepare() divides its batches",
+            )
+        self._own: DataLoader[Any] | None = None
+        self._rows: _OwnRows | None = None
+        is_divisible = loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset)
+        if is_divisible and (self.processes.size > 1 or seed is not None):
+            self._rows = _OwnRows(loader.batch_sampler, self)
+            dataset = loader.dataset if seed is None else _KeyedDataset(loader.dataset)
+            workers = {} if loader.num_workers == 0 else {
+                "prefetch_factor": loader.prefetch_factor,
+                "persistent_workers": loader.persistent_workers,
+                "multiprocessing_context": loader.multiprocessing_context,
+            }  # fmt: skip
+            self._own = DataLoader(
+                dataset,
+                batch_sampler=self._rows,  # type: ignore[arg-type]
+                num_workers=loader.num_workers,
+                collate_fn=loader.collate_fn,
+                pin_memory=loader.pin_memory,
+                timeout=loader.timeout,
+                worker_init_fn=loader.worker_init_fn,
+                generator=loader.generator,
+                **workers,
+            )
+
+    def _shared(self) -> Iterator[tuple[Any, Share]]:
+        if self._rows is None or self._own is None:
+            yield from super()._shared()
+            return
+        for batch in self._own:
+            yield batch, self._rows.shares.popleft()
+
+    def _skip(self, n_batches: int) -> int:
+        if self._rows is None or self.processes.seed is None:
+            return n_batches
+        self._rows.skipped = n_batches
+        return 0
+
+
+class _OwnRows:
+    """The indices of the rows of this process, batch by batch; notes the share of each."""
+
+    def __init__(self, batches: Any, loader: TorchLoader) -> None:
+        self._batches, self._loader = batches, loader
+        self.shares: deque[Share] = deque()
+        self.skipped = 0
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        loader, processes = self._loader, self._loader.processes
+        self.shares.clear()
+        skipped, self.skipped = self.skipped, 0
+        groups = iter(_joined(iter(self._batches), processes.size if loader.batch == "per_replica" else 1))
+        ahead = next(groups, None)
+        number = -1
+        while ahead is not None:
+            indices, ahead, number = ahead, next(groups, None), number + 1
+            if number < skipped:
+                continue
+            first, after = bounds(len(indices), processes.rank, processes.size)
+            self.shares.append(Share(after - first, len(indices), ahead is None, number))
+            own = indices[first:after] or indices[:1]
+            yield (
+                own
+                if processes.seed is None
+                else _KeyedIndices(own, key(processes.seed, "batch", loader.epoch, number, first))
+            )
+
+
+def _joined(batches: Iterator[Sequence[Any]], size: int) -> Iterator[list[Any]]:
+    """As many batches put together each time, and what is left."""
+    together: list[Any] = []
+    count = 0
+    for batch in batches:
+        together += batch
+        count += 1
+        if count == size:
+            yield together
+            together, count = [], 0
+    if together:
+        yield together
+
+
+class _KeyedIndices(list[Any]):
+    """Indices, and what the random numbers of their rows follow from."""
+
+    def __init__(self, indices: Iterable[Any], seed: int) -> None:
+        super().__init__(indices)
+        self.seed = seed
+
+    def __reduce__(self) -> Any:
+        return _KeyedIndices, (list(self), self.seed)
+
+
+class _KeyedDataset:
+    """A data set whose rows draw random numbers that follow from seed, epoch and batch, in whichever worker."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitems__(self, indices: _KeyedIndices) -> list[Any]:
+        import random
+
+        kept = torch.get_rng_state(), np.random.get_state(), random.getstate()
+        torch.default_generator.manual_seed(indices.seed)
+        np.random.seed(indices.seed % 2**32)
+        random.seed(indices.seed)
+        try:
+            if hasattr(self._dataset, "__getitems__"):
+                return list(self._dataset.__getitems__(list(indices)))
+            return [self._dataset[i] for i in indices]
+        finally:
+            torch.set_rng_state(kept[0])
+            np.random.set_state(kept[1])
+            random.setstate(kept[2])
+
+
+def _check_preparable(given: Any) -> None:
+    if isinstance(given, (DistributedDataParallel, DataParallel)):
+        raise ConfigError(
+            f"the model is in a {type(given).__name__} already", hint="prepare the module in it: net.module"
+        )
+    if isinstance(given, type) or not (hasattr(given, "state_dict") and hasattr(given, "load_state_dict")):
+        raise DataError(
+            f"prepare() cannot prepare a {type(given).__name__}",
+            available="modules, optimizers, schedules, loaders, and what has state_dict() and load_state_dict()",
+            hint="write net, optimizer, loader = loop.prepare(net, optimizer, loader)",
+        )
+
+
+def _check_fits(saved: Mapping[str, Any], module: nn.Module) -> None:
+    own = module.state_dict()
+    for name in dict.fromkeys([*own, *saved]):
+        if name not in saved or name not in own:
+            where = "this loop's" if name in own else "the checkpoint's"
+            raise StateError(
+                f"the checkpoint is of another model: {name!r} is in {where} model alone",
+                hint="make the model as it was made for the run that wrote the checkpoint",
+            )
+        ours, theirs = getattr(own[name], "shape", None), getattr(saved[name], "shape", None)
+        if ours is not None and theirs is not None and tuple(ours) != tuple(theirs):
+            raise StateError(
+                f"the checkpoint is of another model: {name!r} has shape {list(theirs)} there, and {list(ours)} here",
+                hint="make the model as it was made for the run that wrote the checkpoint",
+            )
+
+
+def _blocks(module: nn.Module) -> list[nn.Module]:
+    """Members of lists of layers, which are divided one by one."""
+    return [
+        block
+        for part in module.modules()
+        if isinstance(part, (nn.ModuleList, nn.Sequential)) and part is not module
+        for block in part
+        if any(True for _ in block.parameters())
+    ]
+
+
+def _digest(tensor: Tensor) -> str:
+    contiguous = tensor.detach().cpu().contiguous()
+    return hashlib.blake2b(contiguous.view(-1).view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()
+
+
+def _plain(state: Any) -> Any:
+    """A state dict as plain dicts."""
+    if isinstance(state, Mapping):
+        return {name: _plain(value) for name, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)([_plain(value) for value in state])
+    return state
+
+
+def _tensor(array: Any) -> Tensor:
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(np.array(array))
+
+
+def _tensors(state: Any) -> Any:
+    """A state with tensors in place of arrays."""
+    if isinstance(state, Mapping):
+        return {name: _tensors(value) for name, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)([_tensors(value) for value in state])
+    return _tensor(state) if isinstance(state, (np.ndarray, np.generic)) else state
+
+
+def _whole_dtype(precision: str | None) -> str:
+    return {"bf16": "torch.bfloat16", "float64": "torch.float64"}.get(precision or "", "torch.float32")
+
+
+def _raise(error: BaseException) -> None:
+    raise error
