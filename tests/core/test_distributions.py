@@ -18,8 +18,9 @@ from click.testing import CliRunner
 import anyaccel as aa
 from anyaccel import distributions, install_hints
 from anyaccel.cli.main import group as command_line
+from anyaccel.data import sampler_from_config
 from anyaccel.distributions import COMMANDS, MODULES, NAMES, OFFERED, SETTINGS
-from anyaccel.errors import AnyaccelError, DeviceParseError, MissingDistributionError, PluginError
+from anyaccel.errors import AnyaccelError, ConfigError, DeviceParseError, MissingDistributionError, PluginError
 from anyaccel.extensions import extensions
 from anyaccel.phases.measured_work import measured_work
 
@@ -357,3 +358,19 @@ def test_splits_by_strata_and_groups_say_what_is_not_installed() -> None:
     with pytest.raises(MissingDistributionError, match=rf"^FeatureSet\.group_by {SKLEARN}"):
         data.add_splits({"a": [0]}, group_by="y")
     assert not data.splits and len(data.split_random(ratios)["a"]) == 2
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("kind", ["pair", "triplet"])
+def test_saved_samplers_say_what_is_not_installed(kind: str) -> None:
+    saved = {"type": kind, "batch_size": 4, "match": [{"condition": "same", "column": "y"}]}
+    needed = rf"^what was saved as sampler\.{kind} {SKLEARN}"
+    with pytest.raises(MissingDistributionError, match=needed):
+        sampler_from_config(saved)
+    _, train = pieces()
+    for sampler in (saved, {"d": saved}):
+        with pytest.raises(MissingDistributionError, match=needed):
+            aa.TrainPhase.from_config({**train.get_config(), "sampler": sampler})
+    with pytest.raises(ConfigError, match=r"a sampler has no type 'quad'\. Available: no type for a SimpleSampler"):
+        sampler_from_config({"type": "quad"})
+    assert sampler_from_config({"batch_size": 2}) == aa.SimpleSampler(2)

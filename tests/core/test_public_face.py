@@ -41,12 +41,7 @@ SIGNATURES = {
     "Loss": "loss * loss_kwargs",
     "AppliedLoss": "loss on inputs weight label",
     "SimpleSampler": "batch_size shuffle drop_last seed",
-    "PairSampler": "batch_size match unlike * per_anchor unlike_per_anchor shuffle drop_last seed",
-    "TripletSampler": "batch_size positive negative * per_anchor shuffle drop_last seed",
     "EpochOrders": "n orders fixed",
-    "Same": "column",
-    "Within": "column distance",
-    "Where": "column function",
     "TrainPhase": "label * data losses sampler schedule n_epochs validation validate_every accumulate microbatching "
     "accelerator strict policy callbacks final_device compile residency",
     "EvalPhase": "label * data metrics outputs batch_size sampler losses accelerator callbacks",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import itertools
 import os
 import zlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -99,4 +100,35 @@ def wrongly_taken(name: str, make: Callable[[], tuple[Callable[..., Any], dict[s
             call = functools.partial(function, **{**valid, argument: value})
             said = outcome(call, annotations.get(argument, ""), value)
             wrong += [f"{argument}={shown}: {said}"] if said else []
+    return wrong
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where values stand in nested dicts and lists."""
+    yield at
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield from places(value[key], (*at, key))
+
+
+def replaced(config: Any, at: tuple[Any, ...], value: Any) -> Any:
+    """A copy of nested dicts and lists with another value at one place."""
+    changed = copy.deepcopy(config)
+    inner = changed
+    for key in at[:-1]:
+        inner = inner[key]
+    if not at:
+        return value
+    inner[at[-1]] = value
+    return changed
+
+
+def wrongly_read(config: Any, read: Callable[[Any], object]) -> list[str]:
+    """Where a configuration with one wrong value is neither an error with a hint nor valid."""
+    wrong = []
+    for at in places(config):
+        is_flag = isinstance(functools.reduce(lambda inner, key: inner[key], at, config), bool)
+        for shown in chosen(str(at), VALUES)[: None if FULL or is_flag else 2]:
+            value = VALUES[shown]()
+            said = outcome(functools.partial(read, replaced(config, at, value)), "bool" if is_flag else "", value)
+            wrong += [f"{'.'.join(map(str, at))}={shown}: {said}"] if said else []
     return wrong

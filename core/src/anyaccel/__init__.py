@@ -28,25 +28,17 @@ if TYPE_CHECKING:
     from anyaccel.backend import MultiStepProgram as MultiStepProgram
     from anyaccel.backend import Program as Program
     from anyaccel.data import BatchSource as BatchSource
-    from anyaccel.data import Beyond as Beyond
-    from anyaccel.data import Different as Different
     from anyaccel.data import EpochOrders as EpochOrders
     from anyaccel.data import FeatureSet as FeatureSet
     from anyaccel.data import FeatureSetView as FeatureSetView
     from anyaccel.data import IterableSource as IterableSource
     from anyaccel.data import MapSource as MapSource
     from anyaccel.data import Pad as Pad
-    from anyaccel.data import PairCondition as PairCondition
-    from anyaccel.data import PairSampler as PairSampler
     from anyaccel.data import ParquetStream as ParquetStream
     from anyaccel.data import Reference as Reference
-    from anyaccel.data import Same as Same
     from anyaccel.data import Sampler as Sampler
     from anyaccel.data import SimpleSampler as SimpleSampler
     from anyaccel.data import Source as Source
-    from anyaccel.data import TripletSampler as TripletSampler
-    from anyaccel.data import Where as Where
-    from anyaccel.data import Within as Within
     from anyaccel.data import suggested_num_workers as suggested_num_workers
     from anyaccel.device import Device as Device
     from anyaccel.experiment import Experiment as Experiment
@@ -101,14 +93,21 @@ if TYPE_CHECKING:
     from anyaccel_sklearn.estimators import Estimator as Estimator
     from anyaccel_sklearn.fit_phase import FitPhase as FitPhase
     from anyaccel_sklearn.fit_results import FitResults as FitResults
+    from anyaccel_sklearn.pair_conditions import Beyond as Beyond
+    from anyaccel_sklearn.pair_conditions import Different as Different
+    from anyaccel_sklearn.pair_conditions import PairCondition as PairCondition
+    from anyaccel_sklearn.pair_conditions import Same as Same
+    from anyaccel_sklearn.pair_conditions import Where as Where
+    from anyaccel_sklearn.pair_conditions import Within as Within
+    from anyaccel_sklearn.pair_samplers import PairSampler as PairSampler
+    from anyaccel_sklearn.pair_samplers import TripletSampler as TripletSampler
 
 _NAMES = {
     "accelerator": "Accelerator",
     "backend": "AsyncCopy Backend CompileEstimate Compute Exchange Memory MultiStepProgram Program",
     "data": (
-        "BatchSource Beyond Different EpochOrders FeatureSet FeatureSetView IterableSource MapSource "
-        "Pad PairCondition PairSampler ParquetStream Reference Same Sampler SimpleSampler Source TripletSampler "
-        "Where Within suggested_num_workers"
+        "BatchSource EpochOrders FeatureSet FeatureSetView IterableSource MapSource Pad ParquetStream Reference "
+        "Sampler SimpleSampler Source suggested_num_workers"
     ),
     "device": "Device",
     "experiment": "Experiment ModelGraph",

@@ -36,7 +36,9 @@ OFFERED: Mapping[str, Mapping[str, str]] = {
     NAMES: {
         "anyaccel-devtools": "Ledger ledger no_transfers",
         "anyaccel-resources": "DeviceRequest Inventory",
-        "anyaccel-sklearn": "Estimator FitPhase FitResults",
+        "anyaccel-sklearn": (
+            "Beyond Different Estimator FitPhase FitResults PairCondition PairSampler Same TripletSampler Where Within"
+        ),
     },
     COMMANDS: {
         "anyaccel-devtools": "conform doctor env new-plugin",
@@ -54,7 +56,7 @@ OFFERED: Mapping[str, Mapping[str, str]] = {
         "anyaccel-resources": "plan.inventory",
         "anyaccel-sklearn": "FeatureSet.group_by FeatureSet.stratify_by",
     },
-    SAVED: {"anyaccel-sklearn": "phase.fit results.fit"},
+    SAVED: {"anyaccel-sklearn": "phase.fit results.fit sampler.pair sampler.triplet"},
 }
 """By group: each of anyaccel's own distributions, with the names that it offers there."""
 

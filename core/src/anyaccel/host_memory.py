@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -82,21 +83,22 @@ def _limits(root: Path) -> Iterator[tuple[int, int]]:
             yield int(words[0]), _meminfo(root / "proc/self/status").get("VmSize", 0)
     for line in _text(root / "proc/self/cgroup").splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
-        if "memory" in controllers.split(","):
-            yield from _along(root / "sys/fs/cgroup/memory", path, *_VERSION_1)
-        elif not controllers:
-            for mount in ("sys/fs/cgroup", "sys/fs/cgroup/unified"):
-                yield from _along(root / mount, path, *_VERSION_2)
+        is_version_1 = "memory" in controllers.split(",")
+        limit, used, cached = _VERSION_1 if is_version_1 else _VERSION_2
+        mounts = ("memory",) if is_version_1 else ("", "unified") if not controllers else ()
+        for folder in _groups(root / "sys/fs/cgroup", mounts, path, limit):
+            most, now = _text(folder / limit).strip(), _text(folder / used).strip()
+            if most.isdecimal() and now.isdecimal() and int(most) < 2**60:  # version 1 says nearly 2**63 for no limit
+                yield int(most), max(int(now) - _stat(folder / "memory.stat").get(cached, 0), 0)
 
 
-def _along(mount: Path, path: str, limit: str, used: str, cache: str) -> Iterator[tuple[int, int]]:
-    """From a control group up to the mount point, which in a container is often the group itself."""
+@cache
+def _groups(parent: Path, mounts: tuple[str, ...], path: str, limit: str) -> list[Path]:
+    """Control groups that have limits, up to each mount point, which in a container is often the group itself."""
     parts = [part for part in PurePosixPath(path).parts if part not in ("/", "..")]
-    for depth in range(len(parts), -1, -1):
-        folder = mount.joinpath(*parts[:depth])
-        most, now = _text(folder / limit).strip(), _text(folder / used).strip()
-        if most.isdecimal() and now.isdecimal() and int(most) < 2**60:  # version 1 says nearly 2**63 for no limit
-            yield int(most), max(int(now) - _stat(folder / "memory.stat").get(cache, 0), 0)
+    depths = range(len(parts), -1, -1)
+    folders = (parent.joinpath(mount, *parts[:depth]) for mount in mounts for depth in depths)
+    return [folder for folder in folders if (folder / limit).exists()]
 
 
 def _stat(path: Path) -> Mapping[str, int]:

@@ -64,6 +64,8 @@ def launched(environment: Mapping[str, str] | None = None) -> Launched | None:
             LOCAL_RANK alone), or do not say where the processes meet.
     """
     given = os.environ if environment is None else environment
+    if not any(name in given for name in _NAMES):  # no launcher at all
+        return None
     variables = _innermost(given)
     check_partial(given, variables)
     if variables is None:
@@ -123,6 +125,7 @@ PMI = Variables(
 SLURM = Variables("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ("SLURM_LOCALID",), ())
 LAUNCHERS = (TORCHRUN, OPEN_MPI, PMI, SLURM)
 _MPI = (OPEN_MPI, PMI)
+_NAMES = [name for each in LAUNCHERS for name in (each.rank, each.size, *each.local_rank, *each.local_size)]
 
 
 def _innermost(environment: Mapping[str, str]) -> Variables | None:

@@ -19,11 +19,15 @@ def test_the_public_face_is_as_it_is_written() -> None:
     assert not changes, f"{changes}\n{public_face.HOW_TO_WRITE}"
 
 
-@pytest.mark.parametrize("name", ["Estimator", "FitPhase", "FitResults"])
+OLD = {"Estimator": "numpy_backend estimators", "FitPhase": "phases", "FitResults": "results"}
+PAIRS = ["Beyond", "Different", "PairCondition", "PairSampler", "Same", "TripletSampler", "Where", "Within"]
+OLD |= dict.fromkeys(PAIRS, "data")
+
+
+@pytest.mark.parametrize("name", OLD)
 def test_old_names_are_the_same_objects(name: str) -> None:
-    old = {"Estimator": "numpy_backend estimators", "FitPhase": "phases", "FitResults": "results"}
     assert getattr(aa, name) is getattr(anyaccel_sklearn, name)
-    for module in old[name].split():
+    for module in OLD[name].split():
         namespace: dict[str, object] = {}
         exec(f"from anyaccel.{module} import {name}", namespace)  # noqa: S102 - as users have written it
         assert namespace[name] is getattr(anyaccel_sklearn, name)
@@ -33,9 +37,16 @@ def test_what_users_call_has_the_parameters_that_it_had() -> None:
     assert list(inspect.signature(aa.Estimator).parameters) == ["estimator", "method", "output_dtype"]
     first = list(inspect.signature(aa.FitPhase).parameters)
     assert first[:4] == ["label", "data", "nodes", "batch_size"]
+    settings = ["shuffle", "drop_last", "seed"]
+    pairs = ["batch_size", "match", "unlike", "per_anchor", "unlike_per_anchor", *settings]
+    assert list(inspect.signature(aa.PairSampler).parameters) == pairs
+    triplets = ["batch_size", "positive", "negative", "per_anchor", *settings]
+    assert list(inspect.signature(aa.TripletSampler).parameters) == triplets
+    for condition, parameters in ((aa.Same, "column"), (aa.Within, "column distance"), (aa.Where, "column function")):
+        assert list(inspect.signature(condition).parameters) == parameters.split()
 
 
-CALLS = wrong_calls.offered(anyaccel_sklearn, of_core={"FitPhase", "FitResults"})
+CALLS = wrong_calls.offered(anyaccel_sklearn, of_core={"FitPhase", "FitResults", "PairCondition"})
 
 
 @pytest.mark.parametrize("name", CALLS)

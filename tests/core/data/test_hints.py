@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anyaccel.data import FeatureSet, PairSampler, Same, SimpleSampler, Where, joined_spec
+from anyaccel.data import FeatureSet, SimpleSampler, joined_spec
 from anyaccel.errors import AnyaccelError
 
 
@@ -96,19 +96,6 @@ def test_the_hint_for_a_class_makes_a_transform() -> None:
     hint = hint_of(lambda: fs.fit_transform(Double, "x", fit_on="train"))
     transform = run(code_in(hint, r"Double\(\)"), Double=Double)
     assert fs.fit_transform(transform, "x", fit_on="train").transforms
-
-
-def test_the_hint_for_a_column_of_several_feature_sets_says_which() -> None:
-    fs = example()
-    rows: dict[str, Any] = {"fs": fs, "more": FeatureSet("more", fs.to_arrow())}
-    name = code_in(hint_of(lambda: PairSampler(2, Same("kind")).epoch_orders(rows)), r"'fs\.kind'").strip("'")
-    assert PairSampler(2, Same(name)).epoch_orders(rows).n == 6
-
-
-def test_the_hint_of_where_is_a_function() -> None:
-    code = code_in(hint_of(lambda: Where("small", 3)), r"Where\(.*\)")  # type: ignore[arg-type]
-    condition = run(code, Where=Where)
-    assert PairSampler(2, condition).epoch_orders({"fs": example()}).n == 5
 
 
 def test_the_hint_of_drop_last_leaves_a_batch() -> None:

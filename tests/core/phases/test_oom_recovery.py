@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from neighbours import Neighbours
 
-from anyaccel import AppliedLoss, PairSampler, Same, SimpleSampler
+from anyaccel import AppliedLoss, SimpleSampler
 from anyaccel.adapter import ArrayProgram
 from anyaccel.data import FeatureSet
 from anyaccel.device import Device as Place
@@ -295,7 +296,7 @@ def test_steps_of_pairs_are_computed_in_microbatches(device: Callable[..., Devic
         return ModelGraph(nodes, "adam", seed=1)
 
     one, plain = graph(), graph()
-    of = {"losses": [AppliedLoss("mse", on="net", inputs=["outputs", "b"])], "sampler": PairSampler(8, Same("k"))}
+    of = {"losses": [AppliedLoss("mse", on="net", inputs=["outputs", "b"])], "sampler": Neighbours(8, "k")}
     expected = run(plain, train(**of))
     device(3, after=5)
     result = run(one, train(**of))

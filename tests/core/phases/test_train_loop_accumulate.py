@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from neighbours import Neighbours
 
-from anyaccel import AppliedLoss, PairSampler, Same, Schedule, SimpleSampler
+from anyaccel import AppliedLoss, Schedule, SimpleSampler
 from anyaccel.adapter import ArrayProgram
 from anyaccel.data import FeatureSet
 from anyaccel.device import Device
@@ -184,7 +185,7 @@ def test_pairs_are_accumulated() -> None:
 
     losses = [AppliedLoss("mse", on="net", inputs=["outputs", "b"])]
     result = [
-        trained(graph(), losses=losses, sampler=PairSampler(size, Same("k"), seed=1), accumulate=n)
+        trained(graph(), losses=losses, sampler=Neighbours(size, "k", seed=1), accumulate=n)
         for size, n in ((5, 4), (20, 1))
     ]
     close(*result)

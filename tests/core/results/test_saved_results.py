@@ -9,6 +9,7 @@ from datetime import date
 
 import numpy as np
 import pytest
+from neighbours import Neighbours
 
 from anyaccel import (
     AppliedLoss,
@@ -17,8 +18,6 @@ from anyaccel import (
     FeatureSet,
     ModelGraph,
     ModelNode,
-    PairSampler,
-    Same,
     SequentialMLP,
     TrainPhase,
     saved_folder,
@@ -141,7 +140,7 @@ def test_streams_of_a_sampler_come_back(tmp_path):
         ModelNode("guess", SequentialMLP((1,), n_layers=1), data.reference()),
         ModelNode("other", SequentialMLP((1,), n_layers=1), data.reference(stream="pair")),
     ]
-    phase = EvalPhase("v", data="all", sampler=PairSampler(4, Same("kind")))
+    phase = EvalPhase("v", data="all", sampler=Neighbours(4, "kind"))
     results = Experiment("e", ModelGraph(nodes), progress="none").run_phase(phase)
     loaded = again(results, tmp_path)
     assert "y@pair" in loaded.to_arrow().column_names and loaded.to_arrow().equals(results.to_arrow())

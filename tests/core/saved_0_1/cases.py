@@ -516,8 +516,6 @@ def read_plans(folder: Path) -> dict[str, Any]:
 def configured() -> dict[str, Any]:
     """Everything with a configuration, in many settings."""
     rows = data()
-    near = aa.PairSampler(4, match=[aa.Within("x", 0.5)], unlike=[aa.Beyond("x", 2.0)], seed=1)
-    triplets = aa.TripletSampler(4, positive=[aa.Same("kind")], negative=[aa.Different("kind")], seed=1)
     val = aa.EvalPhase("val", data="val", losses=[MSE], metrics=["mse", aa.Metric("r2", on="head", targets="data.y")])
     every: dict[str, Any] = {
         "accelerator": aa.Accelerator("cpu"),
@@ -525,8 +523,6 @@ def configured() -> dict[str, Any]:
         "reference": rows.reference(["x"], ["y"], ["row"]),
         "stream": rows.reference(["x"], ["y"], stream="second"),
         "sampler": aa.SimpleSampler(8, shuffle=True, drop_last=True, seed=3),
-        "pairs": near,
-        "triplets": triplets,
         "loss scale": LossScale(1024.0, growth=4.0, backoff=0.25, growth_interval=10),
         "mlp": aa.SequentialMLP((2,), n_layers=3, hidden_dim=7, activation="tanh", dropout=0.1, dtype="float64"),
         "cnn": aa.SequentialCNN((4,), channels=[2, 3], kernel_size=3, pool=2, activation="relu"),
@@ -548,7 +544,6 @@ def configured() -> dict[str, Any]:
             compile="off",
             residency="streamed",
         ),
-        "phase pairs": training(sampler=near),
         "phase eval": aa.EvalPhase("e", data="val", losses=[MSE], metrics=["mae"], outputs=["head"], batch_size=5),
         "graph": network(),
         "experiment": aa.Experiment("mine", network(), [training(validation=val)], progress="none"),
@@ -558,6 +553,9 @@ def configured() -> dict[str, Any]:
         "checkpoint": aa.Checkpoint("runs/b", every=500, keep_best="val_acc"),
     }
     if find_spec("anyaccel_sklearn") is not None:
+        near = aa.PairSampler(4, match=[aa.Within("x", 0.5)], unlike=[aa.Beyond("x", 2.0)], seed=1)
+        triplets = aa.TripletSampler(4, positive=[aa.Same("kind")], negative=[aa.Different("kind")], seed=1)
+        every |= {"pairs": near, "triplets": triplets, "phase pairs": training(sampler=near)}
         every["phase fit"] = aa.FitPhase("f", data="train", nodes=["means"], batch_size=9)
     every |= {f"optimizer {name}": aa.Optimizer(name, lr=0.1, clip_norm=2.0) for name in OPTIMIZERS}
     every["optimizer groups"] = aa.Optimizer("adamw", groups={"*bias": {"weight_decay": 0.0}}, schedule="constant")
@@ -637,5 +635,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "configs": (write_configs, read_configs),
     **{f"run_{name}": (write_checkpoint(name), read_checkpoint(name)) for name in RUNS},
 }
-OF_ESTIMATORS = {"experiment", "run_estimator"}
-"""What anyaccel-sklearn reads, whose tests run it, too; `configs` has one value of it."""
+OF_SKLEARN = {"experiment", "run_estimator", "run_pairs", "run_triplets"}
+"""What anyaccel-sklearn reads, whose tests run it, too."""
+CONFIGS_OF_SKLEARN = {"pairs", "phase fit", "phase pairs", "triplets"}
+"""Of `configs`, those that it reads."""

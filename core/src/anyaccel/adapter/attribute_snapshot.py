@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -34,71 +34,67 @@ class AttributeSnapshot:
         names: Callable[[Any], Iterable[str]],
         save_tensor: Callable[[Any], Restore | None] = lambda value: None,
     ) -> None:
-        self._names, self._save_tensor = names, save_tensor
+        self._names = names
         listed = [part for part in parts if hasattr(part, "__dict__")]
-        self._seen: dict[int, Any] = {id(part): part for part in listed}
-        self._parts = [self._saved(part) for part in listed]
-
-    def _saved(self, part: Any) -> tuple[Any, dict[str, Any], list[Restore]]:
-        attributes = {name: vars(part)[name] for name in self._names(part)}
-        restores: list[Restore] = []
-        for value in attributes.values():
-            self._save(value, restores)
-        return part, attributes, restores
+        seen: dict[int, Any] = {id(part): part for part in listed}
+        self._parts: list[tuple[Any, dict[str, Any], list[tuple[Any, list[Any]]], list[Restore]]] = []
+        for part in listed:
+            attributes = {name: vars(part)[name] for name in names(part)}
+            containers: list[tuple[Any, list[Any]]] = []
+            restores: list[Restore] = []
+            pending = deque((value, False) for value in attributes.values())
+            while pending:
+                value, inside_object = pending.popleft()
+                if isinstance(value, _NO_STATE) or id(value) in seen:
+                    continue
+                seen[id(value)] = value
+                items: Iterable[Any] = ()
+                if isinstance(value, (dict, list, set, deque)):
+                    containers.append((value, _contents(value)))
+                    if 0 < len(value) <= _MOST_ITEMS:
+                        items = value.values() if isinstance(value, dict) else value
+                elif (tensor := save_tensor(value)) is not None:
+                    restores.append(tensor)
+                elif isinstance(value, np.ndarray):
+                    if value.flags.writeable and value.nbytes <= _LARGEST_ARRAY and not value.dtype.hasobject:
+                        restores.append(partial(np.copyto, value, value.copy()))
+                elif isinstance(value, tuple):
+                    items = value if len(value) <= _MOST_ITEMS else ()
+                elif hasattr(value, "__dict__") and not inside_object:
+                    containers.append((vars(value), _contents(vars(value))))
+                    items, inside_object = vars(value).values(), True
+                pending.extend((item, inside_object) for item in items)
+            self._parts.append((part, attributes, containers, restores))
+        self._seen = seen  # keeps what was seen alive: the numbers of its objects stay theirs
 
     def restore(self, *, unless: Callable[[Any], bool] = lambda part: False) -> None:
         """Set all attributes, and what they hold, to what they were; new attributes are removed.
 
+        Contents are written back only where they have changed: others may be reading them.
+
         Args:
             unless: parts that are left as they are now.
         """
-        for part, attributes, restores in self._parts:
+        for part, attributes, containers, restores in self._parts:
             if unless(part):
                 continue
+            for container, saved in containers:
+                now = _contents(container)
+                if len(now) != len(saved) or any(map(_differ, now, saved)):
+                    container.clear()
+                    container.extend(saved) if isinstance(container, (list, deque)) else container.update(saved)
             for restore in restores:
                 restore()
             for name in set(self._names(part)) - attributes.keys():
                 del vars(part)[name]
             vars(part).update(attributes)
 
-    def _save(self, value: Any, restores: list[Restore], *, inside_object: bool = False) -> None:
-        """Add what writes the contents of a value back; nothing for values without contents, or that were seen."""
-        if isinstance(value, _NO_STATE) or id(value) in self._seen:
-            return
-        self._seen[id(value)] = value
-        if (tensor := self._save_tensor(value)) is not None:
-            restores.append(tensor)
-            return
-        items: Iterable[Any] = ()
-        if isinstance(value, np.ndarray):
-            if value.flags.writeable and value.nbytes <= _LARGEST_ARRAY and not value.dtype.hasobject:
-                restores.append(partial(np.copyto, value, value.copy()))
-        elif isinstance(value, (dict, list, set, deque)):
-            restores.append(_save_container(value))
-            items = list(value.values() if isinstance(value, dict) else value) if len(value) <= _MOST_ITEMS else ()
-        elif isinstance(value, tuple):
-            items = value if len(value) <= _MOST_ITEMS else ()
-        elif hasattr(value, "__dict__") and not inside_object:
-            restores.append(_save_container(vars(value)))
-            items, inside_object = list(vars(value).values()), True
-        for item in items:
-            self._save(item, restores, inside_object=inside_object)
+
+def _contents(container: Any) -> list[Any]:
+    return list(container.items()) if isinstance(container, dict) else list(container)
 
 
-def _save_container(value: Any) -> Restore:
-    """Contents are written back only where they have changed: others may be reading them."""
-    saved = list(value.items()) if isinstance(value, Mapping) else list(value)
-
-    def restore() -> None:
-        now = list(value.items()) if isinstance(value, Mapping) else list(value)
-        if len(now) != len(saved) or any(not _is_same(*pair) for pair in zip(now, saved, strict=True)):
-            value.clear()
-            value.extend(saved) if isinstance(value, (list, deque)) else value.update(saved)
-
-    return restore
-
-
-def _is_same(one: Any, other: Any) -> bool:
+def _differ(one: Any, other: Any) -> bool:
     if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other) == 2:
-        return one[0] is other[0] and one[1] is other[1]  # an item of a dict
-    return one is other
+        return one[0] is not other[0] or one[1] is not other[1]  # an item of a dict
+    return one is not other

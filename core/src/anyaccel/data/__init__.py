@@ -14,9 +14,7 @@ from anyaccel.data.joined_columns import joined_array, joined_changes, joined_sp
 from anyaccel.data.padding import Pad, Padding
 from anyaccel.data.ragged_columns import RaggedColumn
 from anyaccel.data.rows import Rows
-from anyaccel.data.sampling.pair_conditions import Beyond, Different, PairCondition, Same, Where, Within
-from anyaccel.data.sampling.pair_samplers import PairSampler, TripletSampler, sampler_from_config
-from anyaccel.data.sampling.sampler import EpochOrders, Sampler, SimpleSampler
+from anyaccel.data.samplers import EpochOrders, Sampler, SimpleSampler, sampler_from_config
 from anyaccel.data.saved_rows import SavedRows, saved_rows
 from anyaccel.data.streaming.base import BatchSource, Source
 from anyaccel.data.streaming.dataloader_workers import suggested_num_workers
@@ -25,12 +23,11 @@ from anyaccel.data.streaming.iterable_source import IterableSource
 from anyaccel.data.streaming.map_source import MapSource
 from anyaccel.data.streaming.parquet_stream import ParquetStream
 from anyaccel.data.transforms.fitted_transform import FittedTransform
+from anyaccel.distributions import moved_names
 
 __all__ = [
     "BatchSource",
-    "Beyond",
     "DataSchema",
-    "Different",
     "EpochOrders",
     "FeatureSet",
     "FeatureSetView",
@@ -39,20 +36,14 @@ __all__ = [
     "MapSource",
     "Pad",
     "Padding",
-    "PairCondition",
-    "PairSampler",
     "ParquetStream",
     "RaggedColumn",
     "Reference",
     "Rows",
-    "Same",
     "Sampler",
     "SavedRows",
     "SimpleSampler",
     "Source",
-    "TripletSampler",
-    "Where",
-    "Within",
     "as_source",
     "digits",
     "joined_array",
@@ -63,3 +54,5 @@ __all__ = [
     "saved_rows",
     "suggested_num_workers",
 ]
+
+__getattr__ = moved_names(__name__, "Beyond Different PairCondition PairSampler Same TripletSampler Where Within")

@@ -6,7 +6,14 @@ brings an estimator has. Core asks for this package when a graph has an object t
 
 from anyaccel.lazy_attributes import lazy_attributes
 
-_MODULES = {"Estimator": ".estimators", "FitPhase": ".fit_phase", "FitResults": ".fit_results"}
-__all__ = ["Estimator", "FitPhase", "FitResults"]
+_NAMES = {
+    "estimators": "Estimator",
+    "fit_phase": "FitPhase",
+    "fit_results": "FitResults",
+    "pair_conditions": "Beyond Different PairCondition Same Where Within",
+    "pair_samplers": "PairSampler TripletSampler",
+}
+_MODULES = {name: f".{module}" for module, names in _NAMES.items() for name in names.split()}
+__all__ = [*_MODULES]
 
 __getattr__, __dir__ = lazy_attributes(__name__, _MODULES)

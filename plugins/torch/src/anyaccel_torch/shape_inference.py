@@ -24,7 +24,7 @@ from anyaccel_torch.builtin_models import BuiltinModel
 from anyaccel_torch.error_translation import first_line, needs_gradients, single_row_message, translate_errors
 from anyaccel_torch.forward_call import Call, bind_call, force_eager, with_gradients
 from anyaccel_torch.module_state import parameters
-from anyaccel_torch.state_guard import evaluating, in_training, seed_generators
+from anyaccel_torch.state_guard import TrialCalls, seed_generators
 from anyaccel_torch.tree_utils import dtype_name
 
 # torch's shape-only kernels accept wrong dtypes (such as a float64 batch for a float32 Linear), so a module is run on
@@ -44,9 +44,19 @@ def infer_outputs(
     for layer in keras.outermost(model):
         keras.library().refuse_stateful(layer)
     _build(model, inputs, call, seed)
+    if _is_large(model):
+        try:
+            return _probed(_without_values(model), inputs, call)
+        except Exception:  # not every module can be copied or run without values; the real run has the right error
+            pass
+    return _probed(model, inputs, call)
+
+
+def _probed(model: nn.Module, inputs: Sequence[TensorSpec], call: ProbeLayout) -> tuple[OutputSpec, ...]:
+    calls = TrialCalls(model)
     return probe_outputs(
         type(model).__name__,
-        lambda batch: call.by_path(_outputs(model, inputs, call, batch)),
+        lambda batch: call.by_path(_run(calls, inputs, call, batch)),
         lambda output: dtype_name(output.dtype),
         hint="keep the batch as an axis of what the model's forward returns",
     )
@@ -55,15 +65,19 @@ def infer_outputs(
 def infer_training(model: nn.Module, inputs: Sequence[TensorSpec], arguments: Sequence[Path]) -> tuple[OutputSpec, ...]:
     """What a built model returns in training mode; see `Compute.infer_training`.
 
+    Empty for layers of torch one after the other: what these return has the same form in both modes.
+
     Raises:
         ShapeError: it returns no tensors then, or none with a batch.
     """
+    if _ignores_modes(model):
+        return ()
     layout = ProbeLayout(arguments)
     try:
-        probed = _without_values(model) if _is_large(model) else model
+        calls = TrialCalls(_without_values(model) if _is_large(model) else model)
         return probe_outputs(
             f"in training, {type(model).__name__}",
-            lambda batch: layout.by_path(_training_outputs(probed, inputs, layout, batch)),
+            lambda batch: layout.by_path(_training_outputs(calls, inputs, layout, batch)),
             lambda output: dtype_name(output.dtype),
             hint="return what has the batch as an axis, in training too",
         )
@@ -73,25 +87,49 @@ def infer_training(model: nn.Module, inputs: Sequence[TensorSpec], arguments: Se
         return ()
 
 
+def _ignores_modes(model: nn.Module) -> bool:
+    """Whether a module is made of torch's own layers alone, which nothing of the user's is called in."""
+    hooks = nn.modules.module
+    if hooks._global_forward_hooks or hooks._global_forward_pre_hooks:  # noqa: SLF001
+        return False
+    return all(
+        type(part) in _SAME_IN_BOTH_MODES
+        and not (part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part))  # noqa: SLF001
+        for part in model.modules()
+    )
+
+
+_SAME_IN_BOTH_MODES = frozenset(
+    (
+        *(nn.Sequential, nn.Flatten, nn.Unflatten, nn.Identity, nn.Linear, nn.Bilinear, nn.Embedding),
+        *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+        *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.GroupNorm, nn.RNN, nn.LSTM, nn.GRU),
+        *(nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d),
+        *(nn.ReLU, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.ELU, nn.Tanh, nn.Sigmoid, nn.Softmax, nn.LogSoftmax, nn.Softplus),
+        *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+    )
+)
+
+
 def single_row_reason(operation: Operation, inputs: Sequence[TensorSpec]) -> str:
     """What torch says of a training step with one row; see `SingleRows.single_row_reason`."""
     model: Any = operation.model
     try:
-        probed = _without_values(model) if _is_large(model) else model
-        _training_outputs(probed, inputs, ProbeLayout(operation.arguments), 1, as_is=operation.modes == "as_is")
+        calls = TrialCalls(_without_values(model) if _is_large(model) else model)
+        _training_outputs(calls, inputs, ProbeLayout(operation.arguments), 1, as_is=operation.modes == "as_is")
     except Exception as error:  # any other one than of the row comes with the first step, if it comes
         return single_row_message(error)
     return ""
 
 
 def _training_outputs(
-    model: nn.Module, inputs: Sequence[TensorSpec], layout: CallLayout, batch: int, *, as_is: bool = False
+    calls: TrialCalls, inputs: Sequence[TensorSpec], layout: CallLayout, batch: int, *, as_is: bool = False
 ) -> tuple[Tensor, ...]:
-    device = next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))
-    scope = device if device.type == "meta" else nullcontext()
-    with in_training(model, [device], as_is=as_is), torch.no_grad(), force_eager(), warnings.catch_warnings(), scope:
+    scope = calls.device if calls.device.type == "meta" else nullcontext()
+    with calls.in_training(as_is=as_is), torch.no_grad(), force_eager(), warnings.catch_warnings(), scope:
         warnings.simplefilter("ignore")  # of a step without gradients, which this is not
-        return _called(model, bind_call(model, device, len(inputs), layout, layout), inputs, batch, device)
+        call = bind_call(calls.model, calls.device, len(inputs), layout, layout)
+        return _called(calls.model, call, inputs, batch, calls.device)
 
 
 def tensor_spec(tensor: Tensor) -> TensorSpec:
@@ -125,7 +163,7 @@ def _build(model: nn.Module, inputs: Sequence[TensorSpec], layout: CallLayout, s
     hooks = [part.register_forward_pre_hook(_build_hook(rng.key(seed, name))) for name, part in inner.items()]
     try:
         with keras.seeded_initialization(model, seed):
-            _run(model, inputs, layout, 2, seed)
+            _run(TrialCalls(model), inputs, layout, 2, seed)
     finally:
         for hook in hooks:
             hook.remove()
@@ -136,15 +174,6 @@ def _build_hook(seed: int) -> Any:
         module.build([tensor.shape[1:] for tensor in inputs], seed, inputs[0].device)
 
     return build
-
-
-def _outputs(model: nn.Module, inputs: Sequence[TensorSpec], layout: CallLayout, batch: int) -> tuple[Tensor, ...]:
-    if _is_large(model):
-        try:
-            return _run(_without_values(model), inputs, layout, batch)
-        except Exception:  # not every module can be copied or run without values; the real run has the right error
-            pass
-    return _run(model, inputs, layout, batch)
 
 
 def _is_large(model: nn.Module) -> bool:
@@ -168,12 +197,12 @@ def _without_values(model: nn.Module) -> nn.Module:
 
 
 def _run(
-    model: nn.Module, inputs: Sequence[TensorSpec], layout: CallLayout, batch: int, seed: int | None = None
+    calls: TrialCalls, inputs: Sequence[TensorSpec], layout: CallLayout, batch: int, seed: int | None = None
 ) -> tuple[Tensor, ...]:
     """Outputs for a batch, in evaluation mode; random numbers come from `seed` if it is given."""
-    device = next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))
+    model, device = calls.model, calls.device
     scope = device if device.type == "meta" else nullcontext()
-    with evaluating(model, [device]), torch.no_grad(), force_eager(), scope:  # compiling does not pay for two batches
+    with calls.evaluating(), torch.no_grad(), force_eager(), scope:  # compiling does not pay for two batches
         if seed is not None:
             seed_generators([device], seed)
         try:

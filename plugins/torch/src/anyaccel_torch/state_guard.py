@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,7 @@ class TrainingModes:
         """Set every submodule's mode to what it was, without calling `train`, which users override."""
         for part, training in self._saved.items():
             part.training = training
+        self._entered.clear()
 
 
 class GradientFlags:
@@ -176,23 +178,39 @@ class PlainAttributes:
 
     def __init__(self, module: nn.Module) -> None:
         parts = submodules(module)
+        self._module = module
         self._builders = {id(part) for part in parts if _builds_itself(part)}
         self._registered = {id(part): self._registered_in(part) for part in parts}
         self._snapshot = AttributeSnapshot(parts, _plain_names, save_tensor)
 
     def restore(self) -> None:
         """Set every attribute, and what it holds, to what it was."""
-        self._snapshot.restore(unless=lambda part: self._registered_in(part) != self._registered[id(part)])
+        now = {id(part): self._registered_in(part) for part in submodules(self._module)}
+        if now == self._registered:
+            self._snapshot.restore()
+        else:
+            self._snapshot.restore(unless=lambda part: self._has_built(id(part), part))
 
-    def _registered_in(self, part: nn.Module) -> Any:
-        """What changes when a module builds itself: its class, and what is registered in it.
+    def _has_built(self, before: int, part: nn.Module) -> bool:
+        """Whether a part, or one in it that does not build itself, has now another class or other things registered.
 
-        Also in the modules in it, as a list that layers are added to, but not in those that build themselves.
+        Also where a list has got layers, or another module stands in the place of one.
+        """
+        (*record_before, inner_before), (*record, inner) = self._registered[before], self._registered_in(part)
+        if record != record_before or len(inner) != len(inner_before):
+            return True
+        by_id = {id(child): child for child in part.children()}
+        return any(self._has_built(was, by_id[now]) for was, now in zip(inner_before, inner, strict=True))
+
+    def _registered_in(self, part: nn.Module) -> tuple[Any, ...]:
+        """What changes when a module builds itself: its class, what is registered in it, and the modules in it.
+
+        Of these not those that build themselves.
         """
         tables = (part._parameters, part._buffers, part._modules)  # noqa: SLF001
         names = [name for table in tables for name in table.keys()]  # noqa: SIM118 - iterating fails in TorchScript
-        inner = [child for child in part.children() if id(child) not in self._builders]
-        return type(part), names, getattr(part, "built", None), [self._registered_in(child) for child in inner]
+        inner = [id(child) for child in part.children() if id(child) not in self._builders]
+        return type(part), names, getattr(part, "built", None), inner
 
 
 def _builds_itself(part: nn.Module) -> bool:
@@ -228,42 +246,52 @@ def _nothing() -> None:
     pass
 
 
-@contextmanager
-def evaluating(model: nn.Module, devices: Sequence[torch.device]) -> Iterator[None]:
-    """Inside, the model is in evaluation mode; afterwards modes, attributes, buffers, random states are as before.
+class TrialCalls:
+    """Calls of a module after each of which its modes, attributes and buffers, and random states, are as before all.
 
-    Raises:
-        GraphError: it has no modes, as what `torch.export` gives.
+    Args:
+        model: the module.
+        device: where it is, or `meta`; by default that of its first parameter or buffer, else the CPU.
     """
-    with _as_before(model, devices):
+
+    def __init__(self, model: nn.Module, device: torch.device | None = None) -> None:
+        if device is None:
+            device = next((t.device for t in chain(model.parameters(), model.buffers())), torch.device("cpu"))
+        self.model, self.device, self._modes = model, device, TrainingModes([model])
+        self._saved = (PlainAttributes(model), self._modes, BufferSnapshot([model]), RandomState([device]))
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Inside, the model is in evaluation mode.
+
+        Raises:
+            GraphError: it has no modes, as what `torch.export` gives.
+        """
         try:
-            model.eval()
-        except NotImplementedError as error:
-            raise GraphError(
-                f"{type(model).__name__} cannot change between training and evaluation mode: {error}",
-                hint="give the module that it was made of; or, if it computes the same in both, set model.train = "
-                "model.eval = lambda *mode: model",
-            ) from error
-        yield
+            try:
+                self.model.eval()
+            except NotImplementedError as error:
+                raise GraphError(
+                    f"{type(self.model).__name__} cannot change between training and evaluation mode: {error}",
+                    hint="give the module that it was made of; or, if it computes the same in both, set model.train = "
+                    "model.eval = lambda *mode: model",
+                ) from error
+            yield
+        finally:
+            self._restore()
 
+    @contextmanager
+    def in_training(self, *, as_is: bool = False) -> Iterator[None]:
+        """Inside, the model is in the modes of a training step; `as_is`: in those that it has."""
+        try:
+            if not as_is:
+                self._modes.enter(self.model, training=True)
+            yield
+        finally:
+            self._restore()
 
-@contextmanager
-def in_training(model: nn.Module, devices: Sequence[torch.device], *, as_is: bool = False) -> Iterator[None]:
-    """As `evaluating`, in the modes of a training step; `as_is`: in those that it has."""
-    with _as_before(model, devices) as modes:
-        if not as_is:
-            modes.enter(model, training=True)
-        yield
-
-
-@contextmanager
-def _as_before(model: nn.Module, devices: Sequence[torch.device]) -> Iterator[TrainingModes]:
-    modes = TrainingModes([model])
-    saved = (PlainAttributes(model), modes, BufferSnapshot([model]), RandomState(devices))
-    try:
-        yield modes
-    finally:
-        for state in saved:
+    def _restore(self) -> None:
+        for state in self._saved:
             state.restore()
 
 

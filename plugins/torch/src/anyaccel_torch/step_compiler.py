@@ -99,10 +99,9 @@ class StepCompiler:
         device = self._compilable_device()
         if self._segment.compile == "off" or max_steps < 2 or self._compiled or self._failed or device is None:
             return None
-        from anyaccel_torch.compiling.estimate import estimate_compile, request_key
+        from anyaccel_torch.compiling.estimate import estimate_compile
 
-        request = self._request(device)
-        return estimate_compile(request, request_key(request, self._eager_time[1] if self._eager_time else 0))
+        return estimate_compile(self._request(device), self._eager_time[1] if self._eager_time else 0)
 
     def needs_compiling(self, batch: int, n_micro: int) -> bool:
         """Whether steps of this size are to be compiled; not those of a last, smaller batch, as it would not pay."""

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from neighbours import Neighbours
 
-from anyaccel import AppliedLoss, PairSampler, Same, SimpleSampler
+from anyaccel import AppliedLoss, SimpleSampler
 from anyaccel.adapter import ArrayProgram
 from anyaccel.data import EpochOrders, FeatureSet, Rows, Sampler
-from anyaccel.errors import PhaseError, SamplerError
+from anyaccel.errors import PhaseError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.hookspecs import hookimpl
@@ -225,14 +226,12 @@ def test_pairs_in_turn_with_single_rows() -> None:
     nodes = [ModelNode("na", model, a.reference()), ModelNode("twin", model, a.reference(stream="pair"))]
     graph = ModelGraph([*nodes, ModelNode("nb", model, b.reference())], Optimizer("sgd", lr=0.001))
     losses = [AppliedLoss("mse", "na", ["outputs", "twin"], label="pairs"), AppliedLoss("mse", "nb")]
-    samplers = {"a": PairSampler(4, Same("k")), "b": SimpleSampler(1)}
+    samplers = {"a": Neighbours(4, "k"), "b": SimpleSampler(1)}
     settings = {"data": "first", "losses": losses, "sampler": samplers}
     own = EvalPhase("v", data="last", metrics=[Metric("mse", "nb")])
     results = run(graph, TrainPhase("t", validation=own, schedule="alternate_strict", **settings))
     assert results.epochs[0].steps == 4  # six rows of `a` make two batches of pairs
     assert results.figure("val_loss.pairs")[-1] == 0.0 and results.figure("val_mse")[-1] > 0
-    by_pairs = TrainPhase("t", validation="last", **settings)  # its two rows of `a` are of two kinds
-    assert "no row of 'a' has a partner by Same('k')" in refused(SamplerError, lambda: run(graph, by_pairs))
 
 
 @dataclass(frozen=True)
@@ -257,7 +256,7 @@ class Backwards(Sampler):
     [
         (SimpleSampler(2), True),
         (SimpleSampler(2, shuffle=True), False),
-        (PairSampler(2, Same("k")), False),
+        (Neighbours(2, "k"), False),
         (Backwards(), True),
         (Backwards(shuffle=True), False),
     ],
@@ -341,21 +340,11 @@ def test_a_validation_of_sets_of_different_lengths() -> None:
 
 def test_an_evaluation_with_a_sampler_for_one_set() -> None:
     graph = apart(6, 4)
-    results = run(graph, EvalPhase("e", data="all", sampler={"a": PairSampler(4, Same("k"), per_anchor=2)}))
+    results = run(graph, EvalPhase("e", data="all", sampler={"a": Neighbours(4, "k", rounds=2)}))
     assert len(results.prediction("na")) == 12 and len(results.prediction("nb")) == 4
 
 
 # -- configuration ---------------------------------------------------------------------------------------------------
-
-
-def test_samplers_and_schedule_are_in_the_configuration() -> None:
-    losses = [AppliedLoss("mse", "na")]
-    sampler = {"a": SimpleSampler(4, shuffle=True), "b": PairSampler(2, Same("k"))}
-    phase = TrainPhase("t", data="all", losses=losses, sampler=sampler, schedule="zip_cycle", validation="last")
-    back = Phase.from_config(phase.get_config())
-    assert isinstance(back, TrainPhase) and (back.sampler, back.schedule) == (sampler, "zip_cycle")
-    assert back.validation is not None and back.validation.sampler == {"b": sampler["b"]}
-    assert back.get_config() == phase.get_config()
 
 
 def test_batch_sizes_may_be_given_for_each_set() -> None:

@@ -21,8 +21,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from neighbours import Neighbours
 
-from anyaccel import AppliedLoss, IterableSource, MapSource, PairSampler, ParquetStream, Same, SimpleSampler, Source
+from anyaccel import AppliedLoss, IterableSource, MapSource, ParquetStream, SimpleSampler, Source
 from anyaccel.adapter import ArrayProgram
 from anyaccel.data import FeatureSet
 from anyaccel.errors import AnyaccelError, ColumnError, ConfigError, OutOfMemoryError, PhaseError, SourceError
@@ -185,7 +186,7 @@ def test_pairs_of_items_are_those_of_rows() -> None:
     def losses(given: Any) -> list[float]:
         one = ModelNode("net", Dense(1), data.reference(FEATURES, ["y"]))
         two = ModelNode("pair", Dense(1), data.reference(FEATURES, ["y"], stream="pair"))
-        drawn = PairSampler(8, Same("c"), seed=2)
+        drawn = Neighbours(8, "c", seed=2)
         on = [MSE, AppliedLoss("mse", on="pair")]
         return list(run(ModelGraph([one, two], Optimizer("sgd", lr=0.1)), phase(given, sampler=drawn, losses=on)).loss)
 
@@ -330,8 +331,8 @@ def test_sources_that_do_not_fit_the_phase_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PhaseError, match=r"given the source 'elsewhere'.*the graph takes data.*say so"):
         run(graph, phase(source(batches(), "elsewhere")))
     assert len(run(graph, phase({"data": source(batches(), "elsewhere")}, n_epochs=1)).epochs) == 1, "as the hint says"
-    with pytest.raises(PhaseError, match="has a PairSampler, and its data are the source 'data'"):
-        run(graph, phase(batches(), sampler=PairSampler(8, Same("c"))))
+    with pytest.raises(PhaseError, match="has a Neighbours, and its data are the source 'data'"):
+        run(graph, phase(batches(), sampler=Neighbours(8, "c")))
     with pytest.raises(SourceError, match=r"never ends.*steps=1000"):
         run(graph, phase(itertools.cycle(batches())))
 

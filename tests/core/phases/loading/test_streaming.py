@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from neighbours import Neighbours, Threes
 
-from anyaccel import AppliedLoss, Different, PairSampler, Same, SimpleSampler, TripletSampler
+from anyaccel import AppliedLoss, SimpleSampler
 from anyaccel.data import FeatureSet
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
@@ -120,8 +121,8 @@ def siamese(*streams: str | None) -> ModelGraph:
 
 PAIRED = AppliedLoss("mse", on="net", inputs=["outputs", "data.y"])
 TOGETHER = {
-    "pairs": (PairSampler(4, Same("k"), seed=1), (None, "pair")),
-    "triplets": (TripletSampler(6, Same("k"), Different("k"), seed=1), (None, "positive", "negative")),
+    "pairs": (Neighbours(4, "k", seed=1), (None, "pair")),
+    "triplets": (Threes(6, "k", seed=1), (None, "positive", "negative")),
 }
 
 
@@ -150,7 +151,7 @@ def test_columns_of_several_streams_are_copied_for_each(blocks: Blocks, sims: Si
             "t",
             data="train",
             losses=PAIRED,
-            sampler=PairSampler(4, Same("k")),
+            sampler=Neighbours(4, "k"),
             accelerator="sim:0",
             residency=residency,
         )

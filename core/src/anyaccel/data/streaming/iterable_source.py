@@ -19,7 +19,7 @@ from anyaccel.arguments import is_integer, shown
 from anyaccel.call_hints import constructor_hints
 from anyaccel.data.padding import Pad
 from anyaccel.data.roles import Names
-from anyaccel.data.sampling.sampler import integer
+from anyaccel.data.samplers import integer
 from anyaccel.data.streaming.base import BatchSource, Columns
 from anyaccel.data.streaming.batch_schema import BatchSchema
 from anyaccel.data.streaming.dataloader_workers import (

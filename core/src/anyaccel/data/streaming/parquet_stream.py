@@ -21,7 +21,7 @@ from anyaccel.data.readers.file_discovery import DataFile, Paths
 from anyaccel.data.readers.list_columns import with_shapes
 from anyaccel.data.readers.parquet import ParquetFiles, choose_files, parquet_errors
 from anyaccel.data.roles import ROLES, NamesOrRest, RoleNames, of_role
-from anyaccel.data.sampling.sampler import SimpleSampler, integer
+from anyaccel.data.samplers import SimpleSampler, integer
 from anyaccel.data.streaming.base import EXAMPLE_ROWS, BatchSource, Columns
 from anyaccel.data.streaming.source_errors import error_context
 from anyaccel.data.streaming.to_numpy import column_array

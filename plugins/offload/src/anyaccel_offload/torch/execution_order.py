@@ -16,7 +16,7 @@ from anyaccel_offload.torch.offload import offload_of
 from anyaccel_torch.error_translation import first_line
 from anyaccel_torch.forward_call import force_eager
 from anyaccel_torch.replaced_tensors import call_with, tensor_names, tensor_places
-from anyaccel_torch.state_guard import evaluating
+from anyaccel_torch.state_guard import TrialCalls
 
 
 class BlockOrder:
@@ -80,8 +80,8 @@ def execution_order(
     order: dict[str, None] = {}
     on_meta = torch.utils._pytree.tree_map(_on_meta, (tuple(args), dict(kwargs)))  # noqa: SLF001  (torch's, undocumented)
     names = tensor_names(model)
-    as_before = evaluating(model, [torch.device("cpu")])
-    with as_before, torch.no_grad(), force_eager(), _recording(model, blocks, order), torch.device("meta"):
+    calls = TrialCalls(model, torch.device("cpu"))
+    with calls.evaluating(), torch.no_grad(), force_eager(), _recording(model, blocks, order), torch.device("meta"):
         call_with(model, _without_values(model, names), names, *on_meta[0], **on_meta[1])
     return [*order, *(name for name in blocks if name not in order)]
 

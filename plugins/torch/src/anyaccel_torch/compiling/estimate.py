@@ -39,12 +39,12 @@ _HEAVY = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase, nn.MultiheadAttention)
 _compile_seconds: dict[str, float] = {}
 
 
-def estimate_compile(request: CompileRequest, key: str) -> CompileEstimate | None:
+def estimate_compile(request: CompileRequest, batch: int) -> CompileEstimate | None:
     """The cost and gain of compiling steps of a program; None if it cannot be done or would not pay.
 
     Args:
         request: the program, with the time of an uncompiled step.
-        key: see `request_key`.
+        batch: rows of that step; 0 before any.
     """
     try:
         check_optimizers(request)
@@ -57,7 +57,7 @@ def estimate_compile(request: CompileRequest, key: str) -> CompileEstimate | Non
     ratio = _measured_ratio(request) if request.eager_seconds else _guessed_ratio(request)
     if ratio > MAX_RATIO or not toolchain_check.compiler():
         return None
-    return CompileEstimate(_expected_seconds(request, key), ratio)
+    return CompileEstimate(_expected_seconds(request, request_key(request, batch)), ratio)
 
 
 def _measured_ratio(request: CompileRequest) -> float:

@@ -14,6 +14,7 @@ from anyaccel import arguments, rng
 from anyaccel.arguments import is_integer, shown
 from anyaccel.call_hints import constructor_hints
 from anyaccel.data.rows import Rows
+from anyaccel.distributions import SAVED, load, saved_names
 from anyaccel.errors import ConfigError, SamplerError
 
 
@@ -175,6 +176,27 @@ class SimpleSampler(Sampler):
                 hint="give batch_size and no key that is not listed",
             )
         return cls(**config)
+
+
+def sampler_from_config(config: Mapping[str, Any]) -> Sampler:
+    """Read what `get_config` of a SimpleSampler, or of a sampler of an installed distribution, wrote.
+
+    Raises:
+        ConfigError: not such a configuration.
+        SamplerError: an invalid setting.
+        MissingDistributionError: the distribution of such a sampler is not installed.
+    """
+    kind = config.get("type") if isinstance(config, Mapping) else None
+    if kind is None:
+        return SimpleSampler.from_config(config)
+    cls = load(SAVED, f"sampler.{kind}") if isinstance(kind, str) else None
+    if cls is None:
+        available = ", ".join([*sorted(saved_names("sampler")), "no type for a SimpleSampler"])
+        raise ConfigError(
+            f"a sampler has no type {shown(kind)}", available=available, hint="write {'type': 'pair', ...}"
+        )
+    sampler: Sampler = cls.from_config(config)
+    return sampler
 
 
 def check_settings(sampler: Sampler, *counts: str) -> None:

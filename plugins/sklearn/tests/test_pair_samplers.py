@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from anyaccel import Beyond, Different, FeatureSet, PairSampler, Same, TripletSampler, Where, Within
-from anyaccel.data import Rows, SimpleSampler, sampler_from_config
-from anyaccel.data.sampling import pair_samplers
+from anyaccel.data import Rows, sampler_from_config
 from anyaccel.errors import ColumnError, ConfigError, SamplerError
+from anyaccel_sklearn import pair_samplers
 
 
 def rows(**columns: Any) -> dict[str, Rows]:
@@ -289,7 +289,6 @@ def test_invalid_settings_are_refused(make: Any, message: str) -> None:
 @pytest.mark.parametrize(
     "sampler",
     [
-        SimpleSampler(3, shuffle=True),
         PairSampler(4, [Same("label"), Within("temp", 2.5)], Different("label"), per_anchor=2, seed=9),
         PairSampler(4, Beyond("temp", 1)),
         TripletSampler(4, Same("label"), [Different("label")], shuffle=False, drop_last=True),
@@ -323,5 +322,6 @@ def test_samplers_and_conditions_are_values() -> None:
     first, other = (PairSampler(4, [Same("a")], seed=np.int64(2)) for _ in range(2))  # type: ignore[arg-type]
     assert first == other and hash(first) == hash(other) and first != PairSampler(4, Same("b"), seed=2)
     assert repr(Within("t", 2)) == "Within('t', 2)" and str(Different("a")) == "Different('a')"
+    assert repr(Same("a\x1b]0;owned")) == r"Same('a\x1b]0;owned')"
     with pytest.raises(AttributeError):
         first.seed = 1  # type: ignore[misc]

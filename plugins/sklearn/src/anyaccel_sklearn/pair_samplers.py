@@ -13,8 +13,10 @@ from anyaccel import rng
 from anyaccel.arguments import shown
 from anyaccel.call_hints import constructor_hints
 from anyaccel.data.rows import Rows
-from anyaccel.data.sampling.column_codes import ComparedColumn
-from anyaccel.data.sampling.pair_conditions import (
+from anyaccel.data.samplers import EpochOrders, Sampler, check_settings, integer
+from anyaccel.errors import ConfigError, SamplerError
+from anyaccel_sklearn.column_codes import ComparedColumn
+from anyaccel_sklearn.pair_conditions import (
     Beyond,
     Conditions,
     Different,
@@ -25,8 +27,6 @@ from anyaccel.data.sampling.pair_conditions import (
     conditions_of,
     field_names,
 )
-from anyaccel.data.sampling.sampler import EpochOrders, Sampler, SimpleSampler, check_settings, integer
-from anyaccel.errors import ConfigError, SamplerError
 
 
 @constructor_hints
@@ -225,23 +225,6 @@ class TripletSampler(_ConditionSampler):
             return anchors, *partners
 
         return EpochOrders(len(anchors), orders)
-
-
-def sampler_from_config(config: Mapping[str, Any]) -> Sampler:
-    """Read what `get_config` of a SimpleSampler, PairSampler or TripletSampler wrote.
-
-    Raises:
-        ConfigError: not such a configuration.
-        SamplerError: an invalid setting.
-    """
-    kind = config.get("type") if isinstance(config, Mapping) else None
-    if kind is None:
-        return SimpleSampler.from_config(config)
-    for cls in (PairSampler, TripletSampler):
-        if cls.kind == kind:
-            return cls.from_config(config)
-    available = "pair, triplet, or no type for a SimpleSampler"
-    raise ConfigError(f"a sampler has no type {shown(kind)}", available=available, hint="write {'type': 'pair', ...}")
 
 
 def _set(sampler: Sampler, **settings: Any) -> None:

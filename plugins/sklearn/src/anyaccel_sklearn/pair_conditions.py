@@ -15,7 +15,8 @@ from anyaccel.call_hints import constructor_hints
 from anyaccel.data.arrow_columns import is_numeric
 from anyaccel.data.roles import listed
 from anyaccel.data.rows import Rows
-from anyaccel.data.sampling.column_codes import (
+from anyaccel.errors import ConfigError, SamplerError
+from anyaccel_sklearn.column_codes import (
     ComparedColumn,
     encoded,
     find_column,
@@ -23,7 +24,6 @@ from anyaccel.data.sampling.column_codes import (
     python_values,
     single_values,
 )
-from anyaccel.errors import ConfigError, SamplerError
 
 MaskFunction = Callable[[Any, np.ndarray], Any]
 """From an anchor's value and an array of candidates' values to a bool mask of the candidates."""
