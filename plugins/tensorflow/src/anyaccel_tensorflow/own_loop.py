@@ -7,6 +7,7 @@ import itertools
 import math
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, update_wrapper
@@ -20,12 +21,14 @@ import tensorflow as tf
 from anyaccel.errors import CapabilityError, ConfigError, DataError, StateError
 from anyaccel.own_loop import Loop, LoopLoader, OwnLoops, Share
 from anyaccel.own_loop.loop import OF_MODELS
+from anyaccel.user_level import user_level
 from anyaccel_tensorflow.object_location import is_optimizer
 from anyaccel_tensorflow.shape_inference import batch_coupling
 from anyaccel_tensorflow.variables import keras, model_variables, named_parts, parts, read, tf_variable, write
 
 _FUNCTION_HINT = "write @loop.function in place of @tf.function"
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError, tf.errors.CancelledError)
+_MANY_TRACES = 6
 _DIGESTED = 4096
 """So many elements of each tensor tell batches apart."""
 _prepared: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
@@ -644,6 +647,7 @@ class _Traced:
         self, loop: TensorFlowLoop, function: Callable[..., Any], number: int, settings: Any, *, is_closing: bool
     ) -> None:
         self.number, self.is_closing = number, is_closing
+        self._name, self._n_traces = getattr(function, "__name__", "the step"), 0
         self.graph: Any = None
         self.rows: Any = None
         self.is_new, self.has_gradients, self.needs_rows = True, False, False
@@ -662,7 +666,8 @@ class _Traced:
             with tf.device(device):
                 return function(*args, **kwargs)
 
-        self.run = tf.function(step if loop.is_plain else counted_step, **settings)
+        # a partial has no code, by which TensorFlow counts traces: steps of all loops would be one function to it
+        self.run = tf.function(partial(step if loop.is_plain else counted_step), **settings)
 
     def begin(self, rows: Any) -> None:
         """It is traced."""
@@ -675,6 +680,14 @@ class _Traced:
         self.is_new = False
         self.leaves, self.takes = frozenset(self.computed - self.given), frozenset(self.given - self.computed)
         self.has_gradients = bool(self.computed)
+        self._n_traces += 1
+        if self._n_traces == _MANY_TRACES:
+            warnings.warn(
+                f"{self._name}() was traced {_MANY_TRACES} times, which takes longer than to call it. Hint: give it "
+                "tensors, such as tf.constant(rate), in place of Python numbers that change",
+                RuntimeWarning,
+                stacklevel=user_level(),
+            )
 
 
 class _Site:
