@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,9 +19,18 @@ from click.testing import CliRunner
 import anyaccel as aa
 from anyaccel import distributions, install_hints
 from anyaccel.cli.main import group as command_line
-from anyaccel.data import sampler_from_config
+from anyaccel.data import SavedRows, sampler_from_config, saved_rows
+from anyaccel.data.transforms import read_transforms
 from anyaccel.distributions import COMMANDS, MODULES, NAMES, OFFERED, SETTINGS
-from anyaccel.errors import AnyaccelError, ConfigError, DeviceParseError, MissingDistributionError, PluginError
+from anyaccel.errors import (
+    AnyaccelError,
+    ColumnError,
+    ConfigError,
+    DeviceParseError,
+    MissingDistributionError,
+    PluginError,
+    TransformError,
+)
 from anyaccel.extensions import extensions
 from anyaccel.phases.measured_work import measured_work
 
@@ -374,3 +384,59 @@ def test_saved_samplers_say_what_is_not_installed(kind: str) -> None:
     with pytest.raises(ConfigError, match=r"a sampler has no type 'quad'\. Available: no type for a SimpleSampler"):
         sampler_from_config({"type": "quad"})
     assert sampler_from_config({"batch_size": 2}) == aa.SimpleSampler(2)
+
+
+class Halves:
+    """A transform in the style of scikit-learn."""
+
+    def fit(self, x: object) -> Halves:
+        return self
+
+    def transform(self, x: np.ndarray) -> np.ndarray:
+        return x / 2
+
+
+@pytest.mark.usefixtures("alone")
+def test_transforms_say_what_is_not_installed() -> None:
+    x = np.ones((4, 2), "float32")
+    data = aa.FeatureSet.from_dict("d", {"x": x, "y": ["a", "b"] * 2, "z": x[:, 0]}, ["x"], ["z"], ["y"])
+    with pytest.raises(MissingDistributionError, match=rf"^FeatureSet\.fit_transform {SKLEARN}"):
+        data.fit_transform(Halves(), "x", fit_on="all")
+    assert data.transforms == () and np.array_equal(data.inverse(x, "x"), x)
+    with pytest.raises(TransformError, match="it has no transforms"):
+        data.transform_like(data)
+    for undo in (data.undo_transform, data.undo_transforms):
+        with pytest.raises(TransformError, match="'d' has no transform to undo"):
+            undo()
+    for columns, kind in (("w", ColumnError), ((), TransformError), (("x", "x"), TransformError)):
+        with pytest.raises(kind):
+            data.inverse(x, columns)
+
+
+@pytest.mark.usefixtures("alone")
+def test_fit_says_what_text_and_scalers_need() -> None:
+    x = np.ones((4, 2), "float32")
+    for labels in (["a", "b"] * 2, [True, False] * 2):
+        with pytest.raises(MissingDistributionError, match=rf"^fit\.class_labels {SKLEARN}"):
+            aa.fit(aa.SequentialMLP(2), (x, np.array(labels)), loss="cross_entropy", progress="none")
+    for scaler in ("standard", Halves()):
+        with pytest.raises(MissingDistributionError, match=rf"^fit\.scaler {SKLEARN}"):
+            aa.fit(aa.SequentialMLP(2), (x, x), loss="mse", scaler=scaler, progress="none")
+    fitted = aa.fit(aa.SequentialMLP(2), (x, [0, 1, 0, 1]), loss="cross_entropy", validation=0.5, progress="none")
+    assert fitted.predict(x).shape == (4,)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_saved_graph_on_transformed_data_says_what_is_not_installed(tmp_path: Path) -> None:
+    folder = Path(__file__).parent / "saved_0_1/fit"
+    with pytest.raises(MissingDistributionError, match=rf"^what was saved as data\.transforms {SKLEARN}"):
+        aa.load(shutil.copytree(folder / "classes-standard", tmp_path / "saved"))
+    with pytest.raises(MissingDistributionError, match="data\\.transforms"):
+        read_transforms([{"class": "StandardScaler"}], {})
+    rows = aa.FeatureSet.from_dict("d", {"x": np.ones(3)}, "x")
+    written = saved_rows(rows, rows, ["x"], arrays := {}, "p")
+    loaded = SavedRows.read({**written, "transforms": [{"class": "StandardScaler"}]}, arrays)
+    assert loaded.array("x").tolist() == [1, 1, 1]
+    with pytest.raises(TransformError, match=SKLEARN) as caught:
+        loaded.inverse(np.ones(3), "x")
+    assert "plugins/sklearn" in caught.value.hint

@@ -44,27 +44,6 @@ def data() -> aa.FeatureSet:
     return features
 
 
-@functools.cache
-def scaled() -> aa.FeatureSet:
-    return data().fit_transform(Halves(), "x", fit_on="train")
-
-
-class Halves:
-    """A transform that learns nothing."""
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        return {}
-
-    def fit(self, x: Any) -> Halves:
-        return self
-
-    def transform(self, x: Any) -> Any:
-        return x / 2
-
-    def inverse_transform(self, x: Any) -> Any:
-        return x * 2
-
-
 class Rowwise:
     """A map-style data set."""
 
@@ -293,10 +272,6 @@ CALLS: dict[str, Callable[[], Call]] = {
     "FeatureSet.cast": lambda: (data().cast, {"dtypes": {"x": "float64"}, "keep_splits": True}),
     "FeatureSet.column": lambda: (data().column, {"name": "x"}),
     "FeatureSet.filter": lambda: (data().filter, {"conditions": {"k": 1}, "name": "n"}),
-    "FeatureSet.fit_transform": lambda: (
-        data().fit_transform,
-        {"transform": Halves(), "columns": "x", "fit_on": "train", "role": None, "into": None},
-    ),
     "FeatureSet.from_arrow": lambda: (aa.FeatureSet.from_arrow, {"label": "d", "table": TABLE, **KEYS, "pad": None}),
     "FeatureSet.from_dict": lambda: (aa.FeatureSet.from_dict, {"label": "d", "data": {"x": X, "y": X}, **KEYS}),
     "FeatureSet.from_pandas": lambda: (
@@ -309,7 +284,6 @@ CALLS: dict[str, Callable[[], Call]] = {
     ),
     "FeatureSet.is_ragged": lambda: (data().is_ragged, {"name": "x"}),
     "FeatureSet.ragged_column": lambda: (data().ragged_column, {"name": "x"}),
-    "FeatureSet.inverse": lambda: (scaled().inverse, {"values": X, "columns": "x"}),
     "FeatureSet.reference": lambda: (data().reference, {**COLUMNS, "stream": None}),
     "FeatureSet.role": lambda: (data().role, {"name": "x"}),
     "FeatureSet.select": lambda: (data().select, COLUMNS),
@@ -321,7 +295,6 @@ CALLS: dict[str, Callable[[], Call]] = {
     ),
     "FeatureSet.split_random": lambda: (copied().split_random, SPLIT),
     "FeatureSet.take": lambda: (data().take, {"positions": [0], "name": "n"}),
-    "FeatureSet.transform_like": lambda: (data().transform_like, {"other": scaled()}),
     "FeatureSetView": lambda: (
         aa.FeatureSetView,
         {"feature_set": data(), "name": "n", "rows": [0], "columns": ["x"]},
@@ -538,6 +511,7 @@ CONTRACT = ("Backend", "Compute", "Exchange", "Memory", "MultiStepProgram", "Pro
 RECORDS = ("AsyncCopy", "CompileEstimate", "Comparison", "EpochOrders", "EvalResults", "Event", "Plan")
 """What core or a plugin makes and a user reads."""
 UNCHECKED = {
+    *("FeatureSet.fit_transform", "FeatureSet.inverse", "FeatureSet.transform_like"),  # in anyaccel-sklearn
     *(*CONTRACT, *RECORDS, "TrainResults", "BatchSource", "Sampler", "Source"),  # abstract, too
     *("Optimizer.rate", "Schedule.factor"),  # called in every step
     "Experiment.from_active_context",  # always an error

@@ -48,6 +48,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("results",),
     ("phases",),
     ("experiment",),
+    ("own_loop",),
     ("fitting",),
     ("cli",),
     ("", "__main__"),

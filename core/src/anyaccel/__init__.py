@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from anyaccel.fitting import find_learning_rate as find_learning_rate
     from anyaccel.fitting import fit as fit
     from anyaccel.fitting import load as load
-    from anyaccel.fitting import prepare as prepare
     from anyaccel.graph import AppliedLoss as AppliedLoss
     from anyaccel.graph import ConcatNode as ConcatNode
     from anyaccel.graph import ModelNode as ModelNode
@@ -59,6 +58,7 @@ if TYPE_CHECKING:
     from anyaccel.numpy_backend import SequentialMLP as SequentialMLP
     from anyaccel.numpy_backend import simulate as simulate
     from anyaccel.own_loop import Loop as Loop
+    from anyaccel.own_loop import prepare as prepare
     from anyaccel.phases import Callback as Callback
     from anyaccel.phases import Checkpoint as Checkpoint
     from anyaccel.phases import EarlyStopping as EarlyStopping
@@ -111,11 +111,11 @@ _NAMES = {
     ),
     "device": "Device",
     "experiment": "Experiment ModelGraph",
-    "fitting": "FittedModel find_learning_rate fit load prepare",
+    "fitting": "FittedModel find_learning_rate fit load",
     "graph": "AppliedLoss ConcatNode ModelNode Plan",
     "hookspecs": "hookimpl",
     "metrics": "Metric",
-    "own_loop": "Loop",
+    "own_loop": "Loop prepare",
     "phases": "Callback Checkpoint EarlyStopping EvalPhase Event FrameworkSettings Profile Progress "
     "ReduceLROnPlateau TrainPhase WeightAveraging",
     "placement": "best_device device_of devices devices_or_cpu move place scope",

@@ -54,9 +54,12 @@ OFFERED: Mapping[str, Mapping[str, str]] = {
         ),
         "anyaccel-offload": "ModelNode.device_map ModelNode.max_memory ModelNode.offload",
         "anyaccel-resources": "plan.inventory",
-        "anyaccel-sklearn": "FeatureSet.group_by FeatureSet.stratify_by",
+        "anyaccel-sklearn": (
+            "FeatureSet.fit_transform FeatureSet.group_by FeatureSet.stratify_by FeatureSet.transform_like "
+            "fit.class_labels fit.scaler"
+        ),
     },
-    SAVED: {"anyaccel-sklearn": "phase.fit results.fit sampler.pair sampler.triplet"},
+    SAVED: {"anyaccel-sklearn": "data.transforms phase.fit results.fit sampler.pair sampler.triplet"},
 }
 """By group: each of anyaccel's own distributions, with the names that it offers there."""
 

@@ -52,3 +52,26 @@ def test_the_hint_of_where_is_a_function() -> None:
     code = code_in(hint_of(lambda: Where("small", 3)), r"Where\(.*\)")  # type: ignore[arg-type]
     condition = run(code, Where=Where)
     assert PairSampler(2, condition).epoch_orders({"fs": example()}).n == 5
+
+
+class Double:
+    """The least transform that can be inverted."""
+
+    def fit(self, x: np.ndarray) -> Double:
+        return self
+
+    def transform(self, x: np.ndarray) -> np.ndarray:
+        return x * 2
+
+
+def test_the_hint_for_a_missing_fit_on_names_a_split() -> None:
+    fs = example()
+    code = code_in(hint_of(lambda: fs.fit_transform(Double(), "x")), r"fit_on='\w+'")
+    assert run(f"fs.fit_transform(Double(), 'x', {code})", fs=fs, Double=Double).transforms
+
+
+def test_the_hint_for_a_class_makes_a_transform() -> None:
+    fs = example()
+    hint = hint_of(lambda: fs.fit_transform(Double, "x", fit_on="train"))
+    transform = run(code_in(hint, r"Double\(\)"), Double=Double)
+    assert fs.fit_transform(transform, "x", fit_on="train").transforms

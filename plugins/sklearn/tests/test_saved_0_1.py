@@ -12,7 +12,7 @@ import pytest
 FOLDERS = Path(__file__).parents[3] / "tests/core/saved_0_1"
 
 
-@pytest.mark.parametrize("name", ["experiment", "run_estimator", "run_pairs", "run_triplets", "configs"])
+@pytest.mark.parametrize("name", ["experiment", "fit", "run_estimator", "run_pairs", "run_triplets", "configs"])
 def test_it_is_read_and_gives_what_it_gave(name: str, tmp_path: Path) -> None:
     spec = importlib.util.spec_from_file_location("saved_0_1_cases", FOLDERS / "cases.py")
     assert spec is not None and spec.loader is not None

@@ -1,15 +1,45 @@
-"""Wrong arguments of pair samplers: each is an AnyaccelError with a hint, or valid."""
+"""Wrong arguments of pair samplers and transforms: each is an AnyaccelError with a hint, or valid."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from wrong_calls import wrongly_read, wrongly_taken
 
 import anyaccel as aa
 from anyaccel.data import sampler_from_config
+
+X = np.random.default_rng(0).standard_normal((12, 3)).astype("float32")
+
+
+class Halves:
+    """A transform that learns nothing."""
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        return {}
+
+    def fit(self, x: Any) -> Halves:
+        return self
+
+    def transform(self, x: Any) -> Any:
+        return x / 2
+
+    def inverse_transform(self, x: Any) -> Any:
+        return x * 2
+
+
+def data() -> aa.FeatureSet:
+    features = aa.FeatureSet.from_dict("data", {"x": X, "y": X[:, 0]}, ["x"], ["y"])
+    features.add_splits({"train": range(6), "val": range(6, 12)})
+    return features
+
+
+def scaled() -> aa.FeatureSet:
+    return data().fit_transform(Halves(), "x", fit_on="train")
+
 
 DRAWN = {"per_anchor": 1, "shuffle": True, "drop_last": False, "seed": 0}
 CALLS: dict[str, Callable[[], tuple[Callable[..., Any], dict[str, Any]]]] = {
@@ -23,6 +53,12 @@ CALLS: dict[str, Callable[[], tuple[Callable[..., Any], dict[str, Any]]]] = {
         aa.PairSampler.from_config,
         {"config": aa.PairSampler(2, aa.Same("k")).get_config()},
     ),
+    "FeatureSet.fit_transform": lambda: (
+        data().fit_transform,
+        {"transform": Halves(), "columns": "x", "fit_on": "train", "role": None, "into": None},
+    ),
+    "FeatureSet.inverse": lambda: (scaled().inverse, {"values": X, "columns": "x"}),
+    "FeatureSet.transform_like": lambda: (data().transform_like, {"other": scaled()}),
     "Same": lambda: (aa.Same, {"column": "x"}),
     "TripletSampler": lambda: (
         aa.TripletSampler,

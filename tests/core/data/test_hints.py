@@ -14,16 +14,6 @@ from anyaccel.data import FeatureSet, SimpleSampler, joined_spec
 from anyaccel.errors import AnyaccelError
 
 
-class Double:
-    """The least transform that can be inverted."""
-
-    def fit(self, x: np.ndarray) -> Double:
-        return self
-
-    def transform(self, x: np.ndarray) -> np.ndarray:
-        return x * 2
-
-
 def example() -> FeatureSet:
     data = {
         "x": np.arange(12.0).reshape(6, 2),
@@ -83,19 +73,6 @@ def test_the_hint_for_samples_with_a_shape_is_a_condition() -> None:
     fs = example()
     code = code_in(hint_of(lambda: fs.filter({"x": 1.0})), r"lambda x: .*\)")
     assert len(fs.filter({"x": run(code)})) == 5
-
-
-def test_the_hint_for_a_missing_fit_on_names_a_split() -> None:
-    fs = example()
-    code = code_in(hint_of(lambda: fs.fit_transform(Double(), "x")), r"fit_on='\w+'")
-    assert run(f"fs.fit_transform(Double(), 'x', {code})", fs=fs, Double=Double).transforms
-
-
-def test_the_hint_for_a_class_makes_a_transform() -> None:
-    fs = example()
-    hint = hint_of(lambda: fs.fit_transform(Double, "x", fit_on="train"))
-    transform = run(code_in(hint, r"Double\(\)"), Double=Double)
-    assert fs.fit_transform(transform, "x", fit_on="train").transforms
 
 
 def test_the_hint_of_drop_last_leaves_a_batch() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from anyaccel import FeatureSet, Pad
 from anyaccel.data import joined_spec
-from anyaccel.errors import ColumnError, TransformError
+from anyaccel.errors import ColumnError
 
 ROWS = [[3, 4, 5], [6], [], [7, 8]]
 PADDED = [[3, 4, 5], [6, 0, 0], [0, 0, 0], [7, 8, 0]]
@@ -179,15 +179,7 @@ def test_what_cannot_be_padded_is_refused(make: Callable[[], Any], message: str)
         make()
 
 
-def test_columns_of_different_length_are_not_joined_or_transformed() -> None:
+def test_columns_of_different_length_are_not_joined() -> None:
     data = made(Pad(mask="mask"))
     with pytest.raises(ColumnError, match=r"'x' of 'd', whose rows differ .* cannot be joined.*d.reference\('x'\)"):
         joined_spec(data, ["x", "mask"])
-
-    class Transform:
-        def fit(self, x: Any) -> Any: ...
-
-        def transform(self, x: Any) -> Any: ...
-
-    with pytest.raises(TransformError, match=r"the rows of 'x' differ in length, which transforms do not take"):
-        data.fit_transform(Transform(), "x", fit_on="all")

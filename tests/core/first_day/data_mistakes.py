@@ -8,12 +8,9 @@ import anyaccel as aa
 
 from .newcomer import (
     CLASSES,
-    TEXT,
-    Halve,
     Row,
     X,
     data,
-    encoded,
     graph,
     judge,
     node,
@@ -104,40 +101,10 @@ DATA = [
         lambda: data().reference(targets=["y"]),
     ),
     Row(
-        "text as a target",
-        lambda: run(train(), graph(data(TEXT))),
-        r"cannot be read as numbers.*Hint: name it in tag_cols/tag_keys.*role='target'",
-        lambda: run(train(), graph(encoded("target"))),
-    ),
-    Row(
-        "text as a feature",
-        lambda: run(train(), graph(data(x=TEXT))),
-        r"cannot be read as numbers.*OneHotEncoder\(\), 'x'.*role='feature'",
-        lambda: encoded("feature"),
-    ),
-    Row(
         "a missing number",
         lambda: data(x=np.array([None, 1.0, 2.0] * 20, dtype=object)),
         r"has nulls in 20 of 60 rows.*Hint: fill these places",
         lambda: data(x=np.array([0.0, 1.0, 2.0] * 20)),
-    ),
-    Row(
-        "a transform by name",
-        lambda: data().fit_transform("standard", "x", fit_on="train"),
-        r"a str is not a transform.*Hint: give an object",
-        lambda: data().fit_transform(Halve(), "x", fit_on="train"),
-    ),
-    Row(
-        "the class of a transform",
-        lambda: data().fit_transform(Halve, "x", fit_on="train"),
-        r"is a class.*Hint: make an object of it: Halve\(\)",
-        lambda: data().fit_transform(Halve(), "x", fit_on="train"),
-    ),
-    Row(
-        "a transform fitted on nothing",
-        lambda: data().fit_transform(Halve(), "x"),
-        r"needs fit_on=.*Hint: write fit_on='train'",
-        lambda: data().fit_transform(Halve(), "x", fit_on="train"),
     ),
     Row(
         "split as in scikit-learn",

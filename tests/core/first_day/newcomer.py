@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytest
 
 import anyaccel as aa
 
@@ -57,17 +56,6 @@ def run(phase: aa.TrainPhase | aa.EvalPhase, of: Any = None) -> Any:
     return experiment(of).run_phase(phase)
 
 
-class Halve:
-    """A transform in the style of scikit-learn."""
-
-    def fit(self, x: Any) -> Halve:
-        self.fitted_ = True
-        return self
-
-    def transform(self, x: Any) -> Any:
-        return x / 2
-
-
 class Nothing(aa.Callback):
     """A callback that does nothing."""
 
@@ -87,11 +75,3 @@ class Row(NamedTuple):
 
 def both_layers(second: str) -> aa.ModelGraph:
     return aa.ModelGraph([node("a"), aa.ModelNode("b", mlp(), second)], "adam")
-
-
-def encoded(role: str) -> aa.FeatureSet:
-    features = aa.FeatureSet.from_dict("data", {"x": X, "y": TEXT}, ["x"], [], ["y"])
-    features.split_random({"train": 0.8, "val": 0.2}, seed=0)
-    return features.fit_transform(
-        pytest.importorskip("sklearn.preprocessing").OneHotEncoder(), "y", fit_on="train", role=role
-    )

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
-from anyaccel.errors import ColumnError, PhaseError, TransformError
+from anyaccel.errors import ColumnError, PhaseError
 
 rng = np.random.default_rng(0)
 A, B = rng.normal(2.0, 3.0, 60), rng.normal(-1.0, 0.5, 60)
-KIND = np.where(A > 2.0, "large", "small")
 SOME = np.arange(0, 60, 3)
 
 
@@ -31,15 +30,6 @@ def test_text_is_no_target_of_a_loss_of_numbers(loss):
     assert np.isfinite(fit({"a": A, "b": B, "value": np.array([*prices[:58], "1", "2"], dtype=float)}).results.loss[-1])
 
 
-def test_a_missing_and_an_unknown_class_name_the_row_and_the_classes():
-    data = {"a": A, "b": B, "kind": [None, *KIND[1:]]}
-    with pytest.raises(TransformError, match=r"of 'data': the class label of row 0 is missing\. Hint: leave such rows"):
-        fit(data, aa.SequentialMLP(2), target="kind", loss="cross_entropy")
-    fitted = fit({"a": A, "b": B, "kind": KIND}, aa.SequentialMLP(2), target="kind", loss="cross_entropy")
-    with pytest.raises(TransformError, match=r"'huge' was not among those fitted\. Available: large, small\. Hint:"):
-        fitted.evaluate({"a": A, "b": B, "kind": ["huge", *KIND[1:]]})
-
-
 def test_all_rows_of_data_with_splits_are_trained_on_only_if_one_says_so():
     data = numbers()
     data.split_random({"train": 0.75, "test": 0.25}, seed=0)
@@ -57,32 +47,6 @@ def test_a_view_is_a_validation():
     for view in (data.take(SOME), numbers().take(SOME)):
         fitted = fit(rest, target=None, validation=view)
         np.testing.assert_array_equal(fitted.results.figure("val_loss"), expected.results.figure("val_loss"))
-
-
-def test_a_table_to_validate_on_goes_through_the_transforms_of_the_data():
-    table = {"a": A, "b": B, "kind": KIND, "value": A - B}
-    data = aa.FeatureSet.from_dict("numbers", table, ["a", "b"], ["value"], ["kind"])
-
-    class Both:
-        def fit(self, x):
-            return self
-
-        def transform(self, x):
-            return np.concatenate([x, x.sum(axis=1, keepdims=True)], axis=1)
-
-    data = data.fit_transform(Both(), ["a", "b"], fit_on="all", into="all_of_them")
-    fitted = fit(data, target=None, validation={name: column[::-1].copy() for name, column in table.items()})
-    assert fitted.results.figure("val_loss")[-1] == pytest.approx(fitted.evaluate(table).loss, rel=1e-6)
-
-
-def test_a_pair_may_have_text_lists_and_frames():
-    x = np.stack([A, B], axis=1)
-    named = fit({"x": x, "y": KIND}, aa.SequentialMLP(2), target="y", loss="cross_entropy")
-    for pair in ((x, KIND), (x.tolist(), KIND.tolist())):
-        fitted = fit(pair, aa.SequentialMLP(2), target=None, loss="cross_entropy")
-        np.testing.assert_array_equal(fitted.results.loss, named.results.loss)
-        assert set(fitted.predict(x)) <= {"large", "small"}
-        assert fitted.evaluate((x, KIND)).loss == named.evaluate({"x": x, "y": KIND}).loss
 
 
 def test_a_pair_of_a_frame_and_a_series_has_their_names():

@@ -75,25 +75,14 @@ def test_a_folder_that_cannot_be_written_is_named_by_the_error_of_the_system(unw
     assert "node 'net'" in caught.value.__notes__[-1]
 
 
-def test_so_are_those_of_metrics_transforms_and_functions_for_weights(unwritable: Path) -> None:
+def test_so_are_those_of_metrics_and_functions_for_weights(unwritable: Path) -> None:
     def metric(outputs: Any, targets: Any) -> float:
         unwritable.mkdir()
         return 0.0
 
-    class Transform:
-        def fit(self, x: Any) -> Any:
-            unwritable.mkdir()
-
-        def transform(self, x: Any) -> Any:
-            return x
-
     with pytest.raises(NotADirectoryError) as caught:
         aa.fit(aa.SequentialMLP(1), data(), loss="mse", metrics=[metric], validation=0.5, epochs=1)
     assert "metric 'metric'" in caught.value.__notes__[-1]
-
-    with pytest.raises(NotADirectoryError) as caught:
-        data().fit_transform(Transform(), "x", fit_on="all")
-    assert "Transform on x of 'data'" in caught.value.__notes__[-1]
 
     graph = aa.fit(aa.SequentialMLP(1), data(), loss="mse", epochs=1).graph
     with pytest.raises(NotADirectoryError) as caught:

@@ -62,15 +62,6 @@ def test_the_hint_on_nan_in_targets_works(experiment):
     assert np.isfinite(result.loss).all() and len(rows) == 115
 
 
-def test_the_hint_on_nan_in_features_works(experiment):
-    impute = pytest.importorskip("sklearn.impute")
-    data = houses(area=30).fit_transform(impute.SimpleImputer(), ["area"], fit_on="all")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", NaNWarning)
-        result = experiment(graph(data)).run_phase(TrainPhase("t", data="all", losses=[MSE]))
-    assert np.isfinite(result.loss).all()
-
-
 def test_unused_rows_and_columns_with_nan_are_no_warning(experiment):
     data = houses(area=20)
     data.add_split("train", np.arange(20, 120))

@@ -635,7 +635,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "configs": (write_configs, read_configs),
     **{f"run_{name}": (write_checkpoint(name), read_checkpoint(name)) for name in RUNS},
 }
-OF_SKLEARN = {"experiment", "run_estimator", "run_pairs", "run_triplets"}
+OF_SKLEARN = {"experiment", "fit", "run_estimator", "run_pairs", "run_triplets"}
 """What anyaccel-sklearn reads, whose tests run it, too."""
 CONFIGS_OF_SKLEARN = {"pairs", "phase fit", "phase pairs", "triplets"}
 """Of `configs`, those that it reads."""

@@ -19,8 +19,6 @@ CLOSE = 1e-4 if int(np.__version__.partition(".")[0]) >= 2 else 1e-2
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_read_and_gives_what_it_gave(name, tmp_path):
-    if name == "fit":
-        pytest.importorskip("sklearn")  # whose scalers the folder names
     if name in OF_SKLEARN:
         pytest.importorskip("anyaccel_sklearn")  # in whose tests it is read again
     expected = json.loads((HERE / name / "expected.json").read_text())["values"]

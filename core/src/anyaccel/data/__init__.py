@@ -22,7 +22,7 @@ from anyaccel.data.streaming.infer_source import as_source
 from anyaccel.data.streaming.iterable_source import IterableSource
 from anyaccel.data.streaming.map_source import MapSource
 from anyaccel.data.streaming.parquet_stream import ParquetStream
-from anyaccel.data.transforms.fitted_transform import FittedTransform
+from anyaccel.data.transforms import FittedTransform
 from anyaccel.distributions import moved_names
 
 __all__ = [

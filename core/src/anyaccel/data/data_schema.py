@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -15,8 +15,7 @@ from anyaccel.data.feature_set import FeatureSet, FeatureSetView
 from anyaccel.data.padding import Pad, Padding
 from anyaccel.data.readers.dataframes import table_from_dict
 from anyaccel.data.roles import RoleNames, stamp
-from anyaccel.data.transforms.fitted_transform import FittedTransform
-from anyaccel.data.transforms.transform_log import AppliedTransform
+from anyaccel.data.transforms import Transforms
 from anyaccel.errors import ConfigError, SplitError
 
 _LARGEST_ROW = 2**24  # elements of what a column of lists has per entry
@@ -29,9 +28,7 @@ class DataSchema(FeatureSet):
     """
 
     @classmethod
-    def of(
-        cls, label: str, columns: Mapping[str, Mapping[str, Any]], transforms: Iterable[FittedTransform] = ()
-    ) -> Self:
+    def of(cls, label: str, columns: Mapping[str, Mapping[str, Any]], transforms: Transforms | None = None) -> Self:
         """A schema of columns by name, each with `role`, and `dtype` and `shape` unless it is a tag.
 
         Raises:
@@ -44,7 +41,7 @@ class DataSchema(FeatureSet):
             schema = cls(label, stamp(table, {name: column["role"] for name, column in columns.items()}))
         except (KeyError, TypeError, ValueError, OverflowError, MemoryError, pa.ArrowException) as error:
             raise ConfigError(f"{shown(columns)} are not the columns of {label!r}: {error}") from error
-        schema._log = tuple(AppliedTransform(fitted, {}) for fitted in transforms)
+        schema._transforms = transforms or Transforms()
         return schema
 
     def _check_rows(self) -> None:

@@ -42,10 +42,8 @@ from anyaccel.data.row_filters import checked_indices, described, positions_wher
 from anyaccel.data.rows import Rows
 from anyaccel.data.splitting.named_splits import ALL, NamedSplits
 from anyaccel.data.splitting.random_split import check_groups, split_at_random, split_by_condition
-from anyaccel.data.transforms import feature_set_transforms as transforming
-from anyaccel.data.transforms import sklearn_calls
-from anyaccel.data.transforms.fitted_transform import FittedTransform
-from anyaccel.data.transforms.transform_log import FitRequest, Log
+from anyaccel.data.transforms import FittedTransform, Transforms, transforms_of
+from anyaccel.distributions import SETTINGS, load
 from anyaccel.errors import ColumnError, ConfigError, DataError, SamplerError, SplitError
 from anyaccel.printable import printable
 from anyaccel.suggestions import did_you_mean
@@ -423,7 +421,7 @@ class FeatureSet(_SplitRows):
         self._schema = pa.schema([table.schema.field(name) for name in self.columns], table.schema.metadata)
         self._store = ColumnStore(table, self._schema)
         self._splits: NamedSplits[FeatureSetView] = NamedSplits(label)
-        self._log: Log = ()
+        self._transforms = Transforms()
         self._check_rows()
         self._store.check_readable(self.features + self.targets)
 
@@ -620,7 +618,7 @@ class FeatureSet(_SplitRows):
     @property
     def transforms(self) -> tuple[FittedTransform, ...]:
         """The transforms applied to these columns, the oldest first; those of columns left out since are kept."""
-        return transforming.fitted_transforms(self._log)
+        return self._transforms.fitted
 
     def array(self, name: str) -> np.ndarray:
         """Values of a column, [n, *shape] in its own dtype, read-only; the same object on every call.
@@ -705,7 +703,7 @@ class FeatureSet(_SplitRows):
                 changes).
         """
         arguments.flag(ColumnError, "cast: ", "keep_splits", keep_splits)
-        return self._copy(cast_table(self, dtypes), self._log, keep_splits)
+        return self._copy(cast_table(self, dtypes), self._transforms, keep_splits)
 
     def select(self, features: Names = None, targets: Names = None, tags: Names = None) -> FeatureSet:
         """A new feature set of the same label, rows, splits and transforms with fewer columns, on the same memory.
@@ -716,7 +714,7 @@ class FeatureSet(_SplitRows):
             ColumnError: a name that is not a column of that role, or given twice, or no feature is left.
         """
         names = selected(self._label, self._roles, features, targets, tags)
-        return self._copy(self.to_arrow().select(names), self._log)
+        return self._copy(self.to_arrow().select(names), self._transforms)
 
     def reference(
         self, features: Names = None, targets: Names = None, tags: Names = None, stream: str | None = None
@@ -766,15 +764,8 @@ class FeatureSet(_SplitRows):
             ColumnError: there is no such column, or it has nulls inside of samples, or beside integers that float64
                 cannot hold.
         """
-        sklearn_calls.check_transform(transform)
-        names = transforming.transform_columns(self, columns)
-        what = sklearn_calls.described(transform, names, self._label)
-        view = self._fit_rows(fit_on, what)
-        name = fit_on if isinstance(fit_on, str) else view.name
-        request = FitRequest(
-            transform=transform, columns=names, fit_on=name, fit_rows=view.rows, role=role, into=into, what=what
-        )
-        return self._copy(*transforming.fit_transform(self, self._log, request))
+        fit: Any = load(SETTINGS, "FeatureSet.fit_transform")
+        return self._copy(*fit(self, self._transforms, transform, columns, fit_on=fit_on, role=role, into=into))
 
     def transform_like(self, other: FeatureSet | FeatureSetView) -> FeatureSet:
         """A new feature set to which the transforms of another are applied as they were fitted there, in order.
@@ -785,7 +776,8 @@ class FeatureSet(_SplitRows):
             TransformError: the other has none, they are here already, a feature is missing or of another shape, or a
                 transform fails (for unseen categories, for example).
         """
-        return self._copy(*transforming.transform_like(self, self._log, other))
+        transforms = transforms_of(self, other)
+        return self._copy(*load(SETTINGS, "FeatureSet.transform_like")(self, self._transforms, transforms))
 
     def undo_transform(self) -> FeatureSet:
         """A new feature set without the last transform: its columns are, bit by bit, what they were before it.
@@ -796,7 +788,7 @@ class FeatureSet(_SplitRows):
         Raises:
             TransformError: there is no transform (left).
         """
-        return self._copy(*transforming.undo_transforms(self, self._log, 1))
+        return self._copy(*self._transforms.undone(self, 1))
 
     def undo_transforms(self) -> FeatureSet:
         """A new feature set without any transform; see `undo_transform`.
@@ -804,7 +796,7 @@ class FeatureSet(_SplitRows):
         Raises:
             TransformError: there is no transform (left).
         """
-        return self._copy(*transforming.undo_transforms(self, self._log))
+        return self._copy(*self._transforms.undone(self))
 
     def inverse(self, values: Any, columns: Names) -> np.ndarray:
         """Values of transformed columns, such as predictions, in the units before all transforms.
@@ -824,19 +816,12 @@ class FeatureSet(_SplitRows):
             TransformError: a transform has no inverse, fails, or needs further columns (PCA for one of three).
             ColumnError: there is no such column.
         """
-        return transforming.inverse(self, self._log, values, columns)
+        return self._transforms.inverse(self, values, columns)
 
-    def _fit_rows(self, fit_on: Any, what: str) -> FeatureSetView:
-        if isinstance(fit_on, FeatureSetView) and fit_on.feature_set is self:
-            return fit_on
-        if isinstance(fit_on, str):
-            return self.split(fit_on)
-        raise transforming.no_fit_rows(fit_on, [*self.splits, ALL], what)
-
-    def _copy(self, table: Any, log: Log, keep_splits: bool = True) -> FeatureSet:
+    def _copy(self, table: Any, transforms: Transforms, keep_splits: bool = True) -> FeatureSet:
         """A feature set of the same label and splits with these columns and transforms."""
         copy = FeatureSet(self._label, table)
-        copy._log = log
+        copy._transforms = transforms
         if keep_splits:
             copy.add_splits({name: view.rows for name, view in self.splits.items()})
         return copy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -139,6 +140,16 @@ def _check_exact(rows: Rows, name: str, dtypes: Sequence[np.dtype[Any]]) -> None
                 cause=f"{dtype} holds integers to 2**{np.finfo(dtype).nmant + 1} exactly",
                 hint=f"make them smaller, with fit_transform() and a scaler, or take {name!r} out of this reference",
             )
+
+
+def join(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Columns [n, *shape] as one array: one as it is, several along the last axis, flat if their shapes differ."""
+    if len(parts) == 1:
+        return parts[0]
+    tensors = [part if part.ndim > 1 else part[:, None] for part in parts]
+    if len({tensor.shape[1:-1] for tensor in tensors}) > 1:
+        tensors = [part.reshape(len(part), math.prod(part.shape[1:])) for part in parts]
+    return np.concatenate(tensors, axis=-1)
 
 
 def _as_tensor(spec: TensorSpec) -> tuple[int, ...]:

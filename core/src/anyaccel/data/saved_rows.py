@@ -12,11 +12,7 @@ from anyaccel.arguments import shown
 from anyaccel.data.arrow_columns import check_complete, contiguous, read_only, to_numpy
 from anyaccel.data.roles import Names, WithRoles, no_column
 from anyaccel.data.rows import Rows
-from anyaccel.data.transforms import feature_set_transforms as transforming
-from anyaccel.data.transforms.fitted_transform import FittedTransform, relevant_transforms
-from anyaccel.data.transforms.plain_state import PlainReader
-from anyaccel.data.transforms.transform_config import read_transform, transform_config
-from anyaccel.data.transforms.transform_log import AppliedTransform
+from anyaccel.data.transforms import FittedTransform, Transforms, read_transforms, relevant_transforms
 from anyaccel.errors import AnyaccelError, ConfigError, SplitError, TransformError
 
 _ROLE = b"anyaccel.role"
@@ -37,7 +33,7 @@ class SavedRows(Rows):
         roles = {field.name: (field.metadata or {}).get(_ROLE, b"tag").decode() for field in table.schema}
         WithRoles.__init__(self, label, roles)  # of Rows, it would ask for a feature
         self._schema, self._table, self._n_rows = table.schema, table, n_rows
-        self._transforms: tuple[FittedTransform, ...] = ()
+        self._transforms = Transforms()
         self._error: TransformError | None = None
         self._original: SavedRows | None = None
         self._largest: Mapping[str, int] = {}
@@ -52,7 +48,7 @@ class SavedRows(Rows):
     @property
     def transforms(self) -> tuple[FittedTransform, ...]:
         """The transforms of these columns that could be read, the oldest first."""
-        return self._transforms
+        return self._transforms.fitted
 
     def largest(self, columns: Sequence[str]) -> int | None:
         """The largest number in columns of integers over the whole feature set; None of other columns."""
@@ -95,8 +91,7 @@ class SavedRows(Rows):
             TransformError: a transform has no inverse, or could not be saved or read.
         """
         self.check_transforms()
-        log = tuple(AppliedTransform(fitted, {}) for fitted in self._transforms)
-        return transforming.inverse(self, log, values, columns)
+        return self._transforms.inverse(self, values, columns)
 
     def undo_transforms(self) -> SavedRows:
         """The same rows before their transforms; these rows themselves if there were none."""
@@ -147,8 +142,7 @@ class SavedRows(Rows):
         except (KeyError, TypeError, ValueError, AttributeError, pa.ArrowException) as error:
             raise ConfigError(f"saved rows are malformed: {type(error).__name__}: {error}", hint=_HINT) from error
         try:
-            reader = PlainReader(arrays, allow)
-            rows._transforms = tuple(read_transform(config, reader) for config in parts["transforms"])
+            rows._transforms = read_transforms(parts["transforms"], arrays, allow)
         except AnyaccelError as error:
             problem = f"the transforms of {label!r} cannot be undone in loaded results"
             hint = "undo them by the data: data.inverse(values, columns)"
@@ -185,7 +179,7 @@ def saved_rows(
         "table": _stored(_chosen(rows, kept), arrays, paths[0]),
         "original": None if before is None else _stored(before, arrays, paths[1]),
         "is_transformed": bool(getattr(base, "is_transformed", transforms)),
-        "transforms": [transform_config(each, arrays, f"{paths[2]}/{i}") for i, each in enumerate(relevant)],
+        "transforms": [each.get_config(arrays, f"{paths[2]}/{i}") for i, each in enumerate(relevant)],
         "largest": {name: largest for name in kept if (largest := _largest(base, name)) is not None},
     }
 

@@ -14,7 +14,6 @@ from anyaccel.arguments import shown
 from anyaccel.call_hints import call_hints, class_hints
 from anyaccel.data import FeatureSet, FeatureSetView
 from anyaccel.data.roles import listed
-from anyaccel.data.transforms.class_encoder import ClassEncoder
 from anyaccel.errors import ConfigError, DataError, NaNWarning, ResultError
 from anyaccel.experiment import Experiment
 from anyaccel.fitting.tables import Columns, columns_before_transforms, is_table, new_rows, transformed_like
@@ -116,12 +115,12 @@ class FittedModel:
         """
         arguments.flag(DataError, "predict: ", "outputs", outputs)
         if not outputs:
-            encoded = [each for each in self._data.transforms if isinstance(each.transform, ClassEncoder)]
+            encoded = [each for each in self._data.transforms if each.class_labels]
             if encoded and (self.loss is None or self.loss.name not in (_CLASSES, _YES_OR_NO)):
                 raise DataError(
                     f"the target {encoded[0].results[0]!r} was text, and what outputs mean is known of the losses "
                     f"{_CLASSES!r} and {_YES_OR_NO!r} only",
-                    available=f"its classes: {listed(encoded[0].transform.classes_)}",
+                    available=f"its classes: {listed(encoded[0].class_labels)}",
                     hint="write predict(data, outputs=True) for what the model gives",
                 )
         results = self._run(EvalPhase("predict", data=self._rows(data, with_target=False), outputs=self._node))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from importlib import import_module
 from numbers import Real
 from typing import Any
 
@@ -15,7 +14,7 @@ from anyaccel.arguments import shown
 from anyaccel.data import FeatureSet, FeatureSetView, Source
 from anyaccel.data.arrow_columns import is_numeric
 from anyaccel.data.roles import Names, listed, names_of
-from anyaccel.data.transforms.class_encoder import ClassEncoder
+from anyaccel.distributions import SETTINGS, load
 from anyaccel.errors import ColumnError, PhaseError
 from anyaccel.fitting.tables import (
     columns_before_transforms,
@@ -28,7 +27,6 @@ from anyaccel.fitting.tables import (
 )
 from anyaccel.formulas import LOSSES
 from anyaccel.specs import Loss, takes_classes
-from anyaccel.suggestions import did_you_mean
 
 TRAIN, VALIDATION = "train", "validation"
 _ROLES = "say so where the feature set is made: FeatureSet.from_dict(..., feature_keys=[...], target_keys=[...])"
@@ -58,7 +56,8 @@ def training_data(
         PhaseError: a validation that does not fit the data, or no target.
         DataError, ColumnError, SplitError, TransformError: see `fit`.
     """
-    scaler = scaler_of(scaler)
+    if scaler is not None:
+        scaler = load(SETTINGS, "fit.scaler")(scaler)
     if not (is_table(given) or isinstance(given, (FeatureSet, FeatureSetView))):
         return _streamed(given, features, target, validation, scaler)
     if is_table(given):
@@ -120,7 +119,7 @@ def _with_numeric_targets(data: FeatureSet, target: Names, loss: Loss) -> Featur
     for name in _texts(data, target):
         if rule is not None and not rule.takes_classes and not rule.takes_logits:
             raise _no_number(data, name, loss.name)
-        data = data.fit_transform(ClassEncoder(), name, fit_on="all", role="target")
+        data = data.fit_transform(load(SETTINGS, "fit.class_labels")(), name, fit_on="all", role="target")
         classes = len(np.unique(data.array(name)))
         if loss.own is None and loss.name == "binary_cross_entropy" and classes > 2:
             raise PhaseError(
@@ -131,7 +130,7 @@ def _with_numeric_targets(data: FeatureSet, target: Names, loss: Loss) -> Featur
     for name in data.targets:
         is_bool = data.spec(name).dtype == "bool"
         if takes_classes(loss) and is_bool:
-            data = data.fit_transform(ClassEncoder(), name, fit_on="all")
+            data = data.fit_transform(load(SETTINGS, "fit.class_labels")(), name, fit_on="all")
         elif elementwise and "float" not in data.spec(name).dtype:
             data = data.cast({name: "float64"})
     return data
@@ -211,35 +210,3 @@ def _other(given: Any, data: FeatureSet) -> FeatureSet | FeatureSetView:
         problem = f"validation={shown(given)} does not fit a table"
         raise PhaseError(problem, hint="give a share of the rows, the name of a split, or another table")
     return transformed_like(new_rows(given, columns_before_transforms(data)), data)
-
-
-# -- scalers by name: those of scikit-learn, imported when one is asked for --------------------------------------------
-
-
-SCALERS = {
-    "standard": "StandardScaler",
-    "minmax": "MinMaxScaler",
-    "maxabs": "MaxAbsScaler",
-    "robust": "RobustScaler",
-}
-"""Class of `sklearn.preprocessing` for each name."""
-
-
-def scaler_of(given: Any) -> Any:
-    """A new scaler for a name, which may also be that of its class; what is no text as it is.
-
-    Raises:
-        PhaseError: an unknown name, or scikit-learn is not installed.
-    """
-    if not isinstance(given, str):
-        return given
-    name = {own: short for short, own in SCALERS.items()}.get(given, given)
-    if name not in SCALERS:
-        hint = did_you_mean(given, SCALERS, "write scaler='standard'")
-        raise PhaseError(f"fit: there is no scaler {given!r}", available=", ".join(SCALERS), hint=hint)
-    try:
-        preprocessing = import_module("sklearn.preprocessing")
-    except ImportError as error:
-        problem = f"fit: scaler={given!r} is one of scikit-learn, which cannot be imported ({error})"
-        raise PhaseError(problem, hint="python -m pip install scikit-learn") from error
-    return getattr(preprocessing, SCALERS[name])()

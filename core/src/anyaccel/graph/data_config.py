@@ -12,14 +12,13 @@ from anyaccel.arguments import shown
 from anyaccel.data import DataSchema, FeatureSet, Reference
 from anyaccel.data.arrow_columns import is_numeric
 from anyaccel.data.padding import padding_of
-from anyaccel.data.transforms.fitted_transform import FittedTransform, relevant_transforms
-from anyaccel.data.transforms.plain_state import PlainReader
-from anyaccel.data.transforms.transform_config import differences, read_transform, shown_transform, transform_config
+from anyaccel.data.transforms import FittedTransform, read_transforms, relevant_transforms
 from anyaccel.errors import ConfigError, StateError
 from anyaccel.graph import topology
 from anyaccel.graph.nodes import Node
 
 PREFIX = "transforms/"
+_COMPARED = ("class", "columns", "results", "shapes", "result_shapes", "state", "fillers")
 _HINT = "give the dict that get_config() made"
 _SAME = "give data with the same transforms: new.transform_like(data), or let ModelGraph.load(folder) restore them"
 
@@ -31,7 +30,7 @@ def data_configs(nodes: Iterable[Node]) -> tuple[dict[str, Any], dict[str, np.nd
         transforms = enumerate(_transforms(feature_set, nodes))
         configs[label] = {
             "columns": {name: _column(feature_set, name) for name in feature_set.columns},
-            "transforms": [transform_config(each, arrays, f"{PREFIX}{label}/{number}") for number, each in transforms],
+            "transforms": [each.get_config(arrays, f"{PREFIX}{label}/{number}") for number, each in transforms],
         }
     return configs, arrays
 
@@ -70,13 +69,18 @@ def check_transforms(written: Any, feature_sets: Mapping[str, FeatureSet], nodes
         if label not in current or isinstance(feature_sets.get(label), DataSchema):
             continue
         expected, own = _listed(label, config), current[label]["transforms"]
-        same = len(expected) == len(own) and not any(map(differences, expected, own))
+        same = len(expected) == len(own) and not any(map(_differ, expected, own))
         if not same:
             raise ConfigError(
                 f"the data of the graph were transformed in another way than the given {label!r}",
                 cause=f"the graph: {_shown(expected)}; given: {_shown(own)}",
                 hint=_SAME,
             )
+
+
+def _differ(written: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
+    """Whether two configurations of transforms differ in what matters for the numbers; arrays aside."""
+    return any(written.get(key) != current.get(key) for key in _COMPARED)
 
 
 def check_arrays(given: Mapping[str, np.ndarray], nodes: Iterable[Node]) -> None:
@@ -121,10 +125,10 @@ def with_schemas(
         TransformError: the library of a transform is not installed.
     """
     data = config.get("data") if isinstance(config, Mapping) else None
-    reader, read = PlainReader(arrays, allow), dict(given)
+    read = dict(given)
     for label, entry in (data if isinstance(data, Mapping) else {}).items():
         if label not in read:
-            transforms = [read_transform(each, reader) for each in _listed(label, entry)]
+            transforms = read_transforms(_listed(label, entry), arrays, allow)
             read[label] = DataSchema.of(label, _columns(label, entry), transforms)
     return list(read.values())
 
@@ -144,4 +148,5 @@ def _columns(label: str, entry: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _shown(configs: Iterable[Mapping[str, Any]]) -> str:
-    return "; ".join(map(shown_transform, configs)) or "no transforms"
+    shown_configs = (f"{config.get('class')} on {', '.join(config.get('columns', ()))}" for config in configs)
+    return "; ".join(shown_configs) or "no transforms"

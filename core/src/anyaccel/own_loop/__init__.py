@@ -1,7 +1,7 @@
-"""Loops of the user's own: what `Loop` prepares, shares, gathers, saves and goes on with.
+"""Loops of the user's own: what `Loop` prepares, shares, gathers, saves and goes on with; `prepare` places alone.
 
 `Loop` knows no framework. A backend's capability `OwnLoops` names the class derived from it, which has what differs:
-how gradients are computed and exchanged.
+how gradients are computed and exchanged. Stands on `phases`, `data`, `saved_folder`, `precision` and the kernel.
 """
 
 from typing import TYPE_CHECKING
@@ -10,12 +10,22 @@ from anyaccel.lazy_attributes import lazy_attributes
 
 if TYPE_CHECKING:
     from anyaccel.own_loop.capability import OwnLoops as OwnLoops
+    from anyaccel.own_loop.device_loader import DeviceLoader as DeviceLoader
+    from anyaccel.own_loop.device_loader import prepare as prepare
     from anyaccel.own_loop.loader import LoopLoader as LoopLoader
     from anyaccel.own_loop.loader import Share as Share
     from anyaccel.own_loop.loop import Loop as Loop
 
-__all__ = ["Loop", "LoopLoader", "OwnLoops", "Share"]
+__all__ = ["DeviceLoader", "Loop", "LoopLoader", "OwnLoops", "Share", "prepare"]
 
 __getattr__, __dir__ = lazy_attributes(
-    __name__, {"Loop": ".loop", "LoopLoader": ".loader", "OwnLoops": ".capability", "Share": ".loader"}
+    __name__,
+    {
+        "DeviceLoader": ".device_loader",
+        "Loop": ".loop",
+        "LoopLoader": ".loader",
+        "OwnLoops": ".capability",
+        "Share": ".loader",
+        "prepare": ".device_loader",
+    },
 )

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from typing import Any
 
 from anyaccel.capability import Capability
-
-if TYPE_CHECKING:
-    from anyaccel.own_loop.loop import Loop
 
 
 class OwnLoops(Capability):
@@ -16,5 +13,5 @@ class OwnLoops(Capability):
 
     @property
     @abstractmethod
-    def loop(self) -> type[Loop]:
-        """The class derived from `Loop`."""
+    def loop(self) -> type[Any]:
+        """The class derived from `Loop`, which stands above this module."""

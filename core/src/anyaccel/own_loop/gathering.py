@@ -30,8 +30,8 @@ def merged(parts: Sequence[Part], concatenated: Concatenated, pad: float | None)
     first = values[0] if values else None
     if isinstance(first, Mapping):
         _check_alike(values, Mapping, [tuple(value) if isinstance(value, Mapping) else None for value in values])
-        items = {name: merged([(v[name], n) for v, n in counted], concatenated, pad) for name in first}
-        return items if type(first) is dict else type(first)(items)
+        named = {name: merged([(v[name], n) for v, n in counted], concatenated, pad) for name in first}
+        return named if type(first) is dict else type(first)(named)  # type: ignore[call-arg]
     if isinstance(first, list) and all(_is_list_of_rows(value, rows) for value, rows in counted):
         return [item for value, rows in counted for item in value[: len(value) if rows is None else rows]]
     if isinstance(first, (list, tuple)):

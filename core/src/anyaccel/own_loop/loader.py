@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from anyaccel.accelerator import Accelerator
 from anyaccel.containers import leaves, map_leaves
 from anyaccel.data.streaming.random_states import RandomStates, from_arrays, to_arrays
 from anyaccel.errors import DataError, StateError
-from anyaccel.fitting.prepare_function import DeviceLoader
+from anyaccel.own_loop.device_loader import DeviceLoader
 from anyaccel.own_loop.processes import LoopProcesses, Order
 from anyaccel.registry import registry
 
@@ -81,7 +81,7 @@ class Iterations:
         return self.share if self._active else None
 
 
-def _nothing() -> None: ...
+def _nothing() -> object: ...
 
 
 class LoopLoader(DeviceLoader):
@@ -151,7 +151,7 @@ class LoopLoader(DeviceLoader):
             RandomStates(self.loader).load(self._states)
         self._order = self.processes.order(self.loader, self._order_of)
         self._iterations.begin(self)
-        batches = super().__iter__()
+        batches = cast("Generator[tuple[Any, Share]]", super().__iter__())
         try:
             for _ in range(self._skip(skipped)):
                 next(batches)
@@ -234,7 +234,6 @@ class LoopLoader(DeviceLoader):
         if n_rows is None:
             raise DataError(
                 f"the rows of a batch of {self.loader!r} cannot be divided among processes: nothing in it has rows",
-                available="batches whose tensors or arrays all have as many rows",
                 hint="leave the loader out of prepare(), and give each process batches of its own",
             )
         first, after = bounds(n_rows, self.processes.rank, self.processes.size)
@@ -253,7 +252,6 @@ class LoopLoader(DeviceLoader):
         if len(set(lengths)) > 1:
             raise DataError(
                 f"the loader has other numbers of batches in the processes: {', '.join(map(str, lengths))}",
-                available="one loader that is made alike in all; each process gets its rows of each batch",
                 hint="make the loader of the whole data set in every process, without a DistributedSampler",
             )
 
@@ -315,7 +313,7 @@ def take_rows(batch: Any, rows: slice, n_rows: int) -> Any:
     if isinstance(batch, Mapping) or type(batch) in (list, tuple) or hasattr(batch, "_fields"):
         taken = [take_rows(part, rows, n_rows) for part in (batch.values() if isinstance(batch, Mapping) else batch)]
         if isinstance(batch, Mapping):
-            return type(batch)(zip(batch, taken, strict=True))
+            return type(batch)(zip(batch, taken, strict=True))  # type: ignore[call-arg]
         return batch._make(taken) if hasattr(batch, "_make") else type(batch)(taken)
 
     def cut(leaf: Any) -> Any:

@@ -66,7 +66,8 @@ class Loop(ABC):
         options: go to the framework's own engine as they are, such as those of DistributedDataParallel.
 
     Attributes:
-        accelerator, device: where the loop computes.
+        accelerator: where the loop computes.
+        device: the device that it is; in torch a `torch.device`, for `x.to(loop.device)`.
         num_processes, process_index, local_process_index: how many processes there are, and which this one is.
         accumulation_steps: how many batches make one update.
         step: updates that are done.
@@ -115,7 +116,7 @@ class Loop(ABC):
         local = None if place is None else place.local_rank
         self.local_process_index = self.process_index if local is None else local
         self.accelerator = self._own_accelerator(accelerator)
-        self.device = self.accelerator.device
+        self.device: Any = self.accelerator.device
         self.step = self.epoch = 0
         needs_last = accumulate > 1 or self.num_processes > 1
         self._iterations = Iterations(self._steps_done, needs_last=needs_last)
@@ -317,7 +318,7 @@ class Loop(ABC):
                 yield epoch
                 self.epoch = epoch + 1
                 if self._schedule is not None and self._schedule.after_epoch(is_last=epoch + 1 == n_epochs):
-                    self._save_to(folder, keep)
+                    self._save_to(self._schedule.folder, keep)
         finally:
             if self._schedule is not None:
                 self._schedule.folder.wait()
@@ -498,7 +499,7 @@ class Loop(ABC):
         go_on()
         for loader, state in zip(self._prepared_loaders, position.loaders, strict=True):
             loader.load_state_dict(state, go_on)
-        kept = position.state.get("extra", {})
+        kept: dict[str, Any] = position.state.get("extra", {})
         for name, target in (extra or {}).items():
             if name not in kept:
                 raise StateError(
@@ -515,8 +516,7 @@ def _loop_class(framework: str | None) -> type[Loop]:
         if len(able) != 1:
             raise ConfigError(
                 f"a Loop is of one framework, and {' and '.join(sorted(able)) or 'none'} has been imported",
-                available=", ".join(sorted(able)),
-                hint="name it: Loop(framework='torch')",
+                hint=f"name it: Loop(framework={min(able)!r})" if able else "import the framework before",
             )
         (framework,) = able
     loops = registry().find(framework).capability(OwnLoops)
@@ -526,7 +526,8 @@ def _loop_class(framework: str | None) -> type[Loop]:
             cause="its plugin lacks the capability 'own_loops'",
             hint="train with a TrainPhase",
         )
-    return loops.loop
+    made: type[Loop] = loops.loop
+    return made
 
 
 def _visit(obj: Any, take: Callable[[Any], object]) -> None:
@@ -565,5 +566,5 @@ def _reduced(every: Sequence[tuple[Any, float, float | None]], how: str) -> Any:
         there = weights > 0
         weighted = np.tensordot(weights[there], stacked[there].astype(np.float64), 1)
         return np.asarray(weighted / max(weights.sum(), 1e-300), stacked.dtype)
-    result = {"sum": stacked.sum, "max": stacked.max, "min": stacked.min}[how](0)
+    result = stacked.sum(0) if how == "sum" else stacked.max(0) if how == "max" else stacked.min(0)
     return np.asarray(result).astype(np.result_type(*arrays))

@@ -28,7 +28,10 @@ def encoded(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
         return ["float", value.hex()]
     if isinstance(value, bytes):
         return ["bytes", value.hex()]
-    inner = lambda part, key: encoded(part, f"{name}/{key}" if name else str(key), arrays)  # noqa: E731
+
+    def inner(part: Any, key: Any) -> Any:
+        return encoded(part, f"{name}/{key}" if name else str(key), arrays)
+
     if isinstance(value, Mapping):
         return ["dict", [[inner(key, f"{key}#"), inner(part, key)] for key, part in value.items()]]
     if isinstance(value, (list, tuple, set, frozenset)) or type(value).__name__ == "deque":
@@ -36,8 +39,7 @@ def encoded(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
         return [kind, [inner(part, i) for i, part in enumerate(value)]]
     raise StateError(
         f"{name or 'the value'!r} is a {type(value).__name__}, which only pickle could write",
-        available="numbers, text, tensors, arrays, and dicts, lists and tuples of these",
-        hint="let state_dict() of the object give these",
+        hint="let state_dict() of the object give numbers, text, tensors, and dicts, lists and tuples of these",
     )
 
 

@@ -11,7 +11,7 @@ from anyaccel.adapter.single_rows import SingleRows
 from anyaccel.data import BatchSource, FeatureSet, FeatureSetView, MapSource, Rows, Sampler, SimpleSampler, Source
 from anyaccel.data.padding import padding_of
 from anyaccel.data.roles import listed
-from anyaccel.data.transforms.fitted_transform import relevant_transforms
+from anyaccel.data.transforms import relevant_transforms
 from anyaccel.errors import PhaseError
 from anyaccel.graph import Column, ModelGraph, Plan, Resolution, input_columns, topology
 from anyaccel.metrics import BoundMetric

@@ -16,7 +16,6 @@ from anyaccel.arguments import shown
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.call_hints import class_hints
 from anyaccel.data import SavedRows, saved_rows
-from anyaccel.data.transforms.plain_state import NotPlainError, PlainReader, plain
 from anyaccel.distributions import SAVED, load, saved_names
 from anyaccel.errors import ConfigError, ResultError
 from anyaccel.graph import Plan
@@ -27,6 +26,7 @@ from anyaccel.results.formatting import NamedValues
 from anyaccel.results.inverse_transform import original_rows
 from anyaccel.results.records import Epoch, Fitted
 from anyaccel.results.saved_errors import error_parts, read_error
+from anyaccel.saved_folder.plain_values import Arrays, NotPlainError, PlainReader, plain
 
 PART = "results"
 """Name of results in the manifest of a saved folder."""
@@ -198,9 +198,6 @@ def read_results(parts: Any, arrays: Mapping[str, np.ndarray], allow: Iterable[t
 
 
 # -- values of results as plain data and arrays, and back: what a folder has of each field; no pickle ------------------
-
-
-Arrays = dict[str, np.ndarray]
 
 
 def parts_of(results: Any, arrays: Arrays, prefix: str) -> dict[str, Any]:

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from anyaccel.data import FeatureSet, FeatureSetView, Rows, SavedRows
+from anyaccel.data.joined_columns import join
 from anyaccel.data.readers.array_conversion import tag_column
 from anyaccel.data.row_filters import column_values
-from anyaccel.data.transforms.fitted_transform import join
 from anyaccel.errors import TransformError
 from anyaccel.results.records import Compared
 

@@ -14,7 +14,6 @@ from anyaccel import interrupts
 from anyaccel.call_hints import constructor_hints
 from anyaccel.data import Reference, Rows, SimpleSampler
 from anyaccel.data.roles import listed
-from anyaccel.data.transforms.sklearn_calls import by_position, columns_by_name
 from anyaccel.errors import EstimatorError, PhaseError
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.graph.topology import ancestors, unknown_node, upstream_nodes
@@ -30,6 +29,7 @@ from anyaccel.results.records import EvaluationValues, Fitted
 from anyaccel_sklearn.estimator_inputs import estimators, inputs_of, targets_of
 from anyaccel_sklearn.estimators import Estimator
 from anyaccel_sklearn.fit_results import FitResults
+from anyaccel_sklearn.transforms.sklearn_calls import by_position, columns_by_name
 
 
 @constructor_hints

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import MethodType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from anyaccel.errors import ConfigError, DataError, StateError
 from anyaccel.own_loop import Loop, LoopLoader, OwnLoops, Share
@@ -64,6 +64,7 @@ class TorchLoop(Loop):
         self._named: tuple[nn.Module, ...] = ()
         self._is_within = False  # `accumulate`
         super().__init__(*args, **settings)
+        self.device = torch.device(self.accelerator.device_string("torch"))
         if self.precision not in (None, "float32", *_MIXED):
             raise ConfigError(
                 f"Loop: precision={self.precision!r} changes the dtype of a model's parameters",
@@ -71,14 +72,10 @@ class TorchLoop(Loop):
                 hint=f"write precision='bf16-mixed', or net.to({_whole_dtype(self.precision)}) before prepare()",
             )
         self._autocast_dtype = _MIXED.get(self.precision or "")
-        device_type = self._torch_device.type
+        device_type = self.device.type
         scales = self.precision == "fp16-mixed"
-        self.scaler = torch.amp.GradScaler(device_type) if scales else None  # type: ignore[attr-defined]
+        self.scaler = torch.amp.GradScaler(device_type) if scales else None
         self._updates = _Updates(self._processes, self.accumulation_steps, self.scaler, self._count_step)
-
-    @property
-    def _torch_device(self) -> torch.device:
-        return torch.device(self.accelerator.device_string("torch"))
 
     def _count_step(self) -> None:
         self.step += 1
@@ -206,6 +203,8 @@ class TorchLoop(Loop):
         for group in optimizer.param_groups:
             group["params"] = [self._renewed.get(parameter, parameter) for parameter in group["params"]]
         known = {parameter for model in self._models for parameter in model.parameters}
+        of_models = {parameter for model in self._models for parameter in model.module.parameters()}
+        known |= {parameter for parameter in of_models if not parameter.requires_grad}
         if any(parameter not in known for group in optimizer.param_groups for parameter in group["params"]):
             raise ConfigError(
                 f"{type(optimizer).__name__} has parameters of no model that is prepared and trained",
@@ -217,13 +216,16 @@ class TorchLoop(Loop):
 
     def _gate(self, target: Any, name: str, is_open: Callable[[], bool]) -> None:
         """Let a method of an object do nothing while an update is accumulated, or after one that was skipped."""
-        inner = getattr(target, name)
+        if self._updates.is_plain:
+            return
+        kind = type(target)
+        inner = getattr(kind, name)
 
         def gated(self: Any, *args: Any, **settings: Any) -> Any:
-            return inner(*args, **settings) if is_open() else None
+            return inner(self, *args, **settings) if is_open() else None
 
-        if not self._updates.is_plain:
-            setattr(target, name, MethodType(gated, target))
+        # of a class: what an object holds is in the state of a schedule
+        target.__class__ = type(kind.__name__, (kind,), {name: gated, "__module__": kind.__module__})
 
     def _is_stepped(self) -> bool:
         return any(own.is_stepped for own in self._optimizers)
@@ -233,7 +235,7 @@ class TorchLoop(Loop):
     def autocast(self) -> AbstractContextManager[Any]:
         """Around what is computed in the precision of the loop beside calls of a prepared model, such as a loss."""
         dtype = self._autocast_dtype
-        return torch.autocast(self._torch_device.type, dtype=dtype, enabled=dtype is not None)
+        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
 
     def _autocast_calls(self, module: nn.Module) -> None:
         """Calls of the model, and of its parts from outside it, are computed within autocast."""
@@ -303,7 +305,7 @@ class TorchLoop(Loop):
         if self._updates.is_plain and not models:
             if count is not None:
                 loss = loss / max(count, 1)
-            loss.backward(retain_graph=retain_graph)
+            loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
             return
         window, share = self._updates.window, self._iterations.training_share
         if not window.is_current(share, within=self._is_within):
@@ -316,7 +318,9 @@ class TorchLoop(Loop):
             loss = self.scaler.scale(loss)
         has_rows = share is None or share.rows != 0
         roots = [loss * factor] if has_rows else [loss * 0.0] if self._always_runs else []
-        inputs = [parameter for model in chosen for parameter in model.parameters] if models else None
+        inputs: list[Tensor] | None = (
+            [p for model in chosen for p in model.parameters if p.requires_grad] if models else None
+        )
         for model in chosen:
             model.set_exchanging(window.is_closing)
         if window.is_closing and self.num_processes > 1:
@@ -407,7 +411,7 @@ class TorchLoop(Loop):
         """Clip gradients by value, as `torch.nn.utils.clip_grad_value_`; nothing until an update is full."""
         self._clipped(target, lambda p: torch.nn.utils.clip_grad_value_(p, clip_value))
 
-    def _clipped(self, target: Any, clip: Callable[[list[Tensor]], Any]) -> Any:
+    def _clipped(self, target: Any, clip: Callable[[list[Tensor]], Tensor | None]) -> Tensor | None:
         if isinstance(target, Tensor):
             target = [target]
         parameters = list(target.parameters()) if isinstance(target, nn.Module) else list(target)
@@ -417,7 +421,7 @@ class TorchLoop(Loop):
             for own in self._optimizers_of(parameters):
                 self._updates.finish(own)
         norm = clip(parameters)
-        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        return None if norm is None else _whole(norm)
 
     # -- state -----------------------------------------------------------------------------------------------------
 
@@ -495,12 +499,13 @@ class TorchLoop(Loop):
         if not isinstance(tensor, Tensor):
             return None
         tensor = tensor.detach()
-        tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        tensor = _whole(tensor)
         if tensor.dtype == torch.bfloat16:
             import ml_dtypes
 
-            return tensor.cpu().contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-        return tensor.cpu().numpy()
+            tensor = tensor.cpu().contiguous()
+            return np.asarray(tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16))
+        return np.asarray(tensor.cpu().numpy())
 
     def _concatenated(self, rows: Sequence[np.ndarray]) -> Any:
         return torch.cat([_tensor(array) for array in rows]) if rows[0].ndim else _tensor(rows[0])
@@ -543,6 +548,12 @@ class _Updates:
         if own.is_finished:
             return
         own.is_finished = True
+        if any(parameter.grad is not None for parameter in own.frozen):
+            raise ConfigError(
+                f"a parameter of {type(own.optimizer).__name__} is trained now, and was frozen when it was prepared: "
+                "the loop does not exchange its gradients",
+                hint="freeze it after loop.prepare(...): parameter.requires_grad_(False)",
+            )
         if self.scaler is not None:
             self.scaler.unscale_(own.optimizer)
         factor = self.window.factor(self._processes)
@@ -568,7 +579,7 @@ class _Window:
         self._total = 0.0
         self._is_counted = False
         self._is_added = False
-        self._factor: Any = None
+        self._factor: float | None = None
 
     def is_current(self, share: Share | None, *, within: bool) -> bool:
         """Whether a batch is the one that has begun last.
@@ -658,6 +669,7 @@ class _PreparedOptimizer:
 
     Attributes:
         parameters: all of it.
+        frozen: those that needed no gradients when it was prepared.
         is_stepped: whether its last call of `step` has changed them.
         is_finished: whether gradients are divided and without loss scale.
     """
@@ -665,6 +677,7 @@ class _PreparedOptimizer:
     def __init__(self, updates: _Updates, optimizer: Optimizer, *, is_first: bool) -> None:
         self._updates, self.optimizer = updates, optimizer
         self.parameters = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        self.frozen = [parameter for parameter in self.parameters if not parameter.requires_grad]
         self.is_stepped, self.is_finished = True, False
         self._has_gradients = self._accumulates = self._is_full = False
         optimizer.was_skipped = False  # type: ignore[attr-defined]
@@ -757,7 +770,7 @@ class TorchLoader(LoopLoader):
             }  # fmt: skip
             self._own = DataLoader(
                 dataset,
-                batch_sampler=self._rows,  # type: ignore[arg-type]
+                batch_sampler=self._rows,
                 num_workers=loader.num_workers,
                 collate_fn=loader.collate_fn,
                 pin_memory=loader.pin_memory,
@@ -838,7 +851,7 @@ class _KeyedIndices(list[Any]):
         return _KeyedIndices, (list(self), self.seed)
 
 
-class _KeyedDataset:
+class _KeyedDataset(Dataset[Any]):
     """A data set whose rows draw random numbers that follow from seed, epoch and batch, in whichever worker."""
 
     def __init__(self, dataset: Any) -> None:
@@ -872,7 +885,7 @@ def _check_preparable(given: Any) -> None:
     if isinstance(given, type) or not (hasattr(given, "state_dict") and hasattr(given, "load_state_dict")):
         raise DataError(
             f"prepare() cannot prepare a {type(given).__name__}",
-            available="modules, optimizers, schedules, loaders, and what has state_dict() and load_state_dict()",
+            cause="it is no module, optimizer, schedule or loader, and has no state_dict() and load_state_dict()",
             hint="write net, optimizer, loader = loop.prepare(net, optimizer, loader)",
         )
 
@@ -936,6 +949,12 @@ def _tensors(state: Any) -> Any:
 
 def _whole_dtype(precision: str | None) -> str:
     return {"bf16": "torch.bfloat16", "float64": "torch.float64"}.get(precision or "", "torch.float32")
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """A tensor with the parts of all processes, if it is divided; DTensor is not imported for it."""
+    full = getattr(tensor, "full_tensor", None)
+    return tensor if full is None else cast("Tensor", full())
 
 
 def _raise(error: BaseException) -> None:

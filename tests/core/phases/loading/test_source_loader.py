@@ -359,20 +359,6 @@ def test_items_of_another_shape_are_refused_at_once() -> None:
         trained(Flat())
 
 
-@pytest.mark.parametrize("data", [batches(), Numbered()], ids=["batches", "items"])
-def test_rows_of_a_source_are_not_transformed(data: Any) -> None:
-    class Half:
-        def fit(self, x: np.ndarray) -> None: ...
-
-        def transform(self, x: np.ndarray) -> np.ndarray:
-            return x / 2
-
-    graph = graph_of(table().fit_transform(Half(), ["b"], fit_on="all"))
-    for item in (phase(data), EvalPhase("v", data=data)):
-        with pytest.raises(PhaseError, match=r"whose rows are not transformed.*Half.*transform_like"):
-            run(graph, item)
-
-
 def test_a_phase_with_a_source_has_no_configuration() -> None:
     for data in (batches(), source(batches()), Numbered(), {"data": batches()}):
         one = phase(data)

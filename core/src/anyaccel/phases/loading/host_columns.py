@@ -13,7 +13,7 @@ import numpy as np
 from anyaccel.data import FeatureSet, RaggedColumn, Rows, joined_spec, loadable_array
 from anyaccel.data.casting import first_unrepresentable
 from anyaccel.data.roles import listed
-from anyaccel.data.transforms.fitted_transform import relevant_transforms
+from anyaccel.data.transforms import relevant_transforms
 from anyaccel.errors import ColumnError
 from anyaccel.graph import Column, Plan, Resolution
 from anyaccel.graph.loss_columns import class_axis

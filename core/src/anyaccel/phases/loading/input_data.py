@@ -15,7 +15,7 @@ from anyaccel import interrupts
 from anyaccel.data import BatchSource, FeatureSet, FeatureSetView, MapSource, Rows, Source, as_source
 from anyaccel.data.readers.hf_datasets import are_splits
 from anyaccel.data.roles import listed
-from anyaccel.data.transforms.fitted_transform import relevant_transforms
+from anyaccel.data.transforms import relevant_transforms
 from anyaccel.errors import PhaseError
 from anyaccel.phases.loading.prefetch import prefetch
 from anyaccel.user_level import user_level

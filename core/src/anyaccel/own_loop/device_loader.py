@@ -1,4 +1,4 @@
-"""prepare: models, optimizers and loaders of a training loop of one's own, on a device."""
+"""prepare: models, optimizers and loaders of a training loop of one's own, on a device; and DeviceLoader."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from anyaccel.call_hints import call_hints
 from anyaccel.containers import leaves
 from anyaccel.data.streaming.off_main_thread import call_off_main_thread
 from anyaccel.data.streaming.random_states import watched_rng
-from anyaccel.errors import DataError
+from anyaccel.errors import ConfigError, DataError
+from anyaccel.launched import launched
 from anyaccel.phases.bound_phase import best_common_device
 from anyaccel.phases.loading.prefetch import prefetch
 from anyaccel.phases.loading.source_randomness import SourceRandomness, warn_of_seed
@@ -43,10 +44,17 @@ def prepare(*objects: Any, accelerator: Any = AUTO) -> Any:
     Raises:
         DataError: no object, or one in which there is nothing to place.
         NoBackendError: no plugin runs the framework of an object.
+        ConfigError: a launcher has started several processes; `Loop` shares the work among them.
         AnyaccelError: the device is not there, or does not take an object; nothing is placed if that is known before.
     """
     if not objects:
         raise DataError("prepare() was given nothing", hint="write prepare(net, optimizer, loader)")
+    place = launched()
+    if place is not None:
+        raise ConfigError(
+            f"prepare() in one of {place.size} processes, each of which would train alone on all rows",
+            hint="write loop = aa.Loop(), and loop.prepare(...): see the page 'Keep your own loop'",
+        )
     loaders = [_is_loader(each) for each in objects]
     placed = [each for each, loads in zip(objects, loaders, strict=True) if not loads]
     frameworks = sorted({framework for each in placed for framework in _frameworks(each)})

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyaccel.data import FeatureSet
-from anyaccel.data.transforms.fitted_transform import same_state
 from anyaccel.errors import TransformError
+from anyaccel_sklearn.transforms.fitted_transform import same_state
 
 decomposition = pytest.importorskip("sklearn.decomposition")
 pipeline = pytest.importorskip("sklearn.pipeline")

@@ -8,11 +8,11 @@ import sys
 import numpy as np
 import pytest
 
-from anyaccel import FeatureSet
-from anyaccel.data.transforms.class_encoder import ClassEncoder
-from anyaccel.data.transforms.plain_state import PlainReader
-from anyaccel.data.transforms.transform_config import differences, read_transform, transform_config
+from anyaccel import FeatureSet, ModelGraph, ModelNode, SequentialMLP
 from anyaccel.errors import ConfigError, TransformError
+from anyaccel_sklearn.transforms.class_encoder import ClassEncoder
+from anyaccel_sklearn.transforms.fitted_transform import read_transform
+from anyaccel_sklearn.transforms.plain_state import TransformReader
 
 preprocessing = pytest.importorskip("sklearn.preprocessing")
 decomposition = pytest.importorskip("sklearn.decomposition")
@@ -61,7 +61,7 @@ def data(**columns):
 def written(transform, column="x", **settings):
     fitted = data().fit_transform(transform, column, fit_on="all", **settings).transforms[-1]
     arrays = {}
-    config = transform_config(fitted, arrays, "p")
+    config = fitted.get_config(arrays, "p")
     return fitted, json.loads(json.dumps(config, allow_nan=False)), arrays
 
 
@@ -72,7 +72,7 @@ def dense(output):
 @pytest.mark.parametrize("transform", NUMERIC, ids=lambda transform: type(transform).__name__)
 def test_a_transform_that_is_read_gives_the_same_bits(transform):
     fitted, config, arrays = written(transform)
-    again = read_transform(config, PlainReader(arrays))
+    again = read_transform(config, TransformReader(arrays))
     np.testing.assert_array_equal(dense(again.transform.transform(X)), dense(fitted.transform.transform(X)))
     assert again.is_like(fitted) and type(again.transform) is type(transform)
     assert (again.columns, again.results, again.shapes, again.result_shapes, again.fit_on, again.role) == (
@@ -88,7 +88,7 @@ def test_a_transform_that_is_read_gives_the_same_bits(transform):
 )
 def test_an_encoder_of_text_is_read_with_its_categories(encoder):
     fitted, config, arrays = written(encoder, "kind", role="feature")
-    again = read_transform(config, PlainReader(arrays))
+    again = read_transform(config, TransformReader(arrays))
     rows = np.array([["c"], ["a"]], dtype=object)
     np.testing.assert_array_equal(dense(again.transform.transform(rows)), dense(fitted.transform.transform(rows)))
     assert again.is_like(fitted)
@@ -96,7 +96,7 @@ def test_an_encoder_of_text_is_read_with_its_categories(encoder):
 
 def test_the_encoder_of_classes_goes_there_and_back():
     fitted, config, arrays = written(ClassEncoder(), "kind", role="target")
-    again = read_transform(config, PlainReader(arrays)).transform
+    again = read_transform(config, TransformReader(arrays)).transform
     assert again.transform(np.array([["c"], ["a"]], dtype=object)).tolist() == [[2], [0]]
     assert again.inverse_transform(np.array([[0], [2]])).tolist() == [["a"], ["c"]]
     assert fitted.transform.classes_.tolist() == ["a", "b", "c"]
@@ -119,21 +119,26 @@ def test_what_is_not_known_or_not_plain_is_written_without_state_and_not_read(tr
     with pytest.raises(
         ConfigError, match=r"were transformed by \S+ on x, which no file can hold.*feature_sets=\[data\]"
     ):
-        read_transform(config, PlainReader(arrays))
+        read_transform(config, TransformReader(arrays))
 
 
 def test_configurations_differ_where_numbers_do():
-    first, second = (written(preprocessing.StandardScaler(with_mean=flag))[1] for flag in (True, False))
-    assert differences(first, first) == [] and differences(first, second) == ["state"]
+    scaled = [
+        data().fit_transform(preprocessing.StandardScaler(with_mean=flag), "x", fit_on="all") for flag in (True, False)
+    ]
+    config = ModelGraph([ModelNode("net", SequentialMLP(1), scaled[0].reference())]).get_config()
+    assert ModelGraph.from_config(config, feature_sets=scaled[:1])
+    with pytest.raises(ConfigError, match="transformed in another way than the given 'data'"):
+        ModelGraph.from_config(config, feature_sets=scaled[1:])
 
 
 def test_a_class_of_ones_own_may_be_allowed():
     _, config, arrays = written(preprocessing.StandardScaler())
     config["class"] = f"{Own.__module__}:Own"
     with pytest.raises(ConfigError, match=r"Own' is not one that can be read; nothing was imported.*allow=\[Own\]"):
-        read_transform(config, PlainReader(arrays))
+        read_transform(config, TransformReader(arrays))
     config |= {"state": {"shift": {"$": "array", "name": "p/mean_", "transposed": False}}, "probe": None}
-    again = read_transform(config, PlainReader(arrays, [Own]))
+    again = read_transform(config, TransformReader(arrays, [Own]))
     np.testing.assert_array_equal(again.transform.shift, X.mean(axis=0))
 
 
@@ -141,7 +146,7 @@ def test_a_name_of_code_is_not_run_and_not_imported():
     _, config, arrays = written(preprocessing.StandardScaler())
     for name in ("antigravity:fly", "os:system", "system", ["a"], None):
         with pytest.raises(ConfigError, match="nothing was imported"):
-            read_transform({**config, "class": name}, PlainReader(arrays))
+            read_transform({**config, "class": name}, TransformReader(arrays))
     assert "antigravity" not in sys.modules
 
 
@@ -160,12 +165,12 @@ def test_a_name_of_code_is_not_run_and_not_imported():
 def test_a_malformed_state_is_an_error(state):
     _, config, arrays = written(preprocessing.StandardScaler())
     with pytest.raises(ConfigError):
-        read_transform({**config, "state": state}, PlainReader(arrays))
+        read_transform({**config, "state": state}, TransformReader(arrays))
 
 
 def test_a_malformed_configuration_is_an_error():
     with pytest.raises(ConfigError, match=r"{'class': 'PCA'} is not the configuration of a transform"):
-        read_transform({"class": "PCA"}, PlainReader({}))
+        read_transform({"class": "PCA"}, TransformReader({}))
 
 
 def test_a_transform_that_gives_other_numbers_than_when_it_was_saved_is_refused():
@@ -173,11 +178,11 @@ def test_a_transform_that_gives_other_numbers_than_when_it_was_saved_is_refused(
     arrays["p/mean_"] = arrays["p/mean_"] + 0.1
     message = r"does not give the numbers that it gave when it was saved; saved with sklearn \S+; installed"
     with pytest.raises(ConfigError, match=message):
-        read_transform(config, PlainReader(arrays))
+        read_transform(config, TransformReader(arrays))
 
 
 def test_without_scikit_learn_the_message_says_what_to_install(monkeypatch):
     _, config, arrays = written(preprocessing.StandardScaler())
     monkeypatch.setitem(sys.modules, "sklearn.preprocessing", None)
     with pytest.raises(TransformError, match="scikit-learn's StandardScaler, and scikit-learn is not installed"):
-        read_transform(config, PlainReader(arrays))
+        read_transform(config, TransformReader(arrays))

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from anyaccel.data.transforms.sklearn_calls import described, inverted, narrowed
-from anyaccel.errors import TransformError
+from anyaccel.arguments import shown
+from anyaccel.errors import ConfigError, TransformError
 from anyaccel.printable import printable
+from anyaccel.saved_folder.plain_values import NotPlainError, plain
+from anyaccel_sklearn.transforms.class_encoder import ClassEncoder
+from anyaccel_sklearn.transforms.plain_state import TransformReader, class_of, library_version, plain_attributes
+from anyaccel_sklearn.transforms.sklearn_calls import described, inverted, narrowed
 
 Shape = tuple[int, ...]
 
@@ -47,6 +52,11 @@ class FittedTransform:
         return printable(f"FittedTransform({name} on {', '.join(self.columns)}{into}, fitted on {self.fit_on!r})")
 
     @property
+    def class_labels(self) -> tuple[Any, ...]:
+        """The labels that it encodes as indices of classes; `()` for another transform."""
+        return tuple(self.transform.classes_) if isinstance(self.transform, ClassEncoder) else ()
+
+    @property
     def width(self) -> int:
         """How many numbers a row of its results has."""
         return sum(map(math.prod, self.result_shapes))
@@ -55,6 +65,33 @@ class FittedTransform:
         """Whether another does the same: it is this one, or was fitted to the same state for the same columns."""
         own, others = ((each.columns, each.results, each.shapes, each.result_shapes) for each in (self, other))
         return own == others and same_state(self.transform, other.transform)
+
+    def get_config(self, arrays: dict[str, np.ndarray], prefix: str) -> dict[str, Any]:
+        """This transform as plain data; its arrays of numbers are added to `arrays`, under `prefix`.
+
+        `state` is None if the class of the transform is not known or its state is not plain. It can be compared then,
+        by `fillers`, which are in the range of its output, but not be read. `probe` is its output for made-up numbers.
+        """
+        own: dict[str, np.ndarray] = {}
+        try:
+            state: Any = plain_attributes(self.transform, own, prefix)
+        except (NotPlainError, TypeError, RecursionError):
+            state, own = None, {}
+        arrays.update(own)
+        return {
+            "class": class_of(self.transform),
+            "columns": list(self.columns),
+            "results": list(self.results),
+            "fit_on": self.fit_on,
+            "role": self.role,
+            "makes_features": self.makes_features,
+            "shapes": [list(shape) for shape in self.shapes],
+            "result_shapes": [list(shape) for shape in self.result_shapes],
+            "library": library_version(self.transform),
+            "state": state,
+            "fillers": plain(self.fillers, arrays, f"{prefix}/fillers"),
+            "probe": plain(_probe(self), arrays, f"{prefix}/probe"),
+        }
 
     def undo(self, pieces: Mapping[str, np.ndarray], label: str) -> dict[str, np.ndarray]:
         """Columns as they were before this transform, [n, *shape] by name, from some of its results and others.
@@ -97,21 +134,6 @@ class FittedTransform:
         before = inverted(self.transform, np.concatenate(flat, axis=1), sum(map(math.prod, self.shapes)), what)
         parts = dict(zip(self.columns, split_flat(narrowed(before, first.dtype), self.shapes), strict=True))
         return {name: parts[name] for name in given} if self.results == self.columns else parts
-
-
-def relevant_transforms(transforms: Sequence[FittedTransform], names: Sequence[str]) -> list[FittedTransform]:
-    """The transforms that made columns, or what these were made of; the last first.
-
-    Args:
-        transforms: of a feature set, the oldest first.
-        names: of the columns.
-    """
-    reached, relevant = set(names), []
-    for fitted in reversed(transforms):
-        if reached & set(fitted.results):
-            relevant.append(fitted)
-            reached = reached - set(fitted.results) | set(fitted.columns)
-    return relevant
 
 
 def result_layout(
@@ -162,16 +184,6 @@ def split_joined(values: np.ndarray, shapes: Sequence[Shape], what: str) -> list
     return [part.reshape(len(values), *shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
-def join(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Columns [n, *shape] as one array: one as it is, several along the last axis, flat if their shapes differ."""
-    if len(parts) == 1:
-        return parts[0]
-    tensors = [part.reshape(len(part), *_as_tensor(part.shape[1:])) for part in parts]
-    if len({tensor.shape[1:-1] for tensor in tensors}) > 1:
-        tensors = [part.reshape(len(part), math.prod(part.shape[1:])) for part in parts]
-    return np.concatenate(tensors, axis=-1)
-
-
 def _as_tensor(shape: Shape) -> Shape:
     return shape or (1,)
 
@@ -216,3 +228,72 @@ def _equal(first: Any, second: Any) -> bool:
     if hasattr(first, "__dict__") and not isinstance(first, type):
         return _equal(vars(first), vars(second))
     return bool(first == second) or bool(first != first and second != second)
+
+
+# -- what a saved file has of a fitted transform -----------------------------------------------------------------------
+
+
+_KEYS = {
+    *("class", "columns", "results", "fit_on", "role", "makes_features", "shapes", "result_shapes", "library"),
+    *("state", "fillers", "probe"),
+}
+_PROBE = np.array([[0.0], [1.0], [0.5]])
+
+
+def read_transform(config: Any, reader: TransformReader) -> FittedTransform:
+    """The fitted transform of a configuration from `get_config`.
+
+    Raises:
+        ConfigError: malformed, of a class that is not known, or it gives other numbers than when it was written.
+        TransformError: its library is not installed.
+    """
+    if not isinstance(config, Mapping) or set(config) != _KEYS:
+        raise ConfigError(f"{shown(config)} is not the configuration of a transform", hint="give it as it was written")
+    if config["state"] is None:
+        raise ConfigError(
+            f"the data were transformed by {config['class']} on {', '.join(config['columns'])}, which no file can hold",
+            cause="a file holds transforms of scikit-learn whose state is numbers and text",
+            hint="give data that are transformed so: feature_sets=[data]",
+        )
+    fitted = FittedTransform(
+        transform=reader.transform(config["class"], config["state"]),
+        columns=tuple(config["columns"]),
+        results=tuple(config["results"]),
+        fit_on=config["fit_on"],
+        role=config["role"],
+        makes_features=config["makes_features"],
+        shapes=tuple(map(tuple, config["shapes"])),
+        result_shapes=tuple(map(tuple, config["result_shapes"])),
+        fillers=reader.value(config["fillers"]),
+    )
+    _check_probe(fitted, reader.value(config["probe"]), config["library"])
+    return fitted
+
+
+def _probe(fitted: FittedTransform) -> np.ndarray | None:
+    """The output of a transform for made-up rows, as objects, which are no array of a state; None if it takes none."""
+    width = sum(int(np.prod(shape)) for shape in fitted.shapes)
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            output = fitted.transform.transform(np.repeat(_PROBE, width, axis=1))
+        return np.asarray(output.toarray() if hasattr(output, "toarray") else output, dtype=np.float64).astype(object)
+    except Exception:  # whatever a library raises for values that it does not know
+        return None
+
+
+def _check_probe(fitted: FittedTransform, expected: np.ndarray | None, library: str) -> None:
+    now = _probe(fitted)
+    if expected is None or (now is not None and _close(now, expected)):
+        return
+    raise ConfigError(
+        f"{fitted!r} does not give the numbers that it gave when it was saved",
+        cause=f"saved with {library}; installed is {library_version(fitted.transform)}",
+        hint=f"install {library.replace(' ', '==').replace('sklearn', 'scikit-learn')}, "
+        "or give data that are transformed so: feature_sets=[data]",
+    )
+
+
+def _close(first: np.ndarray, second: np.ndarray) -> bool:
+    pair = (first.astype(np.float64), second.astype(np.float64))
+    return first.shape == second.shape and np.allclose(*pair, rtol=1e-5, atol=1e-8, equal_nan=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anyaccel.data.transforms.fitted_transform import same_state
+from anyaccel_sklearn.transforms.fitted_transform import same_state
 
 
 class Plain:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -777,3 +778,41 @@ def test_there_and_back(values: np.ndarray, data: st.DataObject) -> None:
         assert np.allclose(back, fs.array(name), rtol=1e-5, atol=1e-2 if values.dtype == np.float32 else 1e-9)
     undone = done.undo_transforms()
     assert same(undone, fs) and undone.array("x").tobytes() == values.tobytes()
+
+
+def test_columns_whose_rows_differ_in_length_are_not_transformed() -> None:
+    class Transform:
+        def fit(self, x: Any) -> Any: ...
+
+        def transform(self, x: Any) -> Any: ...
+
+    data = FeatureSet.from_dict("d", {"x": [np.ones(1), np.ones(2)]}, ["x"], pad={"x": 0})
+    with pytest.raises(TransformError, match=r"the rows of 'x' differ in length, which transforms do not take"):
+        data.fit_transform(Transform(), "x", fit_on="all")
+
+
+def test_a_failure_of_the_system_in_a_transform_keeps_its_type(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    class Transform:
+        def fit(self, x: Any) -> Any:
+            (tmp_path / "file/folder").mkdir()
+
+        def transform(self, x: Any) -> Any:
+            return x
+
+    with pytest.raises(NotADirectoryError) as caught:
+        FeatureSet.from_dict("data", {"x": np.ones(3)}, ["x"]).fit_transform(Transform(), "x", fit_on="all")
+    assert "Transform on x of 'data'" in caught.value.__notes__[-1]
+
+
+def test_what_controls_a_terminal_is_escaped_in_what_is_shown_of_a_transform() -> None:
+    class Halves:
+        def fit(self, x: Any) -> Any: ...
+
+        def transform(self, x: Any) -> Any:
+            return x / 2
+
+    name = "x\x1b]0;owned"
+    scaled = FeatureSet.from_dict("data", {name: np.ones(3)}, [name]).fit_transform(Halves(), name, fit_on="all")
+    assert "\x1b" not in repr(scaled.transforms[0])

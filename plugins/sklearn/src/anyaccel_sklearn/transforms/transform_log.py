@@ -19,11 +19,20 @@ from anyaccel.data.arrow_columns import (
     is_readable,
     to_numpy,
 )
+from anyaccel.data.joined_columns import join
 from anyaccel.data.readers.array_conversion import number_column, tag_column
-from anyaccel.data.roles import listed, read_roles, stamp
-from anyaccel.data.transforms.fitted_transform import FittedTransform, fillers_of, result_layout, split_flat
-from anyaccel.data.transforms.sklearn_calls import fitted_copy, narrowed, transformed
+from anyaccel.data.roles import Names, listed, read_roles, stamp
+from anyaccel.data.rows import Rows
+from anyaccel.data.transforms import Transforms, relevant_transforms, transform_columns
 from anyaccel.errors import ColumnError, TransformError
+from anyaccel_sklearn.transforms.fitted_transform import (
+    FittedTransform,
+    fillers_of,
+    result_layout,
+    split_flat,
+    split_joined,
+)
+from anyaccel_sklearn.transforms.sklearn_calls import fitted_copy, narrowed, transformed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +66,47 @@ class AppliedTransform:
 
 
 Log = tuple[AppliedTransform, ...]
-"""The transforms of a feature set, the oldest first."""
+"""Applied transforms, the oldest first."""
+
+
+@dataclass(frozen=True, eq=False)
+class TransformLog(Transforms):
+    """The transforms of a feature set, at least one, and the columns before each."""
+
+    applied: Log = ()
+
+    def undone(self, rows: Rows, count: int | None = None) -> tuple[Any, Transforms]:
+        """The Arrow table of `rows` without the last `count` transforms, None for all, and the transforms left."""
+        kept = 0 if count is None else len(self.applied) - count
+        table = rows.to_arrow()
+        for applied in reversed(self.applied[kept:]):
+            table = applied.undone(table)
+        return table, log_of(self.applied[:kept])
+
+    def inverse(self, rows: Rows, values: Any, columns: Names) -> np.ndarray:
+        """Values of columns of `rows` in the units before all transforms; see `FeatureSet.inverse`."""
+        names = transform_columns(rows, columns, [name for fitted in self.fitted for name in fitted.results])
+        array = np.asarray(values)
+        relevant = relevant_transforms([applied.fitted for applied in self.applied], names)
+        if not relevant:
+            return array
+        parts = split_joined(array, [self._current_shape(rows, name) for name in names], listed(names))
+        pieces = dict(zip(names, parts, strict=True))
+        for fitted in relevant:
+            pieces = fitted.undo(pieces, rows.label)
+        joined = join([pieces[name] for name in names if name in pieces] or list(pieces.values()))
+        return joined.reshape(array.shape) if joined.size == array.size and set(pieces) == set(names) else joined
+
+    def _current_shape(self, rows: Rows, name: str) -> tuple[int, ...]:
+        for applied in reversed(self.applied):
+            if name in applied.fitted.results:
+                return applied.fitted.result_shapes[applied.fitted.results.index(name)]
+        return rows.spec(name).shape
+
+
+def log_of(applied: Log) -> Transforms:
+    """The log of applied transforms."""
+    return TransformLog(tuple(each.fitted for each in applied), applied) if applied else Transforms()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

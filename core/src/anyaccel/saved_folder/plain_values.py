@@ -1,0 +1,150 @@
+"""Values as plain data, ready for JSON, and arrays beside them, and back; no pickle."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from anyaccel.arguments import shown
+from anyaccel.errors import ConfigError
+
+KIND = "$"
+"""The key of the name of what a mapping stands for."""
+HINT = "give the folder or the dict as it was written"
+_PLAIN = (str, bool, int, type(None))
+
+Arrays = dict[str, np.ndarray]
+
+
+class NotPlainError(Exception):
+    """An object whose state is not plain: a function, say, or an object of an unknown class."""
+
+
+def refuse(value: Any, arrays: Arrays, path: str) -> Any:
+    """Raise NotPlainError."""
+    raise NotPlainError(f"{path}: {shown(value)}")
+
+
+Write = Callable[[Any, Arrays, str], Any]
+
+
+def plain(value: Any, arrays: Arrays, path: str, other: Write = refuse) -> Any:
+    """A value as plain data; its arrays of numbers are added to `arrays`, under `path`.
+
+    Args:
+        value: anything.
+        arrays: is added to.
+        path: begins the names in `arrays`.
+        other: writes what is neither plain nor an array, as a mapping with `KIND`; it may be called with parts of it.
+
+    Raises:
+        NotPlainError: a part of it is neither plain nor an array, and `other` does not write it.
+    """
+    if isinstance(value, _PLAIN) and type(value) in _PLAIN:
+        return value
+    for kind, (cls, write) in _WRITERS.items():
+        if isinstance(value, cls):
+            return {KIND: kind, **write(value, arrays, path, other)}
+    if type(value) is float:
+        return value if math.isfinite(value) else {KIND: "float", "value": repr(value)}
+    if type(value) is list:
+        return [plain(item, arrays, f"{path}/{index}", other) for index, item in enumerate(value)]
+    return other(value, arrays, path)
+
+
+def _write_array(value: np.ndarray, arrays: Arrays, path: str, other: Write) -> dict[str, Any]:
+    if value.dtype.kind in "biuf":
+        is_transposed = value.flags.f_contiguous and not value.flags.c_contiguous
+        arrays[path] = np.array(value.T if is_transposed else value, order="C")
+        return {"name": path, "transposed": is_transposed}  # the order of axes decides the last bit of a product
+    if value.dtype.kind not in "OU":
+        raise NotPlainError(f"{path}: an array of {value.dtype}")
+    items = [plain(item, arrays, f"{path}/{index}", other) for index, item in enumerate(value.reshape(-1).tolist())]
+    return {"dtype": value.dtype.str, "shape": list(value.shape), "items": items}
+
+
+def _write_type(value: type, arrays: Arrays, path: str, other: Write) -> dict[str, Any]:
+    if not issubclass(value, (np.number, np.bool_)):
+        raise NotPlainError(f"{path}: {shown(value)}")
+    return {"name": np.dtype(value).name}
+
+
+def _write_dict(value: dict[Any, Any], arrays: Arrays, path: str, other: Write) -> dict[str, Any]:
+    items = [[key, own] for key, own in value.items()]
+    return {"items": plain(items, arrays, path, other)}
+
+
+def _write_tuple(value: tuple[Any, ...], arrays: Arrays, path: str, other: Write) -> dict[str, Any]:
+    if type(value) is not tuple:
+        raise NotPlainError(f"{path}: {shown(value)}")
+    return {"items": plain(list(value), arrays, path, other)}
+
+
+def _write_scalar(value: Any, arrays: Arrays, path: str, other: Write) -> dict[str, Any]:
+    if value.dtype.kind not in "biuf":
+        raise NotPlainError(f"{path}: {shown(value)}")
+    return {"dtype": value.dtype.name, "value": plain(value.item(), arrays, path, other)}
+
+
+_WRITERS: dict[str, tuple[type, Callable[[Any, Arrays, str, Write], dict[str, Any]]]] = {
+    "array": (np.ndarray, _write_array),
+    "scalar": (np.generic, _write_scalar),
+    "dtype": (np.dtype, lambda value, arrays, path, other: {"name": value.str}),
+    "type": (type, _write_type),
+    "dict": (dict, _write_dict),
+    "tuple": (tuple, _write_tuple),
+}
+
+
+class PlainReader:
+    """Reads what `plain` wrote; one that derives from it reads what `other` wrote, by its `readers`.
+
+    Args:
+        arrays: by the names that the plain data have for them.
+    """
+
+    readers: Mapping[str, Callable[[Any, Mapping[str, Any]], Any]]
+    """By kind: what reads a mapping of it."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self._arrays = arrays
+
+    def value(self, given: Any) -> Any:
+        """The value that plain data stand for.
+
+        Raises:
+            ConfigError: it is malformed.
+        """
+        if isinstance(given, list):
+            return [self.value(item) for item in given]
+        if not isinstance(given, Mapping):
+            return given
+        try:
+            return self.readers[given[KIND]](self, given)
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"{shown(given)} is not a value as it was saved", hint=HINT) from error
+
+    def array(self, given: Mapping[str, Any]) -> np.ndarray:
+        """An array: of numbers by its name, or of text and objects by its items."""
+        if "name" in given:
+            array = np.array(self._arrays[given["name"]], order="C")
+            return array.T if given["transposed"] else array
+        flat = np.empty(len(given["items"]), dtype=object)
+        flat[:] = self.value(given["items"])
+        return flat.reshape(given["shape"]).astype(np.dtype(given["dtype"]))
+
+
+PlainReader.readers = {
+    "array": lambda reader, given: reader.array(given),
+    "scalar": lambda reader, given: np.dtype(given["dtype"]).type(reader.value(given["value"])),
+    "dtype": lambda reader, given: np.dtype(given["name"]),
+    "type": lambda reader, given: np.dtype(given["name"]).type,
+    "dict": lambda reader, given: {reader.value(key): reader.value(value) for key, value in given["items"]},
+    "tuple": lambda reader, given: tuple(reader.value(given["items"])),
+    "float": lambda reader, given: float(given["value"]),
+}

@@ -1,0 +1,33 @@
+"""A GAN: two models and two optimizers, which take turns in each batch."""
+
+import torch
+from torch import nn
+from torch.nn.functional import softplus
+from torch.utils.data import DataLoader, TensorDataset
+
+import anyaccel as aa
+
+loop = aa.Loop()
+torch.manual_seed(42)
+real = 0.3 * torch.randn(107, 2) + torch.tensor([2.0, -1.0])
+noise = torch.randn(107, 2)  # in the data set, so that each row keeps its noise, whichever process computes it
+loader = DataLoader(TensorDataset(real, noise), batch_size=16, shuffle=True)
+
+generator = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2))
+discriminator = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 1))
+opt_g = torch.optim.Adam(generator.parameters(), lr=2e-3)
+opt_d = torch.optim.Adam(discriminator.parameters(), lr=2e-3)
+
+generator, discriminator, opt_g, opt_d, loader = loop.prepare(generator, discriminator, opt_g, opt_d, loader)
+for epoch in range(5):
+    for x, z in loader:
+        fake = generator(z)
+        opt_d.zero_grad()
+        loss_d = softplus(-discriminator(x)).mean() + softplus(discriminator(fake.detach())).mean()
+        loop.backward(loss_d)
+        opt_d.step()
+        opt_g.zero_grad()
+        loss_g = softplus(-discriminator(fake)).mean()
+        loop.backward(loss_g)
+        opt_g.step()
+    loop.print(f"epoch {epoch}: discriminator {loop.reduce(loss_d):.7f}, generator {loop.reduce(loss_g):.7f}")

@@ -1,0 +1,163 @@
+"""The transforms of a feature set: what `FeatureSet.fit_transform` and `transform_like` do, and reading saved ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from anyaccel.arguments import shown
+from anyaccel.data.arrow_columns import KINDS, is_numeric
+from anyaccel.data.feature_set import FeatureSet, FeatureSetView
+from anyaccel.data.padding import padding_of
+from anyaccel.data.roles import ROLES, Names, listed
+from anyaccel.data.rows import Rows
+from anyaccel.data.splitting.named_splits import ALL
+from anyaccel.data.transforms import Transforms, transform_columns
+from anyaccel.errors import TransformError
+from anyaccel_sklearn.transforms.fitted_transform import FittedTransform, read_transform
+from anyaccel_sklearn.transforms.plain_state import TransformReader
+from anyaccel_sklearn.transforms.sklearn_calls import check_transform, described
+from anyaccel_sklearn.transforms.transform_log import (
+    AppliedTransform,
+    FitRequest,
+    apply,
+    fit,
+    log_of,
+    put,
+)
+
+
+def fit_transform(
+    rows: FeatureSet,
+    transforms: Transforms,
+    transform: Any,
+    columns: Names,
+    *,
+    fit_on: str | FeatureSetView | None,
+    role: str | None,
+    into: str | None,
+) -> tuple[Any, Transforms]:
+    """A table with columns transformed, fitted to some rows and applied to all, and its transforms.
+
+    See `FeatureSet.fit_transform` for the arguments.
+    """
+    check_transform(transform)
+    names = transform_columns(rows, columns)
+    what = described(transform, names, rows.label)
+    if isinstance(fit_on, FeatureSetView) and fit_on.feature_set is rows:
+        view = fit_on
+    elif isinstance(fit_on, str):
+        view = rows.split(fit_on)
+    else:
+        raise _no_fit_rows(fit_on, [*rows.splits, ALL], what)
+    # What fills the places behind a row would be fitted as if it were data
+    padded = next((name for name in names if padding_of(rows.schema.field(name)) is not None), None)
+    if padded is not None:
+        raise TransformError(
+            f"{what}: the rows of {padded!r} differ in length, which transforms do not take",
+            available="columns of one shape per sample",
+            hint="transform the values before they are given to the FeatureSet",
+        )
+    table = rows.to_arrow()
+    request = FitRequest(
+        transform=transform,
+        columns=names,
+        fit_on=fit_on if isinstance(fit_on, str) else view.name,
+        fit_rows=view.rows,
+        role=_result_role(rows, names, role, into, what),
+        into=into,
+        what=what,
+    )
+    fitted, output = fit(table, request)
+    if role is None:
+        _check_tags(rows, names, output, what)
+    table, log = put(table, transforms.applied, fitted, output, what)
+    return table, log_of(log)
+
+
+def _result_role(rows: Rows, columns: Sequence[str], role: str | None, into: str | None, what: str) -> str | None:
+    """The requested role, or for a new column that of its sources; None if each column keeps its own."""
+    if role not in (None, *ROLES):
+        raise TransformError(
+            f"{what}: role={shown(role)} is not a role", available=listed(ROLES), hint="name one of these"
+        )
+    if into is None:
+        return role
+    if not isinstance(into, str) or not into or into in rows.columns:
+        raise TransformError(
+            f"{what}: into={into!r} is not a name for a new column",
+            available=f"columns: {listed(rows.columns)}",
+            hint="choose another name, or leave into= out to replace the column",
+        )
+    roles = {rows.role(name) for name in columns}
+    if role is None and len(roles) > 1:
+        raise TransformError(
+            f"{what}: the role of {into!r} is not clear", available=listed(sorted(roles)), hint="write role='feature'"
+        )
+    return role or roles.pop()
+
+
+def _check_tags(rows: Rows, names: Sequence[str], output: np.ndarray, what: str) -> None:
+    """Numbers made of a text tag are mostly meant as a feature; as a tag no model would ever see them."""
+    texts = [name for name in names if rows.role(name) == "tag" and not is_numeric(rows.schema.field(name).type)]
+    if texts and output.dtype.kind in KINDS:
+        raise TransformError(
+            f"{what} makes numbers of the tag {texts[0]!r}, which would stay a tag that no model takes",
+            available=f"role={listed(map(repr, ROLES))}",
+            hint="write role='feature', or role='tag' to keep it a tag",
+        )
+
+
+def transform_like(rows: Rows, transforms: Transforms, wanted: Sequence[FittedTransform]) -> tuple[Any, Transforms]:
+    """A table to which fitted transforms are applied, and its transforms; see `FeatureSet.transform_like`."""
+    if set(wanted) & set(transforms.fitted):
+        problem = f"{rows.label!r} has these transforms already"
+        raise TransformError(problem, cause=listed(transforms.fitted), hint="apply them once")
+    table, log = rows.to_arrow(), transforms.applied
+    for fitted in wanted:
+        what = described(fitted.transform, fitted.columns, rows.label)
+        if _is_skipped(fitted, table, what):
+            log = (*log, AppliedTransform(fitted, {}))
+        else:
+            table, log = put(table, log, fitted, apply(table, fitted, what), what)
+    return table, log_of(log)
+
+
+def _is_skipped(fitted: FittedTransform, table: Any, what: str) -> bool:
+    """Whether a transform of targets or tags is skipped because these are missing."""
+    missing = [name for name in fitted.columns if name not in table.column_names]
+    if not missing:
+        return False
+    if len(missing) == len(fitted.columns) and not fitted.makes_features:
+        return True
+    raise TransformError(
+        f"{what} cannot be applied without {listed(missing)}",
+        available=f"columns: {listed(table.column_names)}",
+        hint="give these columns, or fit a transform of their own to those that may be missing",
+    )
+
+
+def _no_fit_rows(fit_on: Any, splits: Sequence[str], what: str) -> TransformError:
+    """The error where `fit_on` is neither the name of a split nor a view of the feature set.
+
+    Args:
+        fit_on: what was given; None for nothing.
+        splits: names that would do.
+        what: is to be fitted.
+    """
+    is_view = isinstance(fit_on, Rows) and fit_on.base is not fit_on
+    given = "a view of another feature set" if is_view else repr(fit_on)
+    missing = f"{what} needs fit_on=, the rows that it is fitted to"
+    return TransformError(
+        missing if fit_on is None else f"{what} cannot be fitted on {given}",
+        available=f"splits: {listed(splits)}",
+        hint=f"write fit_on={splits[0]!r}; 'all' also takes the rows that you evaluate on",
+    )
+
+
+def read_transforms(configs: Sequence[Any], arrays: Mapping[str, np.ndarray], allow: Iterable[type] = ()) -> Transforms:
+    """The transforms that `get_config` of each wrote; see `anyaccel.data.transforms.read_transforms`."""
+    reader = TransformReader(arrays, allow)
+    return log_of(tuple(AppliedTransform(read_transform(config, reader), {}) for config in configs))

@@ -1,0 +1,106 @@
+"""The state of fitted transforms as plain data and arrays, and back: no pickle, and only classes that are known."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from anyaccel.arguments import shown
+from anyaccel.errors import ConfigError, TransformError
+from anyaccel.saved_folder.plain_values import HINT, KIND, Arrays, NotPlainError, PlainReader, plain
+
+# Classes of scikit-learn whose whole state is numbers, text, and other transforms of this table.
+_SKLEARN = {
+    "Binarizer KBinsDiscretizer MaxAbsScaler MinMaxScaler Normalizer OneHotEncoder OrdinalEncoder PolynomialFeatures "
+    "PowerTransformer QuantileTransformer RobustScaler SplineTransformer StandardScaler": "sklearn.preprocessing",
+    "FactorAnalysis FastICA IncrementalPCA NMF PCA TruncatedSVD": "sklearn.decomposition",
+    "MissingIndicator SimpleImputer": "sklearn.impute",
+    "SelectKBest VarianceThreshold": "sklearn.feature_selection",
+    "Pipeline": "sklearn.pipeline",
+}
+_MODULES = {name: module for names, module in _SKLEARN.items() for name in names.split()}
+_MODULES["ClassEncoder"] = "anyaccel_sklearn.transforms.class_encoder"
+
+
+def class_of(transform: Any) -> str:
+    """The class of a transform as text: its name if it is known here, else `module:qualname`."""
+    cls = type(transform)
+    is_known = f"{cls.__module__}.".startswith(f"{_MODULES.get(cls.__name__, 'none')}.")
+    return cls.__name__ if is_known else f"{cls.__module__}:{cls.__qualname__}"
+
+
+def plain_attributes(transform: Any, arrays: Arrays, prefix: str) -> dict[str, Any]:
+    """The attributes of a transform as plain data; its arrays of numbers are added to `arrays`, under `prefix`.
+
+    Raises:
+        NotPlainError: an attribute is neither plain, an array, nor a transform of a known class.
+    """
+    return {name: plain(value, arrays, f"{prefix}/{name}", _nested) for name, value in sorted(vars(transform).items())}
+
+
+def _nested(value: Any, arrays: Arrays, path: str) -> Any:
+    if class_of(value) not in _MODULES:
+        raise NotPlainError(f"{path}: {shown(value)}")
+    return {KIND: "transform", "class": class_of(value), "state": plain_attributes(value, arrays, path)}
+
+
+def library_version(transform: Any) -> str:
+    """Name and version of the package that a transform comes from, such as `sklearn 1.9.1`; the name if it has none."""
+    name = type(transform).__module__.partition(".")[0]
+    return f"{name} {getattr(sys.modules.get(name), '__version__', '')}".strip()
+
+
+class TransformReader(PlainReader):
+    """Reads values with the transforms among them.
+
+    Args:
+        arrays: by the names that the plain data have for them.
+        allow: classes of transforms that may be named besides those known here; nothing else is imported.
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], allow: Iterable[type] = ()) -> None:
+        super().__init__(arrays)
+        self._allow = {f"{cls.__module__}:{cls.__qualname__}": cls for cls in allow}
+
+    def transform(self, name: str, state: Any) -> Any:
+        """A transform of this class in this state.
+
+        Raises:
+            ConfigError: the class is not known, or the state is malformed.
+        """
+        cls = self._class(name)
+        if not isinstance(state, Mapping) or not all(isinstance(key, str) for key in state):
+            raise ConfigError(f"{shown(state)} is not the state of a {name}", hint=HINT)
+        made: Any = object.__new__(cls)
+        vars(made).update({key: self.value(value) for key, value in state.items()})
+        return made
+
+    def _class(self, name: Any) -> type:
+        name = name if isinstance(name, str) else shown(name)
+        if name in self._allow:
+            return self._allow[name]
+        module = _MODULES.get(name)
+        if module is None:
+            raise ConfigError(
+                f"the transform {name!r} is not one that can be read; nothing was imported",
+                available=", ".join(sorted({*_MODULES, *self._allow})),
+                hint=f"if you trust it, import it: allow=[{name.rpartition(':')[2]}]; or give data that have it: "
+                "feature_sets=[data]",
+            )
+        try:
+            return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+        except ImportError:
+            raise TransformError(
+                f"the data were transformed by scikit-learn's {name}, and scikit-learn is not installed",
+                hint="python -m pip install scikit-learn",
+            ) from None
+
+
+TransformReader.readers = {
+    **PlainReader.readers,
+    "transform": lambda reader, given: reader.transform(given["class"], given["state"]),
+}

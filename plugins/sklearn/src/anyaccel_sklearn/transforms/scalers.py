@@ -1,0 +1,37 @@
+"""Scalers of `fit` by name: those of scikit-learn, imported when one is asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from anyaccel.errors import PhaseError
+from anyaccel.suggestions import did_you_mean
+
+SCALERS = {
+    "standard": "StandardScaler",
+    "minmax": "MinMaxScaler",
+    "maxabs": "MaxAbsScaler",
+    "robust": "RobustScaler",
+}
+"""Class of `sklearn.preprocessing` for each name."""
+
+
+def scaler_of(given: Any) -> Any:
+    """A new scaler for a name, which may also be that of its class; what is no text as it is.
+
+    Raises:
+        PhaseError: an unknown name, or scikit-learn is not installed.
+    """
+    if not isinstance(given, str):
+        return given
+    name = {own: short for short, own in SCALERS.items()}.get(given, given)
+    if name not in SCALERS:
+        hint = did_you_mean(given, SCALERS, "write scaler='standard'")
+        raise PhaseError(f"fit: there is no scaler {given!r}", available=", ".join(SCALERS), hint=hint)
+    try:
+        preprocessing = import_module("sklearn.preprocessing")
+    except ImportError as error:
+        problem = f"fit: scaler={given!r} is one of scikit-learn, which cannot be imported ({error})"
+        raise PhaseError(problem, hint="python -m pip install scikit-learn") from error
+    return getattr(preprocessing, SCALERS[name])()

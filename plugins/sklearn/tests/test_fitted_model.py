@@ -1,0 +1,36 @@
+"""Predictions of models that were fitted to text."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import anyaccel as aa
+from anyaccel.errors import DataError, TransformError
+
+X = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
+
+
+FAST = {"epochs": 1, "progress": "none"}
+
+
+def test_outputs_of_an_unknown_loss_are_not_decoded_as_text():
+    fitted = aa.fit(aa.SequentialMLP(2), (X, np.where(X[:, 0] > 0, "yes", "no")), loss="cross_entropy", **FAST)
+    unknown = aa.FittedModel(fitted.experiment)
+    with pytest.raises(
+        DataError, match=r"'y' was text.*Available: its classes: no, yes\. Hint: write predict\(data, out"
+    ):
+        unknown.predict(X)
+    np.testing.assert_array_equal(unknown.predict(X, outputs=True), fitted.predict(X, outputs=True))
+
+
+def test_an_output_of_no_class_is_not_decoded_as_another():
+    kinds = np.where(X[:, 0] > 0, "yes", "no")
+    fitted = aa.fit(aa.SequentialMLP(3), (X, kinds), loss="cross_entropy", **FAST)
+    state = fitted.graph.state()
+    name = next(name for name, array in state.items() if array.shape == (3,) and "parameters/" in name)
+    fitted.graph.load_state({**state, name: np.array([0.0, 0.0, 1e3], dtype=state[name].dtype)})
+    with pytest.raises(
+        TransformError, match=r"2 is not the index of a class\. Available: 0 to 1: no, yes\. Hint: give the"
+    ):
+        fitted.predict(X)

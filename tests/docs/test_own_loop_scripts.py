@@ -1,0 +1,66 @@
+"""The scripts of docs/examples/own-loop: few lines differ from the plain loop, and no number."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("anyaccel_torch")
+
+HERE = Path(__file__).parent
+FOLDER = HERE.parents[1] / "docs/examples/own-loop"
+NAMES = ("image_classification", "gradient_accumulation", "checkpointing", "gan")
+ARGUMENTS = {"checkpointing": ["2", "4"]}  # numbers of epochs: it is run, and resumed
+NUMBER = re.compile(r"-?\d+\.\d+|\d+")
+
+
+def changes(name: str) -> tuple[list[str], list[str]]:
+    """Lines of code that are in the script with Loop alone, and in the plain one alone."""
+    plain, loop = (
+        [line for line in (FOLDER / f"{name}_{kind}.py").read_text("utf-8").splitlines() if line.strip()]
+        for kind in ("plain", "loop")
+    )
+    marked = list(difflib.ndiff(plain, loop))
+    return [line for line in marked if line.startswith("+ ")], [line for line in marked if line.startswith("- ")]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_six_lines_change(name: str) -> None:
+    written, _ = changes(name)
+    assert 0 < len(written) <= 6, "\n".join(written)
+
+
+def results(name: str, kind: str, folder: Path, size: int) -> tuple[str, list[dict[str, np.ndarray]]]:
+    """What a script prints, and the weights that each process ends with."""
+    folder.mkdir()
+    launcher = ["-m", "anyaccel", "run", "--replicas", str(size)] if size > 1 else []
+    arguments = ["4"] if kind == "plain" else ARGUMENTS.get(name, [])
+    script = str(FOLDER / f"{name}_{kind}.py")
+    command = [sys.executable, *launcher, str(HERE / "own_loop_script.py"), script, str(folder), *arguments]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=env)
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout, [dict(np.load(folder / f"weights-{rank}.npz")) for rank in range(size)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_numbers_are_those_of_the_plain_loop(name: str, tmp_path: Path) -> None:
+    printed, (weights,) = results(name, "plain", tmp_path / "plain", 1)
+    assert weights and len(printed.splitlines()) >= 3
+    for size in (1, 2):
+        others, of_processes = results(name, "loop", tmp_path / str(size), size)
+        assert NUMBER.sub("", others) == NUMBER.sub("", printed)
+        numbers, expected = (np.array(NUMBER.findall(text), float) for text in (others, printed))
+        np.testing.assert_allclose(numbers, expected, rtol=1e-6, atol=1e-6)
+        for own in of_processes:
+            assert own.keys() == weights.keys()
+            for key, value in weights.items():
+                np.testing.assert_allclose(own[key], value, rtol=0, atol=1e-6, err_msg=key)
