@@ -203,9 +203,7 @@ def by_hand_adversarial() -> dict[str, Any]:
     for x, y in data():
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(squares(one, x, y))
-        first.apply_gradients(
-            zip(tape.gradient(loss, one.trainable_variables), one.trainable_variables, strict=True)
-        )
+        first.apply_gradients(zip(tape.gradient(loss, one.trainable_variables), one.trainable_variables, strict=True))
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(squares(other, x, one(x)))
         second.apply_gradients(

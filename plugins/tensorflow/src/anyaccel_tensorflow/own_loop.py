@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import tensorflow as tf
 
-from anyaccel.errors import CapabilityError, ConfigError, DataError, StateError
+from anyaccel.errors import AnyaccelError, CapabilityError, ConfigError, DataError, StateError
 from anyaccel.own_loop import Loop, LoopLoader, OwnLoops, Share
 from anyaccel.own_loop.loop import OF_MODELS
 from anyaccel.user_level import user_level
@@ -482,6 +482,10 @@ class TensorFlowLoop(Loop):
         except tf.errors.OpError as error:
             if self.num_processes > 1 and (isinstance(error, _LOST) or "ollective" in str(error)):
                 self._processes.group.attempt("average the gradients", partial(_raise, error))
+            raise
+        except Exception as error:
+            if isinstance(error.__context__, AnyaccelError):  # which autograph has put into an error of its own
+                raise error.__context__ from None
             raise
         finally:
             self._traced, self._n_calls = before, calls
