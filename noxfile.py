@@ -194,8 +194,12 @@ def import_once(session: nox.Session) -> None:
 
 
 def spread(by: str = "worksteal") -> tuple[str, ...]:
-    """Arguments by which pytest deals tests out to several processes, by file where those of one share costly work."""
-    return ("-n", os.environ.get("ANYACCEL_TEST_WORKERS", str(min(CORES, 4))), "--dist", by)
+    """Arguments by which pytest deals tests out to several processes, by file where those of one share costly work.
+
+    One process deals to none: it would import the frameworks a second time.
+    """
+    workers = int(os.environ.get("ANYACCEL_TEST_WORKERS", min(CORES, 4)))
+    return ("-n", str(workers if workers > 1 else 0), "--dist", by)
 
 
 def compiled_once(session: nox.Session) -> dict[str, str]:
@@ -346,11 +350,12 @@ def apart(session: nox.Session) -> None:
 
 
 def take_away(session: nox.Session, tests: list[str], sample: int) -> None:
-    """Uninstall each feature in turn, and run one in `sample` of core's tests and of those of the others."""
+    """Uninstall each feature in turn, and run one in `sample` of core's tests and of the others', each time others."""
     for name in FEATURES:
         session.run("python", "-m", "pip", "uninstall", "--yes", "--quiet", f"anyaccel-{name}")
         others = [path for path in tests if path != f"plugins/{name}/tests"]
-        session.run("pytest", "tests/core", *others, *spread(), env={"ANYACCEL_TEST_SAMPLE": str(sample)})
+        part = {"ANYACCEL_TEST_SAMPLE": str(sample), "ANYACCEL_TEST_DRAW": name}
+        session.run("pytest", "tests/core", *others, *spread(), env=part)
         install(session, "--no-deps", "--editable", f"plugins/{name}")
 
 
@@ -398,11 +403,23 @@ def backend(session: nox.Session, plugin: str) -> None:
     One without a backend, or with another plugin's framework, is tested by its own tests alone: the graphs would be
     the same.
     """
+    run_tests_of(session, plugin, {"ANYACCEL_TEST_SHARED": "1"})
+
+
+@nox.session(python=MAIN)
+@nox.parametrize("plugin", [nox.param(name, id=name) for name in PLUGINS])
+def whole(session: nox.Session, plugin: str) -> None:
+    """All tests of which `backend` takes a sample, the kit over every kind of model among them."""
+    run_tests_of(session, plugin, {"ANYACCEL_TEST_FULL": "1"})
+
+
+def run_tests_of(session: nox.Session, plugin: str, part: dict[str, str]) -> None:
+    """Install a plugin, and run its tests, those of hints that need it, and the integration tests over it."""
     libraries = ("models-sample",) if plugin in ("torch", "offload") else ()
     used = (plugin, *TESTED_WITH.get(plugin, ()))
     install(session, *editable(*used), *group("test", "guests", *used, *libraries))
     # Two processes: the integration tests need all 64 bits, which is a setting of a whole process in JAX.
-    env = {**ONE_THREAD, **compiled_once(session)}
+    env = {**part, **ONE_THREAD, **compiled_once(session)}
     session.run("pytest", f"plugins/{plugin}/tests", *spread(), *session.posargs, env=env)
     if followed := hints_with(plugin, f"anyaccel_{plugin}"):
         session.run("pytest", *followed, *spread(), *session.posargs, env=env)
@@ -417,7 +434,10 @@ def kits(session: nox.Session) -> None:
     install(session, *editable(*plugins), *group("test", "guests", *plugins))
     env = {"ANYACCEL_TEST_FULL": "1", **ONE_THREAD, **compiled_once(session)}
     for name in plugins:
-        session.run("pytest", f"plugins/{name}/tests/test_conformance.py", *spread(), *session.posargs, env=env)
+        found = sorted(
+            str(path.relative_to(ROOT)) for path in ROOT.glob(f"plugins/{name}/tests/**/test_*conformance.py")
+        )
+        session.run("pytest", *found, *spread(), *session.posargs, env=env)
 
 
 @nox.session(python=MAIN)

@@ -144,6 +144,7 @@ RECIPES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize("name", RECIPES)
 def test_an_object_trains_as_fit_does(name: str, framework: str) -> None:
     own, model = alike()
@@ -251,6 +252,7 @@ def decay() -> Any:
     return schedules.ExponentialDecay(0.1, 2, 0.5)
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize(
     ("wrong", "message", "right", "expected"),
     [
@@ -313,6 +315,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, Callable[[], Any], Callable[[],
 }
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_only_fit_does_is_refused_with_a_hint_that_gives_the_same(name: str) -> None:
     make, message, right, settings = REFUSED[name]

@@ -307,6 +307,7 @@ def optimizers(framework: str) -> Any:
     return keras.optimizers
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_of_keras_trains_as_fit_does(optimizers: Any, name: str) -> None:
     own, model = alike(lambda: sequence(layers.Dense(4, "tanh", kernel_constraint="unit_norm")), X)
@@ -324,6 +325,7 @@ def test_an_optimizer_of_keras_trains_as_fit_does(optimizers: Any, name: str) ->
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -403,6 +405,7 @@ TARGETS = {
 }
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize("name", TARGETS)
 def test_targets_that_a_loss_of_keras_would_take_without_a_word_are_refused(name: str) -> None:
     """And those that it is made for have its own loss; issue 26."""

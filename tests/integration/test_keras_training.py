@@ -76,6 +76,7 @@ def check_equal(mine: Any, theirs: Any) -> None:
 # -- losses ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize(
     ("make", "theirs", "mine"),
     [
@@ -96,6 +97,7 @@ def test_losses_train_as_those_that_compile_is_given(make: Callable[[], Any], th
     check_equal(model, own)
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize(
     ("make", "loss", "message"),
     [
@@ -128,6 +130,7 @@ def test_a_softmax_is_warned_of_once_also_where_outputs_show_it() -> None:
     assert len([each for each in told if "softmax" in str(each.message)]) == 1
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize(
     ("make", "loss"),
     [

@@ -180,16 +180,22 @@ class PlainAttributes:
         parts = submodules(module)
         self._module = module
         self._builders = {id(part) for part in parts if _builds_itself(part)}
-        self._registered = {id(part): self._registered_in(part) for part in parts}
+        self._registered = self._all_registered()
         self._snapshot = AttributeSnapshot(parts, _plain_names, save_tensor)
 
     def restore(self) -> None:
         """Set every attribute, and what it holds, to what it was."""
-        now = {id(part): self._registered_in(part) for part in submodules(self._module)}
-        if now == self._registered:
+        if self._all_registered() == self._registered:
             self._snapshot.restore()
         else:
             self._snapshot.restore(unless=lambda part: self._has_built(id(part), part))
+
+    def _all_registered(self) -> dict[int, tuple[Any, ...]]:
+        """What is registered in each part, and in what layers of Keras register, which are no parts."""
+        found = dict.fromkeys(self._module.modules())
+        for part in submodules(self._module):
+            found.update({} if part in found else dict.fromkeys(part.modules()))
+        return {id(part): self._registered_in(part) for part in found}
 
     def _has_built(self, before: int, part: nn.Module) -> bool:
         """Whether a part, or one in it that does not build itself, has now another class or other things registered.

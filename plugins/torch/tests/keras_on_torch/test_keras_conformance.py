@@ -1,4 +1,4 @@
-"""The conformance kit over Keras models that run on torch."""
+"""The conformance kit over Keras models that run on torch: all of it for sequential models, a sample for others."""
 
 from __future__ import annotations
 
@@ -134,4 +134,5 @@ def _holding(model: Any) -> Any:
     return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), model)
 
 
-globals().update(suite(Keras, "Keras") | suite(Subclassed, "Subclassed") | suite(Holding, "Holding"))
+FURTHER = suite(Subclassed, "Subclassed") | suite(Holding, "Holding")
+globals().update(suite(Keras, "Keras") | {name: pytest.mark.sampled(tests) for name, tests in FURTHER.items()})
