@@ -355,12 +355,12 @@ def refusals() -> dict[str, tuple[type[AnyaccelError], str, Any]]:
         for n in (4, 3, 2):
             step(tf.ones((n, 1)))
 
-    def other_variables() -> None:
-        loop, model = prepared()
-        for variables in (model.trainable_variables, model.trainable_variables[:1]):
-            loop.prepare(iter([1]))
-            with loop.accumulate():
-                loop.gradient(*tape_of(model), variables)
+    def not_in_the_last_batch() -> None:
+        loop = script.loop_of(accumulate=2)
+        model, batches = loop.prepare(script.model_of(), script.data())
+        for _ in batches:
+            variables = model.trainable_variables[: 1 if loop.is_update else 4]
+            loop.gradient(*tape_of(model), variables)
 
     def twice() -> None:
         loop, model = prepared()
@@ -392,7 +392,7 @@ def refusals() -> dict[str, tuple[type[AnyaccelError], str, Any]]:
         "own gradients": (ConfigError, "gradients that are not of loop.gradient()", own_gradients),
         "unscaled": (ConfigError, "a loss scale that the loss was not multiplied by", unscaled),
         "count": (ConfigError, "count=tf.shape(x)[0]", with_and_without_count),
-        "variables": (ConfigError, "other variables than in the batch before", other_variables),
+        "variables": (ConfigError, "some batches of an update, and not for its last", not_in_the_last_batch),
         "twice": (ConfigError, "this Sequential is prepared already", twice),
         "optimizer twice": (ConfigError, "this SGD is prepared already", optimizer_twice),
         "accumulates": (ConfigError, "would accumulate twice", accumulates_twice),

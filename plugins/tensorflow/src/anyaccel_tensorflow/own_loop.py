@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial, update_wrapper
 from types import MethodType
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
+from weakref import WeakValueDictionary
 
 import numpy as np
 import tensorflow as tf
@@ -29,9 +28,12 @@ from anyaccel_tensorflow.variables import keras, model_variables, named_parts, p
 _FUNCTION_HINT = "write @loop.function in place of @tf.function"
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError, tf.errors.CancelledError)
 _MANY_TRACES = 6
+_NO_SEED = 87654321
+"""What TensorFlow takes beside the seed of an operation where no seed is set for all: with it, these stay the same."""
 _DIGESTED = 4096
 """So many elements of each tensor tell batches apart."""
-_prepared: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+_prepared: WeakValueDictionary[int, Any] = WeakValueDictionary()
+"""By id: a tf.Variable has no hash."""
 
 
 class TensorFlowLoops(OwnLoops):
@@ -74,16 +76,18 @@ class TensorFlowLoop(Loop):
         self._window = _Window()
         self._pending: frozenset[int] = frozenset()  # variables whose gradients no optimizer was given yet
         self._sites: dict[Any, _Site] = {}
+        self._positions: dict[int, int] = {}  # of the variables that are trained, by id
         self._traced: _Traced | None = None  # what is called, and perhaps traced, just now
         self._n_functions = self._n_calls = 0
         self._row_tensors: dict[float | None, Any] = {}
         self._is_within = False  # `accumulate`
+        self._is_begun = False
         super().__init__(*args, **settings)
         self._check_settings()
         self._is_plain = self.num_processes == 1 and self.accumulation_steps == 1
-        if self.num_processes > 1 and self.seed is None and _stream_seed() is None:
-            # TensorFlow's stream begins anywhere; models, and the order of data sets, are to be alike in all processes
-            self._seed_framework(self._processes.gather_plain(int.from_bytes(os.urandom(3)))[0])
+        if self.num_processes > 1 and tf.compat.v1.random.get_seed(0)[0] == _NO_SEED:
+            tf.random.set_seed(_NO_SEED)  # models, and the order of data sets, are to be alike in all processes
+        self._is_begun = True
 
     def _check_settings(self) -> None:
         if self.precision == "fp16-mixed":
@@ -98,7 +102,8 @@ class TensorFlowLoop(Loop):
             raise ConfigError(
                 f"Loop: precision={self.precision!r} changes the dtype of a model's variables",
                 available="'float32', 'bf16-mixed'",
-                hint="write precision='bf16-mixed', or keras.config.set_floatx('float64') before the model is made",
+                hint="write precision='bf16-mixed', or keras.config.set_dtype_policy('float64') before the model is "
+                "made",
             )
         if self.sharding is not None:
             raise CapabilityError(
@@ -118,7 +123,8 @@ class TensorFlowLoop(Loop):
             )
 
     def _seed_framework(self, seed: int) -> None:
-        tf.random.set_seed(seed % 2**31)
+        if not self._is_begun:  # later it would change the order of data sets that are made, in one process alone
+            tf.random.set_seed(seed % 2**31)
 
     # -- what is prepared ------------------------------------------------------------------------------------------
 
@@ -141,7 +147,7 @@ class TensorFlowLoop(Loop):
         return prepared
 
     def _add_model(self, model: Any, frozen: bool) -> Any:
-        if model in _prepared:
+        if _prepared.get(id(model)) is model:
             raise ConfigError(
                 f"this {type(model).__name__} is prepared already",
                 hint="prepare each model once, by one Loop, and use what it gave",
@@ -163,8 +169,10 @@ class TensorFlowLoop(Loop):
         if self.precision == "bf16-mixed":
             _compute_in_bfloat16(model)
         model = self.accelerator.place(model)
-        _prepared[model] = "prepared"
+        _prepared[id(model)] = model
         self._models.append(_Model(model, frozen, norm if self.num_processes > 1 else ""))
+        for variable in self._models[-1].trained:
+            self._positions.setdefault(id(tf_variable(variable)), len(self._positions))
         if self.process_index > 0:
             self._models[-1].set_apart(self.process_index)
         return model
@@ -184,7 +192,7 @@ class TensorFlowLoop(Loop):
                 )
 
     def _add_optimizer(self, optimizer: Any) -> None:
-        if optimizer in _prepared:
+        if _prepared.get(id(optimizer)) is optimizer:
             raise ConfigError(
                 f"this {type(optimizer).__name__} is prepared already", hint="prepare each optimizer once, by one Loop"
             )
@@ -204,7 +212,7 @@ class TensorFlowLoop(Loop):
                     hint="build it before prepare(): optimizer.build(model.trainable_variables)",
                 )
             optimizer.build(trained)
-        _prepared[optimizer] = "prepared"
+        _prepared[id(optimizer)] = optimizer
         self._optimizers.append(own)
         optimizer.apply = partial(self._apply, own)
         if own.is_scaling:
@@ -261,6 +269,12 @@ class TensorFlowLoop(Loop):
             self._is_within = before
 
     def _begin(self, share: Share | None) -> None:
+        if self._window.is_closing and any(site.is_open for site in self._sites.values()):
+            raise ConfigError(
+                "loop.gradient() was called for some batches of an update, and not for its last",
+                cause="what was added up would be part of another update",
+                hint="call it for each batch, and leave out what optimizers do: if loop.is_update: ...",
+            )
         self._window.begin(share, self.accumulation_steps)
         self._n_calls = 0
         if self._window.is_closing and not self._optimizers:
@@ -323,9 +337,7 @@ class TensorFlowLoop(Loop):
                 "loop.gradient(tape, loss, variables, count=tf.size(loss))",
             )
         gradients = tape.gradient(loss, flat)
-        place, self._n_calls = (traced and traced.number, self._n_calls), self._n_calls + 1
-        site = self._sites.setdefault(place, _Site(place, keys, is_counted=count is not None))
-        site.check(keys, is_counted=count is not None)
+        site = self._site(keys, traced, is_counted=count is not None)
         if not self._is_plain:
             gradients = self._of_update(site, flat, gradients, count, traced)
         elif count is not None:
@@ -338,6 +350,20 @@ class TensorFlowLoop(Loop):
             traced.computed |= set(keys)
             traced.needs_rows |= count is None and not self._is_plain
         return tf.nest.pack_sequence_as(variables, gradients)
+
+    def _site(self, keys: Sequence[int], traced: _Traced | None, *, is_counted: bool) -> _Site:
+        """The place of this call in the code, by what is alike in all processes."""
+        number, self._n_calls = self._n_calls, self._n_calls + 1
+        first = self._positions[keys[0]] if keys else 0
+        place = (0 if traced is None else traced.number, number, first, len(keys))
+        site = self._sites.setdefault(place, _Site(place, keys, is_counted=is_counted))
+        site.check(keys, is_counted=is_counted)
+        if self.accumulation_steps > 1:
+            if traced is None:
+                site.is_open = not self._window.is_closing
+            else:
+                traced.sites.append(site)
+        return site
 
     def _current(self) -> _Traced | None:
         """The function that is traced; None where nothing is."""
@@ -354,9 +380,8 @@ class TensorFlowLoop(Loop):
         return self._traced
 
     def _check_variables(self, variables: Sequence[Any], keys: Sequence[int]) -> None:
-        known = {key for model in self._models for key in model.keys}
         for variable, key in zip(variables, keys, strict=True):
-            if key not in known:
+            if key not in self._positions:
                 raise ConfigError(
                     f"loop.gradient() was given {getattr(variable, 'path', variable.name)!r}, a variable of no model "
                     "that is prepared and trained",
@@ -494,6 +519,8 @@ class TensorFlowLoop(Loop):
         if traced.has_gradients and not self._window.is_current(share, within=self._is_within):
             self._begin(share)
         self._pending = (self._pending | traced.leaves) - traced.takes
+        for site in traced.sites:
+            site.is_open = not traced.is_closing
         if traced.is_closing:
             for own in traced.applied:
                 self._count(own)
@@ -642,6 +669,7 @@ class _Traced:
         is_new: whether it was traced since `finish`.
         computed, given: variables whose gradients are computed, and given to optimizers, as far as it is traced.
         applied: optimizers that are called.
+        sites: where gradients are computed, if they are added up.
         leaves, takes: variables whose gradients are left to others, or taken from others.
         has_gradients: whether gradients are computed.
         needs_rows: whether a loss is a mean over the rows of a batch.
@@ -657,6 +685,7 @@ class _Traced:
         self.is_new, self.has_gradients, self.needs_rows = True, False, False
         self.computed, self.given = set[int](), set[int]()
         self.applied: list[_PreparedOptimizer] = []
+        self.sites: list[_Site] = []
         self.leaves = self.takes = frozenset[int]()
         device = loop.device_name
 
@@ -676,7 +705,7 @@ class _Traced:
     def begin(self, rows: Any) -> None:
         """It is traced."""
         self.graph, self.rows, self.is_new = tf.compat.v1.get_default_graph(), rows, True
-        self.computed, self.given, self.applied = set(), set(), []
+        self.computed, self.given, self.applied, self.sites = set(), set(), [], []
         self.needs_rows = False
 
     def finish(self) -> None:
@@ -701,10 +730,14 @@ class _Site:
         place: number of the function, and of the call in it.
         keys: ids of the variables.
         is_counted: whether it says over how many terms its loss is a sum.
+
+    Attributes:
+        is_open: whether something is added up.
     """
 
     def __init__(self, place: Any, keys: Sequence[int], *, is_counted: bool) -> None:
         self.place, self.keys, self._is_counted = place, tuple(keys), is_counted
+        self.is_open = False
         self._sums: dict[Any, tf.Variable] = {}
 
     def check(self, keys: Sequence[int], *, is_counted: bool) -> None:
@@ -736,6 +769,7 @@ class _Site:
 
     def clear(self) -> None:
         """A window begins."""
+        self.is_open = False
         for sums in self._sums.values():
             sums.assign(tf.zeros_like(sums))
 
@@ -1010,10 +1044,6 @@ def _divided(gradient: Any, count: Any) -> Any:
         values = tf.math.divide_no_nan(gradient.values, tf.cast(count, gradient.dtype))
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
     return tf.math.divide_no_nan(gradient, tf.cast(count, gradient.dtype))
-
-
-def _stream_seed() -> Any:
-    return tf.compat.v1.random.get_seed(None)[0]
 
 
 def _digest_of(batch: Any) -> str:
