@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from anyaccel.accelerator import Accelerator
 from anyaccel.containers import leaves, map_leaves
@@ -15,7 +15,6 @@ from anyaccel.own_loop.device_loader import DeviceLoader
 from anyaccel.own_loop.processes import LoopProcesses, Order
 from anyaccel.registry import registry
 
-BATCHES = ("global", "per_replica")
 _NO_ROWS = (str, bytes, Mapping)
 
 
@@ -76,12 +75,17 @@ class Iterations:
             self.share = self._active[-1].share
 
     @property
+    def outermost(self) -> LoopLoader | None:
+        """The loader that is being iterated over, and in whose iteration those of others are."""
+        return self._active[0] if self._active else None
+
+    @property
     def training_share(self) -> Share | None:
         """Of the batch of the loader that is being iterated over; None without one."""
         return self.share if self._active else None
 
 
-def _nothing() -> object: ...
+def _nothing(_: bool) -> object: ...
 
 
 class LoopLoader(DeviceLoader):
@@ -104,6 +108,9 @@ class LoopLoader(DeviceLoader):
         share: of the batch that was given last.
     """
 
+    ways: ClassVar[tuple[str, ...]] = ("global", "per_replica")
+    """What `batch` may be."""
+
     def __init__(
         self,
         loader: Any,
@@ -120,11 +127,10 @@ class LoopLoader(DeviceLoader):
         self._order_of: int | None = None
         self._order = Order()
         self._states: dict[str, Any] | None = None  # of the generators as the epoch began
-        self._resumed: tuple[dict[str, Any], int, Callable[[], object]] | None = None
-        if batch not in BATCHES:
-            raise DataError(
-                f"unknown batch={batch!r}", available="'global', 'per_replica'", hint="write batch='global'"
-            )
+        self._resumed: tuple[dict[str, Any], int, Callable[[bool], object]] | None = None
+        if batch not in self.ways:
+            available = ", ".join(map(repr, self.ways))
+            raise DataError(f"unknown batch={batch!r}", available=available, hint="write batch='global'")
 
     def __repr__(self) -> str:
         return f"LoopLoader({self.loader!r}, {self.accelerator})"
@@ -140,7 +146,7 @@ class LoopLoader(DeviceLoader):
     # -- the epoch -------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        skipped, go_on = 0, _nothing
+        skipped, go_on = 0, cast("Callable[[bool], object]", _nothing)
         if self._resumed is None:
             self._check_alike()
             self._states = RandomStates(self.loader).states(frameworks=True)
@@ -153,13 +159,15 @@ class LoopLoader(DeviceLoader):
         self._iterations.begin(self)
         batches = cast("Generator[tuple[Any, Share]]", super().__iter__())
         try:
-            for _ in range(self._skip(skipped)):
+            read_again = self._skip(skipped)
+            for _ in range(read_again):
                 next(batches)
-            if self._in_turn:
-                go_on()
+            draws_next = bool(self._in_turn and read_again)  # from the generators that the loop draws from
+            if draws_next:
+                go_on(True)
             for number, (batch, share) in enumerate(batches, start=skipped):
-                if number == skipped and not self._in_turn:
-                    go_on()
+                if number == skipped and not draws_next:
+                    go_on(bool(self._reads_elsewhere or self._in_turn))
                 self.given, self.share = number + 1, share
                 self._iterations.share = share
                 yield batch
@@ -179,6 +187,9 @@ class LoopLoader(DeviceLoader):
         with self._order.drawing():
             batches = self._shared()
             return batches, next(batches, self.END)
+
+    _reads_elsewhere = False
+    """Whether other processes read the batches."""
 
     def _skip(self, n_batches: int) -> int:
         """How many of the first batches are read again for what they draw; the others are left out unread."""
@@ -232,13 +243,16 @@ class LoopLoader(DeviceLoader):
         if self.processes.size == 1:
             return batch, Share(n_rows, n_rows, is_last, number)
         if n_rows is None:
-            raise DataError(
-                f"the rows of a batch of {self.loader!r} cannot be divided among processes: nothing in it has rows",
-                hint="leave the loader out of prepare(), and give each process batches of its own",
-            )
+            raise self._without_rows()
         first, after = bounds(n_rows, self.processes.rank, self.processes.size)
         own = slice(first, after) if after > first else slice(0, 1)
         return take_rows(batch, own, n_rows), Share(after - first, n_rows, is_last, number)
+
+    def _without_rows(self) -> DataError:
+        return DataError(
+            f"the rows of a batch of {self.loader!r} cannot be divided among processes: nothing in it has rows",
+            hint="leave the loader out of prepare(), and give each process batches of its own",
+        )
 
     def _moved(self, batch: Any) -> Any:
         contents, share = batch
@@ -262,12 +276,13 @@ class LoopLoader(DeviceLoader):
         states = to_arrays(self._states) if self._states is not None and self.given else {}
         return {"epoch": self.epoch, "given": self.given, "states": states, "order_of": self._order_of}
 
-    def load_state_dict(self, state: Mapping[str, Any], go_on: Callable[[], object] = _nothing) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], go_on: Callable[[bool], object] = _nothing) -> None:
         """Go on there with the next iteration.
 
         Args:
             state: what `state_dict` gave, in a run with any number of processes.
-            go_on: called when the loop is given its first batch; sets the random state that the run had.
+            go_on: called when the loop is given its first batch; sets the random state that the run had: of frameworks,
+                and, if its argument is true, of Python and NumPy, from which batches may have been read ahead.
 
         Raises:
             StateError: the loader has fewer batches.

@@ -15,7 +15,7 @@ from anyaccel.accelerator import Accelerator
 from anyaccel.arguments import shown
 from anyaccel.call_hints import constructor_hints
 from anyaccel.containers import map_leaves
-from anyaccel.data.streaming.random_states import from_arrays, imported_backends, to_arrays
+from anyaccel.data.streaming.random_states import frameworks_of, from_arrays, imported_backends, to_arrays
 from anyaccel.errors import CapabilityError, ConfigError, DataError, StateError
 from anyaccel.launched import launched
 from anyaccel.own_loop.capability import OwnLoops
@@ -184,6 +184,15 @@ class Loop(ABC):
             return False
         return hasattr(given, "__iter__") and not hasattr(given, "shape")
 
+    def _is_container(self, given: Any) -> bool:
+        """Whether what is in an object is prepared, each on its own."""
+        return type(given) in (list, tuple, dict)
+
+    def _parts_of_all(self, parts: list[Part]) -> list[Part]:
+        """What the batches gave in all processes, in the order of their rows, given what they gave in this one."""
+        every = self._processes.gather(parts)
+        return [rank_parts[i] for i in range(max(map(len, every))) for rank_parts in every if i < len(rank_parts)]
+
     # -- processes -------------------------------------------------------------------------------------------------
 
     def _joined_group(self) -> Any:
@@ -220,7 +229,8 @@ class Loop(ABC):
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
         """What process `source` gives: tensors, arrays, plain values, and containers of these."""
-        given = self._on_host(value) if self.process_index == source else None
+        on_host = self._on_host(value)  # in all, as divided tensors are put together
+        given = on_host if self.process_index == source else None
         return self._from_host(self._processes.gather(given)[source])
 
     def any(self, flag: Any) -> bool:
@@ -264,7 +274,7 @@ class Loop(ABC):
         if not objects:
             raise DataError("prepare() was given nothing", hint="write loop.prepare(net, optimizer, loader)")
         flat: list[Any] = []
-        _visit(objects, flat.append)
+        _visit(objects, flat.append, self._is_container)
         loads = [self._is_loader(item) for item in flat]
         others = iter(
             self._prepare([item for item, is_loader in zip(flat, loads, strict=True) if not is_loader], frozen)
@@ -273,7 +283,7 @@ class Loop(ABC):
         for item, is_loader in zip(flat, loads, strict=True):
             made.append(self._new_loader(item, batch) if is_loader else next(others))
         results = iter(made)
-        prepared = _rebuilt(objects, lambda _: next(results))
+        prepared = _rebuilt(objects, lambda _: next(results), self._is_container)
         return prepared[0] if len(prepared) == 1 else prepared
 
     def _new_loader(self, loader: Any, batch: str) -> LoopLoader:
@@ -344,6 +354,9 @@ class Loop(ABC):
         predictions = loop.gather(net(x))  # of the batch that was given last
         ```
 
+        Within the loop over a loader, the values have a row for each of its last batch. After it, they may be of many
+        batches, and their order is that of the processes.
+
         Args:
             values: what the rows of a batch gave: tensors [rows, ...], lists of one item for each row, scalars, None,
                 and dicts and tuples of these; or a generator that gives such for each batch of a prepared loader.
@@ -365,13 +378,11 @@ class Loop(ABC):
             self._iterations.share = before
         else:
             parts.append(self._part(values))
-        every = self._processes.gather(parts)
-        in_order = [rank_parts[i] for i in range(max(map(len, every))) for rank_parts in every if i < len(rank_parts)]
-        return merged(in_order, self._concatenated, pad)
+        return merged(self._parts_of_all(parts), self._concatenated, pad)
 
     def _part(self, value: Any) -> Part:
-        rows = self._iterations.share.rows if self._iterations.share is not None else None
-        return self._on_host(value), rows
+        on_host, share = self._on_host(value), self._iterations.training_share
+        return on_host, None if share is None else share.rows
 
     def reduce(self, value: Any, how: str = "mean", *, count: Any = None) -> Any:
         """One value from those of all processes: a mean over rows, a sum, a maximum or a minimum.
@@ -480,23 +491,23 @@ class Loop(ABC):
             ConfigError: there is no checkpoint.
         """
         position = LoopFolder.read(folder, self.framework)
-        self._load(position.state)
-        self._run, self.step, self.epoch = position.run, position.step, position.epoch
         if len(position.loaders) != len(self._prepared_loaders):
             raise StateError(
                 f"the checkpoint has {len(position.loaders)} loaders, and this loop {len(self._prepared_loaders)}",
                 hint="prepare the loaders of the run that wrote the checkpoint, in the same order",
             )
+        self._load(position.state)
+        self._run, self.step, self.epoch = position.run, position.step, position.epoch
         own = position.random[self.process_index] if self.process_index < len(position.random) else None
 
-        def go_on() -> None:
+        def go_on(whole: bool) -> None:
             if own is not None:
                 states = from_arrays(own)
                 of_models = {name: states.pop(name) for name in list(states) if name.startswith(OF_MODELS)}
-                self._processes.set_random_states(states)
+                self._processes.set_random_states(states if whole else frameworks_of(states))
                 self._set_model_states(of_models)
 
-        go_on()
+        go_on(True)
         for loader, state in zip(self._prepared_loaders, position.loaders, strict=True):
             loader.load_state_dict(state, go_on)
         kept: dict[str, Any] = position.state.get("extra", {})
@@ -530,29 +541,41 @@ def _loop_class(framework: str | None) -> type[Loop]:
     return made
 
 
-def _visit(obj: Any, take: Callable[[Any], object]) -> None:
-    if type(obj) in (list, tuple):
-        for item in obj:
-            _visit(item, take)
-    elif type(obj) is dict:
-        for item in obj.values():
-            _visit(item, take)
-    else:
-        take(obj)
+def _visit(objects: Any, take: Callable[[Any], object], is_container: Callable[[Any], bool]) -> None:
+    for item in objects.values() if isinstance(objects, dict) else objects:
+        if is_container(item):
+            _visit(item, take, is_container)
+        else:
+            take(item)
 
 
-def _rebuilt(obj: Any, make: Callable[[Any], Any]) -> Any:
-    if type(obj) in (list, tuple):
-        return type(obj)([_rebuilt(item, make) for item in obj])
-    if type(obj) is dict:
-        return {name: _rebuilt(item, make) for name, item in obj.items()}
-    return make(obj)
+def _rebuilt(objects: Any, make: Callable[[Any], Any], is_container: Callable[[Any], bool]) -> Any:
+    def rebuilt(item: Any) -> Any:
+        return _rebuilt(item, make, is_container) if is_container(item) else make(item)
+
+    if isinstance(objects, dict):
+        return {name: rebuilt(item) for name, item in objects.items()}
+    return type(objects)([rebuilt(item) for item in objects])
+
+
+def _structure(value: Any) -> Any:
+    """What values to be reduced must have in common: names, lengths or a shape."""
+    if isinstance(value, Mapping):
+        return tuple(value)
+    return len(value) if isinstance(value, (list, tuple)) else np.shape(value)
 
 
 def _reduced(every: Sequence[tuple[Any, float, float | None]], how: str) -> Any:
     """One structure from those of all processes."""
     values, rows, counts = zip(*every, strict=True)
     first = values[0]
+    shapes = {_structure(value) for value in values}
+    if len(shapes) > 1:
+        raise DataError(
+            "reduce() was given other structures or shapes in the processes",
+            available=", ".join(sorted(map(str, shapes))),
+            hint="give the same names and shapes in each process; rows are gathered: loop.gather(x)",
+        )
     if isinstance(first, Mapping):
         return {name: _reduced([(v[name], r, c) for v, r, c in every], how) for name in first}
     if isinstance(first, (list, tuple)):

@@ -15,6 +15,7 @@ from anyaccel.backend import Memory
 from anyaccel.capability import Capabilities, lazy
 from anyaccel.device import Device
 from anyaccel.machine import ExpectedDevices, Machine
+from anyaccel.own_loop.capability import OwnLoops
 from anyaccel.precision import ComputesPrecision
 from anyaccel_jax.compute import JaxCompute, JaxMemoryFigures, JaxPrecision
 from anyaccel_jax.device_info import JaxExpectedDevices
@@ -49,6 +50,7 @@ class JaxBackend(JaxExchange, JaxCompute):
         "anyaccel_distributed.DeviceReplicas": lazy("anyaccel_jax.device_replicas:JaxReplicas"),
         "anyaccel_distributed.ShardParameters": lazy("anyaccel_jax.sharding:JaxSharding"),
         ExpectedDevices: JaxExpectedDevices,
+        OwnLoops: lazy("anyaccel_jax.own_loop:JaxLoops"),
         "anyaccel_devtools.HealthChecks": lazy("anyaccel_jax.health_checks:JaxHealthChecks"),
     }
 

@@ -1,0 +1,252 @@
+"""Values and gradients of a loss for own loops: sums over rows, micro-batches and processes, divided once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from anyaccel.arguments import shown
+from anyaccel.errors import ConfigError, DataError
+from anyaccel_jax.array_trees import comes_from, is_nnx
+
+_RESULTS = "a mean over the rows, a value of each row, or a sum and its count, a whole number"
+
+
+class LossGradients:
+    """Computes what `jax.value_and_grad(loss)` does, in micro-batches and in a precision; to be called within a step.
+
+    Args:
+        loss: called with the model or parameters, and what else this is called with.
+        n_micro: how many micro-batches the rows are cut into.
+        n_shards: among how many devices the rows are divided, each of which keeps its own.
+        dtype: floating-point arrays are cast to it on their way into the loss; None casts nothing.
+        has_aux: whether the loss gives a pair whose second is given back as it is.
+        traced: called when a step is traced.
+    """
+
+    def __init__(
+        self,
+        loss: Callable[..., Any],
+        *,
+        n_micro: int,
+        n_shards: int,
+        dtype: Any,
+        has_aux: bool,
+        traced: Callable[[], object],
+    ) -> None:
+        self._loss, self._n_micro, self._n_shards = loss, n_micro, n_shards
+        self._dtype, self._has_aux, self._traced = dtype, has_aux, traced
+
+    def __call__(self, model: Any, *args: Any, mask: Any = None, **settings: Any) -> tuple[Any, Any]:
+        """The loss, and its gradients with respect to the first argument.
+
+        Args:
+            model: parameters, an NNX module or an Equinox module.
+            args, settings: go to the loss. Arrays with as many rows as the first of them are cut into micro-batches;
+                each micro-batch gets a random key of its own.
+            mask: [rows], which of them count; the loss gives a value of each row then.
+        """
+        self._traced()
+        part = _part_of(model)
+        tree = (args, settings, mask)
+        if self._n_micro == 1:
+            value, grads, carried, aux = self._at_once(part, tree)
+        else:
+            value, grads, carried = self._in_parts(part, tree)
+            aux = None
+        part.finish(carried)
+        return ((value, aux) if self._has_aux else value), grads
+
+    def _terms(self, part: _Part, trained: Any, carried: Any, tree: Any) -> tuple[Any, Any, Any, Any]:
+        """A mean or a sum, its count, what the model has changed, and what else the loss gives; no count of a mean."""
+        args, settings, mask = tree
+        model = part.rebuilt(self._cast(trained), carried)
+        result = self._loss(model, *self._cast(args), **self._cast(settings))
+        aux = None
+        if self._has_aux:
+            if not isinstance(result, tuple) or len(result) != 2:
+                raise _wrong(result, "a pair of loss and aux")
+            result, aux = result
+        return (*_counted(result, mask), part.carried(model), aux)
+
+    def _cast(self, tree: Any) -> Any:
+        if self._dtype is None:
+            return tree
+
+        def cast(leaf: Any) -> Any:
+            dtype = getattr(leaf, "dtype", None)
+            is_wide = dtype is not None and dtype in (np.float32, np.float64)
+            return leaf.astype(self._dtype) if is_wide else leaf
+
+        return jax.tree.map(cast, tree)
+
+    def _at_once(self, part: _Part, tree: Any) -> tuple[Any, Any, Any, Any]:
+        def objective(trained: Any) -> tuple[Any, Any]:
+            total, count, carried, aux = self._terms(part, trained, part.rest, tree)
+            return (total if count is None else total / jnp.maximum(count, 1)), (carried, aux)
+
+        (value, (carried, aux)), grads = jax.value_and_grad(objective, has_aux=True)(part.trained)
+        return value, grads, carried, aux
+
+    def _in_parts(self, part: _Part, tree: Any) -> tuple[Any, Any, Any]:
+        """Micro-batch i has the rows i, i + n_micro, ..., so that no row leaves its device; what is left follows."""
+        leaves, structure = jax.tree.flatten(tree)
+        n_rows = next((leaf.shape[0] for leaf in leaves if np.ndim(leaf)), None)
+        if n_rows is None:
+            raise DataError(
+                "value_and_grad() cannot cut a batch into micro-batches: nothing that it is given has rows",
+                available="arrays [rows, ...] after the model",
+                hint="leave accumulate out",
+            )
+        by_rows = [np.ndim(leaf) > 0 and leaf.shape[0] == n_rows for leaf in leaves]
+        unit = self._n_micro * self._n_shards
+        n_main = n_rows // unit * unit
+
+        def summed(trained: Any, carried: Any, rows: list[Any], number: Any, size: int) -> tuple[Any, Any]:
+            own = iter(rows)
+            micro = [
+                next(own) if is_row else _own_key(leaf, number) for leaf, is_row in zip(leaves, by_rows, strict=True)
+            ]
+            total, count, carried, _ = self._terms(part, trained, carried, jax.tree.unflatten(structure, micro))
+            if count is None:
+                total, count = total * size, jnp.asarray(size)
+            return total, (jnp.asarray(count, _COUNTS), carried)
+
+        def add(sums: Any, rows: list[Any], number: Any, size: int) -> Any:
+            grads, total, count, carried = sums
+            compute = jax.value_and_grad(summed, has_aux=True)
+            (more, (counted, carried)), own = compute(part.trained, carried, rows, number, size)
+            return jax.tree.map(jnp.add, grads, own), total + more, count + counted, carried
+
+        zeros = jax.tree.map(jnp.zeros_like, part.trained)
+        sums = zeros, jnp.zeros((), jnp.float32), jnp.zeros((), _COUNTS), part.rest
+        rows = [leaf for leaf, is_row in zip(leaves, by_rows, strict=True) if is_row]
+        if n_main:
+            size = n_main // self._n_micro
+            cut = [jnp.swapaxes(leaf[:n_main].reshape(size, self._n_micro, *leaf.shape[1:]), 0, 1) for leaf in rows]
+            numbered = jnp.arange(self._n_micro), cut
+            sums, _ = jax.lax.scan(lambda sums, micro: (add(sums, micro[1], micro[0], size), None), sums, numbered)
+        if n_main < n_rows:
+            sums = add(sums, [leaf[n_main:] for leaf in rows], self._n_micro, n_rows - n_main)
+        grads, total, count, carried = sums
+        count = jnp.maximum(count, 1).astype(jnp.float32)
+        return total / count, jax.tree.map(lambda grad: (grad / count).astype(grad.dtype), grads), carried
+
+
+_COUNTS = jnp.int32
+
+
+class _Part:
+    """What of a model is trained, and the rest.
+
+    Attributes:
+        trained, rest: pytrees.
+        rebuilt: the model of both.
+        carried: what a model that was called has for the rest.
+        finish: called with that in the end.
+    """
+
+    def __init__(
+        self,
+        trained: Any,
+        rest: Any = None,
+        rebuilt: Callable[[Any, Any], Any] = lambda trained, rest: trained,
+        carried: Callable[[Any], Any] = lambda model: None,
+        finish: Callable[[Any], object] = lambda rest: None,
+    ) -> None:
+        self.trained, self.rest, self.rebuilt, self.carried, self.finish = trained, rest, rebuilt, carried, finish
+
+
+def _part_of(model: Any) -> _Part:
+    if is_nnx(model):
+        from flax import nnx
+
+        split: Any = nnx.split
+        graph, trained, rest = split(model, nnx.Param, ...)
+        return _Part(
+            trained,
+            rest,
+            lambda trained, rest: nnx.merge(graph, trained, rest, copy=True),
+            lambda model: split(model, nnx.Param, ...)[2],
+            lambda rest: nnx.update(model, rest),
+        )
+    if comes_from(model, "equinox"):
+        import equinox as eqx
+
+        trained, static = eqx.partition(model, eqx.is_inexact_array)
+        return _Part(trained, None, lambda trained, _: eqx.combine(trained, static))
+    return _Part(model)
+
+
+def _own_key(leaf: Any, number: Any) -> Any:
+    """A random key of a micro-batch, of that of the batch; anything else as it is."""
+    is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) and leaf.ndim == 0
+    return jax.random.fold_in(leaf, number) if is_key else leaf
+
+
+def _counted(result: Any, mask: Any) -> tuple[Any, Any]:
+    """A sum and its count, of what a loss gives; of a mean the mean and None."""
+    if isinstance(result, tuple):
+        if len(result) != 2 or any(not hasattr(item, "shape") for item in result):
+            raise _wrong(result, _RESULTS)
+        total, count = map(jnp.asarray, result)
+        if total.shape != count.shape or total.ndim > 1 or not jnp.issubdtype(total.dtype, jnp.floating):
+            raise _wrong(result, _RESULTS)
+        if not (jnp.issubdtype(count.dtype, jnp.integer) or count.dtype == jnp.bool_):
+            raise DataError(
+                f"the loss gave a pair whose second is {count.dtype}, and a count is a whole number",
+                available=_RESULTS,
+                hint="count with mask.astype(int).sum(); if it is no count: value_and_grad(loss, has_aux=True)",
+            )
+    elif hasattr(result, "shape") and jnp.issubdtype(result.dtype, jnp.floating) and result.ndim <= 1:
+        total, count = result, None
+    else:
+        raise _wrong(result, _RESULTS)
+    total = total.astype(jnp.promote_types(total.dtype, jnp.float32))
+    if total.ndim == 0:
+        if mask is not None:
+            raise DataError(
+                "the loss gave one value for a batch with rows that do not count",
+                available="a value of each row; or a sum and a count of each row",
+                hint="leave the mean to value_and_grad(): let the loss give [rows]",
+            )
+        return total, count
+    count = jnp.ones(total.shape, _COUNTS) if count is None else count.astype(_COUNTS)
+    if mask is not None:
+        if mask.shape != total.shape:
+            raise _wrong(result, f"a value of each of {mask.shape[0]} rows")
+        total, count = jnp.where(mask, total, 0), jnp.where(mask, count, 0)
+    return total.sum(), count.sum()
+
+
+def _wrong(result: Any, available: str) -> DataError:
+    kinds = [f"{item.dtype}{list(item.shape)}" for item in jax.tree.leaves(result) if hasattr(item, "dtype")]
+    what = ", ".join(kinds) or shown(result)
+    return DataError(
+        f"the loss gave {'a pair of ' if isinstance(result, tuple) and len(result) == 2 else ''}{what}",
+        available=available,
+        hint="reduce it, such as by jnp.mean(); what else it gives: value_and_grad(loss, has_aux=True)",
+    )
+
+
+def checked_micro(accumulate: Any, has_aux: bool) -> int:
+    """How many micro-batches, of a setting.
+
+    Raises:
+        ConfigError: it is no number of them; or they were to give something else, too.
+    """
+    if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
+        raise ConfigError(
+            f"value_and_grad: accumulate={shown(accumulate)} is no number of micro-batches",
+            hint="write accumulate=4",
+        )
+    if has_aux and accumulate > 1:
+        raise ConfigError(
+            f"value_and_grad: has_aux=True, and each of {accumulate} micro-batches would give its own",
+            hint="leave accumulate out, or compute it apart",
+        )
+    return accumulate

@@ -1,0 +1,860 @@
+"""Own loops of JAX: states and batches become global arrays over all processes; steps stay as they are."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property, partial, update_wrapper
+from itertools import islice
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from anyaccel.arguments import shown
+from anyaccel.attribute_hints import AttributeHints
+from anyaccel.containers import leaves, map_leaves
+from anyaccel.errors import ConfigError, DataError, FrameworkError, StateError
+from anyaccel.own_loop import Loop, LoopLoader, OwnLoops, Share
+from anyaccel.own_loop.gathering import Part, merged
+from anyaccel.own_loop.loader import rows_of
+from anyaccel.printable import printable
+from anyaccel.registry import registry
+from anyaccel.user_level import user_level
+from anyaccel_jax import runtime_config
+from anyaccel_jax.array_trees import comes_from, is_keras, is_nnx, is_own_model
+from anyaccel_jax.error_translation import translate_errors
+from anyaccel_jax.host_transfer import copy_on_host
+from anyaccel_jax.loop_gradients import LossGradients, checked_micro
+
+_DATA = "data"
+_DELETED = ("has been deleted", "deleted or donated")
+_NUMBERS = (bool, int, float, complex)
+
+
+class JaxLoops(OwnLoops):
+    """Loops of JAX."""
+
+    @property
+    def loop(self) -> type[Loop]:
+        return JaxLoop
+
+
+class JaxLoop(AttributeHints, Loop):
+    """A loop of JAX. In several processes states and batches are global arrays over one mesh of their devices.
+
+    ```python
+    loop = aa.Loop(framework="jax")
+    state, loader = loop.prepare(state, loader)
+    gradients = loop.value_and_grad(loss)
+
+
+    @loop.compile
+    def step(state, x, y):
+        value, grads = gradients(state.params, x, y)
+        return state.apply_gradients(grads=grads), value
+
+
+    for x, y in loader:
+        state, value = step(state, x, y)
+    ```
+
+    What a step computes of a global array is of all its rows: its mean, its gradients, its batch statistics. A batch
+    whose rows do not divide among the devices is whole on each, so its numbers are right, too.
+
+    Attributes:
+        mesh: of one device of each process, with the axis `"data"`; or the user's own, given as
+            `options={"mesh": mesh}`.
+        state: the newest of what was prepared, one alone as it is, several in a tuple; after `load` that of the
+            checkpoint. A step that `compile` did not make tells its own: `loop.state = state`.
+    """
+
+    framework: ClassVar[str] = "jax"
+    attribute_hints: ClassVar[Mapping[str, str]] = {
+        "backward": "compute gradients with loop.value_and_grad(loss)(params, x, y), within the step",
+        "autocast": "precision= casts within loop.value_and_grad(loss)",
+        "accumulate sync_gradients no_sync": "write loop.value_and_grad(loss, accumulate=4)",
+        "clip_grad_norm_ clip_gradients clip_grad_value_": "clip in the optimizer: optax.chain("
+        "optax.clip_by_global_norm(1.0), ...); gradients are those of all processes",
+        "unwrap unwrap_model": "take the model itself, which nothing wraps",
+    }
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        if self.precision == "fp16-mixed":
+            raise ConfigError(
+                "Loop: precision='fp16-mixed' needs a loss scale, which loops of JAX have not",
+                available="'float32', 'bf16-mixed'",
+                hint="write precision='bf16-mixed'",
+            )
+        if self.precision not in (None, "float32", "bf16-mixed"):
+            raise ConfigError(
+                f"Loop: precision={self.precision!r} changes the dtype of a model's parameters",
+                available="'float32', 'bf16-mixed'",
+                hint="write precision='bf16-mixed', or cast the parameters before prepare()",
+            )
+        if self.sync_batchnorm is False and self.num_processes > 1:
+            raise ConfigError(
+                "Loop: sync_batchnorm=False, and a step of JAX sees the rows of all processes",
+                hint="leave sync_batchnorm out",
+            )
+        unknown = self.options.keys() - {"mesh"}
+        if unknown or not isinstance(self.options.get("mesh"), (Mesh, type(None))):
+            raise ConfigError(
+                f"Loop: options={shown(self.options)} are none of JAX",
+                available="'mesh', a jax.sharding.Mesh",
+                hint="write options={'mesh': mesh}",
+            )
+        backend: Any = registry().find("jax", self.device.kind)
+        device = backend.jax_device(self.device)
+        if self.num_processes == 1:
+            devices = [device]
+        else:
+            from anyaccel_jax.replica_group import corresponding_devices
+
+            devices = corresponding_devices(device, self.num_processes)
+        self._placing = _Placing(device, self.options.get("mesh"), devices, divides=self.sharding == "full")
+        self.mesh = self._placing.mesh
+        self._states = _States(self._iterations, self._prepared_loaders, self._count_step)
+
+    def _count_step(self) -> None:
+        self.step += 1
+
+    def _joined_group(self) -> Any:
+        if runtime_config.is_started() and not jax.distributed.is_initialized():
+            raise FrameworkError(
+                "JAX has started before the Loop could join the processes of the launcher",
+                cause="devices of JAX are fixed when it starts, as with the first array or model",
+                hint="make the Loop first, at the top of the script: loop = aa.Loop(framework='jax')",
+            )
+        return super()._joined_group()
+
+    # -- what is prepared ------------------------------------------------------------------------------------------
+
+    def _is_loader(self, given: Any) -> bool:
+        return super()._is_loader(given) and not is_nnx(given) and jax.tree_util.all_leaves([given])
+
+    def _is_container(self, given: Any) -> bool:
+        """Lists, tuples and dicts are states, unless a loader is in them."""
+        if not super()._is_container(given):
+            return False
+        items = given.values() if isinstance(given, dict) else given
+        return any(self._is_loader(item) or self._is_container(item) for item in items)
+
+    def _make_loader(self, loader: Any, *settings: Any) -> LoopLoader:
+        return JaxLoader(loader, *settings, placing=self._placing, together=self.accumulation_steps)
+
+    def _prepare(self, objects: Sequence[Any], frozen: bool) -> list[Any]:
+        for given in objects:
+            _check_preparable(given)
+        if self.num_processes > 1:
+            self._check_alike(objects)
+        placed = [self._placed(given) for given in objects]
+        if not frozen:
+            self._states.prepared += [_Prepared(value) for value in placed]
+        return placed
+
+    def _check_alike(self, objects: Sequence[Any]) -> None:
+        own = {
+            f"{number}/{name}": _digest(leaf)
+            for number, given in enumerate(objects)
+            for name, leaf in _named(given).items()
+            if not _is_global(leaf)
+        }
+        every = self._processes.gather_plain(own)
+        for rank, other in enumerate(every):
+            name = next((name for name in {**every[0], **other} if every[0].get(name) != other.get(name)), None)
+            if name is not None:
+                number, _, path = name.partition("/")
+                raise DataError(
+                    f"the processes have different states: {path!r} of process {rank} is not that of process 0",
+                    available=f"a {type(objects[int(number)]).__name__} that is made alike in all",
+                    hint="make it from the same key in all processes: jax.random.key(0)",
+                )
+
+    def _placed(self, given: Any) -> Any:
+        placing = self._placing
+        keeps_numbers = placing.is_plain or comes_from(given, "equinox")
+
+        def placed(leaf: Any) -> Any:
+            if isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype != object:
+                leaf = np.asarray(leaf)
+                leaf = copy_on_host(leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype)))
+            elif isinstance(leaf, _NUMBERS) and not keeps_numbers:
+                return placing.whole(leaf)  # so that all calls of a step are given the same kind of value
+            elif not isinstance(leaf, jax.Array) or _is_global(leaf) or len(leaf.sharding.device_set) > 1:
+                return leaf
+            return placing.put(leaf, placing.divided(leaf))
+
+        with translate_errors("a state of the loop"):
+            return _mapped(given, placed)
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def compile(self, step: Callable[..., Any] | None = None, **settings: Any) -> Any:
+        """A compiled step, as `jax.jit(step)`, which takes over the memory of the states that it is given.
+
+        ```python
+        @loop.compile
+        def step(state, x, y): ...
+
+
+        state, value = step(state, x, y)
+        ```
+
+        Each call is an update: it counts as `loop.step`, and what it gives is what `save` writes. Steps over NNX
+        modules are compiled by `nnx.jit`, those over Equinox modules by `equinox.filter_jit`.
+
+        Args:
+            step: is given states that were prepared, by position, and gives new ones in their order, first or alone.
+            settings: of `jax.jit`.
+
+        Raises:
+            ConfigError: it is given no prepared state, or gives no new one; or the loop has a precision, and the step
+                calls nothing of `value_and_grad`.
+            StateError: it is given a state that an earlier step has taken over.
+        """
+        return (
+            partial(self.compile, **settings)
+            if step is None
+            else _CompiledStep(step, settings, self._states, self._placing, self.precision)
+        )
+
+    def value_and_grad(
+        self, loss: Callable[..., Any], *, accumulate: int | None = None, has_aux: bool = False
+    ) -> LossGradients:
+        """As `jax.value_and_grad(loss)`: of a mean over all rows, also in micro-batches and with rows of padding.
+
+        ```python
+        value, grads = loop.value_and_grad(loss, accumulate=4)(params, x, y)
+        ```
+
+        Args:
+            loss: of the model or parameters and a batch: gives a mean over its rows; or a value of each row; or a sum
+                and its count, a whole number, such as of tokens: of all micro-batches and processes both are added up,
+                and divided once.
+            accumulate: into how many micro-batches a batch is cut, computed one after the other; by default that of the
+                loop, whose loaders put so many batches together.
+            has_aux: whether the loss gives a pair of this and anything else, which is given back.
+
+        Returns:
+            a function of the model, the batch, and `mask=`, which of the rows count.
+        """
+        return LossGradients(
+            loss,
+            n_micro=checked_micro(self.accumulation_steps if accumulate is None else accumulate, has_aux),
+            n_shards=self._placing.n_shards,
+            dtype=jnp.bfloat16 if self.precision == "bf16-mixed" else None,
+            has_aux=has_aux,
+            traced=self._states.count_loss,
+        )
+
+    def key(self, step: Any = None) -> Any:
+        """The random key of a step: of the loop's seed, the same in any number of processes, and after going on.
+
+        Args:
+            step: its number; by default the updates that are done.
+        """
+        step = self.step if step is None else step
+        if isinstance(step, jax.core.Tracer):
+            return jax.random.fold_in(jax.random.key(self.seed or 0), step)
+        return self._key_of(step)
+
+    @cached_property
+    def _key_of(self) -> Callable[[Any], Any]:
+        seed = self.seed or 0
+        make = lambda step: jax.random.fold_in(jax.random.key(seed), step)  # noqa: E731
+        return jax.jit(make, out_shardings=self._placing.everywhere)
+
+    @property
+    def is_update(self) -> bool:
+        return True  # a step is an update, of whatever its batch was put together
+
+    # -- values ----------------------------------------------------------------------------------------------------
+
+    def _part(self, value: Any) -> Part:
+        share = self._iterations.share
+        if isinstance(share, _JaxShare) and share.padding is not None:
+            share.padding.is_read = True
+        self._gathers = share is None and not any(_is_global(leaf) for leaf in leaves(value, registry().owners))
+        return super()._part(value)
+
+    def _parts_of_all(self, parts: list[Part]) -> list[Part]:
+        """Of prepared loaders each process has the values of all rows."""
+        return super()._parts_of_all(parts) if self._gathers else parts
+
+    def reduce(self, value: Any, how: str = "mean", *, count: Any = None) -> Any:
+        """As of `Loop`; what was computed from global arrays is of all processes already, and given without waiting."""
+        every = leaves(value, registry().owners)
+        if how in ("mean", "sum", "max", "min") and every and all(_is_global(leaf) for leaf in every):
+            return value if count is None else jax.tree.map(lambda leaf: leaf / jnp.maximum(count, 1), value)
+        return super().reduce(value, how, count=count)
+
+    def _to_numpy(self, tensor: Any) -> np.ndarray | None:
+        if not isinstance(tensor, jax.Array):
+            return None
+        if jnp.issubdtype(tensor.dtype, jax.dtypes.prng_key):
+            tensor = jax.random.key_data(tensor)
+        return np.asarray(
+            self._placing.whole(tensor) if _is_global(tensor) and not tensor.is_fully_replicated else tensor
+        )
+
+    def _concatenated(self, rows: Sequence[np.ndarray]) -> Any:
+        return np.concatenate(rows) if rows[0].ndim else rows[0]
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> Any:
+        """The newest of what was prepared."""
+        values = [prepared.value for prepared in self._states.prepared]
+        if not values:
+            raise ConfigError(
+                "the loop has no state: none was prepared", hint="write state, loader = loop.prepare(state, loader)"
+            )
+        return values[0] if len(values) == 1 else tuple(values)
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        prepared = self._states.prepared
+        values = [value] if len(prepared) == 1 else list(value)
+        if len(values) != len(prepared) or not all(map(_Prepared.is_like, prepared, values)):
+            raise StateError(
+                "loop.state was given something that is not like the prepared state",
+                available=f"{len(prepared)} of the structure and shapes that prepare() was given, in their order",
+                hint="write loop.state = state",
+            )
+        self._states.tell(list(zip(prepared, values, strict=True)))
+
+    def _state(self) -> dict[str, Any]:
+        self._states.check_told()
+        return {"states": [_named(prepared.value) for prepared in self._states.prepared]}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        saved, own = state["states"], self._states.prepared
+        if len(saved) != len(own):
+            raise StateError(
+                f"the checkpoint has {len(saved)} states, and this loop {len(own)}",
+                hint="prepare what was prepared in the run that wrote the checkpoint, in the same order",
+            )
+        for values, prepared in zip(saved, own, strict=True):
+            prepared.check(values)
+        for values, prepared in zip(saved, own, strict=True):
+            self._restore(prepared, values)
+        self._states.loaded()
+
+    def _restore(self, prepared: _Prepared, values: Mapping[str, Any]) -> None:
+        names = iter(_named(prepared.value))
+
+        def restored(leaf: Any) -> Any:
+            if not _is_value(leaf):
+                return leaf
+            value = values[next(names)]
+            if not isinstance(leaf, jax.Array):
+                return value
+            array = np.asarray(value)
+            if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+                impl, where = jax.random.key_impl(leaf), jax.random.key_data(leaf).sharding
+                return jax.random.wrap_key_data(self._placing.put(array, where), impl=impl)
+            return self._placing.put(array, leaf.sharding)
+
+        old = prepared.value
+        prepared.value = _mapped(old, restored)
+        if not is_nnx(old):  # who goes on with it has an error, not the weights before the checkpoint
+            for leaf in jax.tree.leaves(old):
+                if isinstance(leaf, jax.Array) and not leaf.is_deleted():
+                    leaf.delete()
+
+
+class _Placing:
+    """Where states and batches go: to one device, or over a mesh, where all processes have the same of each array.
+
+    Args:
+        device: of this process.
+        mesh: the user's own; None makes one.
+        devices: one of each process, by rank.
+        divides: whether states are divided.
+
+    Attributes:
+        mesh, axis: rows are divided along this axis of it.
+        n_shards: among how many devices.
+        is_plain: whether arrays are simply on the device.
+        everywhere: the sharding of what each device has.
+        whole: gives an array that is everywhere.
+    """
+
+    def __init__(self, device: Any, mesh: Mesh | None, devices: Sequence[Any], *, divides: bool) -> None:
+        over: Any = PartitionSpec
+        self.is_plain = mesh is None and len(devices) == 1
+        self.mesh = mesh or Mesh(np.array(devices), (_DATA,))
+        self.axis = _DATA if _DATA in self.mesh.axis_names else self.mesh.axis_names[0]
+        self.n_shards = self.mesh.shape[self.axis]
+        self._device, self._divides, self._rows = device, divides, NamedSharding(self.mesh, over(self.axis))
+        own: Any = jax.sharding.SingleDeviceSharding(device)
+        self.everywhere = own if self.is_plain else NamedSharding(self.mesh, over())
+        self.whole = jax.jit(lambda array: array, out_shardings=self.everywhere)
+
+    def put(self, array: Any, sharding: Any) -> Any:
+        """An array that all processes have alike, as a global one: each keeps its part, and nothing is exchanged."""
+        if self.is_plain:
+            return jax.device_put(array, self._device)
+        if isinstance(array, jax.Array):
+            if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+                data = self.put(jax.random.key_data(array), sharding)
+                return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
+            array = np.asarray(array)
+        make: Any = jax.make_array_from_callback
+        return make(array.shape, sharding, lambda index: np.array(array[index]))
+
+    def rows(self, array: np.ndarray) -> Any:
+        """The rows of a batch over the devices: divided if that goes, else on each."""
+        divides = array.ndim > 0 and array.shape[0] > 0 and array.shape[0] % self.n_shards == 0
+        return self.put(array, self._rows if divides else self.everywhere)
+
+    def divided(self, leaf: Any) -> Any:
+        """Where a leaf of a state goes: divided along its longest axis that can be, if states are divided."""
+        axes = [axis for axis, size in enumerate(leaf.shape) if size and size % self.n_shards == 0]
+        if not self._divides or not axes:
+            return self.everywhere
+        longest = max(axes, key=lambda axis: leaf.shape[axis])
+        over: Any = PartitionSpec
+        return NamedSharding(self.mesh, over(*[None] * longest, self.axis))
+
+
+class _States:
+    """The states that a loop has prepared, and whether it knows the newest.
+
+    Args:
+        iterations, loaders: of the loop.
+        count_step: called after each update.
+
+    Attributes:
+        prepared: in their order.
+        n_losses: how many losses of `value_and_grad` were traced.
+    """
+
+    def __init__(self, iterations: Any, loaders: Sequence[LoopLoader], count_step: Callable[[], object]) -> None:
+        self.prepared: list[_Prepared] = []
+        self.n_losses = 0
+        self._iterations, self._loaders, self._count_step = iterations, loaders, count_step
+        self._told: dict[Any, int] = {}  # how many batches had been given when the newest state came
+        self._is_loaded = False
+        self._n_steps = 0
+
+    def count_loss(self) -> None:
+        """A loss is traced."""
+        self.n_losses += 1
+
+    def tell(self, newest: Iterable[tuple[_Prepared, Any]]) -> None:
+        """An update is done, and gave these."""
+        for prepared, value in newest:
+            prepared.value = value
+        self._n_steps += 1
+        self._count_step()
+        self._is_loaded = False
+        loader = self._iterations.outermost
+        self._told = self._counts() if loader is None else {loader: loader.count}
+
+    def loaded(self) -> None:
+        """They are those of a checkpoint."""
+        self._told, self._is_loaded = self._counts(), True
+
+    def _counts(self) -> dict[Any, int]:
+        return {loader: loader.count for loader in self._loaders}
+
+    def check_told(self) -> None:
+        """Check that the newest states are here.
+
+        Raises:
+            StateError: a batch was given after them.
+        """
+        told = self._told or dict.fromkeys(self._loaders, 0)
+        is_old = any(loader.count != count for loader, count in told.items())
+        if is_old and not all(is_nnx(prepared.value) for prepared in self.prepared):
+            raise StateError(
+                "the loop does not know the state after the last batch, which no step of loop.compile() gave",
+                hint="compile the step: step = loop.compile(step); or tell each new state: loop.state = state",
+            )
+
+    def explained(self, error: Exception) -> Exception:
+        """An error of a step, in other words if that was given a state which is not there any more."""
+        if not any(text in str(error) for text in _DELETED):
+            return error
+        if self._is_loaded:
+            return StateError(
+                "the step was given the state of before the checkpoint, in place of which the loop has gone on",
+                hint="take that of the checkpoint: state = loop.state",
+            )
+        return StateError(
+            f"after {self._n_steps} steps one was given a state, or a part of one, whose memory an earlier step has "
+            "taken over",
+            hint="go on with what the step gives: state, value = step(state, x, y); or keep a copy: "
+            "jax.tree.map(jnp.copy, state)",
+        )
+
+
+class _CompiledStep:
+    """A step of a user's own, compiled when it is first called."""
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        settings: Mapping[str, Any],
+        states: _States,
+        placing: _Placing,
+        precision: str | None,
+    ) -> None:
+        update_wrapper(self, step)
+        self._step, self._settings, self._states, self._placing = step, settings, states, placing
+        self._casts = precision == "bf16-mixed"
+        self._call: Callable[..., Any] | None = None
+        self._told: list[tuple[_Prepared, int]] = []  # each with the place of its new value in what the step gives
+
+    def __call__(self, *args: Any, **settings: Any) -> Any:
+        if self._call is None:
+            self._call = self._compiled(args)
+        try:
+            given = self._call(*args, **settings)
+        except (RuntimeError, ValueError) as error:
+            explained = self._states.explained(error)
+            if explained is error:
+                raise
+            raise explained from error
+        self._states.tell([(prepared, given if place < 0 else given[place]) for prepared, place in self._told])
+        return given
+
+    def _compiled(self, args: Sequence[Any]) -> Callable[..., Any]:
+        states = self._states_in(args)
+        if not states:
+            raise ConfigError(
+                f"{self._name} was given no state that was prepared",
+                available="what loop.prepare() gave, by position",
+                hint="write state = loop.prepare(state), and step(state, x, y)",
+            )
+        known, step = self._states, self._step
+        trees = [prepared for prepared in states.values() if not is_nnx(prepared.value)]
+
+        def traced(*args: Any, **settings: Any) -> Any:
+            before = known.n_losses
+            given = step(*args, **settings)
+            if self._casts and known.n_losses == before:
+                raise ConfigError(
+                    f"{self._name} computes no loss by the loop, whose precision is 'bf16-mixed'",
+                    hint="write value, grads = loop.value_and_grad(loss)(params, x, y), or leave precision out",
+                )
+            self._told = self._places(given, trees)
+            if self._placing.is_plain:
+                return given
+            for position, prepared in states.items():
+                if is_nnx(prepared.value):
+                    _mapped_with(_pinned, args[position], prepared.value)
+            return self._where_they_were(given)
+
+        update_wrapper(traced, step)
+        if len(trees) < len(states):
+            from flax import nnx
+
+            return nnx.jit(traced, **self._settings)
+        if any(not _is_value(leaf) for prepared in trees for leaf in jax.tree.leaves(prepared.value)):
+            import equinox
+
+            return equinox.filter_jit(traced, **self._settings)
+        return jax.jit(traced, **{"donate_argnums": tuple(states), **self._settings})
+
+    @property
+    def _name(self) -> str:
+        return f"the step {getattr(self._step, '__name__', type(self._step).__name__)!r}"
+
+    def _states_in(self, args: Sequence[Any]) -> dict[int, _Prepared]:
+        """The prepared states among the arguments, by position."""
+        states: dict[int, _Prepared] = {}
+        for position, value in enumerate(args):
+            for prepared in self._states.prepared:
+                if prepared not in states.values() and prepared.is_like(value):
+                    states[position] = prepared
+                    break
+        return states
+
+    def _places(self, given: Any, trees: Sequence[_Prepared]) -> list[tuple[_Prepared, int]]:
+        """Where the new values of states are in what a step gives; -1 is all of it."""
+        if len(trees) == 1 and trees[0].is_like(given):
+            return [(trees[0], -1)]
+        values = list(given) if isinstance(given, (tuple, list)) else []
+        places: list[tuple[_Prepared, int]] = []
+        for prepared in trees:
+            taken = {place for _, place in places}
+            place = next((i for i, v in enumerate(values) if i not in taken and prepared.is_like(v)), None)
+            if place is None:
+                raise ConfigError(
+                    f"{self._name} gives no new state with the structure and shapes of the "
+                    f"{type(prepared.value).__name__} that it is given",
+                    available="a function that gives the new state, alone or first: return state, value",
+                    hint="compile what only evaluates with jax.jit(evaluate)",
+                )
+            places.append((prepared, place))
+        return places
+
+    def _where_they_were(self, given: Any) -> Any:
+        """What a step gives, with new states on the devices that the prepared ones are on."""
+        for prepared, place in self._told:
+            value = _mapped_with(_pinned, given if place < 0 else given[place], prepared.value)
+            if place < 0:
+                return value
+            parts = [value if i == place else part for i, part in enumerate(given)]
+            given = given._make(parts) if hasattr(given, "_make") else type(given)(parts)
+        return given
+
+
+class _Prepared:
+    """A state that was prepared.
+
+    Attributes:
+        value: the newest.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self._structure = None if is_nnx(value) else jax.tree.structure(value)
+        self._shapes = [np.shape(leaf) for leaf in jax.tree.leaves(value) if _is_value(leaf)]
+
+    def is_like(self, value: Any) -> bool:
+        """Whether a value may be a newer one of this state."""
+        if self._structure is None or is_nnx(value):
+            return value is self.value
+        if jax.tree.structure(value) != self._structure:
+            return False
+        return [np.shape(leaf) for leaf in jax.tree.leaves(value) if _is_value(leaf)] == self._shapes
+
+    def check(self, saved: Mapping[str, Any]) -> None:
+        """Check that a checkpoint is of such a state.
+
+        Raises:
+            StateError: it is not, with the first name that differs.
+        """
+        own = _named(self.value)
+        hint = "make the state as it was made for the run that wrote the checkpoint"
+        for name in dict.fromkeys([*own, *saved]):
+            if name not in saved or name not in own:
+                where = "this loop's" if name in own else "the checkpoint's"
+                raise StateError(f"the checkpoint is of another state: {name!r} is in {where} alone", hint=hint)
+            if not isinstance(own[name], jax.Array):
+                continue
+            is_key = jnp.issubdtype(own[name].dtype, jax.dtypes.prng_key)
+            ours = jax.eval_shape(jax.random.key_data, own[name]) if is_key else own[name]
+            theirs = np.asarray(saved[name])
+            if theirs.shape != ours.shape or theirs.dtype != ours.dtype:
+                raise StateError(
+                    f"the checkpoint is of another state: {name!r} is {theirs.dtype}{list(theirs.shape)} there, and "
+                    f"{ours.dtype}{list(ours.shape)} here",
+                    hint=hint,
+                )
+
+
+class _Padding:
+    """Rows of a batch that count nowhere.
+
+    Attributes:
+        mask: which rows of the batch are real.
+        is_read: whether the loop has asked.
+    """
+
+    def __init__(self, mask: Any) -> None:
+        self.mask, self.is_read = mask, False
+
+
+@dataclass(frozen=True, slots=True)
+class _JaxShare(Share):
+    padding: _Padding | None = None
+
+
+class JaxLoader(LoopLoader):
+    """A loader whose batches are global arrays of all rows, in each process.
+
+    Attributes:
+        count: how many batches it has given in all epochs.
+    """
+
+    ways: ClassVar[tuple[str, ...]] = (*LoopLoader.ways, "padded")
+
+    def __init__(self, loader: Any, *settings: Any, placing: _Placing, together: int) -> None:
+        super().__init__(loader, *settings)
+        self._placing, self.count = placing, 0
+        self._together = together * (self.processes.size if self.batch == "per_replica" else 1)
+        self._n_rows: int | None = None  # of a batch with padding
+
+    def __len__(self) -> int:
+        return -(-len(self.loader) // self._together)
+
+    @property
+    def mask(self) -> Any:
+        """[rows], which rows of the batch that was given last are real; the others are padding."""
+        share = self.share
+        if share is None or share.rows is None:
+            raise StateError("no batch was given yet that has rows", hint="ask for loader.mask within the loop")
+        if not isinstance(share, _JaxShare) or share.padding is None:
+            return self._placing.rows(np.ones(share.rows, bool))
+        share.padding.is_read = True
+        return share.padding.mask
+
+    def __iter__(self) -> Iterator[Any]:
+        with closing(super().__iter__()) as batches:  # type: ignore[type-var]
+            for batch in batches:
+                self.count += 1
+                yield batch
+                del batch  # it must not outlive the next
+                padding = getattr(self.share, "padding", None)
+                if padding is not None and not padding.is_read and padding.mask.shape[0] > (self.share.rows or 0):  # type: ignore[union-attr]
+                    raise DataError(
+                        f"the last batch has {self.share.rows} rows, and padding up to {padding.mask.shape[0]}, which "  # type: ignore[union-attr]
+                        "nothing has left out",
+                        available="loader.mask, which says what rows are real",
+                        hint="write value, grads = loop.value_and_grad(loss)(params, x, y, mask=loader.mask), or leave "
+                        "batch='padded' out",
+                    )
+
+    def _shared(self) -> Iterator[tuple[Any, Share]]:
+        try:
+            count = len(self)
+        except TypeError:
+            count = None
+        batches, number = iter(self.loader), 0
+        while group := [_on_host(batch) for batch in islice(batches, self._together)]:
+            rows = rows_of(group[0])
+            if rows is None and (self.processes.size > 1 or len(group) > 1):
+                raise self._without_rows()
+            if len(group) > 1:
+                batch = merged([(batch, rows_of(batch)) for batch in group], np.concatenate, None)
+                rows = rows_of(batch)
+            else:
+                (batch,) = group
+            if number == 0 and rows is not None:
+                self._check_divides(rows)
+            yield batch, _JaxShare(rows, rows, number + 1 == count, number)
+            number += 1
+
+    def _check_divides(self, rows: int) -> None:
+        n_shards = self._placing.n_shards
+        if rows % n_shards and self.batch != "padded" and self.processes.rank == 0:
+            warnings.warn(
+                printable(
+                    f"batches of {rows} rows do not divide among {n_shards} devices: each computes them whole. "
+                    f"Hint: take a batch size of {math.ceil(rows / n_shards) * n_shards}, or write "
+                    "prepare(loader, batch='padded')"
+                ),
+                RuntimeWarning,
+                stacklevel=user_level(),
+            )
+
+    def _moved(self, batch: Any) -> Any:
+        contents, share = batch
+        rows, n_rows = share.rows, share.rows
+        if self.batch == "padded" and rows is not None:
+            n_shards = self._placing.n_shards
+            least = self._n_rows or rows
+            self._n_rows = n_rows = math.ceil(max(least, rows) / n_shards) * n_shards
+            mask = self._placing.rows(np.arange(n_rows) < rows)
+            share = _JaxShare(rows, rows, share.is_last, share.number, _Padding(mask))
+
+        def moved(leaf: Any) -> Any:
+            if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "biufcV":
+                return leaf
+            if not self._placing.is_plain and leaf.ndim and leaf.shape[0] != rows:
+                raise DataError(
+                    f"a batch has arrays of {rows} and of {leaf.shape[0]} rows, which cannot be divided among devices",
+                    hint="let everything in a batch have as many rows, or give the step the others itself",
+                )
+            leaf = leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False)
+            if n_rows != rows and leaf.ndim and leaf.shape[0] == rows:
+                leaf = np.concatenate([leaf, np.repeat(leaf[-1:], n_rows - rows, axis=0)])
+            return self._placing.rows(copy_on_host(leaf) if self._placing.is_plain else leaf)
+
+        with translate_errors("a batch of the loop"):
+            return map_leaves(contents, moved, registry().owners), share
+
+
+def _on_host(batch: Any) -> Any:
+    """A batch with NumPy arrays in place of tensors of any framework; global arrays stay."""
+
+    def on_host(leaf: Any) -> Any:
+        if isinstance(leaf, (np.ndarray, str, bytes)) or _is_global(leaf) or not hasattr(leaf, "__array__"):
+            return leaf
+        return np.asarray(leaf)
+
+    return map_leaves(batch, on_host, registry().owners)
+
+
+def _check_preparable(given: Any) -> None:
+    is_model = is_keras(given) or is_own_model(given)
+    if is_model or not any(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in jax.tree.leaves(_contents(given))):
+        raise DataError(
+            f"prepare() cannot prepare a {type(given).__name__}",
+            available="pytrees of arrays, NNX and Equinox modules, states of Flax and Optax, and loaders",
+            hint="write state, loader = loop.prepare(state, loader)",
+        )
+
+
+def _contents(value: Any) -> Any:
+    """A pytree with all that a state holds."""
+    if is_nnx(value):
+        from flax import nnx
+
+        return nnx.state(value)
+    return value
+
+
+def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    """A state with `function` applied to its leaves; NNX objects are changed."""
+    if is_nnx(value):
+        from flax import nnx
+
+        nnx.update(value, jax.tree.map(function, nnx.state(value)))
+        return value
+    return jax.tree.map(function, value)
+
+
+def _mapped_with(function: Callable[[Any, Any], Any], value: Any, other: Any) -> Any:
+    """As `_mapped`, with two states of the same structure."""
+    if is_nnx(value):
+        from flax import nnx
+
+        nnx.update(value, jax.tree.map(function, nnx.state(value), nnx.state(other)))
+        return value
+    return jax.tree.map(function, value, other)
+
+
+def _pinned(new: Any, old: Any) -> Any:
+    """An array on the devices that another is on, while tracing."""
+    pin: Any = jax.lax.with_sharding_constraint
+    return pin(new, old.sharding) if isinstance(new, jax.Array) and isinstance(old, jax.Array) else new
+
+
+def _is_value(leaf: Any) -> bool:
+    return isinstance(leaf, (jax.Array, np.ndarray, np.generic, *_NUMBERS))
+
+
+def _named(value: Any) -> dict[str, Any]:
+    """The arrays and numbers of a state, by their path in it."""
+    paths = jax.tree_util.tree_flatten_with_path(_contents(value))[0]
+    values = [(path, leaf) for path, leaf in paths if _is_value(leaf)]
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in values]
+    if len(set(names)) < len(names):
+        names = [jax.tree_util.keystr(path) for path, _ in values]
+    return {name: leaf for name, (_, leaf) in zip(names, values, strict=True)}
+
+
+def _is_global(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and not leaf.is_fully_addressable
+
+
+def _digest(leaf: Any) -> str:
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    array = np.asarray(leaf)
+    text = f"{array.dtype} {array.shape} ".encode()
+    return hashlib.blake2b(text + np.ascontiguousarray(array).tobytes(), digest_size=8).hexdigest()
