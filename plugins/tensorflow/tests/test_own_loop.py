@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 import warnings
@@ -21,7 +20,7 @@ import tensorflow as tf
 import anyaccel as aa
 from anyaccel.errors import AnyaccelError, CapabilityError, ConfigError, DataError, FrameworkError, StateError
 from anyaccel_tensorflow.cluster import join_cluster
-from anyaccel_tensorflow.own_loop import LoopFunction, TensorFlowLoop
+from anyaccel_tensorflow.own_loop import LoopFunction
 
 SCRIPT = Path(__file__).with_name("own_loop_script.py")
 _spec = importlib.util.spec_from_file_location("own_loop_script", SCRIPT)
@@ -213,7 +212,7 @@ def test_state_is_of_models_optimizers_and_others(tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"another model: 'layers.0.kernel' has shape \[5, 8\] there, and \[5, 3\]"):
         other.load(tmp_path / "saved")
     fewer = script.loop_of()
-    fewer.prepare(script.model_of())
+    fewer.prepare(script.model_of(), script.data())
     with pytest.raises(StateError, match="has 1 optimizers, and this loop 0"):
         fewer.load(tmp_path / "saved")
     adam = script.loop_of()
@@ -454,15 +453,3 @@ def test_a_launcher_finds_tensorflow_started(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(FrameworkError, match="TensorFlow has started in replica 0 of 2"):
         aa.Loop("cpu", framework="tensorflow")
     assert join_cluster.__doc__
-
-
-def test_the_only_framework_that_is_imported_is_found() -> None:
-    code = "import os, keras, anyaccel as aa; print(type(aa.Loop('cpu')).__name__)"
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "KERAS_BACKEND": "tensorflow"},
-    )
-    assert run.stdout.split()[-1] == TensorFlowLoop.__name__

@@ -587,9 +587,9 @@ class TensorFlowLoop(Loop):
 
     def _load(self, state: Mapping[str, Any]) -> None:
         for what, mine in (("models", self._models), ("optimizers", self._optimizers), ("others", self._others)):
-            if len(state[what]) != len(mine):  # type: ignore[arg-type]
+            if len(state[what]) != len(mine):
                 raise StateError(
-                    f"the checkpoint has {len(state[what])} {what}, and this loop {len(mine)}",  # type: ignore[arg-type]
+                    f"the checkpoint has {len(state[what])} {what}, and this loop {len(mine)}",
                     hint="prepare what was prepared in the run that wrote the checkpoint, in the same order",
                 )
         for saved, model in zip(state["models"], self._models, strict=True):
@@ -750,7 +750,7 @@ class _Site:
             raise ConfigError(
                 "loop.gradient() is called for other variables than in the batch before",
                 available="the same calls of loop.gradient(), in the same order, for each batch",
-                hint="compute gradients in one @loop.function for each kind of step",
+                hint="compute gradients in one function for each kind of step",
             )
         if is_counted != self._is_counted:
             raise ConfigError(
