@@ -585,7 +585,7 @@ def docs(session: nox.Session) -> None:
     """Build the site, read it in a browser, and run every example of READMEs and docs/, and the example projects."""
     projects = sorted(path.parent for path in ROOT.glob("docs/examples/*/pyproject.toml"))
     installs = [part for project in projects for part in ("--editable", str(project))]
-    install_docs(session, *editable(*PLUGINS), *installs, *group("thirdparty", *PLUGINS))
+    install_docs(session, *editable(*PLUGINS), *installs, *group("thirdparty", "peers", *PLUGINS))
     import_once(session)
     env = {"ANYACCEL_TEST_SITE": str(build_site(session)), **compiled_once(session), **ONE_THREAD}
     readmes = ["README.md", "core/README.md", *(f"plugins/{name}/README.md" for name in PLUGINS)]

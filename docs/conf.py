@@ -27,7 +27,10 @@ extensions = [
     "scripts",  # of this folder: each script of examples/ is a page
 ]
 root_doc = "index"
-include_patterns = ["**.md", "**.ipynb", "examples/*.py", "examples/*/tests/test_conformance.py"]
+include_patterns = [
+    *("**.md", "**.ipynb"),
+    *("examples/*.py", "examples/own-loop/*.py", "examples/*/tests/test_conformance.py"),
+]
 exclude_patterns = ["_build", "**/.*", "examples/*/CHANGELOG.md"]
 
 # Markdown. Anchors are made of headings as code hosts make them.

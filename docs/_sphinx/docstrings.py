@@ -21,8 +21,34 @@ def as_markup(lines: list[str]) -> list[str]:
     """Lines of a docstring as reStructuredText.
 
     Code may continue on the next line. An indented block below a line that ends with a colon is an example and does
-    not change.
+    not change; a block between fences of Markdown is one, too.
     """
+    lines_out: list[str] = []
+    for index, part in enumerate(_between_fences(lines)):
+        if index % 2 == 0:
+            lines_out += _text_as_markup(part)
+        else:
+            margin = " " * _indent(part)
+            code = (line.removeprefix(margin) for line in part)
+            if lines_out and lines_out[-1].strip():
+                lines_out.append("")
+            lines_out += [f"{margin}.. code-block:: python", ""]
+            lines_out += [*(f"{margin}    {line}".rstrip() for line in code), ""]
+    return lines_out
+
+
+def _between_fences(lines: list[str]) -> list[list[str]]:
+    """Text and code in turns."""
+    parts: list[list[str]] = [[]]
+    for line in lines:
+        if line.strip().startswith("```"):
+            parts.append([])
+        else:
+            parts[-1].append(line)
+    return parts
+
+
+def _text_as_markup(lines: list[str]) -> list[str]:
     lines_out: list[str] = []
     example_of = -1  # the indentation of the paragraph that an example belongs to
     for block in _blocks(lines):

@@ -21,9 +21,8 @@ import numpy as np
 import anyaccel as aa
 from anyaccel.backend import Compute, ComputingBackend
 from anyaccel.graph import Request, resolve
-from anyaccel.phases.executor.cross_segment import CrossSegmentStep
-from anyaccel.phases.executor.stage import PipelineStage
-from anyaccel.phases.loading.device_columns import DeviceColumn, DeviceColumns
+from anyaccel.phases.executor.cross_segment import CrossSegmentStep, PipelineStage
+from anyaccel.phases.loading.loader import DeviceColumn, DeviceColumns
 from anyaccel.registry import registry
 
 FEATURES, WIDTH, BATCH, STEPS = 50, 16, 64, 100

@@ -29,8 +29,7 @@ from typing import Any
 import numpy as np
 
 import anyaccel as aa
-from anyaccel.phases.checkpointing.checkpointer import Checkpointer
-from anyaccel.phases.checkpointing.writer import BackgroundWriter
+from anyaccel.phases.checkpointing.checkpointer import BackgroundWriter, Checkpointer
 
 BATCH = 64
 LEAST_STEPS = 5  # of each kind, of a turn that is counted

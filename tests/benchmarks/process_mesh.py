@@ -24,7 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import anyaccel as aa
 from anyaccel_distributed import join
-from anyaccel_distributed.replicated_step import GlobalBatchStep
+from anyaccel_distributed.replicated_training import GlobalBatchStep
 from anyaccel_jax import SequentialMLP
 from anyaccel_jax.sharding import JaxSharding
 

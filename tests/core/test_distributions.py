@@ -28,11 +28,14 @@ from anyaccel.errors import (
     ConfigError,
     DeviceParseError,
     MissingDistributionError,
+    PhaseError,
     PluginError,
+    SpecError,
     TransformError,
 )
 from anyaccel.extensions import extensions
-from anyaccel.phases.measured_work import measured_work
+from anyaccel.metrics import is_higher_better
+from anyaccel.phases.run import measured_work
 
 GAUGE = """
 import click
@@ -440,3 +443,31 @@ def test_a_saved_graph_on_transformed_data_says_what_is_not_installed(tmp_path: 
     with pytest.raises(TransformError, match=SKLEARN) as caught:
         loaded.inverse(np.ones(3), "x")
     assert "plugins/sklearn" in caught.value.hint
+
+
+@pytest.mark.usefixtures("alone")
+def test_metrics_say_what_is_not_installed() -> None:
+    needed = f"^the metric {{}} {SKLEARN}"
+    for name, metric in {"roc_auc": "roc_auc", "roc_auc_score": "roc_auc", "recall": "recall"}.items():
+        for call in (lambda n=name: aa.Metric(n), lambda n=name: aa.EvalPhase("e", data="all", metrics=[n])):
+            with pytest.raises(MissingDistributionError, match=needed.format(metric)):
+                call()
+    with pytest.raises(MissingDistributionError, match=needed.format("log_loss")):
+        aa.Metric.from_config({"measure": "log_loss", "on": "net", "targets": "targets", "label": "l"})
+    with pytest.raises(SpecError, match=r"no metric is called 'auc'\. Available: accuracy, .*did you mean 'roc_auc'"):
+        aa.Metric("auc")
+    assert aa.Metric("f1_macro").compute(np.array([0, 1]), np.array([0, 1])) == 1.0
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_direction_of_a_metric_that_is_not_installed_is_asked_for() -> None:
+    def recall(outputs: object, targets: object) -> float:
+        return 1.0
+
+    graph, _ = pieces()
+    assert is_higher_better("val_recall") is None
+    validation = aa.EvalPhase("v", data="all", metrics=[recall])
+    callbacks = [aa.EarlyStopping("val_recall")]
+    phase = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], validation=validation)
+    with pytest.raises(PhaseError, match="whether 'val_recall' is better when it is high or low is not known"):
+        aa.Experiment("e", graph, callbacks=callbacks, progress="none").run_phase(phase)

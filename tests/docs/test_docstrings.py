@@ -35,6 +35,13 @@ def test_what_is_indented_below_a_colon_is_an_example() -> None:
     assert as_markup(written) == ["A whole file::", "", "    f(*args)", "", "    `x`", "", r"More \*text."]
 
 
+def test_what_is_between_fences_is_an_example() -> None:
+    written = ["Do:", "", "```python", "for a in b:", "    f(*a)  # `x`", "```", "", "More *text."]
+    read = "\n".join(as_markup(written))
+    assert "\n\n.. code-block:: python\n\n    for a in b:\n        f(*a)  # `x`\n\n" in read
+    assert read.startswith("Do:\n\n") and read.endswith(r"More \*text.")
+
+
 def test_a_colon_without_an_example_is_a_colon() -> None:
     assert as_markup(["Two things:", "", "one."]) == ["Two things:", "", "one."]
 

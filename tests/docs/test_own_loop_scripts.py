@@ -16,6 +16,7 @@ pytest.importorskip("anyaccel_torch")
 
 HERE = Path(__file__).parent
 FOLDER = HERE.parents[1] / "docs/examples/own-loop"
+PAGE = HERE.parents[1] / "docs/how-to/coming-from-accelerate.md"
 NAMES = ("image_classification", "gradient_accumulation", "checkpointing", "gan")
 ARGUMENTS = {"checkpointing": ["2", "4"]}  # numbers of epochs: it is run, and resumed
 NUMBER = re.compile(r"-?\d+\.\d+|\d+")
@@ -35,6 +36,15 @@ def changes(name: str) -> tuple[list[str], list[str]]:
 def test_six_lines_change(name: str) -> None:
     written, _ = changes(name)
     assert 0 < len(written) <= 6, "\n".join(written)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_says_how_many(name: str) -> None:
+    written, gone = changes(name)
+    row = next(
+        line for line in PAGE.read_text("utf-8").splitlines() if line.startswith("|") and f"{name}_loop.py" in line
+    )
+    assert [int(cell) for cell in row.split("|")[3:5]] == [len(written), len(gone)]
 
 
 def results(name: str, kind: str, folder: Path, size: int) -> tuple[str, list[dict[str, np.ndarray]]]:

@@ -25,8 +25,8 @@ import jax.numpy as jnp  # noqa: E402
 from anyaccel.device import Device  # noqa: E402
 from anyaccel_jax import runtime_config  # noqa: E402
 from anyaccel_jax.backend import JaxBackend  # noqa: E402
-from anyaccel_jax.cluster import join_cluster, own_gpu  # noqa: E402
 from anyaccel_jax.error_translation import translate_errors  # noqa: E402
+from anyaccel_jax.replica_group import join_cluster, own_gpu  # noqa: E402
 from anyaccel_offload.jax import OffloadedChain  # noqa: E402
 
 X = np.random.default_rng(0).standard_normal((24, 3)).astype("float32")
@@ -276,7 +276,7 @@ from anyaccel_distributed import join
 join('jax')
 import jax, os
 from anyaccel.errors import FrameworkError
-from anyaccel_jax.cluster import join_cluster
+from anyaccel_jax.replica_group import join_cluster
 assert jax.process_count() == 2
 try:
     join_cluster(int(os.environ['RANK']), 3)

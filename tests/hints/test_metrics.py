@@ -90,9 +90,12 @@ def test_values_that_metrics_take(hint: Any) -> None:
     with hint("if it does not count, write Metric({}, ignore_index={}); else number the classes from 0"):
         Metric("accuracy").compute(SCORES, np.where(CLASSES == 0, -1, CLASSES))
     assert Metric("accuracy", ignore_index=-1).compute(SCORES, np.where(CLASSES == 0, -1, CLASSES)) == 1
-    with hint("use an average over classes: '{}_macro'"):
+    with hint("use an average over classes: 'f1_macro'"):
         Metric("f1").compute(SCORES, CLASSES)
     assert Metric("f1_macro").compute(SCORES, CLASSES) == 1
+    with hint("use an average over classes: '{}_macro'"):
+        Metric("recall").compute(SCORES, CLASSES)
+    assert Metric("recall_macro").compute(SCORES, CLASSES) == 1
     with hint("use 'roc_auc_ovr', each class against the rest"):
         Metric("roc_auc").compute(SCORES, CLASSES)
     assert Metric("roc_auc_ovr").compute(SCORES, CLASSES) == 1

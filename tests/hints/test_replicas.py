@@ -11,7 +11,7 @@ import anyaccel as aa
 from anyaccel import AppliedLoss, FeatureSet, ModelGraph, ModelNode, SimpleSampler, TrainPhase
 from anyaccel.graph.resolve import resolve
 from anyaccel.numpy_backend import BatchNorm, Dense, NumpyBackend, Sequential
-from anyaccel.phases.plan_request import plan_request
+from anyaccel.phases.prepare import plan_request
 from anyaccel_distributed import ReplicaGroup
 from anyaccel_distributed import divided_parameters as sharding
 from anyaccel_distributed.phase_groups import check_fixed_order, check_weights

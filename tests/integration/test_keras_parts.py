@@ -173,20 +173,22 @@ def categories() -> Any:
     return sequence(bins, layers.Embedding(4, 2), layers.Flatten())
 
 
+SHARED = pytest.mark.shared
+NOT_BY_JAX = pytest.mark.shared("torch", "tensorflow")  # it compiles each of these for 20 seconds, twice
 MODELS = [
-    (adds_losses, X),
-    (constrained, X),
-    (normalized, X),
-    (policies, X),
-    (low_rank, X),
-    (quantized, X),
-    (masked, IDS),
-    (averaged, IDS),
-    (attention, SEQUENCES),
-    (images, IMAGES),
-    (categories, X),
-    (Containers, X),
-    (lambda: sequence(layers.Dense(4), Follows()), X),
+    pytest.param(adds_losses, X, marks=SHARED),
+    pytest.param(constrained, X, marks=SHARED),
+    pytest.param(normalized, X, marks=SHARED),
+    pytest.param(policies, X, marks=SHARED),
+    pytest.param(low_rank, X, marks=SHARED),
+    pytest.param(quantized, X, marks=SHARED),
+    pytest.param(masked, IDS, marks=NOT_BY_JAX),
+    pytest.param(averaged, IDS, marks=SHARED),
+    pytest.param(attention, SEQUENCES, marks=NOT_BY_JAX),
+    pytest.param(images, IMAGES, marks=NOT_BY_JAX),
+    pytest.param(categories, X, marks=SHARED),
+    pytest.param(Containers, X, marks=SHARED),
+    pytest.param(lambda: sequence(layers.Dense(4), Follows()), X, marks=SHARED),
 ]
 
 

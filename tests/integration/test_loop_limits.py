@@ -12,7 +12,7 @@ import pytest
 import anyaccel as aa
 from anyaccel.backend import MultiStepProgram
 from anyaccel.errors import OutOfMemoryError
-from anyaccel.phases.loading import loader_factory
+from anyaccel.phases.loading import residency as loader_factory
 from anyaccel.registry import registry
 
 MSE = aa.AppliedLoss("mse", on="net")

@@ -281,7 +281,8 @@ def test_replicas_train_by_the_entry(name: str) -> None:
 
 
 def test_a_metric_is_one_entry(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(named.METRICS, "worst", lambda outputs, targets: float(np.abs(outputs - targets).max()))  # type: ignore[misc]
+    worst = named.NamedMetric(lambda outputs, targets: float(np.abs(outputs - targets).max()))
+    monkeypatch.setitem(named.METRICS, "worst", worst)  # type: ignore[misc]
     graph, start = built(framework, aa.Optimizer("sgd", lr=RATE))
     phase = aa.EvalPhase("e", data="all", metrics=[aa.Metric("worst", on="net")])
     value = graph.run(phase, progress="none").metrics["worst"]

@@ -21,7 +21,10 @@ OF_MARKED = 1 if IS_FULL else 8
 """Of how many tests marked `sampled` one is run: most of them are the same for each kind of model."""
 IS_SHARED = bool(os.environ.get("ANYACCEL_TEST_SHARED")) and not IS_FULL
 FRAMEWORKS = ("torch", "jax", "tensorflow")
-"""Among which the tests marked `shared` are dealt out. Each has a session, so that the check runs every test once."""
+"""Among which the tests marked `shared` are dealt out, or among those that the mark names.
+
+Each has a session, so that the check runs every test once.
+"""
 OF_ALL = int(os.environ.get("ANYACCEL_TEST_SAMPLE", "1"))
 OF_FILES = 4 if OF_ALL >= 16 else 1
 """Of how many files one is opened; of its tests more are run then."""
@@ -47,12 +50,13 @@ def is_chosen(item: Any) -> bool:
     number = number_of(item.nodeid.rpartition("/")[2])
     if number % (OF_ALL // OF_FILES) or (item.get_closest_marker("sampled") and number % OF_MARKED):
         return False
-    if not IS_SHARED or not item.get_closest_marker("shared"):
+    shared = item.get_closest_marker("shared")
+    if not IS_SHARED or not shared:
         return True
-    call = item.callspec
+    call, frameworks = item.callspec, shared.args or FRAMEWORKS
     framework = call.params["framework"]
     others = f"{item.originalname}[{call.id.replace(framework, '', 1)}]"  # the same whatever the framework
-    return framework not in FRAMEWORKS or FRAMEWORKS[number_of(others) % len(FRAMEWORKS)] == framework
+    return framework not in FRAMEWORKS or frameworks[number_of(others) % len(frameworks)] == framework
 
 
 def number_of(name: str) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 
 from anyaccel.backend import Backend, Exchange
 from anyaccel.call_hints import constructor_hints
-from anyaccel.containers import leaves, map_leaves
+from anyaccel.containers import map_leaves
 from anyaccel.device import REQUEST, USUAL, Device, spelling, vendor_of
 from anyaccel.distributions import missing
 from anyaccel.errors import (
@@ -161,10 +161,14 @@ class Accelerator:
     def place(self, obj: Any) -> Any:
         """As `anyaccel.place(obj, self)`."""
         known, backend = registry(), functools.cache(self._backend)
-        found = []
-        for leaf in leaves(obj, known.owners):
+        found: list[Backend] = []
+
+        def owned(leaf: Any) -> Any:
             if not isinstance(leaf, SCALARS):
-                found.append(backend(known.owner(leaf)))  # raises before anything moves
+                found.append(backend(known.owner(leaf)))
+            return leaf
+
+        map_leaves(obj, owned, known.owners)  # raises before anything moves
         backends = iter(found)
         results: dict[int, tuple[Any, Any]] = {}  # what is in a container twice is so afterwards
 

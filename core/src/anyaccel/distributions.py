@@ -6,6 +6,7 @@ Each group is a way to extend anyaccel; what an entry point names is imported wh
 - `anyaccel.commands`: `NAME = "module:command"`, a `click.Command`, gives `anyaccel NAME` in a terminal.
 - `anyaccel.settings`: `CLASS.NAME = "module:object"` gives an argument that core's signatures have and a feature uses.
 - `anyaccel.capabilities`: `FRAMEWORK.PACKAGE.CLASS = "module:class"` gives a backend a capability that it lacks.
+- `anyaccel.named_metrics`: `NAME = "module:object"` gives `Metric(NAME)`, a `NamedMetric`.
 - `anyaccel.saved_kinds`: `WHAT.KIND = "module:class"` gives what a saved file names, such as `phase.fit`.
 - `anyaccel.extension_points`: `POINT = "module:object"`, see `anyaccel.extensions`.
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 NAMES, COMMANDS, SETTINGS = "anyaccel.names", "anyaccel.commands", "anyaccel.settings"
 CAPABILITIES, EXTENSIONS, SAVED = "anyaccel.capabilities", "anyaccel.extension_points", "anyaccel.saved_kinds"
+METRICS = "anyaccel.named_metrics"
 
 OFFERED: Mapping[str, Mapping[str, str]] = {
     NAMES: {
@@ -57,6 +59,16 @@ OFFERED: Mapping[str, Mapping[str, str]] = {
         "anyaccel-sklearn": (
             "FeatureSet.fit_transform FeatureSet.group_by FeatureSet.stratify_by FeatureSet.transform_like "
             "fit.class_labels fit.scaler"
+        ),
+    },
+    METRICS: {
+        "anyaccel-sklearn": (
+            "average_precision balanced_accuracy brier_score cohen_kappa explained_variance jaccard jaccard_macro "
+            "jaccard_micro jaccard_weighted log_loss matthews_corrcoef max_error mean_absolute_percentage_error "
+            "mean_squared_log_error median_absolute_error precision precision_macro precision_micro "
+            "precision_weighted recall recall_macro recall_micro recall_weighted roc_auc roc_auc_ovo "
+            "roc_auc_ovo_weighted roc_auc_ovr roc_auc_ovr_weighted root_mean_squared_error "
+            "root_mean_squared_log_error top_3_accuracy top_5_accuracy top_k_accuracy"
         ),
     },
     SAVED: {"anyaccel-sklearn": "data.transforms phase.fit results.fit sampler.pair sampler.triplet"},
@@ -214,6 +226,7 @@ _DESCRIBED = {
     NAMES: "anyaccel.{}",
     COMMANDS: "the command anyaccel {}",
     SETTINGS: "{}",
+    METRICS: "the metric {}",
     SAVED: "what was saved as {}",
 }
 

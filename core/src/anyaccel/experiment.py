@@ -14,11 +14,10 @@ from anyaccel.attribute_hints import AttributeHints
 from anyaccel.call_hints import class_hints
 from anyaccel.errors import ConfigError, PhaseError, ResultError
 from anyaccel.graph import ModelGraph, Plan
-from anyaccel.graph.framework_versions import versions_of
+from anyaccel.graph.graph import checked_runnable
 from anyaccel.graph.nodes import check_label
-from anyaccel.graph.runnable import checked_runnable
-from anyaccel.graph.serialization import checked_classes, class_name
-from anyaccel.graph.weight_matching import Change, Names
+from anyaccel.graph.serialization import checked_classes, class_name, versions_of
+from anyaccel.graph.weight_loading import Change, Names
 from anyaccel.phases import Callback, EarlyStopping, FrameworkSettings, Phase, Profile, plan_for
 from anyaccel.phases.progress.selection import checked_progress
 from anyaccel.phases.runner import run_in_order

@@ -267,16 +267,6 @@ def number(environment: Environment, name: str) -> int:
     return int(text)
 
 
-def _port(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 1 << 16:
-        raise ConfigError(
-            f"the environment has MASTER_PORT={text!r}, which is no port",
-            available="1 to 65535",
-            hint="set it to a free port of the first process, alike in all, such as MASTER_PORT=29500",
-        )
-    return int(text)
-
-
 def is_set(environment: Environment, variables: Variables) -> bool:
     """Whether a launcher has told rank and size."""
     return bool(environment.get(variables.rank)) and bool(environment.get(variables.size))
@@ -316,7 +306,14 @@ def address_of(environment: Environment, variables: Variables, size: int) -> str
 def port_of(environment: Environment, variables: Variables) -> int | None:
     """The port of the first process: MASTER_PORT, or one from the number of the job, alike in all its processes."""
     if environment.get("MASTER_PORT"):
-        return _port(environment["MASTER_PORT"])
+        text = environment["MASTER_PORT"]
+        if not text.isascii() or not text.isdigit() or not 0 < int(text) < 1 << 16:
+            raise ConfigError(
+                f"the environment has MASTER_PORT={text!r}, which is no port",
+                available="1 to 65535",
+                hint="set it to a free port of the first process, alike in all, such as MASTER_PORT=29500",
+            )
+        return int(text)
     if variables is TORCHRUN:
         return None
     job = _job_of(environment, variables)

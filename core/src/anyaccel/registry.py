@@ -6,7 +6,7 @@ import inspect
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -61,7 +61,7 @@ class Registry:
         self._clear()
 
     def _clear(self) -> None:
-        self._deferred: list[EntryPoint] = []  # of anyaccel's own backends, whose frameworks are not in use
+        self._deferred: dict[str, list[EntryPoint]] = {}  # of anyaccel's own backends, whose frameworks are not in use
         self._plugins: dict[str, Plugin] = {}
         self._table: dict[tuple[str, str], Backend] = {}
         self._served: dict[int, tuple[Backend, bool]] = {}  # by id: those of the table, and whether `owns` is asked
@@ -71,11 +71,11 @@ class Registry:
 
     def load(self) -> None:
         """Load the built-in backend and every plugin, once. Never raises: `plugins` has what failed."""
-        self._load(lambda name: True)
+        self._load(BACKEND_PLUGINS.keys())
 
-    def _load(self, is_needed: Callable[[str], bool]) -> None:
-        """Load the built-in backend, strangers' plugins, and of anyaccel's own backends those that are needed."""
-        if self._loaded and not any(is_needed(entry.name) for entry in self._deferred):  # these are in BACKEND_PLUGINS
+    def _load(self, needed: Set[str]) -> None:
+        """Load the built-in backend, strangers' plugins, and of anyaccel's own backends those of these names."""
+        if self._loaded and needed.isdisjoint(self._deferred):
             return
         with self._lock:
             if self._loading:  # a plugin that asks while it is loaded sees what is loaded so far
@@ -88,16 +88,16 @@ class Registry:
                     self._enter(Plugin(BUILT_IN, *loader.own_distribution(), backends=(self._built_in(),)))
                     allowed = loader.wanted()
                     entries = sorted(self._entry_points(), key=lambda entry: (entry.name, entry.value))
-                    self._deferred = [entry for entry in entries if allowed is None or entry.name in allowed]
-                needed: list[EntryPoint] = []
-                left: list[EntryPoint] = []
-                for entry in self._deferred:
-                    at_once = entry.name not in BACKEND_PLUGINS or is_needed(entry.name)
-                    (needed if at_once else left).append(entry)
-                for entry in needed:
-                    self._load_entry(entry)
-                self._deferred = left
-                if needed and not self._deferred:
+                    self._deferred = {}
+                    for entry in entries:
+                        if allowed is None or entry.name in allowed:
+                            self._deferred.setdefault(entry.name, []).append(entry)
+                now = [name for name in self._deferred if name not in BACKEND_PLUGINS or name in needed]
+                for name in now:
+                    for entry in self._deferred[name]:
+                        self._load_entry(entry)
+                self._deferred = {name: left for name, left in self._deferred.items() if name not in now}
+                if now and not self._deferred:
                     self._sort()
                 self._loaded = True
             finally:
@@ -114,7 +114,7 @@ class Registry:
         self._candidates.clear()
 
     def _load_framework(self, framework: str) -> None:
-        self._load(lambda name: BACKEND_PLUGINS[name] == framework)
+        self._load({name for name, own in BACKEND_PLUGINS.items() if own == framework})
 
     def register(self, module: Any, name: str) -> None:
         """Register a plugin module by hand, as an entry point of that name would. For tests and notebooks.
@@ -208,7 +208,7 @@ class Registry:
     @property
     def backends_in_use(self) -> tuple[Backend, ...]:
         """Every backend whose framework is imported, each once; those of other plugins than anyaccel's own, too."""
-        self._load(_is_imported)
+        self._load(sys.modules.keys())
         return tuple(backend for backend, _ in self._served.values())
 
     @property
@@ -227,7 +227,7 @@ class Registry:
     @property
     def hooks(self) -> pluggy.PluginManager:
         """The plugins' hook implementations, without those of frameworks that are not in use."""
-        self._load(_is_imported)
+        self._load(sys.modules.keys())
         return self._hooks
 
     def kinds(self, framework: str) -> tuple[str, ...]:
@@ -260,7 +260,7 @@ class Registry:
         Raises:
             FrameworkError: no plugin runs the framework, or not on this kind.
         """
-        self._load(lambda name: name == framework)
+        self._load({framework} if isinstance(framework, str) else set())
         backend = self._table.get((framework, "cpu" if kind is None else kind)) if isinstance(framework, str) else None
         if backend is not None:
             return backend
@@ -334,7 +334,8 @@ class Registry:
         candidates = self._candidates.get(cls)
         if candidates is None:
             roots = _roots(cls)
-            self._load(lambda name: name in roots or _is_imported(name))
+            self._load(roots)
+            self._load(sys.modules.keys())
             found = self._served.values()
             candidates = self._candidates[cls] = [pair for pair in found if roots.intersection(pair[0].import_roots)]
         owners: dict[str, None] = {}
@@ -385,10 +386,6 @@ class Registry:
         problem = "; ".join([f"{name} has no backend: no installed plugin owns it", *failed])
         hint = "install the plugin of its framework, or name it: ModelNode(..., framework=...)"
         return NoBackendError(problem, available=available, hint=hint)
-
-
-def _is_imported(framework: str) -> bool:
-    return framework in sys.modules
 
 
 def _roots(cls: type) -> set[str]:

@@ -13,8 +13,8 @@ import anyaccel as aa
 from anyaccel.backend import Backend, Compute, Exchange
 from anyaccel.errors import CapabilityError, ConfigError, DeviceUnavailableError, PhaseError
 from anyaccel.numpy_backend.backend import NumpyBackend
+from anyaccel.numpy_backend.builtin_models import Sequential
 from anyaccel.numpy_backend.layers import BatchNorm, Dense, Dropout
-from anyaccel.numpy_backend.sequential import Sequential
 from anyaccel.registry import registry
 
 pytest.importorskip("anyaccel_resources", reason="sim:* and lists of devices are requests")

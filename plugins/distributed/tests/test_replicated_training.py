@@ -14,9 +14,8 @@ import anyaccel as aa
 from anyaccel.backend import ComputingBackend, Program
 from anyaccel.errors import CapabilityError, ConfigError, FrameworkError, OutOfMemoryError, PhaseError
 from anyaccel.graph.resolve import resolve
-from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
-from anyaccel.phases.loading.epoch_plan import TrainingEpochs
-from anyaccel.phases.plan_request import plan_request
+from anyaccel.phases.loading.epoch_plan import ZIP_STRICT, SampledBatches, TrainingEpochs
+from anyaccel.phases.prepare import plan_request
 from anyaccel.registry import registry
 from anyaccel_distributed import Launched, ReplicaGroup
 from anyaccel_distributed.phase_groups import check_apart, check_shareable

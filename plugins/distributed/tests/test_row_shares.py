@@ -9,9 +9,15 @@ from hypothesis import strategies as st
 
 from anyaccel import FeatureSet, SimpleSampler
 from anyaccel.errors import PhaseError
-from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
-from anyaccel.phases.loading.epoch_plan import EpochPlan, EpochSteps, EvaluationEpochs, TrainingEpochs
-from anyaccel.phases.loading.evaluation_rows import EvaluationRows
+from anyaccel.phases.loading.epoch_plan import (
+    ZIP_STRICT,
+    EpochPlan,
+    EpochSteps,
+    EvaluationEpochs,
+    EvaluationRows,
+    SampledBatches,
+    TrainingEpochs,
+)
 from anyaccel_distributed.row_shares import BatchShare, ReplicaEpochs, ReplicaEvaluation, fingerprint, share
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from functools import partial
 from typing import Any
@@ -179,7 +180,11 @@ def make_keras() -> Any:
     )
 
 
-@pytest.mark.parametrize("library", ["nnx", "equinox", "keras"])
+LIBRARIES = ("nnx", "equinox", "keras") if os.environ.get("ANYACCEL_TEST_FULL") else ("nnx",)
+"""A sample: each of them is compiled for five seconds, and hands over its values as the others do."""
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_models_of_every_library_train_as_with_a_loss(library: str, data: Any, request: Any) -> None:
     request.getfixturevalue({"equinox": "eqx"}.get(library, library))  # skips where it is missing
     make = {"nnx": make_nnx, "equinox": make_equinox, "keras": make_keras}[library]

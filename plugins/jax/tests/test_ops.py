@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
-from anyaccel.adapter.step_loop import MAX_STEPS_PER_CALL
+from anyaccel.adapter.traced_program import MAX_STEPS_PER_CALL
 from anyaccel.device import Device
 from anyaccel.errors import DeviceMismatchError, GraphError, MoveError, OutOfMemoryError, SpecError, StateError
 from anyaccel.segment import NodeState, TensorSpec

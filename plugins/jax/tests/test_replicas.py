@@ -21,8 +21,7 @@ import anyaccel as aa
 from anyaccel.errors import CapabilityError, FrameworkError, PhaseError
 from anyaccel_distributed import join
 from anyaccel_jax import SequentialMLP, runtime_config
-from anyaccel_jax.cluster import join_cluster, own_gpu
-from anyaccel_jax.replica_group import on_host
+from anyaccel_jax.replica_group import join_cluster, on_host, own_gpu
 
 SCRIPT = Path(__file__).with_name("replica_script.py")
 FULL = os.environ.get("ANYACCEL_TEST_FULL") == "1"

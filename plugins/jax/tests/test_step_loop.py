@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from anyaccel.adapter.step_loop import MAX_STEPS_PER_CALL
+from anyaccel.adapter.traced_program import MAX_STEPS_PER_CALL
 from anyaccel.device import Device
 from anyaccel.segment import TensorSpec
 from anyaccel.specs import Optimizer
@@ -105,7 +105,7 @@ def test_a_trial_changes_nothing(backend: JaxBackend, segment_of: Make, monkeypa
 
 def test_the_faster_way_is_taken(backend: JaxBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[float] = []
-    monkeypatch.setattr("anyaccel.adapter.step_loop._shortest_seconds", lambda _: taken.pop(0))
+    monkeypatch.setattr("anyaccel.adapter.traced_program._shortest_seconds", lambda _: taken.pop(0))
     steps: list[int] = []
     loop_or_steps = step_loop._LoopOrSteps  # noqa: SLF001
     real = loop_or_steps._run_one_by_one  # noqa: SLF001

@@ -17,7 +17,8 @@ from anyaccel.backend import DeviceInfo, Memory, MemoryInfo
 from anyaccel.device import Device
 from anyaccel.errors import MoveError
 from anyaccel.machine import ExpectedDevices, Machine, SystemDevice
-from anyaccel_mps import MpsBackend, dtype_support
+from anyaccel_mps import MpsBackend
+from anyaccel_mps import backend as dtype_support
 
 CPU, MPS, GIB = Device("cpu"), Device("mps"), 2**30
 CLOSEST = "Available: float32. Hint: convert it first:"

@@ -11,7 +11,7 @@ import pytest
 from anyaccel import Accelerator, AppliedLoss, FitPhase
 from anyaccel.errors import PhaseError
 from anyaccel.phases import Phase
-from anyaccel.phases.setting import UNSAVED
+from anyaccel.phases.settings import UNSAVED
 
 
 def test_its_label_has_a_default() -> None:

@@ -15,7 +15,7 @@ from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.metrics import Metric
 from anyaccel.numpy_backend import Dense, SequentialMLP, simulate
 from anyaccel.phases import EvalPhase, Phase, TrainPhase
-from anyaccel.phases.loading import loader_factory
+from anyaccel.phases.loading import residency as loader_factory
 from anyaccel.phases.loading.streaming import StreamingLoader
 from anyaccel.specs import Optimizer
 from anyaccel_sklearn import Estimator, FitPhase

@@ -11,7 +11,7 @@ import pytest
 import anyaccel as aa
 from anyaccel.backend import DeviceInfo
 from anyaccel.numpy_backend import NumpyBackend
-from anyaccel_tensorboard.device_stats import NvidiaStats
+from anyaccel_tensorboard.run_logger import NvidiaStats
 
 UUIDS = {"sim:0": "GPU-0c9e0d2a-3f1e-7a61-9bd0-000000000000", "sim:1": "00000000:3B:00.0"}
 USED = ("NVMLError", "NVML_TEMPERATURE_GPU", "nvmlInit", "nvmlShutdown")

@@ -11,7 +11,7 @@ import pytest
 import anyaccel as aa
 from anyaccel.errors import ConfigError, PhaseError
 from anyaccel_tensorboard import TensorBoard, log_to
-from anyaccel_tensorboard.event_file import EventFile
+from anyaccel_tensorboard.run_logger import EventFile
 
 
 def fail_at(epoch, error):

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import anyaccel as aa
-from anyaccel.adapter.step_loop import MAX_STEPS_PER_CALL
+from anyaccel.adapter.traced_program import MAX_STEPS_PER_CALL
 from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, DeviceMismatchError, DeviceUnavailableError, OutOfMemoryError, SpecError
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import anyaccel as aa
 from anyaccel_tensorflow import SequentialMLP
-from anyaccel_tensorflow.step_profile import scope_name
+from anyaccel_tensorflow.ops import scope_name
 
 
 @given(st.text(max_size=30))

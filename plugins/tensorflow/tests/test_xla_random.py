@@ -17,7 +17,7 @@ from anyaccel.device import Device
 from anyaccel.segment import Segment, TensorSpec
 from anyaccel_tensorflow import step_loop
 from anyaccel_tensorflow.backend import TensorFlowBackend
-from anyaccel_tensorflow.xla_random import equal_draws, has_unequal_draws
+from anyaccel_tensorflow.step_loop import equal_draws, has_unequal_draws
 
 CPU = Device("cpu")
 SEED = (5, 7)

@@ -29,7 +29,7 @@ from anyaccel.errors import AnyaccelError
 from anyaccel_distributed import Replicate, launched
 from anyaccel_torch import TorchBackend
 from anyaccel_torch.gradient_buckets import exchanged_bytes
-from anyaccel_torch.overlapped_pass import BackwardPass, OverlappedPass, StepWeight
+from anyaccel_torch.program import BackwardPass, OverlappedPass, StepWeight
 
 PLACE = launched()
 RANK, SIZE = (0, 1) if PLACE is None else (PLACE.rank, PLACE.size)

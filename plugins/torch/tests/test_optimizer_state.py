@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import anyaccel as aa
-from anyaccel_torch.state_encoding import decode, encode, names_of
+from anyaccel_torch.optimizer_state import decode, encode, names_of
 
 ROWS, BATCH = 24, 8
 

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from anyaccel.errors import SpecError
 from anyaccel.segment import NodeState, ParameterGroup
 from anyaccel.specs import Optimizer, Schedule
-from anyaccel_torch.optimizer_creation import create_optimizer, expected_slots
-from anyaccel_torch.optimizers import GroupOptimizer
+from anyaccel_torch.optimizers import GroupOptimizer, create_optimizer, expected_slots
 
 RECIPES = [
     Optimizer("sgd", lr=0.1),

@@ -11,7 +11,7 @@ import torch
 
 import anyaccel as aa
 from anyaccel.errors import PhaseError
-from anyaccel.phases.planning.advice import advise
+from anyaccel.phases.planning.plan_figures import advise
 from anyaccel.plugin_testing import TinyBackend
 from anyaccel_torch.settings import BOOLEANS
 

@@ -12,7 +12,7 @@ import torch
 
 import anyaccel as aa
 from anyaccel.device import Device
-from anyaccel_torch.step_memory import StorageCounter
+from anyaccel_torch.step_cost import StorageCounter
 
 SCRIPT = """
 import json

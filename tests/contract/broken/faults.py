@@ -16,9 +16,9 @@ from anyaccel.backend import Program
 from anyaccel.capability import Capability
 from anyaccel.device import Device
 from anyaccel.numpy_backend import NumpyBackend, simulate, zeros
+from anyaccel.numpy_backend.builtin_models import Sequential
 from anyaccel.numpy_backend.layers import Activation, BatchNorm, Dense
 from anyaccel.numpy_backend.ops import NumpyOps
-from anyaccel.numpy_backend.sequential import Sequential
 from anyaccel.segment import Segment
 from anyaccel_devtools.numpy_subject import squared_error
 from anyaccel_devtools.testing import Subject

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from anyaccel.adapter import step_loop
-from anyaccel.adapter.step_loop import MAX_STEPS_PER_CALL, is_faster, multi_step_runner, steps_gathered_at_once
+from anyaccel.adapter import traced_program as step_loop
+from anyaccel.adapter.traced_program import MAX_STEPS_PER_CALL, is_faster, multi_step_runner, steps_gathered_at_once
 
 
 def sizes(count):

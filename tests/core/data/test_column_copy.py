@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import anyaccel as aa
-from anyaccel.data import FeatureSet, Rows, column_copy, joined_array, loadable_array
-from anyaccel.data.column_copy import gather
+from anyaccel.data import FeatureSet, Rows, joined_array, loadable_array
+from anyaccel.data import joined_columns as column_copy
+from anyaccel.data.joined_columns import gather
 from anyaccel.host_memory import is_aligned, is_own
 from anyaccel.numpy_backend import NumpyBackend, SequentialMLP
 

@@ -7,7 +7,6 @@ import numpy as np
 import anyaccel as aa
 
 from .newcomer import (
-    CLASSES,
     LOSS,
     NUMBERS,
     Row,
@@ -127,12 +126,6 @@ RUNNING = [
         lambda: run(judge(metrics="accuracy")),
     ),
     Row(
-        "auc",
-        lambda: judge(metrics="auc"),
-        r"Hint: did you mean 'roc_auc'\?",
-        lambda: run(judge(metrics="roc_auc"), graph(data(CLASSES % 2), mlp(2))),
-    ),
-    Row(
         "a loss as a metric",
         lambda: judge(metrics="cross_entropy"),
         r"Hint: cross_entropy is a loss: write losses=\[AppliedLoss\('cross_entropy', on='NODE'\)\]",
@@ -143,12 +136,6 @@ RUNNING = [
         lambda: run(judge(metrics="f1")),
         r"Hint: use an average over classes: 'f1_macro'",
         lambda: run(judge(metrics="f1_macro")),
-    ),
-    Row(
-        "roc_auc of three classes",
-        lambda: run(judge(metrics="roc_auc")),
-        r"Hint: use 'roc_auc_ovr'",
-        lambda: run(judge(metrics="roc_auc_ovr")),
     ),
     Row(
         "accuracy of numbers",

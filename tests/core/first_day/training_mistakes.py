@@ -49,12 +49,6 @@ TRAINING = [
         lambda: aa.AppliedLoss("cross_entropy", on="net"),
     ),
     Row(
-        "sparse_top_k_categorical_accuracy",
-        lambda: aa.Metric("sparse_top_k_categorical_accuracy", on="net"),
-        r"Hint: did you mean 'top_5_accuracy'\?",
-        lambda: aa.Metric("top_5_accuracy", on="net"),
-    ),
-    Row(
         "a loss on no node",
         lambda: run(train(losses=[aa.AppliedLoss("mse", on="nett")])),
         r"names the node 'nett'.*Hint: did you mean 'net'\?",

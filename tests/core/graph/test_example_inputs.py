@@ -8,7 +8,7 @@ import pytest
 import anyaccel as aa
 from anyaccel.adapter.example_spec import ExampleSpec
 from anyaccel.errors import ShapeError
-from anyaccel.graph.training_outputs import example_columns, with_examples
+from anyaccel.graph.shape_inference import example_columns, with_examples
 from anyaccel.numpy_backend.module import Module
 from anyaccel.segment import TensorSpec
 

@@ -15,8 +15,7 @@ from anyaccel.data import Rows
 from anyaccel.errors import PhaseError
 from anyaccel.numpy_backend import Dense
 from anyaccel.phases import Run
-from anyaccel.phases.loading.epoch_plan import EpochPlan, EvaluationEpochs
-from anyaccel.phases.loading.evaluation_rows import EvaluationRows
+from anyaccel.phases.loading.epoch_plan import EpochPlan, EvaluationEpochs, EvaluationRows
 from anyaccel.phases.runner import Phase, PhasePrograms
 from anyaccel.results import PhaseResults
 from anyaccel.results.records import EvaluationValues

@@ -9,7 +9,7 @@ import pytest
 
 from anyaccel import AppliedLoss, FeatureSet, ModelGraph, ModelNode
 from anyaccel.errors import ColumnError, GraphError, SpecError
-from anyaccel.graph import node_values
+from anyaccel.graph import shape_inference as node_values
 from anyaccel.graph.nodes import ConcatNode
 from anyaccel.graph.resolve import Request, resolve
 from anyaccel.numpy_backend import NumpyBackend

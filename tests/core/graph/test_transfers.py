@@ -12,12 +12,12 @@ from anyaccel import AppliedLoss, Experiment, FeatureSet, ModelGraph, ModelNode,
 from anyaccel.adapter import ArrayProgram, VjpResult
 from anyaccel.backend import Backend, DeviceInfo, Memory
 from anyaccel.device import Device
-from anyaccel.graph.transfers import route
+from anyaccel.graph.resolve import route
 from anyaccel.install_hints import install_line
 from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, Module, NumpyBackend
 from anyaccel.numpy_backend.capabilities import NumpyMemory
 from anyaccel.numpy_backend.ops import NumpyOps
-from anyaccel.phases.executor.transfers import TransferEnd, transfer
+from anyaccel.phases.executor.cross_segment import TransferEnd, transfer
 
 CPU, GPU = Device("cpu"), Device("gpu")
 

@@ -21,7 +21,7 @@ from anyaccel.adapter import VjpResult
 from anyaccel.data import FeatureSet
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, topology
-from anyaccel.graph.model_kinds import ModelKind
+from anyaccel.graph.nodes import ModelKind
 from anyaccel.hookspecs import HOOKS, hookimpl
 from anyaccel.numpy_backend import Module, SimArray
 from anyaccel.phases import Callback, EvalPhase, TrainPhase

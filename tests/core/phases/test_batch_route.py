@@ -27,7 +27,6 @@ ORDER = (
     "row_alignment",
     "process_groups",
     "nan_check",
-    "model_placement",
     "loop_factory",
     "train_loop",
     "outer_contexts",
@@ -194,7 +193,7 @@ RESIDENCIES = pytest.mark.parametrize("residency", ["resident", "streamed"])
 def test_an_epoch_visits_at_most_16_modules_above_the_program(residency: str, line: Callable[..., ModelGraph]) -> None:
     visited = {name for name in run(line(), residency=residency).epoch if name.partition(".")[0] not in BELOW}
     visited = {name for name in visited if name.partition(".")[0] not in OBSERVERS}
-    assert {"train_loop", "executor.pipeline", "loading.epoch_plan", "loading.epoch_batches"} <= visited
+    assert {"train_loop", "executor.pipeline", "loading.epoch_plan", "loading.loader"} <= visited
     assert ("loading.streaming" in visited) == (residency == "streamed")
     assert len(visited) <= 16, sorted(visited)
 

@@ -20,18 +20,10 @@ from anyaccel.errors import CompileError, CompileWarning, OutOfMemoryError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.numpy_backend import Dense, NumpyBackend, SequentialMLP
-from anyaccel.phases import (
-    Callback,
-    EarlyStopping,
-    EvalPhase,
-    TrainPhase,
-    compile_policy,
-    oom_recovery,
-    step_pacing,
-    train_loop,
-)
+from anyaccel.phases import Callback, EarlyStopping, EvalPhase, TrainPhase, compile_policy, oom_recovery, train_loop
+from anyaccel.phases import loop_extension as step_pacing
 from anyaccel.phases.executor.pipeline import Pipeline
-from anyaccel.phases.loading import loader_factory
+from anyaccel.phases.loading import residency as loader_factory
 
 MSE = AppliedLoss("mse", on="net")
 

@@ -23,8 +23,8 @@ FEATURES = (
     *("hook", "callback", "loss_scal", "replica", "rank", "shard", "estimator", "learner", "validat", "warn", "event"),
 )
 MODULES = {
-    *("executor.pipeline", "executor.stage", "loading.epoch_plan", "loading.loader", "loop_extension"),
-    *("loss_accumulator", "process_group", "run", "settings", "step_pacing"),
+    *("executor.cross_segment", "executor.pipeline", "loading.epoch_plan", "loading.loader", "loop_extension"),
+    *("loss_accumulator", "process_group", "run", "settings"),
 }
 """What the loop imports of phases."""
 

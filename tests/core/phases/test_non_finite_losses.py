@@ -14,7 +14,7 @@ from anyaccel.errors import NaNWarning, PhaseError
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.numpy_backend import Dense, NumpyBackend
 from anyaccel.phases import Callback, EvalPhase, TrainPhase
-from anyaccel.phases.executor.stage import Losses
+from anyaccel.phases.executor.cross_segment import Losses
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.specs import Loss
 

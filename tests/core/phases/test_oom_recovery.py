@@ -23,9 +23,8 @@ from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.metrics import Metric
 from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, NumpyBackend, Sequential, SequentialMLP, simulate
 from anyaccel.phases import Callback, EvalPhase, Phase, Run, TrainPhase, execute, oom_recovery
-from anyaccel.phases.loading import loader_factory
-from anyaccel.phases.oom_recovery import Snapshots, smaller
-from anyaccel.phases.oom_report import OutOfMemoryReport
+from anyaccel.phases.loading import residency as loader_factory
+from anyaccel.phases.oom_recovery import OutOfMemoryReport, Snapshots, smaller
 from anyaccel.phases.progress import Progress
 from anyaccel.specs import Optimizer
 

@@ -232,7 +232,7 @@ def test_a_device_that_lacks_a_dtype_is_refused() -> None:
 
 
 def test_an_older_plugin_is_refused_clearly(monkeypatch: pytest.MonkeyPatch) -> None:
-    from anyaccel.graph import precision_assignment
+    from anyaccel.graph import device_assignment as precision_assignment
 
     class Older:
         """No backend has this capability."""

@@ -108,7 +108,7 @@ def test_samples_are_those_of_the_steps_also_where_memory_ran_out_and_steps_were
 
 
 def test_counts_go_back_with_the_steps():
-    from anyaccel.phases.step_pacing import SampleCount
+    from anyaccel.phases.loop_extension import SampleCount
 
     count = SampleCount()
     count.add(0, 10, 4)

@@ -14,7 +14,8 @@ import anyaccel
 from anyaccel import AppliedLoss
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.numpy_backend import Dense, NumpyBackend
-from anyaccel.phases import EarlyStopping, EvalPhase, TrainPhase, running
+from anyaccel.phases import EarlyStopping, EvalPhase, TrainPhase
+from anyaccel.phases import runner as running
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.specs import Optimizer
 
@@ -207,7 +208,7 @@ def fail_in_the_third_step(monkeypatch):
 def test_steps_before_an_error_within_a_call_are_counted(line, experiment, train, told, monkeypatch, steps_at_once):
     graph, (listen, steps) = line().build(), told
     fail_in_the_third_step(monkeypatch)
-    monkeypatch.setattr("anyaccel.phases.step_pacing.StepPacing.next", lambda self: steps_at_once)
+    monkeypatch.setattr("anyaccel.phases.loop_extension.StepPacing.next", lambda self: steps_at_once)
     with pytest.raises(ValueError, match="the third batch"):
         experiment(graph).run_phase(train(callbacks=[listen]))
     assert steps == [2] and graph.optimizer_states["net"].step == 2

@@ -11,7 +11,7 @@ import pytest
 from anyaccel import AppliedLoss, EvalPhase, TrainPhase
 from anyaccel.errors import ConfigError, PhaseError
 from anyaccel.phases import Phase
-from anyaccel.phases.setting import UNSAVED, Setting, integer, same
+from anyaccel.phases.settings import UNSAVED, Setting, integer, same
 
 KINDS = pytest.mark.parametrize("kind", [TrainPhase, EvalPhase])
 

@@ -17,8 +17,9 @@ from anyaccel.data import FeatureSet, SimpleSampler
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.numpy_backend import Dense, NumpyBackend
-from anyaccel.phases import Callback, TrainPhase, step_pacing, train_loop
-from anyaccel.phases.step_pacing import PendingCalls, StepPacing
+from anyaccel.phases import Callback, TrainPhase, train_loop
+from anyaccel.phases import loop_extension as step_pacing
+from anyaccel.phases.loop_extension import PendingCalls, StepPacing
 
 
 @pytest.fixture

@@ -19,9 +19,10 @@ from anyaccel.experiment import Experiment
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.metrics import Metric
 from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, Module, NumpyBackend, Sequential, SequentialMLP
-from anyaccel.phases import EvalPhase, TrainPhase, step_pacing, train_loop
+from anyaccel.phases import EvalPhase, TrainPhase, train_loop
+from anyaccel.phases import loop_extension as step_pacing
 from anyaccel.phases.evaluation import Evaluation
-from anyaccel.phases.executor.stage import Losses
+from anyaccel.phases.executor.cross_segment import Losses
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.registry import registry
 from anyaccel.specs import Optimizer, Schedule

@@ -20,7 +20,7 @@ from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.hookspecs import hookimpl
 from anyaccel.numpy_backend import BatchNorm, Dense, NumpyBackend, Sequential, SequentialMLP
 from anyaccel.phases import Callback, TrainPhase
-from anyaccel.phases.loading import loader_factory
+from anyaccel.phases.loading import residency as loader_factory
 from anyaccel.registry import Registry
 from anyaccel.specs import Optimizer
 

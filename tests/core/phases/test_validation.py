@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pytest
 
 import anyaccel as aa
-from anyaccel.errors import NaNWarning, PhaseError, UndefinedMetricWarning
+from anyaccel.errors import NaNWarning, PhaseError
 
 X = np.random.default_rng(0).normal(size=(32, 6)).astype("float32")
 WEIGHTED = aa.AppliedLoss(aa.Loss("cross_entropy", class_weights=[1.0, 3.0]), on="net")
@@ -37,25 +35,6 @@ def scripted(*values):
         return next(left)
 
     return profit
-
-
-def test_a_metric_that_is_not_defined_ends_no_training_and_is_told_of_once():
-    auc = aa.Metric("roc_auc", on="net", targets="d.one")
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        _, results = train([PLAIN], aa.EvalPhase("v", data="val", metrics=[auc, "accuracy"]))
-    assert np.isnan(results.figure("val_roc_auc")).all() and len(results.epochs) == 3
-    assert np.isfinite(results.figure("val_accuracy")).all()
-    cause = "metric 'roc_auc' is not defined: all targets are of class 0. It is nan, as in scikit-learn"
-    assert [str(warning.message) for warning in told if warning.category is UndefinedMetricWarning] == [cause]
-    assert [event.message for event in results.events if event.kind == "metric"] == [cause]
-
-
-def test_an_evaluation_alone_tells_of_it_too():
-    auc = aa.Metric("roc_auc", on="net", targets="d.one")
-    with pytest.warns(UndefinedMetricWarning, match="all targets are of class 0"):
-        results = graph().run(aa.EvalPhase("v", data="val", metrics=[auc]), progress="none")
-    assert np.isnan(results.metrics["roc_auc"])
 
 
 # -- what watches a value that is NaN ----------------------------------------------------------------------------------

@@ -51,22 +51,6 @@ def test_ignored_targets_and_masks_leave_positions_out():
     assert value(half, targets=IGNORED, mask=rows) == by_hand(counts=MASK & rows[:, None])
 
 
-@pytest.mark.parametrize("name", ["f1_macro", "balanced_accuracy", "cohen_kappa", "matthews_corrcoef", "log_loss"])
-def test_equals_scikit_learn_on_what_counts(name):
-    sk = pytest.importorskip("sklearn.metrics")
-    truth, scores = TAGS[MASK], LOGITS[MASK].astype("float64")
-    chances = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
-    expected = {
-        "f1_macro": lambda: sk.f1_score(truth, scores.argmax(-1), average="macro"),
-        "balanced_accuracy": lambda: sk.balanced_accuracy_score(truth, scores.argmax(-1)),
-        "cohen_kappa": lambda: sk.cohen_kappa_score(truth, scores.argmax(-1)),
-        "matthews_corrcoef": lambda: sk.matthews_corrcoef(truth, scores.argmax(-1)),
-        "log_loss": lambda: sk.log_loss(truth, chances, labels=range(CLASSES)),
-    }[name]()
-    assert value(Metric(name, ignore_index=PAD), targets=IGNORED) == pytest.approx(expected, rel=1e-6)
-    assert value(Metric(name, mask="d.m"), mask=MASK) == pytest.approx(expected, rel=1e-6)
-
-
 def test_errors_of_numbers_are_those_of_the_positions_that_count():
     outputs, targets = LOGITS[..., 0], LOGITS[..., 1]
     expected = np.mean([(outputs[i, t] - targets[i, t]) ** 2 for i in range(N) for t in range(STEPS) if MASK[i, t]])

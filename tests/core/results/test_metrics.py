@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from anyaccel import EvalPhase, Metric
 from anyaccel.errors import ConfigError, GraphError, SpecError
-from anyaccel.metrics import HIGHER_IS_BETTER, METRICS, SYNONYMS
+from anyaccel.metrics import METRICS, is_higher_better
 from anyaccel.metrics.classification import accuracy
 from anyaccel.metrics.regression import mae, mse, r2, rmse
 
@@ -74,7 +74,7 @@ def test_single_axes_are_aligned_and_everything_else_is_refused(outputs, data):
                 measure(outputs, targets)
 
 
-@pytest.mark.parametrize("measure", METRICS.values())
+@pytest.mark.parametrize("measure", [metric.measure for metric in METRICS.values()])
 @pytest.mark.parametrize(
     ("outputs", "targets"),
     [
@@ -106,7 +106,8 @@ def test_the_message_names_both_shapes_and_the_remedy():
 def test_a_metric_by_name_goes_there_and_back(name):
     metric = Metric(name, on="a", targets="fs.y", label="mine")
     assert Metric.from_config(metric.get_config()) == metric
-    assert Metric(name).label == name and metric.measure is METRICS[name]
+    assert Metric(name).label == name and metric.measure is METRICS[name].measure
+    assert Metric(metric.measure).name == name
 
 
 def test_a_function_is_a_metric_under_its_own_name():
@@ -199,6 +200,21 @@ def test_a_metric_on_a_node_that_is_not_there_is_answered_with_the_closest(exper
 
 
 def test_every_direction_is_that_of_a_metric():
-    assert {*METRICS, *SYNONYMS} > HIGHER_IS_BETTER
-    assert {"f1_macro", "f1_score", "r2_score"} < HIGHER_IS_BETTER
-    assert not {"log_loss", "mse", "brier_score", "max_error"} & HIGHER_IS_BETTER
+    for figure in ("f1_macro", "val_f1_score", "val_net.r2_score", "accuracy"):
+        assert is_higher_better(figure) is True, figure
+    for figure in ("loss", "val_loss", "loss.net", "val_net.loss", "mse", "val_mean_squared_error"):
+        assert is_higher_better(figure) is False, figure
+    assert is_higher_better("profit") is None and is_higher_better("val_net.profit") is None
+
+
+def test_f1_of_classes_by_hand():
+    predicted, true = np.array([0, 1, 1, 2, 2, 2]), np.array([0, 1, 2, 2, 2, 0])
+    of_class = [2 / 3, 2 / 3, 4 / 6]  # 2 hits / (predicted + true)
+    assert Metric("f1_macro").compute(predicted, true) == pytest.approx(np.mean(of_class))
+    assert Metric("f1_micro").compute(predicted, true) == pytest.approx(4 / 6)
+    assert Metric("f1_weighted").compute(predicted, true) == pytest.approx(np.average(of_class, weights=[2, 1, 3]))
+    yes, no = np.array([1.0, -1.0, 2.0, 3.0]), np.array([1, 1, 0, 1])
+    assert Metric("f1").compute(yes, no) == pytest.approx(2 * 2 / (3 + 3))
+    assert Metric("f1").compute(-np.ones(3), np.zeros(3)) == 0.0
+    with pytest.raises(SpecError, match=r"f1 is that of class 1 .* Available: f1_macro, .* Hint: .*'f1_macro'"):
+        Metric("f1").compute(predicted, true)

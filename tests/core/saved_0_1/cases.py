@@ -569,9 +569,10 @@ def configured() -> dict[str, Any]:
         "step": {"every": 3, "rate": 0.5},
     }
     every |= {f"schedule {name}": aa.Schedule(name, warmup=2, **given) for name, given in schedules.items()}
-    from anyaccel.metrics.named import METRICS
+    from anyaccel import metrics
 
-    every |= {f"metric {name}": aa.Metric(name, on="head", targets="data.y", label="m") for name in METRICS}
+    names = metrics.metric_names() if hasattr(metrics, "metric_names") else metrics.METRICS  # of 0.1
+    every |= {f"metric {name}": aa.Metric(name, on="head", targets="data.y", label="m") for name in names}
     return every
 
 
@@ -638,4 +639,4 @@ CASES: dict[str, tuple[Any, Any]] = {
 OF_SKLEARN = {"experiment", "fit", "run_estimator", "run_pairs", "run_triplets"}
 """What anyaccel-sklearn reads, whose tests run it, too."""
 CONFIGS_OF_SKLEARN = {"pairs", "phase fit", "phase pairs", "triplets"}
-"""Of `configs`, those that it reads."""
+"""Of `configs`, those that it reads, besides metrics."""

@@ -14,7 +14,7 @@ import pytest
 from anyaccel import saved_folder
 from anyaccel.errors import ConfigError, StateError
 from anyaccel.saved_folder import manifest, shards
-from anyaccel.saved_folder.local_storage import LocalStorage
+from anyaccel.saved_folder.storage import LocalStorage
 
 KINDS = {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64), "complex": (64,)}
 DTYPES = ["bool", *(f"{kind}{bits}" for kind, widths in KINDS.items() for bits in widths)]

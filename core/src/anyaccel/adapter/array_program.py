@@ -23,7 +23,7 @@ from anyaccel.adapter.losses import divisor
 from anyaccel.adapter.model_outputs import operation_outputs
 from anyaccel.adapter.optimizer_step import weighted_sum
 from anyaccel.adapter.parameter_state import ParameterState
-from anyaccel.adapter.segment_analysis import CotangentSums, SegmentDataflow, StepValues, loss_sums
+from anyaccel.adapter.segment_functions import CotangentSums, SegmentDataflow, StepValues, loss_sums
 from anyaccel.backend import MultiStepProgram
 from anyaccel.errors import StateError
 from anyaccel.formulas import cast

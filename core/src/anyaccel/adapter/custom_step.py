@@ -10,8 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from anyaccel.adapter.compile_switch import first_line
-from anyaccel.adapter.compile_watch import CompileWatch
+from anyaccel.adapter.compile_cache import CompileWatch, first_line
 from anyaccel.adapter.optimizers import UpdateRule
 from anyaccel.adapter.python_values import Values
 from anyaccel.adapter.scoped_program import ScopedProgram

@@ -18,7 +18,7 @@ import numpy as np
 from anyaccel import rng
 from anyaccel.adapter.attribute_snapshot import AttributeSnapshot
 from anyaccel.adapter.call_layout import POSITIONAL, Arguments, CallLayout
-from anyaccel.adapter.custom_loss import make_loss
+from anyaccel.adapter.losses import make_loss
 from anyaccel.errors import ShapeError
 from anyaccel.precision import NodePrecision
 from anyaccel.specs import Loss, LossTargets
@@ -338,7 +338,8 @@ class LayerLibrary:
             SpecError: the class does not take `loss_kwargs`.
         """
         own = make_loss(loss)
-        compares_elements = _is_elementwise_loss(own)
+        names = [own.__name__] if inspect.isfunction(own) else [base.__name__ for base in type(own).__mro__]
+        compares_elements = any(name.replace("_", "").lower() in _ELEMENTWISE_LOSSES for name in names)
 
         def compute(outputs: Any, targets: Any) -> Any:
             if compares_elements:
@@ -387,11 +388,6 @@ def _image_format(layer: Any) -> str:
 
 def _is_elementwise(layer: Any) -> bool:
     return any(package in type(layer).__module__ for package in _ELEMENTWISE_LAYERS)
-
-
-def _is_elementwise_loss(own: Any) -> bool:
-    names = [own.__name__] if inspect.isfunction(own) else [base.__name__ for base in type(own).__mro__]
-    return any(name.replace("_", "").lower() in _ELEMENTWISE_LOSSES for name in names)
 
 
 def _refuse_broadcasting(name: str, outputs: tuple[int, ...], targets: tuple[int, ...]) -> None:

@@ -11,7 +11,7 @@ from anyaccel.adapter.array_ops import ArrayOps, LossFunction, LossResult, at_le
 from anyaccel.errors import ShapeError, SpecError
 from anyaccel.formulas import LOSSES, LossParts, Settings, cast, with_axis
 from anyaccel.segment import LossTerm
-from anyaccel.specs import FROM_OUTPUT
+from anyaccel.specs import FROM_OUTPUT, Loss
 
 
 def weight_inputs(term: LossTerm) -> tuple[str, ...]:
@@ -155,7 +155,13 @@ class NamedLoss:
         return LossResult(ops.xp.sum(times_factor(losses)), weight, gradients)
 
     def _check(self, outputs: Any, targets: Any) -> None:
-        self._refuse_complex(outputs, targets)
+        for what, array in (("outputs", outputs), ("targets", targets)):
+            if self._ops.kind(array) == "complex":
+                raise ShapeError(
+                    f"loss {self._term.label!r} on {self._term.on!r}: {self._term.loss.name} does not take complex "
+                    f"{what} {_shown(array)}",
+                    hint="use their absolute values, or real and imaginary parts as two real numbers",
+                )
         shape = list(outputs.shape)
         matches, expected = shape == list(targets.shape), f"targets of shape {shape}"
         if self._takes_classes:
@@ -170,15 +176,6 @@ class NamedLoss:
                 available=expected,
                 hint="give the targets that shape",
             )
-
-    def _refuse_complex(self, outputs: Any, targets: Any) -> None:
-        for what, array in (("outputs", outputs), ("targets", targets)):
-            if self._ops.kind(array) == "complex":
-                raise ShapeError(
-                    f"loss {self._term.label!r} on {self._term.on!r}: {self._term.loss.name} does not take complex "
-                    f"{what} {_shown(array)}",
-                    hint="use their absolute values, or real and imaginary parts as two real numbers",
-                )
 
 
 def _are_classes(ops: ArrayOps, outputs: Any, targets: Any, positions: Sequence[int]) -> bool:
@@ -215,3 +212,29 @@ def _from_output(ops: ArrayOps, inputs: Sequence[Any]) -> LossResult:
         weight = xp.reshape(xp.sum(by_row, axis=-1, keepdims=True), tuple(value.shape))
     counted = cast(ops, xp.where(weight == 0, 0.0, value * weight), value.dtype)
     return LossResult(xp.sum(counted), xp.sum(weight), lambda: (weight, *[None] * (len(inputs) - 1)))
+
+
+# -- A loss that is not a named one: the user's own function, object or class ------------------------------------------
+
+
+def make_loss(loss: Loss) -> Callable[..., Any]:
+    """The loss's own object; a class is called with `loss_kwargs`.
+
+    Raises:
+        SpecError: the class does not take them, or what it gives is not callable.
+    """
+    if not isinstance(loss.own, type):
+        own: Callable[..., Any] = loss.own
+        return own
+    try:
+        made = loss.own(**loss.kwargs)
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"cannot create the loss {loss.name!r}: {error}", hint="correct loss_kwargs") from error
+    if not callable(made):
+        raise SpecError(
+            f"the loss {loss.name!r} is a class whose objects cannot be called",
+            cause="a loss is called with (outputs, targets)",
+            hint="give a function, a class with __call__, or a name such as 'mse'",
+        )
+    function: Callable[..., Any] = made
+    return function

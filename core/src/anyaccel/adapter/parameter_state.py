@@ -10,7 +10,7 @@ import numpy as np
 from anyaccel.adapter.array_ops import ArrayOps, factor_on_device
 from anyaccel.adapter.optimizer_step import CompiledOptimizerStep, OptimizerStep, select_nodes
 from anyaccel.adapter.optimizers import UpdateRule
-from anyaccel.adapter.segment_analysis import SegmentLayout
+from anyaccel.adapter.segment_functions import SegmentLayout
 from anyaccel.device import Device
 from anyaccel.errors import StateError
 from anyaccel.segment import NodeState, Segment

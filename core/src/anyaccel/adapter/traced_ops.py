@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any, ClassVar, Protocol
 
 from anyaccel.adapter.array_ops import ArrayOps, Function, LossFunction, LossResult, VjpResult, is_differentiable
-from anyaccel.adapter.custom_loss import make_loss
 from anyaccel.adapter.loss_scaling import steps_behind
+from anyaccel.adapter.losses import make_loss
 from anyaccel.adapter.step_cursor import StepCursor
 from anyaccel.errors import SpecError
 from anyaccel.specs import Loss

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from anyaccel.adapter.array_ops import VjpResult, factor_on_device, is_differentiable
 from anyaccel.adapter.array_program import ArrayProgram
-from anyaccel.adapter.compile_cache import compiled_segment
-from anyaccel.adapter.compile_switch import CompileSwitch, first_line
+from anyaccel.adapter.compile_cache import CompileSwitch, compiled_segment, first_line
 from anyaccel.adapter.loss_scaling import KEY
 from anyaccel.adapter.optimizer_step import select_nodes
-from anyaccel.adapter.segment_analysis import GradientFlow, devices_of
+from anyaccel.adapter.segment_functions import GradientFlow, devices_of
 from anyaccel.adapter.step_cursor import DeviceScalars, StepCursor
-from anyaccel.adapter.step_loop import MAX_STEPS_PER_CALL
 from anyaccel.adapter.step_profiler import trace_name
-from anyaccel.adapter.traced_ops import TracedOps
+from anyaccel.adapter.traced_ops import StepLoop, TracedOps
 from anyaccel.backend import CompileEstimate
 from anyaccel.errors import CompileError, OutOfMemoryError
 from anyaccel.segment import NodeState, Operation, Segment
@@ -187,7 +185,13 @@ class TracedProgram(ArrayProgram):
         runs eagerly until that has taken as long as compiling it.
         """
         if self._loss_scale is not None and n_steps > MAX_STEPS_PER_CALL:
-            return self._in_calls(columns, orders, start, n_steps, batch_size, n_microbatches)
+            # Many steps in several calls: after each, the host learns how many were skipped.
+            tables = []
+            for done in range(0, n_steps, MAX_STEPS_PER_CALL):
+                count = min(MAX_STEPS_PER_CALL, n_steps - done)
+                first = start + done * batch_size
+                tables.append(self.train_steps(columns, orders, first, count, batch_size, n_microbatches)[:count])
+            return self._ops.xp.concatenate(tables, axis=0)
         eager = partial(super().train_steps, columns, orders, start, n_steps, batch_size, n_microbatches)
         if n_steps == 0 or not self.can_compile_steps:
             return eager()
@@ -207,23 +211,6 @@ class TracedProgram(ArrayProgram):
             losses = eager()
         self._estimator.record_step((time.perf_counter() - began) / n_steps)
         return losses
-
-    def _in_calls(
-        self,
-        columns: Sequence[Any],
-        orders: Sequence[Any],
-        start: int,
-        n_steps: int,
-        batch_size: int,
-        n_microbatches: int,
-    ) -> Any:
-        """Many steps in several calls: after each, the host learns how many were skipped."""
-        tables = []
-        for done in range(0, n_steps, MAX_STEPS_PER_CALL):
-            count = min(MAX_STEPS_PER_CALL, n_steps - done)
-            first = start + done * batch_size
-            tables.append(self.train_steps(columns, orders, first, count, batch_size, n_microbatches)[:count])
-        return self._ops.xp.concatenate(tables, axis=0)
 
     @property
     def can_compile_steps(self) -> bool:
@@ -449,3 +436,86 @@ class CompileEstimator:
         compiled = max(self._step_seconds - _OVERHEAD_PER_ITEM * self._size, 0.0)
         compiled += _OVERHEAD_PER_CALL / max(max_steps, 1)
         return min(max(compiled / self._step_seconds, _MIN_RATIO), 1.0)
+
+
+# -- -------------------------------------------------------------------------------------------------------------------
+# Many training steps in few compiled calls: the driver, its limits, and the comparison of two ways to run steps.
+
+
+MAX_STEPS_PER_CALL = 1024
+
+# Rows are gathered for several steps at once, up to these limits: compilers run a gather from a large column on several
+# threads, which costs more than to gather a small batch.
+_MAX_GATHERED_STEPS = 32
+_MAX_GATHERED_BYTES = 2**20
+
+_CONCLUSIVE_SECONDS = 0.03  # from here on, the overhead of a call does not matter
+_LONG_SECONDS = 0.5  # long enough that a second measurement tells nothing more
+
+
+def multi_step_runner(
+    call: Callable[..., tuple[Any, Any, Any]],
+    concatenate: Callable[[list[Any]], Any],
+    put_on: Callable[[Mapping[str, Any]], Callable[[Any], Any]],
+    put_key: Callable[[Any], Any] | None = None,
+) -> StepLoop:
+    """A function as of `TracedOps.compile_steps` that makes calls of up to `MAX_STEPS_PER_CALL` steps.
+
+    Args:
+        call: a function of (state, rest, table, numbers, count on the device, count) that gives the state afterwards,
+            the results (one row each, possibly more rows than steps), and the numbers of the next step.
+        concatenate: joins the results of several calls.
+        put_on: from `rest`, the function that puts a NumPy array on the device that computes.
+        put_key: puts the random key there; None where `put_on` does that too.
+    """
+
+    def run(state: Any, rest: Any, cursor: StepCursor, count: int) -> tuple[Any, Any]:
+        put, results = put_on(rest), []
+        rest = {**rest, "key": cursor.device_scalars.key(rest["key"], put_key or put)}
+        for size in _call_sizes(count):
+            numbers, table, device_count = cursor.device_scalars.prepare(cursor, size, put)
+            state, result, numbers = call(state, rest, table, numbers, device_count, size)
+            cursor.device_scalars.advance(cursor, size, numbers)
+            results.append(result)
+        return state, results[0] if len(results) == 1 else concatenate(results)
+
+    return run
+
+
+def _call_sizes(count: int) -> Iterator[int]:
+    """Steps of each call; a single call of no steps where there are none."""
+    yield min(MAX_STEPS_PER_CALL, count)
+    for begin in range(MAX_STEPS_PER_CALL, count, MAX_STEPS_PER_CALL):
+        yield min(MAX_STEPS_PER_CALL, count - begin)
+
+
+def steps_gathered_at_once(step_bytes: int) -> int:
+    """For how many steps rows are gathered at once, where the batch of one step takes so many bytes."""
+    return max(1, min(_MAX_GATHERED_STEPS, _MAX_GATHERED_BYTES // max(step_bytes, 1)))
+
+
+def is_faster(first: Callable[[int], Any], second: Callable[[int], Any], step_counts: Sequence[int]) -> bool:
+    """Whether `first` takes no longer than `second`, for the first number of steps that takes long enough to tell.
+
+    Args:
+        first: runs so many steps, and waits for them.
+        second: the same in another way.
+        step_counts: the numbers of steps to try, rising.
+    """
+    for count in step_counts:
+        seconds = [_shortest_seconds(partial(way, count)) for way in (first, second)]
+        if max(seconds) > _CONCLUSIVE_SECONDS:
+            break
+    return seconds[0] <= seconds[1]
+
+
+def _shortest_seconds(call: Callable[[], Any]) -> float:
+    """Of a call, or of the shorter of two if the first is short: another process may have had the processor."""
+    taken = _seconds(call)
+    return taken if taken > _LONG_SECONDS else min(taken, _seconds(call))
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began

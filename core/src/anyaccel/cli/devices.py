@@ -38,7 +38,23 @@ def run(
     if as_json:
         print_json(found)
     else:
-        _print_listings(found["frameworks"])
+        listings = found["frameworks"]
+        known = list(listings)
+        rows = [
+            (
+                device["device"],
+                f"{listing['framework']} {device['native']}",
+                device["name"],
+                device["vendor"],
+                format_size(device["total_memory"]),
+                device["identity"],
+            )
+            for listing in known
+            for device in listing["devices"]
+        ]
+        print_table(("device", "native name", "product", "vendor", "memory", "identity"), rows)
+        for line in _reasons(known):
+            print_line(line, style="dim")
         print_broken(found["broken"])
 
 
@@ -61,25 +77,6 @@ def expected(framework: str | None, timeout: float) -> dict[str, Any] | None:
     except subprocess.TimeoutExpired:
         return None
     return None if child.returncode else last_answer(child.stdout, ("frameworks", "broken"))
-
-
-def _print_listings(listings: Iterable[Mapping[str, Any]]) -> None:
-    known = list(listings)
-    rows = [
-        (
-            device["device"],
-            f"{listing['framework']} {device['native']}",
-            device["name"],
-            device["vendor"],
-            format_size(device["total_memory"]),
-            device["identity"],
-        )
-        for listing in known
-        for device in listing["devices"]
-    ]
-    print_table(("device", "native name", "product", "vendor", "memory", "identity"), rows)
-    for line in _reasons(known):
-        print_line(line, style="dim")
 
 
 def _reasons(listings: Iterable[Mapping[str, Any]]) -> Iterator[str]:

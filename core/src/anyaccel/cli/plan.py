@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +17,7 @@ from anyaccel.graph import ModelGraph, Plan
 from anyaccel.graph.plan import LARGEST, activation_line, covered
 from anyaccel.graph.plan_figures import CATEGORIES, step_bytes
 from anyaccel.phases import Phase, plan_for
-from anyaccel.phases.planning.advice import Advice, advise
+from anyaccel.phases.planning.plan_figures import advise
 
 FITS, DOES_NOT_FIT, NOT_COVERED = 0, 1, 3
 """Exit statuses; 2 is that of errors."""
@@ -103,10 +103,36 @@ def run_plan(target: PlanTarget, output: Output) -> int:
         document |= {} if difference is None else {"differences": difference.to_dict()}
         print_json(document)
         return status_of(plan)
-    _print_plan(plan)
+    print_line(f"plan of {plan.phase} on {plan.graph}{f', for {plan.machine}' if plan.machine else ''}")
+    rows = [
+        (a.node, str(a.device), f"{a.framework} {a.native_name}", a.reason, a.requested, f"{a.parameters:,}")
+        for a in plan.assignments
+    ]
+    print_table(("node", "device", "native name", "who decided", "asked for", "parameters"), rows)
+    for section in (section for assignment in plan.assignments for section in assignment.sections):
+        print_line(f"\n{section.title}: {section.summary}")
+        print_table(section.head, section.rows)
+        for note in section.notes:
+            print_line(f"note: {note}")
+    edges = [
+        (
+            f"gradient of {c.value}" if c.gradient else c.value,
+            f"{c.origin} to {c.destination}",
+            c.route,
+            "shared" if c.route == "share" else "copied",
+            covered(step_bytes(c.nbytes, plan.batch_size)),
+        )
+        for c in plan.crossings
+    ]
+    _print_section(("edge", "between", "route", "memory", "a step"), edges)
+    _print_section(("setting", "choice", "why"), [(each.what, each.choice, each.why) for each in plan.decisions])
+    for note in plan.notes:
+        print_line(f"note: {note}")
+    print_line("")
+    _print_memory(plan)
     if output.advise:
         print_line("")
-        _print_advice(advice)
+        print_table(("practice", "verdict", "figure"), [(each.practice, each.verdict, each.figure) for each in advice])
     if difference is not None:
         print_line(f"\nbeside the plan in {output.compare}:")
         print_line(str(difference))
@@ -167,36 +193,6 @@ def _conclusion(plan: Plan) -> int:
     return status
 
 
-def _print_plan(plan: Plan) -> None:
-    print_line(f"plan of {plan.phase} on {plan.graph}{f', for {plan.machine}' if plan.machine else ''}")
-    rows = [
-        (a.node, str(a.device), f"{a.framework} {a.native_name}", a.reason, a.requested, f"{a.parameters:,}")
-        for a in plan.assignments
-    ]
-    print_table(("node", "device", "native name", "who decided", "asked for", "parameters"), rows)
-    for section in (section for assignment in plan.assignments for section in assignment.sections):
-        print_line(f"\n{section.title}: {section.summary}")
-        print_table(section.head, section.rows)
-        for note in section.notes:
-            print_line(f"note: {note}")
-    edges = [
-        (
-            f"gradient of {c.value}" if c.gradient else c.value,
-            f"{c.origin} to {c.destination}",
-            c.route,
-            "shared" if c.route == "share" else "copied",
-            covered(step_bytes(c.nbytes, plan.batch_size)),
-        )
-        for c in plan.crossings
-    ]
-    _print_section(("edge", "between", "route", "memory", "a step"), edges)
-    _print_section(("setting", "choice", "why"), [(each.what, each.choice, each.why) for each in plan.decisions])
-    for note in plan.notes:
-        print_line(f"note: {note}")
-    print_line("")
-    _print_memory(plan)
-
-
 def _print_section(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     if rows:
         print_line("")
@@ -209,10 +205,6 @@ def _print_memory(plan: Plan) -> None:
     print_table(("memory of", *names), rows)
     for each in plan.activations:
         print_line(activation_line(each))
-
-
-def _print_advice(advice: Iterable[Advice]) -> None:
-    print_table(("practice", "verdict", "figure"), [(each.practice, each.verdict, each.figure) for each in advice])
 
 
 def _saved(path: str) -> Plan:

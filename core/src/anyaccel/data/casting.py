@@ -15,7 +15,12 @@ def cast_array(name: str, array: np.ndarray, dtype: Any) -> np.ndarray:
 
     Floats may be rounded to a narrower float; everything else keeps its value.
     """
-    target = _checked_dtype(name, dtype)
+    try:
+        target: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
+    except TypeError as error:
+        raise not_numbers(name, repr(dtype)) from error
+    if dtype is None or target.kind not in KINDS or target.itemsize > WIDEST:
+        raise not_numbers(name, repr(dtype) if dtype is None else str(target))
     fits = _representable(array, target)
     if not fits.all():
         row, value = _first_false(array, fits)
@@ -44,16 +49,6 @@ def first_unrepresentable(array: np.ndarray, dtype: np.dtype[Any]) -> tuple[int,
 def _first_false(array: np.ndarray, fits: np.ndarray) -> tuple[int, Any]:
     row = int(any_by_row(~fits).argmax())
     return row, array[row][~fits[row]].flat[0]
-
-
-def _checked_dtype(name: str, dtype: Any) -> np.dtype[Any]:
-    try:
-        target: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
-    except TypeError as error:
-        raise not_numbers(name, repr(dtype)) from error
-    if dtype is None or target.kind not in KINDS or target.itemsize > WIDEST:
-        raise not_numbers(name, repr(dtype) if dtype is None else str(target))
-    return target
 
 
 def _representable(array: np.ndarray, target: np.dtype[Any]) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -83,7 +83,20 @@ def _mask(rows: Rows, name: str, condition: Any) -> np.ndarray:
     values = column_values(rows, name)
     subject = f"the condition on {name!r} of {rows.label!r}"
     if callable(condition):
-        return _called(subject, condition, values)
+        try:
+            mask = np.asarray(condition(values))
+        except Exception as error:
+            error.add_note(
+                f"Raised by {subject}, which was given an array of dtype {values.dtype} and shape {list(values.shape)}."
+            )
+            raise
+        if mask.dtype != np.bool_ or mask.shape != values.shape[:1]:
+            raise DataError(
+                f"{subject} gave dtype {mask.dtype} and shape {list(mask.shape)}",
+                cause=f"a mask is of dtype bool and shape [{len(values)}]; the function was given {list(values.shape)}",
+                hint="compare, and reduce the axes of a sample: lambda x: (x > 0).all(axis=1)",
+            )
+        return mask
     if isinstance(condition, (Mapping, Iterator)):
         kind = "a mapping" if isinstance(condition, Mapping) else "an iterator, which can be read only once"
         raise DataError(f"{subject} is {kind}", available=_CONDITIONS, hint="give a list of values")
@@ -95,23 +108,6 @@ def _mask(rows: Rows, name: str, condition: Any) -> np.ndarray:
         )
     wanted = [_plain(value) for value in condition] if _is_collection(condition) else [_plain(condition)]
     return _among_objects(values, wanted) if values.dtype == object else _among(rows.label, name, values, wanted)
-
-
-def _called(subject: str, condition: Callable[[Any], Any], values: np.ndarray) -> np.ndarray:
-    try:
-        mask = np.asarray(condition(values))
-    except Exception as error:
-        error.add_note(
-            f"Raised by {subject}, which was given an array of dtype {values.dtype} and shape {list(values.shape)}."
-        )
-        raise
-    if mask.dtype != np.bool_ or mask.shape != values.shape[:1]:
-        raise DataError(
-            f"{subject} gave dtype {mask.dtype} and shape {list(mask.shape)}",
-            cause=f"a mask is of dtype bool and shape [{len(values)}]; the function was given {list(values.shape)}",
-            hint="compare, and reduce the axes of a sample: lambda x: (x > 0).all(axis=1)",
-        )
-    return mask
 
 
 def _among(label: str, name: str, values: np.ndarray, wanted: list[Any]) -> np.ndarray:

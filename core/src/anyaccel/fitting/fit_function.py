@@ -12,7 +12,7 @@ from anyaccel.data.roles import Names
 from anyaccel.errors import PhaseError
 from anyaccel.experiment import Experiment
 from anyaccel.fitting.fitted_model import FittedModel
-from anyaccel.fitting.training_data import TrainingData, training_data
+from anyaccel.fitting.tables import TrainingData, training_data
 from anyaccel.graph import AppliedLoss, ModelGraph, ModelNode
 from anyaccel.phases import Callback, EarlyStopping, EvalPhase, TrainPhase
 from anyaccel.phases.settings import checked_callbacks

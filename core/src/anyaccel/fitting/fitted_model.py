@@ -18,7 +18,7 @@ from anyaccel.errors import ConfigError, DataError, NaNWarning, ResultError
 from anyaccel.experiment import Experiment
 from anyaccel.fitting.tables import Columns, columns_before_transforms, is_table, new_rows, transformed_like
 from anyaccel.graph import AppliedLoss, ModelGraph, Plan
-from anyaccel.graph.weight_matching import Change, Names
+from anyaccel.graph.weight_loading import Change, Names
 from anyaccel.phases import EvalPhase
 from anyaccel.results import EvalResults, TrainResults
 from anyaccel.results.base import read_results, results_parts

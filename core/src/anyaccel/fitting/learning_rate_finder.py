@@ -18,7 +18,7 @@ from anyaccel.errors import PhaseError, ResultError
 from anyaccel.experiment import Experiment, ModelGraph
 from anyaccel.graph import ModelNode
 from anyaccel.phases import Callback, Run, TrainPhase
-from anyaccel.phases.finished_steps import FinishedSteps
+from anyaccel.phases.run import FinishedSteps
 from anyaccel.specs import Optimizer, Schedule, assign_fields
 
 _WHERE = "find_learning_rate: "

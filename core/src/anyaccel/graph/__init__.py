@@ -6,13 +6,12 @@ copied. Stands on `data`, `requests`, `saved_folder`, `adapter`,
 """
 
 from anyaccel.graph.applied_loss import AppliedLoss
-from anyaccel.graph.device_assignment import PolicyNode, precedence
+from anyaccel.graph.device_assignment import PolicyNode, Request, Resolution, precedence
 from anyaccel.graph.graph import ModelGraph
 from anyaccel.graph.nodes import ConcatNode, ModelNode
 from anyaccel.graph.plan import Plan, PlanDiff
 from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Part, Rejection
 from anyaccel.graph.plan_figures import Decision, DeviceMemory, NodeActivations
-from anyaccel.graph.resolution import Request, Resolution
 from anyaccel.graph.resolve import resolve
 from anyaccel.graph.weight_loading import LoadedWeights
 

@@ -10,27 +10,19 @@ from typing import Any
 import numpy as np
 
 from anyaccel import arguments, saved_folder
+from anyaccel.arguments import shown
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.call_hints import class_hints
 from anyaccel.data import FeatureSet
 from anyaccel.errors import ConfigError, GraphError, PhaseError, StateError
-from anyaccel.graph import (
-    data_config,
-    framework_versions,
-    serialization,
-    state_dict,
-    state_loading,
-    state_mapping,
-    topology,
-    weight_loading,
-)
+from anyaccel.graph import data_config, serialization, state_dict, state_loading, topology, weight_loading
 from anyaccel.graph.drawing import mermaid, notebook
 from anyaccel.graph.nodes import FROZEN_MODES, ModelNode, Node, check_label, checked_optimizer, one_of
 from anyaccel.graph.plan import Plan
-from anyaccel.graph.runnable import checked_runnable
+from anyaccel.graph.serialization import versions_of
 from anyaccel.graph.shape_inference import Shapes, infer, unfitted
-from anyaccel.graph.weight_loading import LoadedWeights
-from anyaccel.graph.weight_matching import Change, Names
+from anyaccel.graph.state_loading import mapped
+from anyaccel.graph.weight_loading import Change, LoadedWeights, Names
 from anyaccel.html import guarded
 from anyaccel.registry import registry
 from anyaccel.specs import Optimizer
@@ -338,7 +330,7 @@ class ModelGraph(AttributeHints):
                 than those that the state was trained on, or a phase is running; the message has all differences.
         """
         self._check_idle("load a state")
-        given = state_mapping.mapped(self, given, names, change)
+        given = mapped(self, given, names, change)
         state_loading.load_state(self, given, strict=arguments.flag(StateError, "load_state: ", "strict", strict))
         return self
 
@@ -461,7 +453,7 @@ class ModelGraph(AttributeHints):
         parts = arguments.mapping(ConfigError, "", "extra", extra)
         if _PART in parts:
             raise ConfigError("extra has a part 'graph', which is the graph itself", hint="choose another name")
-        state, versions = self.state(), framework_versions.versions_of(self.shapes.backends.values())
+        state, versions = self.state(), versions_of(self.shapes.backends.values())
         saved_folder.write(folder, {**parts, _PART: self.saved_config()}, state, versions=versions)
 
     def saved_config(self) -> dict[str, Any]:
@@ -512,6 +504,60 @@ class ModelGraph(AttributeHints):
         sets = data_config.with_schemas(config, arrays, serialization.by_label(feature_sets), classes)
         graph = cls.from_config(config, feature_sets=sets, models=models, allow=classes)
         graph.optimizer = own or graph.optimizer
-        arrays = state_mapping.mapped(graph, arrays, names, change)
+        arrays = mapped(graph, arrays, names, change)
         state_loading.load_state(graph, arrays, strict=arguments.flag(StateError, "load: ", "strict", strict))
         return graph
+
+
+# -- Runnable: what `ModelGraph.run` runs. Phases, which stand above graphs, derive from it ----------------------------
+
+
+class Runnable:
+    """What can be run on a graph."""
+
+    label: str
+
+    def run_on(
+        self,
+        graph: Any,
+        *others: Runnable,
+        callbacks: Iterable[Any] = (),
+        progress: Any = "auto",
+        resume: str = "never",
+    ) -> list[Any]:
+        """Run this on a graph, and then the others, in order.
+
+        Args:
+            graph: the ModelGraph.
+            others: run afterwards.
+            callbacks, progress, resume: as of `ModelGraph.run`.
+
+        Returns:
+            the results of each.
+
+        Raises:
+            AnyaccelError: one of them cannot run.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say how it runs")
+
+
+def checked_runnable(value: Any, who: str) -> Runnable:
+    """A phase from an argument.
+
+    Args:
+        value: what was given.
+        who: is to run it, for messages.
+
+    Raises:
+        PhaseError: it is no phase.
+    """
+    if isinstance(value, Runnable):
+        return value
+    hint = "pass a TrainPhase, EvalPhase or FitPhase"
+    if isinstance(value, (list, tuple)) and value and all(isinstance(part, Runnable) for part in value):
+        hint = "give phases one by one: run(*phases)"
+    elif isinstance(value, type) and issubclass(value, Runnable):
+        hint = f"create one: {value.__name__}('name', data='train', ...)"
+    elif isinstance(value, str):
+        hint = "pass the phase itself, not its label: run(TrainPhase(...))"
+    raise PhaseError(f"{who} cannot run {shown(value)}", hint=hint)

@@ -164,7 +164,7 @@ class Crossing:
     """A value that goes from one device or framework to another in every step; `nbytes` is of one sample.
 
     `target` is the first node that takes it there. If `gradient` is true, the value's cotangent goes back to the node
-    that gave the value. `route` is move, share, copy or host; see `anyaccel.graph.transfers`.
+    that gave the value. `route` is move, share, copy or host; see `anyaccel.graph.resolve`.
     """
 
     value: str

@@ -2,44 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+import inspect
+import itertools
+import math
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
-from typing import Any
+from types import FunctionType
+from typing import Any, Literal, NamedTuple
 
-from anyaccel.data import Reference
+from anyaccel.adapter.optimizers import unmatched_patterns
+from anyaccel.backend import Backend, ComputingBackend
+from anyaccel.data import FeatureSet, Reference, joined_changes, joined_spec
+from anyaccel.data.roles import brief, listed
 from anyaccel.device import Device
-from anyaccel.errors import GraphError, PhaseError
-from anyaccel.graph import input_columns, topology
+from anyaccel.errors import ColumnError, GraphError, PhaseError, SamplerError, ShapeError, SpecError
+from anyaccel.formulas import LOSSES, OPTIMIZERS
+from anyaccel.graph import topology
 from anyaccel.graph.applied_loss import AppliedLoss
-from anyaccel.graph.device_assignment import DeviceAssigner
-from anyaccel.graph.graph import ModelGraph
-from anyaccel.graph.input_columns import ColumnSelection, ColumnTable
-from anyaccel.graph.loss_binding import LossBinder, check_patterns, check_supported
-from anyaccel.graph.nodes import ModelNode, Node, layout_of, refuse_settings
-from anyaccel.graph.plan import Plan
-from anyaccel.graph.plan_entries import Assignment, Column, Part
-from anyaccel.graph.precision_assignment import (
+from anyaccel.graph.device_assignment import (
+    DeviceAssigner,
+    Request,
+    Resolution,
     check_loss_scale,
     float32_notes,
     matmul_precisions,
     segment_precision,
     with_precision,
 )
-from anyaccel.graph.resolution import Request, Resolution
-from anyaccel.graph.shape_inference import Shapes, cast, is_floating
-from anyaccel.graph.training_outputs import (
+from anyaccel.graph.graph import ModelGraph
+from anyaccel.graph.nodes import ModelNode, Node, layout_of, refuse_settings
+from anyaccel.graph.plan import Plan
+from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Part
+from anyaccel.graph.shape_inference import (
+    Shapes,
+    cast,
     check_in_training,
     check_not_taken,
     check_training_outputs,
     infer_training,
+    is_floating,
+    lifted,
     matched,
     training_only_inputs,
     training_results,
     values_read,
     with_batch,
 )
-from anyaccel.graph.transfers import Crossings
 from anyaccel.registry import Registry, registry
 from anyaccel.segment import (
     LossTerm,
@@ -51,6 +60,8 @@ from anyaccel.segment import (
     TensorSpec,
     positional_outputs,
 )
+from anyaccel.specs import FROM_OUTPUT, Loss, LossTargets, Optimizer, takes_classes
+from anyaccel.suggestions import did_you_mean
 
 
 def resolve(graph: ModelGraph, request: Request, known: Registry | None = None) -> Resolution:
@@ -89,9 +100,27 @@ class _Resolver:
             }
             check_shared_models(request.phase, self._nodes, self._assigned)
             check_loss_scale(self._assigned)
-        table = input_columns.ColumnTable(request.streams)
+        table = ColumnTable(request.streams)
         own = self._step_columns(table)
-        builder = self._builder(self._in_training() if request.training else [], table)
+        in_training = self._in_training() if request.training else []
+        learning = (label for label in in_training if not self._assigned[label].frozen)
+        trained = [label for label in learning if self._assigned[label].parameters]
+        inputs = {label: self._inputs(label, table) for label in self._assigned}
+        binder = LossBinder(self._nodes, self._shapes, self._assigned, table)
+        builder = SegmentBuilder(
+            nodes=self._nodes,
+            shapes=self._shapes,
+            assigned=self._assigned,
+            inputs=inputs,
+            terms=tuple(map(binder.term, self._request.losses)),
+            columns={column.name: column for column in table.columns},
+            groups=self._groups(trained),
+            in_training=frozenset(in_training),
+            live=self._live(trained),
+            wants=self._request.wants,
+            states=self._graph.optimizer_states,
+            request=self._request,
+        )
         parts = self._partition()
         first = [self._assigned[labels[0]] for labels in parts]
         segments = tuple(
@@ -197,17 +226,8 @@ class _Resolver:
             raise PhaseError(f"phase {self._request.phase!r} has nothing to train: {shown}", hint=hint)
         self._check_not_frozen(labels)
         frozen = [label for label in assigned if self._frozen_in_training(label)]
-        self._check_modes([*labels, *frozen])
-        check_in_training(self._training_only, [*labels, *frozen])
-        self._check_training_outputs([*labels, *frozen])
-        return [*labels, *frozen]
-
-    def _frozen_in_training(self, label: str) -> bool:
-        node = self._nodes[label]
-        return isinstance(node, ModelNode) and node.frozen and node.frozen_mode == "train"
-
-    def _check_modes(self, in_training: Sequence[str]) -> None:
-        """Modes of their own are kept only where the layers of a framework have such."""
+        # Modes of their own are kept only where the layers of a framework have such.
+        in_training = [*labels, *frozen]
         for label in in_training:
             assignment = self._assigned[label]
             if getattr(self._nodes[label], "modes", "train") != "train" and not assignment.backend.keeps_modes:
@@ -217,6 +237,13 @@ class _Resolver:
                     available="modes='train'",
                     hint=f"leave modes out, or freeze the node: graph.freeze({label!r})",
                 )
+        check_in_training(self._training_only, [*labels, *frozen])
+        self._check_training_outputs([*labels, *frozen])
+        return [*labels, *frozen]
+
+    def _frozen_in_training(self, label: str) -> bool:
+        node = self._nodes[label]
+        return isinstance(node, ModelNode) and node.frozen and node.frozen_mode == "train"
 
     def _check_training_outputs(self, in_training: Sequence[str]) -> None:
         """What a model gives in training is inferred once for a built graph."""
@@ -274,7 +301,14 @@ class _Resolver:
                     hint="give one to the graph, ModelGraph(..., optimizer='adam'), or to the node, or freeze it",
                 )
             check_supported(label, optimizer, self._assigned[label].backend)
-            self._check_trainable(label)
+            model = self._model(label)
+            reason = "" if model is None else self._assigned[label].backend.untrainable_reason(model)
+            if reason:
+                raise PhaseError(
+                    f"node {label!r} cannot be trained: {reason}",
+                    hint="leave that out, or train the model by its framework's own loop and freeze the node: "
+                    f"graph.freeze({label!r})",
+                )
             name = self._first_with_model(label) if own else ".graph"  # which is the label of no node
             group = groups.get(name, ParameterGroup(name, optimizer, ()))
             groups[name] = replace(group, nodes=(*group.nodes, label))
@@ -286,16 +320,6 @@ class _Resolver:
     def _parameters(self, label: str) -> list[str]:
         return list(self._assigned[label].backend.parameters(self._model(label)))
 
-    def _check_trainable(self, label: str) -> None:
-        model = self._model(label)
-        reason = "" if model is None else self._assigned[label].backend.untrainable_reason(model)
-        if reason:
-            raise PhaseError(
-                f"node {label!r} cannot be trained: {reason}",
-                hint="leave that out, or train the model by its framework's own loop and freeze the node: "
-                f"graph.freeze({label!r})",
-            )
-
     def _first_with_model(self, label: str) -> str:
         return next(other for other in self._nodes if self._model(other) is self._model(label))
 
@@ -304,38 +328,18 @@ class _Resolver:
 
     # -- what is loaded, and the segments --------------------------------------------------------------------------
 
-    def _builder(self, in_training: Sequence[str], table: input_columns.ColumnTable) -> SegmentBuilder:
-        learning = (label for label in in_training if not self._assigned[label].frozen)
-        trained = [label for label in learning if self._assigned[label].parameters]
-        inputs = {label: self._inputs(label, table) for label in self._assigned}
-        binder = LossBinder(self._nodes, self._shapes, self._assigned, table)
-        return SegmentBuilder(
-            nodes=self._nodes,
-            shapes=self._shapes,
-            assigned=self._assigned,
-            inputs=inputs,
-            terms=tuple(map(binder.term, self._request.losses)),
-            columns={column.name: column for column in table.columns},
-            groups=self._groups(trained),
-            in_training=frozenset(in_training),
-            live=self._live(trained),
-            wants=self._request.wants,
-            states=self._graph.optimizer_states,
-            request=self._request,
-        )
-
-    def _step_columns(self, table: input_columns.ColumnTable) -> dict[str, str]:
+    def _step_columns(self, table: ColumnTable) -> dict[str, str]:
         if not self._request.custom_step:
             return {}
         check_custom_step(self._request.phase, list(self._assigned.values()))
         return step_columns(table, self._nodes, self._shapes, self._assigned)
 
-    def _inputs(self, label: str, table: input_columns.ColumnTable) -> tuple[str, ...]:
+    def _inputs(self, label: str, table: ColumnTable) -> tuple[str, ...]:
         """Names of a node's inputs, with columns in the form in which this node takes them."""
         names: list[str] = []
         for upstream in self._nodes[label].upstreams:
             if isinstance(upstream, Reference):
-                column = input_columns.feature_column(table, upstream, self._shapes, self._assigned[label])
+                column = feature_column(table, upstream, self._shapes, self._assigned[label])
                 names.append(column.name)
             else:
                 names.extend((upstream,) if "." in upstream else self._shapes.outputs[upstream])
@@ -345,7 +349,14 @@ class _Resolver:
         owners = {label: id(assignment.backend) for label, assignment in self._assigned.items()}
         parents = {label: self._depends_on(label) for label in self._assigned}
         parts = cut(list(TopologicalSorter(parents).static_order()), owners, parents)
-        self._check_loss_order(parts)
+        part_of = {label: i for i, part in enumerate(parts) for label in part}
+        for loss in self._request.losses:
+            late = next((other for other in self._compared(loss) if part_of[other] > part_of[loss.on]), None)
+            if late is not None:
+                raise GraphError(
+                    f"a loss on {loss.on!r} compares with {late!r}, which another framework computes later",
+                    hint=f"put the loss on {late!r}, with inputs=['outputs', {loss.on!r}]",
+                )
         part_of_model: dict[int, int] = {}
         for i, part in enumerate(parts):
             for label in part:
@@ -369,16 +380,6 @@ class _Resolver:
     def _compared(self, loss: AppliedLoss) -> list[str]:
         named = [text.partition(".")[0] for text in loss.inputs]
         return [label for label in named if label in self._assigned and label != loss.on]
-
-    def _check_loss_order(self, parts: Sequence[Sequence[str]]) -> None:
-        part_of = {label: i for i, part in enumerate(parts) for label in part}
-        for loss in self._request.losses:
-            late = next((other for other in self._compared(loss) if part_of[other] > part_of[loss.on]), None)
-            if late is not None:
-                raise GraphError(
-                    f"a loss on {loss.on!r} compares with {late!r}, which another framework computes later",
-                    hint=f"put the loss on {late!r}, with inputs=['outputs', {loss.on!r}]",
-                )
 
     def _notes(self, active: set[str]) -> Iterable[str]:
         for label, assignment in self._assigned.items():
@@ -495,7 +496,7 @@ def step_columns(
     roles: dict[str, dict[str, Column]] = {"features": {}, "targets": {}}
     for label, assignment in assigned.items():
         for reference in (each for each in nodes[label].upstreams if isinstance(each, Reference)):
-            column = input_columns.feature_column(table, reference, shapes, assignment)
+            column = feature_column(table, reference, shapes, assignment)
             roles["features"][column.name] = column
             for target in _targets(table, reference, shapes, assignment):
                 roles["targets"].setdefault(target.name, target)
@@ -555,7 +556,9 @@ class SegmentBuilder:
         losses = tuple(term for term in self.terms if term.on in part)
         computed = {name for operation in operations for name in operation.outputs}
         arrivals = {name: device for name, device in _arrivals(operations, losses).items() if name not in computed}
-        needed = self._needed_outside(part)
+        needed = {name for label in self.wants for name in self.shapes.outputs[label]}
+        needed.update(name for label, names in self.inputs.items() if label not in part for name in names)
+        needed.update(name for term in self.terms if term.on not in part for name in term.inputs)
         groups = (replace(group, nodes=tuple(node for node in group.nodes if node in part)) for group in self.groups)
         return Segment(
             label=label,
@@ -606,12 +609,6 @@ class SegmentBuilder:
 
     def _spec(self, name: str) -> TensorSpec:
         return self.columns[name].spec if name in self.columns else self.shapes.specs[name]
-
-    def _needed_outside(self, part: Sequence[str]) -> set[str]:
-        needed = {name for label in self.wants for name in self.shapes.outputs[label]}
-        needed.update(name for label, names in self.inputs.items() if label not in part for name in names)
-        needed.update(name for term in self.terms if term.on not in part for name in term.inputs)
-        return needed
 
 
 def _in_order(results: Sequence[OutputSpec | None], returned: Sequence[OutputSpec]) -> bool:
@@ -668,3 +665,667 @@ def check_shared_models(phase: str, nodes: Mapping[str, Node], assigned: Mapping
 
 def _kept(assignment: Assignment) -> str:
     return assignment.sharding or "none"
+
+
+# -- Transfers: which values cross from one device or framework to another in every step, and how ----------------------
+
+
+Route = Literal["move", "share", "copy", "host"]
+"""`move` is within one framework, `share` gives the other framework the same memory, `copy` does so and copies on the
+device, for a node that may write to it, and `host` goes through host memory."""
+
+
+def route(
+    source: Backend, origin: Device, target: Backend, destination: Device, known: Registry | None = None
+) -> Route:
+    """The cheapest route for a value that nobody writes to; `known` has the devices, by default the process's."""
+    if source.framework == target.framework:
+        return "move"
+    ask = (known or registry()).ask  # a wrong answer names no memory space
+    space, other = ask(source, "device_info", origin).memory_space, ask(target, "device_info", destination).memory_space
+    return "share" if space and space == other else "host"
+
+
+@dataclass(frozen=True, slots=True)
+class Crossings:
+    """Finds the crossings of a phase.
+
+    Attributes:
+        live: names of the values through which gradients flow.
+        registry: has the devices; None for that of the process.
+    """
+
+    assigned: Mapping[str, Assignment]
+    shapes: Shapes
+    live: Set[str]
+    registry: Registry | None = None
+
+    def of(self, segments: Iterable[Segment]) -> Iterator[Crossing]:
+        """All crossings, segments in order: each value once for each device that it goes to, and its gradient.
+
+        Raises:
+            GraphError: the gradient of a complex value would cross.
+        """
+        homes: dict[str, str] = {}
+        for segment in segments:
+            homes.update({name: operation.label for operation in segment.operations for name in operation.outputs})
+            crossings: dict[tuple[str, Device], Crossing] = {}
+            for target, taker in _takers(segment):
+                for name in dict.fromkeys(taker.inputs):
+                    self._add(crossings, name, homes.get(name, target), target, taker)
+            yield from crossings.values()
+            yield from self._gradients(segment, crossings)
+
+    def _add(
+        self,
+        crossings: dict[tuple[str, Device], Crossing],
+        name: str,
+        source: str,
+        target: str,
+        taker: Operation | LossTerm,
+    ) -> None:
+        origin, destination = self.assigned[source], self.assigned[target]
+        if origin.device == destination.device and origin.framework == destination.framework:
+            return
+        way = route(origin.backend, origin.device, destination.backend, destination.device, self.registry)
+        if way == "share" and isinstance(taker, Operation) and self._writes(target, taker):
+            way = "copy"
+        before = crossings.get((name, destination.device))
+        if before is None:
+            crossings[name, destination.device] = Crossing(
+                value=name,
+                source=source,
+                target=target,
+                origin=origin.device,
+                destination=destination.device,
+                route=way,
+                nbytes=self.shapes.specs[name].nbytes,
+            )
+        elif way == "copy":
+            crossings[name, destination.device] = replace(before, route=way)
+
+    def _writes(self, target: str, taker: Operation) -> bool:
+        backend = self.assigned[target].backend
+        arguments = (taker.arguments,) if taker.arguments else ()
+        return taker.model is not None and backend.mutates_inputs(taker.model, self.shapes.wanted(target), *arguments)
+
+    def _gradients(self, segment: Segment, crossings: Mapping[tuple[str, Device], Crossing]) -> Iterator[Crossing]:
+        """The way back of values whose takers pass gradients on."""
+        back = {
+            (name, taker.device)
+            for _, taker in _takers(segment)
+            if isinstance(taker, LossTerm) or not self.live.isdisjoint(taker.outputs)
+            for name in taker.inputs
+        }
+        for key, crossing in crossings.items():
+            if crossing.value not in self.live or key not in back:
+                continue
+            dtype = self.shapes.specs[crossing.value].dtype
+            if dtype.startswith("complex"):
+                raise self._complex(crossing, dtype)
+            if is_floating(dtype):
+                maker, taker = self.assigned[crossing.source], self.assigned[crossing.target]
+                yield replace(
+                    crossing,
+                    source=crossing.target,
+                    target=crossing.source,
+                    origin=crossing.destination,
+                    destination=crossing.origin,
+                    route=route(taker.backend, taker.device, maker.backend, maker.device, self.registry),
+                    gradient=True,
+                )
+
+    def _complex(self, crossing: Crossing, dtype: str) -> GraphError:
+        source, target = self.assigned[crossing.source], self.assigned[crossing.target]
+        return GraphError(
+            f"the gradient of {crossing.value!r} ({dtype}) cannot go back from {target.framework} on {target.device} "
+            f"to {source.framework} on {source.device}: frameworks define gradients of complex numbers differently",
+            hint=f"let {crossing.source!r} give real and imaginary parts as real numbers, or freeze it",
+        )
+
+
+def _takers(segment: Segment) -> Iterator[tuple[str, Operation | LossTerm]]:
+    for operation in segment.operations:
+        yield operation.label, operation
+    for term in segment.losses:
+        yield term.on, term
+
+
+# -- Loss binding: from an AppliedLoss to a segment's loss term, with its inputs in the form in which it compares them
+
+
+def check_supported(label: str, spec: Loss | Optimizer, backend: ComputingBackend) -> None:
+    """Check that a node's backend can build a loss or optimizer.
+
+    Raises:
+        SpecError: it cannot.
+    """
+    if isinstance(spec, Optimizer) and spec.groups and not backend.parameter_groups:
+        raise SpecError(
+            f"node {label!r}: {backend.framework} does not support groups of parameters, which the optimizer has",
+            hint="leave groups out, or give nodes optimizers of their own: ModelNode(..., optimizer=...)",
+        )
+    reason = backend.unsupported_reason(spec)
+    if reason:
+        what = "loss" if isinstance(spec, Loss) else "optimizer"
+        raise SpecError(
+            f"node {label!r}: {backend.framework} does not support the {what} {spec.name!r}: {reason}",
+            hint=f"use a named {what}: {', '.join(LOSSES if isinstance(spec, Loss) else OPTIMIZERS)}",
+        )
+
+
+def check_patterns(optimizer: Optimizer, parameters: Sequence[str]) -> None:
+    """Check that each pattern of an optimizer's groups is that of a parameter of some node that it trains.
+
+    Raises:
+        SpecError: one is not.
+    """
+    unmatched = unmatched_patterns(optimizer, parameters)
+    if unmatched:
+        raise SpecError(
+            f"optimizer {optimizer.name!r}: no parameter has a name like {unmatched[0]!r}, the pattern of a group",
+            available=listed(parameters),
+            hint="write a pattern of names, with * for any text: groups={'*bias': {'weight_decay': 0.0}}",
+        )
+
+
+def _check_takes(loss: AppliedLoss, inputs: tuple[str, ...]) -> None:
+    """Check that a function takes as many values as the loss has; it would fail in the first step."""
+    try:
+        inspect.signature(loss.loss.own).bind(*inputs)
+    except TypeError as error:
+        raise SpecError(
+            f"the loss {loss.loss.name!r} on {loss.on!r} is called with {', '.join(inputs)}, and cannot be: {error}",
+            hint="write def loss(outputs, targets), or name what it takes in inputs=[...]",
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class LossBinder:
+    """Makes the loss terms of a phase, and adds the target columns that they need to a column table."""
+
+    nodes: Mapping[str, Node]
+    shapes: Shapes
+    assigned: Mapping[str, Assignment]
+    table: ColumnTable
+
+    def term(self, loss: AppliedLoss) -> LossTerm:
+        """The term of a loss.
+
+        Raises:
+            ColumnError, ShapeError, SpecError: an input does not exist, does not fit, or is ambiguous.
+        """
+        assignment = self.assigned[loss.on]
+        check_supported(loss.on, loss.loss, assignment.backend)
+        if loss.loss.own is None and loss.loss.name == FROM_OUTPUT:
+            return self._from_output(loss, assignment)
+        outputs = {text: self._outputs(loss, text) for text in loss.inputs}
+        if loss.loss.own is None:
+            self._check_named(loss, outputs)
+        first = next((names[0] for names in outputs.values() if names), self.shapes.outputs[loss.on][0])
+        spec = self.shapes.specs[first]
+        positions = positions_of(loss, spec) if loss.loss.own is None else ()
+        check_weighing(loss, spec, assignment.backend, by_column=not outputs[loss.inputs[-1]])
+        inputs = tuple(name for text in loss.inputs for name in outputs[text] or (self._target(loss, text, spec),))
+        if isinstance(loss.loss.own, FunctionType):
+            _check_takes(loss, inputs)
+        return LossTerm(
+            label=loss.label,
+            on=loss.on,
+            loss=loss.loss,
+            inputs=(*inputs, *self._weights(loss, spec, positions)),
+            device=assignment.device,
+            weight=loss.weight,
+            elements=math.prod(positions),
+        )
+
+    def _weights(self, loss: AppliedLoss, output: TensorSpec, positions: tuple[int, ...] | None) -> Iterator[str]:
+        """The columns that weigh a loss, which `positions` has for each sample; None for any shape."""
+        for text in loss.weights:
+            chosen = named_column(text, self.nodes)
+            if chosen is None:
+                raise ColumnError(
+                    f"the loss on {loss.on!r} is weighted by {text!r}, which is not a column of this graph",
+                    available=", ".join(f"{label}.COLUMN" for label in topology.feature_sets(self.nodes.values())),
+                    hint="write 'FEATURE_SET.COLUMN'",
+                )
+            spec = weight_spec(loss, chosen, output, positions)
+            yield self.table.want(chosen, spec, self.assigned[loss.on], "weights").name
+
+    def _from_output(self, loss: AppliedLoss, assignment: Assignment) -> LossTerm:
+        """A loss that the node's model computes; it is weighted by the rows of the node's first input."""
+        name = f"{loss.on}.{loss.inputs[0].partition('.')[2]}"
+        name = self.shapes.aliases.get(name, name)
+        whole = self.shapes.batch_values(loss.on)
+        known = [*whole, *(each for each in self.shapes.specs if each.startswith(f"{loss.on}."))]
+        if name not in (*known, loss.on):
+            raise ColumnError(
+                f"the loss on {loss.on!r} is the output {name!r}, which its model does not return",
+                available=", ".join(known) or f"{loss.on} (its only output)",
+                hint="name an output; a model that computes a loss only if it gets targets needs them as an input",
+            )
+        spec = whole[name].spec if name in whole else self.shapes.specs[name]
+        if spec.shape or not is_floating(spec.dtype):
+            raise ShapeError(
+                f"the loss on {loss.on!r} is the output {name!r}, {spec}, which is no loss",
+                available="a floating scalar for a batch, or for each sample",
+                hint="let the model return the mean over the batch",
+            )
+        check_weighing(loss, spec, assignment.backend, by_column=True)
+        inputs = (name, self.shapes.inputs[loss.on][0], *self._weights(loss, spec, None))
+        return LossTerm(
+            label=loss.label, on=loss.on, loss=loss.loss, inputs=inputs, device=assignment.device, weight=loss.weight
+        )
+
+    def _outputs(self, loss: AppliedLoss, text: str) -> tuple[str, ...]:
+        """The outputs that an input names: `outputs`, `outputs.NAME`, a label or `label.NAME`; none for a column."""
+        name = f"{loss.on}.{text.partition('.')[2]}" if text.startswith("outputs.") else text
+        name = self.shapes.aliases.get(name, name)
+        if text == "outputs" or name in self.nodes:
+            return self.shapes.outputs[loss.on if text == "outputs" else name]
+        if name in self.shapes.specs and name.partition(".")[0] in self.nodes:
+            return (name,)
+        if text == "targets" or named_column(text, self.nodes) is not None:
+            return ()
+        raise ColumnError(
+            f"the loss on {loss.on!r} has the input {text!r}, which is nothing in this graph",
+            available="outputs, targets, " + ", ".join(self.shapes.specs),
+            hint="use one of these names",
+        )
+
+    def _check_named(self, loss: AppliedLoss, outputs: Mapping[str, tuple[str, ...]]) -> None:
+        what = f"{loss.loss.name} on {loss.on!r}"
+        if len(loss.inputs) != 2:
+            raise SpecError(
+                f"{what} compares two values, got {len(loss.inputs)} inputs", hint="write inputs=['outputs', 'targets']"
+            )
+        several = next((names for names in outputs.values() if len(names) > 1), ())
+        if several:
+            raise SpecError(
+                f"{what}: {several[0].partition('.')[0]!r} has several outputs",
+                available=", ".join(several),
+                hint="write inputs=['outputs.NAME', 'targets']",
+            )
+        first, second = (outputs[text] for text in loss.inputs)
+        if not first and not LOSSES[loss.loss.name].symmetric:
+            raise SpecError(
+                f"{what}: its first input, {loss.inputs[0]!r}, is not an output",
+                hint="write inputs=['outputs', 'targets'], in this order",
+            )
+        if first and second:
+            specs = self.shapes.specs
+            check_outputs(loss, specs[first[0]], specs[second[0]], second[0])
+
+    def _target(self, loss: AppliedLoss, text: str, output: TensorSpec) -> str:
+        assignment = self.assigned[loss.on]
+        named = None if text == "targets" else named_column(text, self.nodes)
+        chosen = named or targets_of(loss, self.nodes)
+        is_own = loss.loss.own is not None and text == loss.inputs[1]
+        takes = assignment.backend.loss_targets(loss.loss) if is_own else None
+        spec = target_spec(loss, chosen, output, takes)
+        if is_indices(loss, spec):
+            spec = replace(spec, dtype=assignment.backend.index_dtype)
+        elif loss.loss.own is not None:
+            spec = replace(spec, dtype=assignment.backend.loaded_dtype(spec.dtype))
+        return self.table.want(chosen, spec, assignment, "targets").name
+
+
+# -- Loss columns: the form in which a loss takes its targets and weights; nothing broadcasts or changes silently ------
+
+
+def target_spec(
+    loss: AppliedLoss, selection: ColumnSelection, output: TensorSpec, takes: LossTargets | None
+) -> TensorSpec:
+    """The form in which a loss compares columns with an output.
+
+    Args:
+        loss: the loss.
+        selection: the columns.
+        output: what the loss compares them with.
+        takes: what a loss of a framework says of them; numbers are compared as floats, also where they are stored as
+            integers or bools, which several losses of torch refuse.
+
+    Raises:
+        ShapeError: the shapes do not fit; names the node and both shapes.
+        SpecError: the dtype does not fit.
+    """
+    names = selection.names
+    stored, name = joined_spec(selection.feature_set, names), f"{selection.feature_set.label}.{brief(names)}"
+    if loss.loss.own is not None:
+        own_dtype = "float32" if output.dtype == "bfloat16" else output.dtype  # NumPy has no bfloat16
+        compared = takes is not None and takes.kind != "classes"
+        stored = replace(stored, dtype=own_dtype) if compared else cast(stored, own_dtype)
+        # For a framework's own loss, which compares as it likes: [n] is aligned with [n, 1], so that none broadcasts
+        same = _without_ones(stored.shape) == _without_ones(output.shape)
+        return replace(stored, shape=output.shape) if same else stored
+    _refuse_one_class(loss, output)
+    if takes_classes(loss.loss) and not is_floating(stored.dtype):
+        wanted = positions_of(loss, output)
+        if not output.shape or _without_ones(stored.shape) != _without_ones(wanted) or stored.dtype == "bool":
+            raise _unfit(loss, stored, output, name)
+        return TensorSpec(wanted, "int64")
+    if not is_floating(stored.dtype):
+        dtypes = dict.fromkeys(names, output.dtype if is_floating(output.dtype) else "float32")
+        raise SpecError(
+            f"{loss.loss.name} on {loss.on!r} compares {output.dtype} outputs with {name}, which is {stored.dtype}",
+            hint=f"build the graph on a copy with another dtype: feature_set.cast({dtypes})",
+        )
+    chosen = [key for key in ("ignore_index", "class_weights") if key in loss.loss.kwargs]
+    if chosen:
+        raise SpecError(
+            f"{loss.loss.name} on {loss.on!r} has {chosen[0]}, which is for class indices, and {name} has "
+            "probabilities",
+            hint="give mask= or sample_weight= instead",
+        )
+    dtype = "float32" if output.dtype in ("bfloat16", "float16") else output.dtype  # in which losses are computed
+    return replace(stored, dtype=dtype, shape=_aligned(loss, stored, output, name))
+
+
+def check_outputs(loss: AppliedLoss, output: TensorSpec, other: TensorSpec, name: str) -> None:
+    """Check that a named loss can compare two outputs.
+
+    Raises:
+        ShapeError: it would have to broadcast or reshape one.
+    """
+    _refuse_one_class(loss, output)
+    indices = takes_classes(loss.loss) and not is_floating(other.dtype)
+    if other.shape != (positions_of(loss, output) if indices else output.shape):
+        raise _unfit(loss, other, output, name)
+
+
+def is_indices(loss: AppliedLoss, target: TensorSpec) -> bool:
+    """Whether a target of this spec has class indices."""
+    return takes_classes(loss.loss) and not is_floating(target.dtype)
+
+
+def class_axis(settings: Any, output: TensorSpec) -> int:
+    """The axis of the classes within a sample, from the settings of `cross_entropy`; -1 without axes."""
+    axis: int = settings.get("class_axis", -1)
+    return axis - 1 if axis > 0 else axis % len(output.shape) if output.shape else -1
+
+
+def positions_of(loss: AppliedLoss, output: TensorSpec) -> tuple[int, ...]:
+    """The shape of what a named loss is a mean over, per sample: elements, or positions that have classes each.
+
+    Raises:
+        ShapeError: the output has no such axis of classes.
+    """
+    if not takes_classes(loss.loss) or not output.shape:
+        return output.shape
+    axis, given = class_axis(loss.loss.kwargs, output), loss.loss.kwargs.get("class_axis", -1)
+    if given == 0 or axis >= len(output.shape) or given < -len(output.shape):
+        raise ShapeError(
+            f"{loss.loss.name} on node {loss.on!r} has class_axis={given}, and its output is {output} after the batch",
+            cause="axis 0 is the batch",
+            available=f"1 to {len(output.shape)}, or -1",
+            hint="write class_axis=1 for [batch, classes, ...], or leave it out for [batch, ..., classes]",
+        )
+    return (*output.shape[:axis], *output.shape[axis + 1 :])
+
+
+def check_weighing(loss: AppliedLoss, output: TensorSpec, backend: ComputingBackend, *, by_column: bool) -> None:
+    """Check that a backend has what a named loss asks for, and that what counts is known before anything is computed.
+
+    Args:
+        loss: the loss.
+        output: that it takes.
+        backend: of its node.
+        by_column: whether its targets are a column.
+
+    Raises:
+        SpecError: it is not so.
+    """
+    if loss.loss.own is not None:
+        return
+    settings = loss.loss.kwargs
+    has_positions = takes_classes(loss.loss) and math.prod(positions_of(loss, output)) > 1
+    if not backend.weighs_losses and (settings or loss.weights or has_positions):
+        asked = [*settings, *(name for name in ("sample_weight", "mask") if getattr(loss, name) is not None)]
+        raise SpecError(
+            f"node {loss.on!r}: {backend.framework} does not support {loss.loss.name!r} with "
+            f"{', '.join(asked) or 'classes at several positions'}",
+            hint="use a loss of the framework's own, or a node of another framework",
+        )
+    chosen = [name for name in ("ignore_index", "class_weights") if name in settings]
+    if chosen and not by_column:
+        raise SpecError(
+            f"{loss.loss.name} on {loss.on!r} has {chosen[0]}, and its targets are an output of another node",
+            cause=f"{chosen[0]} where the targets are a column",
+            hint="name a column of targets in inputs=, or give mask= or sample_weight= instead",
+        )
+    n_weights = len(settings.get("class_weights", ()))
+    n_classes = output.shape[class_axis(settings, output)] if n_weights and output.shape else n_weights
+    if n_weights != n_classes:
+        raise SpecError(
+            f"{loss.loss.name} on {loss.on!r} has {n_weights} class_weights, and its output has {n_classes} classes",
+            hint="give a weight for each class, in the order of their indices",
+        )
+
+
+def weight_spec(
+    loss: AppliedLoss, selection: ColumnSelection, output: TensorSpec, shape: tuple[int, ...] | None
+) -> TensorSpec:
+    """The form in which a loss takes a column that weighs it.
+
+    Args:
+        loss: the loss.
+        selection: the column.
+        output: what the loss takes.
+        shape: of the loss's positions per sample; None where any will do.
+
+    Raises:
+        ShapeError: the column has neither one weight for each sample nor one for each position.
+    """
+    stored = joined_spec(selection.feature_set, selection.names)
+    dtype = "float64" if output.dtype == "float64" else "float32"
+    if shape is None:
+        return TensorSpec(stored.shape, dtype)
+    for n_axes in range(len(shape) + 1):
+        if _without_ones(stored.shape) == _without_ones(shape[:n_axes]):
+            return TensorSpec(shape[:n_axes], dtype)
+    name = f"{selection.feature_set.label}.{brief(selection.names)}"
+    raise ShapeError(
+        f"{loss.loss.name} on node {loss.on!r} is weighted by {name}, {stored} per sample, and has losses of shape "
+        f"{list(shape)} per sample",
+        available="one weight for each sample, [], or for each position: the first axes of that shape",
+        hint="choose another column, or give this one such a shape",
+    )
+
+
+def _refuse_one_class(loss: AppliedLoss, output: TensorSpec) -> None:
+    """The softmax of a single logit is always 1: the loss would be 0 and train nothing."""
+    if not takes_classes(loss.loss) or not output.shape:
+        return
+    positions_of(loss, output)
+    if output.shape[class_axis(loss.loss.kwargs, output)] == 1:
+        raise ShapeError(
+            f"{loss.loss.name} on node {loss.on!r} needs at least two classes, and its output {output} has one",
+            hint="use 'mse' for a number, 'binary_cross_entropy' for yes or no, or one output for each class",
+        )
+
+
+def _aligned(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec, name: str) -> tuple[int, ...]:
+    if _without_ones(stored.shape) != _without_ones(output.shape):
+        raise _unfit(loss, stored, output, name)
+    return output.shape
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(extent for extent in shape if extent != 1)
+
+
+def _unfit(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec, name: str) -> ShapeError:
+    wants = (
+        "logits [..., classes] and class indices [...], or probabilities [..., classes]"
+        if takes_classes(loss.loss)
+        else "the same shape"
+    )
+    return ShapeError(
+        f"{loss.loss.name} on node {loss.on!r} cannot compare its output {output} with {name}, {stored}; "
+        "losses never broadcast",
+        available=wants,
+        hint=_class_axis_hint(loss, stored, output)
+        or f"change the model's output_shape, or choose another column{_class_cast(loss, stored, name)}",
+    )
+
+
+def _class_axis_hint(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec) -> str:
+    """Where the classes come first, as in torch's own loss."""
+    fits = takes_classes(loss.loss) and len(output.shape) > 1 and output.shape[1:] == stored.shape
+    return "if the classes come first, say so: Loss('cross_entropy', class_axis=1)" if fits else ""
+
+
+def _class_cast(loss: AppliedLoss, stored: TensorSpec, name: str) -> str:
+    if not takes_classes(loss.loss) or not is_floating(stored.dtype) or math.prod(stored.shape) != 1:
+        return ""
+    return f", or if these are class indices say so: feature_set.cast({{{name.partition('.')[2]!r}: 'int64'}})"
+
+
+# -- Input columns: which columns of feature sets a phase loads, in which dtype and shape, and to which device ---------
+
+
+class ColumnSelection(NamedTuple):
+    """Columns of a feature set, read from a stream of its sampler; None is the first stream."""
+
+    feature_set: FeatureSet
+    names: tuple[str, ...]
+    stream: str | None = None
+
+    def __str__(self) -> str:
+        return self._named("+".join(self.names))
+
+    @property
+    def shown(self) -> str:
+        """The name for people: of many columns the first."""
+        return self._named(brief(self.names))
+
+    def _named(self, columns: str) -> str:
+        stream = "" if self.stream is None else f"@{self.stream}"
+        return f"{self.feature_set.label}.{columns}{stream}"
+
+
+class ColumnTable:
+    """The columns of a phase: one for every form, stream and device in which it is needed.
+
+    Args:
+        streams: the streams of each feature set's sampler, by label; of other feature sets any stream may be read.
+    """
+
+    def __init__(self, streams: Mapping[str, Sequence[str]]) -> None:
+        self._streams = streams
+        self._columns: dict[tuple[object, ...], Column] = {}
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """All columns so far."""
+        return tuple(self._columns.values())
+
+    def want(self, selection: ColumnSelection, spec: TensorSpec, to: Assignment, role: str) -> Column:
+        """The column of a selection in this form on a node's device; created on first use.
+
+        Raises:
+            SamplerError: the sampler of its feature set has no such stream.
+        """
+        (feature_set, names, _), stream = selection, self._stream(selection)
+        key = (feature_set.label, names, stream, to.framework, to.device, spec)
+        if key not in self._columns:
+            self._columns[key] = Column(
+                name=self._free_name(str(selection._replace(stream=stream or None))),
+                feature_set=feature_set.label,
+                columns=names,
+                framework=to.framework,
+                device=to.device,
+                spec=spec,
+                stored=joined_spec(feature_set, names),
+                backend=to.backend,
+                native_device=to.native_device,
+                pinned=to.pinned,
+                role=role,
+                stream=stream,
+                joined=joined_changes(feature_set, names),
+                ragged=feature_set.is_ragged(names[0]) and _keeps_length(spec, joined_spec(feature_set, names)),
+            )
+        return self._columns[key]
+
+    def _stream(self, selection: ColumnSelection) -> str:
+        """The stream that is read, `""` for the first."""
+        stream, known = selection.stream or "", self._streams.get(selection.feature_set.label)
+        if known is not None:
+            check_stream(stream, selection.feature_set.label, known)
+        return "" if known and stream == known[0] else stream
+
+    def _free_name(self, base: str) -> str:
+        """`base`, numbered if another column has this name: users' names may contain any separator used here."""
+        taken = {column.name for column in self._columns.values()}
+        others = (f"{base}#{i}" for i in itertools.count(2))
+        return next(name for name in itertools.chain([base], others) if name not in taken)
+
+
+def _keeps_length(spec: TensorSpec, stored: TensorSpec) -> bool:
+    """Whether a column arrives with the axis along which its rows differ in length."""
+    return spec.shape[:1] == stored.shape[:1]
+
+
+def feature_column(table: ColumnTable, reference: Reference, shapes: Shapes, to: Assignment) -> Column:
+    """The column of a reference as a node takes it: floating values in its dtype, scalars as [1] if it needs that."""
+    spec = cast(joined_spec(reference.feature_set, reference.features), shapes.dtypes[to.node])
+    spec = lifted(spec) if to.node in shapes.lifted else spec
+    return table.want(
+        ColumnSelection(reference.feature_set, reference.features, reference.stream), spec, to, "features"
+    )
+
+
+def check_stream(stream: str, label: str, known: Sequence[str]) -> None:
+    """Check that the sampler of a feature set has a stream; `""` is its first.
+
+    Raises:
+        SamplerError: it does not.
+    """
+    if stream and stream not in known:
+        other_sampler = "use a sampler that has it, such as a PairSampler or a TripletSampler"
+        raise SamplerError(
+            f"the sampler of {label!r} has no stream {stream!r}, which is read",
+            available=", ".join(known),
+            hint=did_you_mean(stream, known) if len(known) > 1 else other_sampler,
+        )
+
+
+def targets_of(loss: AppliedLoss, nodes: Mapping[str, Node]) -> ColumnSelection:
+    """The columns that `"targets"` means for a loss: the targets of the data that feed its node, in their stream.
+
+    Raises:
+        ColumnError: there are none, or several.
+    """
+    references = (ref for ref in topology.references(loss.on, nodes) if ref.targets)
+    selections = {ColumnSelection(ref.feature_set, ref.targets, ref.stream) for ref in references}
+    if len(selections) == 1:
+        return selections.pop()
+    if not selections:
+        raise ColumnError(
+            f"the loss on {loss.on!r} has the input 'targets', but the data that feed this node have no targets",
+            hint="name target_keys in the feature set, or columns in reference(targets=[...])",
+        )
+    raise ColumnError(
+        f"the loss on {loss.on!r} has the input 'targets', but several data sets with targets feed this node",
+        available=", ".join(sorted(selection.shown for selection in selections)),
+        hint="name one of these in inputs=",
+    )
+
+
+def named_column(text: str, nodes: Mapping[str, Node]) -> ColumnSelection | None:
+    """The columns that `"FEATURE_SET.COLUMN"` names; None if it names no feature set of the graph.
+
+    `"FEATURE_SET.A+B"` names two, joined; `"FEATURE_SET.COLUMN@STREAM"` another stream than the first.
+
+    Raises:
+        ColumnError: the feature set has no such column.
+    """
+    label, _, rest = text.partition(".")
+    feature_set = topology.feature_sets(nodes.values()).get(label)
+    if feature_set is None:
+        return None
+    columns, _, stream = (rest, "", "") if rest in feature_set.columns or "@" not in rest else rest.rpartition("@")
+    names = (columns,) if columns in feature_set.columns else tuple(columns.split("+"))
+    for name in names:
+        feature_set.spec(name)
+    return ColumnSelection(feature_set, names, stream or None)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from anyaccel.accelerator import Accelerator
 from anyaccel.adapter.call_layout import CallLayout, batch_axes_of
 from anyaccel.arguments import flag, shown
-from anyaccel.backend import Compute
+from anyaccel.backend import Backend, Compute
 from anyaccel.data import FeatureSet, Reference
 from anyaccel.errors import ConfigError, GraphError
 from anyaccel.graph.nodes import (
@@ -323,3 +324,16 @@ def _allowed(label: str, name: Any, allow: Sequence[type]) -> type:
         available=", ".join(map(class_name, allow)),
         hint=f"if you trust it, import it: allow=[{str(name).rpartition(':')[2]}], or give models={{{label!r}: ...}}",
     )
+
+
+# -- Framework versions: which versions of frameworks and model libraries compute the models of a graph ----------------
+
+
+_CORE = "anyaccel"
+
+
+def versions_of(backends: Iterable[Backend]) -> Mapping[str, str]:
+    """By top-level module, as the modules say that are imported: nothing is imported, and none that says no version."""
+    roots = dict.fromkeys(root for backend in backends for root in backend.import_roots if not root.startswith(_CORE))
+    found = {root: getattr(sys.modules.get(root), "__version__", None) for root in roots}
+    return {root: version for root, version in found.items() if isinstance(version, str)}

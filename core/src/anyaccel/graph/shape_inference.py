@@ -2,41 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 
 from anyaccel import rng
+from anyaccel.adapter.call_layout import batch_axes_of, is_positional
+from anyaccel.adapter.example_spec import ExampleSpec
 from anyaccel.adapter.outer_contexts import left_contexts
-from anyaccel.backend import Compute, ComputingBackend
+from anyaccel.backend import Backend, Compute, ComputingBackend, Memory
+from anyaccel.data import Reference, joined_array, joined_spec
+from anyaccel.data.rows import Rows
+from anyaccel.device import Device
 from anyaccel.distributions import NAMES, home_of, missing, named
 from anyaccel.errors import (
     ENVIRONMENT_ERRORS,
     AnyaccelError,
     EstimatorError,
     GraphError,
+    MemoryShareError,
     MissingDistributionError,
     MoveError,
     NoBackendError,
+    PhaseError,
     ShapeError,
 )
 from anyaccel.extensions import extensions
-from anyaccel.graph import node_values, topology
-from anyaccel.graph.memory_sharing import share_while_building
-from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, shown_name
-from anyaccel.graph.training_outputs import (
-    check_not_wired,
-    example_columns,
-    infer_training,
-    named_beyond,
-    with_examples,
-)
+from anyaccel.graph import topology
+from anyaccel.graph.applied_loss import AppliedLoss
+from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, column_name, shown_name
+from anyaccel.graph.plan import Plan
 from anyaccel.install_hints import hint_of, is_like_an_estimator
-from anyaccel.registry import Registry
+from anyaccel.registry import Registry, registry
 from anyaccel.segment import OutputSpec, Path, TensorSpec
+from anyaccel.suggestions import did_you_mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +85,7 @@ class Shapes:
     def batch_values(self, label: str) -> dict[str, OutputSpec]:
         """What a node's model returns once for a whole batch, such as a loss, by `LABEL.PATH`."""
         whole = (output for output in self.returned.get(label, ()) if output.batch_axis is None)
-        return {f"{label}.{node_values.path_name(output.path)}": output for output in whole}
+        return {f"{label}.{path_name(output.path)}": output for output in whole}
 
     def wanted(self, label: str) -> tuple[TensorSpec, ...]:
         """Specs of a node's inputs as it receives them: floating columns in its own dtype, outputs as they are."""
@@ -294,19 +298,15 @@ class _Inference:
             return
         for upstream in (each for each in node.upstreams if isinstance(each, str)):
             check_not_wired(label, upstream, self._training_only.get(upstream.partition(".")[0], ()))
-        self._inputs[label] = node_values.input_names(node, self._outputs, self._aliases, self._specs)
+        self._inputs[label] = input_names(node, self._outputs, self._aliases, self._specs)
         if isinstance(node, ModelNode):
-            node_values.check_call(node, self._backends[label])
+            check_call(node, self._backends[label])
             self._arguments[label] = node.arguments
-        self._add_outputs(label, node, self._results(label, node))
-        if isinstance(node, ModelNode) and self._dtypes[label] is None:
-            self._dtypes[label] = self._backends[label].dtype_of(node.model)
-
-    def _add_outputs(self, label: str, node: Node, returned: Sequence[OutputSpec]) -> None:
+        returned = self._results(label, node)
         outputs = [output for output in returned if output.batch_axis is not None]
         extra = self._training_beyond(label, node, returned)
         every = [*outputs, *extra]
-        names = node_values.output_names(node, [output.path for output in every]) if every else ()
+        names = output_names(node, [output.path for output in every]) if every else ()
         self._specs.update(zip(names, (output.spec for output in every), strict=True))
         self._outputs[label] = names[: len(outputs)]
         if extra:
@@ -314,7 +314,9 @@ class _Inference:
         self._computed.update(names)
         self._returned[label] = tuple(returned)
         if names == (label,) and outputs[0].path:
-            self._aliases[f"{label}.{node_values.path_name(outputs[0].path)}"] = label
+            self._aliases[f"{label}.{path_name(outputs[0].path)}"] = label
+        if isinstance(node, ModelNode) and self._dtypes[label] is None:
+            self._dtypes[label] = self._backends[label].dtype_of(node.model)
 
     def _results(self, label: str, node: Node) -> Sequence[OutputSpec]:
         """What a node's model returns, for zeros or, if it does not accept these, for samples of the data."""
@@ -461,3 +463,466 @@ def check_data_formats(
                     f"({backends[source].framework}) gives them as {given}{shape}",
                     hint=f"put a model between them that moves the channels, or build one of them {given}",
                 )
+
+
+# -- Outputs that a model gives in training only (auxiliary heads): named ones are found, and others refused -----------
+
+
+Outputs = Sequence[OutputSpec]
+
+
+def infer_training(
+    node: ModelNode, backend: Compute, names: Sequence[str], inputs: Sequence[TensorSpec]
+) -> tuple[OutputSpec, ...]:
+    """What a node's built model returns in training; empty where that is not known.
+
+    Args:
+        node: the node.
+        backend: of its model.
+        names: of its inputs.
+        inputs: their specs; where the model does not accept zeros in training, it gets samples of its columns.
+
+    Raises:
+        ShapeError: nothing that a graph could use.
+    """
+    arguments = (node.arguments,) if node.arguments else ()
+    try:
+        returned = backend.infer_training(node.model, inputs, *arguments)
+        if not returned and (columns := example_columns(node)):
+            returned = backend.infer_training(node.model, with_examples(names, inputs, columns), *arguments)
+        return tuple(returned)
+    except ShapeError as error:
+        problem = f"node {node.label!r}: {error.problem}"
+        raise ShapeError(problem, available=error.available, hint=error.hint) from error
+
+
+def with_batch(returned: Outputs) -> list[OutputSpec]:
+    """The outputs of a node among what its model returns."""
+    return [output for output in returned if output.batch_axis is not None]
+
+
+def matched(evaluated: Outputs, training: Outputs) -> list[OutputSpec | None] | None:
+    """The outputs in training, those of evaluation first, found by their paths or else in order; None if they differ.
+
+    In the place of an output that only evaluation gives, such as a cache, is None, if others have the same paths.
+
+    Args:
+        evaluated: what a model returns in evaluation.
+        training: what it returns in training.
+    """
+    usual, given = with_batch(evaluated), with_batch(training)
+    by_path = {output.path: output for output in given}
+    named: list[OutputSpec | None] = [by_path.get(output.path) for output in usual]
+    first = next((found for found in (named, [*given[: len(usual)]]) if _same_specs(usual, found)), None)
+    if first is None and any(named) and _same_specs(usual, [own or usual[i] for i, own in enumerate(named)]):
+        first = named
+    return None if first is None else [*first, *(output for output in given if output not in first)]
+
+
+def _same_specs(usual: Outputs, training: Sequence[OutputSpec | None]) -> bool:
+    return [output.spec for output in usual] == [output and output.spec for output in training]
+
+
+def named_beyond(node: ModelNode, evaluated: Outputs, training: Outputs) -> list[OutputSpec]:
+    """The outputs that a node names, and that its model gives in training only; none if others differ too."""
+    outputs, count = matched(evaluated, training) or [], len(with_batch(evaluated))
+    is_named = node.outputs is not None and len(node.outputs) == len(outputs) > count
+    return [output for output in outputs[count:] if output is not None] if is_named else []
+
+
+def check_training_outputs(label: str, evaluated: Outputs, extra: int, training: Outputs) -> None:
+    """Check that a model gives in training what the graph knows of.
+
+    Args:
+        label: of its node, which is trained.
+        evaluated: what it returns in evaluation.
+        extra: number of its named outputs that exist in training only.
+        training: what it returns in training; empty if that is not known.
+
+    Raises:
+        PhaseError: it gives something else.
+    """
+    usual, given, outputs = with_batch(evaluated), with_batch(training), matched(evaluated, training)
+    if not training:
+        return
+    if outputs is not None and len(outputs) == len(usual) + extra:
+        _check_batch_values(label, evaluated, training)
+        return
+    problem = f"node {label!r}: its model gives {_shown(given)} in training, but {_shown(usual)} in evaluation"
+    if outputs is not None and len(outputs) > len(usual):
+        names = [path_name((output or usual[i]).path) for i, output in enumerate(outputs)]
+        names = names if all(map(str.isidentifier, names)) else [f"out{i}" for i in range(len(outputs))]
+        raise PhaseError(
+            problem,
+            cause="outputs that exist only in training have names, and losses of their own",
+            hint=f"name all, those of evaluation first: ModelNode({label!r}, ..., outputs={names}), with losses such "
+            f"as AppliedLoss(..., on={label!r}, inputs=['outputs.{names[-1]}', 'targets'], label='{names[-1]}'); or "
+            "switch the others off in the model",
+        )
+    raise PhaseError(
+        problem,
+        cause="the same outputs in both modes; in training, more may follow them",
+        hint="wrap the model in one that returns the same outputs in both modes",
+    )
+
+
+def _check_batch_values(label: str, evaluated: Outputs, training: Outputs) -> None:
+    """A loss that a model computes in training alone would be left out of the gradients."""
+    known = {output.path for output in evaluated}
+    for output in training:
+        if output.batch_axis is None and not output.spec.shape and output.path not in known:
+            raise PhaseError(
+                f"node {label!r}: its model gives {path_name(output.path)!r}, one number for a batch, in training only",
+                available="losses of a model that it returns in both modes: AppliedLoss.from_output(...)",
+                hint="return it in evaluation, too, or leave it out in training",
+            )
+
+
+def check_not_taken(label: str, names: Sequence[str], training: Sequence[OutputSpec | None], taken: set[str]) -> None:
+    """Check that what a model gives in evaluation only is read by no other node and no loss of a phase that trains it.
+
+    Args:
+        label: of its node.
+        names: of its outputs in evaluation.
+        training: the same outputs in training, as `matched`.
+        taken: names of the values that nodes and losses read.
+
+    Raises:
+        PhaseError: one is read.
+    """
+    for name, output in zip(names, training, strict=False):
+        if output is None and name in taken:
+            raise PhaseError(
+                f"node {label!r}: its model gives {name.removeprefix(label + '.')!r} in evaluation, not in training",
+                available=", ".join(name for name, given in zip(names, training, strict=False) if given is not None),
+                hint=f"let no loss and no other node read it, freeze {label!r}, or let the model return it in training",
+            )
+
+
+def training_results(evaluated: Outputs, training: Outputs, count: int) -> list[OutputSpec | None]:
+    """The first `count` outputs in training, those of evaluation first; as in evaluation where nothing is known."""
+    return (matched(evaluated, training) or [*with_batch(evaluated)])[:count]
+
+
+def _shown(outputs: Outputs) -> str:
+    specs = ", ".join(str(output.spec) for output in outputs)
+    return f"{len(outputs)} output{'s' * (len(outputs) != 1)} ({specs} per sample)"
+
+
+def values_read(losses: Iterable[AppliedLoss], inputs: Iterable[Sequence[str]]) -> set[str]:
+    """Names of the values that losses and nodes read.
+
+    Args:
+        losses: of a phase.
+        inputs: names of the inputs of each node.
+    """
+    return {name for loss in losses for name in _output_names(loss)} | {name for names in inputs for name in names}
+
+
+def training_only_inputs(losses: Iterable[AppliedLoss], names: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """By label of each loss that takes some, the outputs among its inputs that exist only in training.
+
+    Args:
+        losses: of a phase.
+        names: the outputs that exist only in training.
+    """
+    taken = {loss.label: tuple(name for name in _output_names(loss) if name in names) for loss in losses}
+    return {label: inputs for label, inputs in taken.items() if inputs}
+
+
+def _output_names(loss: AppliedLoss) -> list[str]:
+    return [f"{loss.on}.{text.partition('.')[2]}" if text.startswith("outputs.") else text for text in loss.inputs]
+
+
+def check_in_training(taken: Mapping[str, Sequence[str]], in_training: Collection[str]) -> None:
+    """Check that the nodes whose training-only outputs are taken, by label of a loss, run in training mode.
+
+    Raises:
+        PhaseError: one does not.
+    """
+    for label, names in taken.items():
+        for name in names:
+            node = name.partition(".")[0]
+            if node not in in_training:
+                raise PhaseError(
+                    f"the loss {label!r} takes {name!r}, an output that exists only in training, and node {node!r} is "
+                    "frozen",
+                    hint=f"unfreeze the node, graph.unfreeze({node!r}), or leave the loss out",
+                )
+
+
+def check_not_wired(node: str, upstream: str, training_only: Collection[str]) -> None:
+    """Check that a node is not fed by an output that exists only in training: it could not be evaluated.
+
+    Raises:
+        GraphError: it is.
+    """
+    if upstream in training_only:
+        raise GraphError(
+            f"node {node!r} takes {upstream!r}, an output that exists only in training",
+            hint="compute what follows it inside the model, and give that output a loss",
+        )
+
+
+# -- samples of a node's columns, for shape inference of models that do not accept zeros -------------------------------
+
+
+N_SAMPLES = 3  # the largest batch that models are called with
+
+
+def example_columns(node: Node) -> dict[str, np.ndarray]:
+    """The first samples of each column that a node takes, by the name of the value; of sources there are none."""
+    columns = {}
+    for upstream in node.upstreams:
+        if isinstance(upstream, Reference) and isinstance(upstream.feature_set, Rows) and len(upstream.feature_set):
+            rows = upstream.feature_set.take(np.arange(min(N_SAMPLES, len(upstream.feature_set))))
+            columns[column_name(upstream)] = joined_array(rows, upstream.features)
+    return columns
+
+
+def with_examples(
+    names: Sequence[str], specs: Sequence[TensorSpec], columns: Mapping[str, np.ndarray]
+) -> tuple[TensorSpec, ...]:
+    """Specs of values with the samples that there are of them, in the shape that the node takes."""
+    return tuple(
+        ExampleSpec(spec.shape, spec.dtype, columns[name].reshape(-1, *spec.shape)) if name in columns else spec
+        for name, spec in zip(names, specs, strict=True)
+    )
+
+
+# -- Values of a node: the names of what it takes and gives, and whether its model's call has arguments of these names
+
+
+def path_name(path: Path) -> str:
+    """A path as text: its steps, joined by dots."""
+    return ".".join(map(str, path))
+
+
+# -- outputs -----------------------------------------------------------------------------------------------------------
+
+
+def output_names(node: Node, paths: Sequence[Path]) -> tuple[str, ...]:
+    """Names of a node's outputs, from their paths: the label for one, `label.PATH` for several.
+
+    Raises:
+        GraphError: the node names another number of outputs.
+    """
+    given = node.outputs if isinstance(node, ModelNode) else None
+    if given is not None and len(given) != len(paths):
+        raise GraphError(
+            f"node {node.label!r} names {len(given)} outputs, and its model gives {len(paths)}",
+            hint="name each, or none",
+        )
+    if len(paths) == 1 and given is None:
+        return (node.label,)
+    return tuple(f"{node.label}.{name}" for name in (given or map(path_name, paths)))
+
+
+# -- inputs ------------------------------------------------------------------------------------------------------------
+
+
+def input_names(
+    node: Node, outputs: Mapping[str, Sequence[str]], aliases: Mapping[str, str], specs: dict[str, TensorSpec]
+) -> tuple[str, ...]:
+    """Names of the values that a node takes, in order; adds those of columns to `specs`.
+
+    Args:
+        node: the node.
+        outputs: names of the values of each node.
+        aliases: other names of values.
+        specs: of the values so far.
+
+    Raises:
+        GraphError: an upstream that is not there, or is several values where one is wanted.
+    """
+    names: list[str] = []
+    for upstream in node.upstreams:
+        if isinstance(upstream, Reference):
+            names.append(_column(node, upstream, specs))
+        else:
+            names.extend(_outputs_named(node, upstream, outputs, aliases))
+    return tuple(names)
+
+
+def _column(node: Node, upstream: Reference, specs: dict[str, TensorSpec]) -> str:
+    _refuse_joined_integers(node, upstream)
+    name, spec = column_name(upstream), joined_spec(upstream.feature_set, upstream.features)
+    if specs.setdefault(name, spec) != spec:
+        raise GraphError(
+            f"node {node.label!r}: {shown_name(upstream)!r} is two different inputs, {specs[name]} and {spec}",
+            hint="rename the column that has a '+' in its name",
+        )
+    return name
+
+
+def _refuse_joined_integers(node: Node, upstream: Reference) -> None:
+    """Several vectors of integers (ids, masks) in one reference would become one long vector of ids."""
+    if node.kind.joins_integers:
+        return
+    specs = {name: upstream.feature_set.spec(name) for name in upstream.features}
+    vectors = [name for name, spec in specs.items() if spec.shape and "int" in spec.dtype]
+    if len(vectors) > 1:
+        casts = dict.fromkeys(vectors, "float32")
+        inputs = ", ".join(f"{name!r}: {upstream.feature_set.label}.reference({name!r})" for name in vectors)
+        raise GraphError(
+            f"node {node.label!r} would get the integer columns {', '.join(vectors)} as one input, joined end to end",
+            hint=f"give each as an input of its own, by the name that the model has for it: {{{inputs}}}; or, if these "
+            f"are numbers and no ids, make them floating: {upstream.feature_set.label}.cast({casts})",
+        )
+
+
+def _outputs_named(
+    node: Node, upstream: str, outputs: Mapping[str, Sequence[str]], aliases: Mapping[str, str]
+) -> tuple[str, ...]:
+    label, _, output = upstream.partition(".")
+    names = tuple(outputs[label])
+    if not output and len(names) > 1 and isinstance(node, ModelNode) and node.arguments:
+        raise GraphError(
+            f"node {node.label!r} takes {upstream!r} as one argument, and it has several outputs",
+            available=", ".join(names),
+            hint=f"name one: {names[0]!r}",
+        )
+    if output and upstream not in names and upstream not in aliases:
+        problem = f"node {node.label!r} takes {upstream!r}, which {label!r} does not output"
+        raise topology.unknown_node(problem, upstream, names)
+    return (aliases.get(upstream, upstream),) if output else names
+
+
+# -- the call ----------------------------------------------------------------------------------------------------------
+
+
+def check_call(node: ModelNode, backend: ComputingBackend) -> None:
+    """Check that a model can be called with what feeds its node, as far as names tell.
+
+    Raises:
+        GraphError: the backend has no keywords, the model has no such argument, or a column would be taken as another
+            argument than that of its name.
+    """
+    node.kind.check_inputs(node)
+    by_name = node.arguments and not is_positional(node.arguments)
+    if any(batch_axes_of(node.arguments)) and not getattr(backend, "moves_batch_axis", False):
+        raise GraphError(
+            f"node {node.label!r}: {backend.framework} calls models with the batch on the first axis",
+            hint="leave batch_axis out, and let the model move the axis itself",
+        )
+    if by_name and not backend.calls_by_keyword:
+        raise GraphError(
+            f"node {node.label!r}: {backend.framework} calls models with positional arguments only",
+            hint="give a flat list of upstreams, in the order of the model's inputs",
+        )
+    signature = backend.signature(node.model)
+    if signature is not None and by_name:
+        parameters = signature.parameters.values()
+        taken = [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+        known, given = [each.name for each in taken], {path[0] for path in node.arguments}
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        for path in node.arguments:
+            if isinstance(path[0], str) and path[0] not in known and not takes_any:
+                raise GraphError(
+                    f"node {node.label!r}: its model has no input {path[0]!r}",
+                    available=", ".join(known),
+                    hint=did_you_mean(path[0], known, "use one of these names"),
+                )
+        missing = [each.name for each in taken if each.default is each.empty and each.name not in given]
+        if missing and not any(isinstance(name, int) for name in given):
+            raise GraphError(
+                f"node {node.label!r}: its model needs the input {missing[0]!r}, which is not given",
+                available=", ".join(known),
+                hint=f"add it: {{{missing[0]!r}: feature_set.reference(...), ...}}",
+            )
+    elif signature is not None:
+        _check_positions(node, signature)
+
+
+def _check_positions(node: ModelNode, signature: inspect.Signature) -> None:
+    """Refuse a column at the place of one argument that has the name of another, and several without a place."""
+    parameters = signature.parameters.values()
+    by_keyword = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is each.empty]
+    if by_keyword and len(by_keyword) == len(signature.parameters):
+        raise GraphError(
+            f"node {node.label!r}: its model takes its inputs by name, and they are given in an order",
+            available=", ".join(by_keyword),
+            hint=f"give a dict: {{{', '.join(f'{name!r}: ...' for name in by_keyword)}}}",
+        )
+    positional = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    columns = [each.features for each in node.upstreams if isinstance(each, Reference) and len(each.features) == 1]
+    if len(columns) < len(node.upstreams) or len(columns) < 2:
+        return
+    names = [features[0] for features in columns]
+    if len(set(names)) < len(names):  # streams of a sampler: a column has several places
+        return
+    for taken, name in zip(positional, names, strict=False):
+        if name != taken and name in signature.parameters:
+            inputs = ", ".join(f"{each!r}: ..." for each in names)
+            raise GraphError(
+                f"node {node.label!r}: the column {name!r} would be the argument {taken!r} of its model, "
+                f"which has one called {name!r}",
+                available=f"arguments in this order: {', '.join(positional)}",
+                hint=f"give the inputs by name: {{{inputs}}}",
+            )
+
+
+# -- Memory sharing: frameworks of one graph that use the same device are told to leave memory to each other -----------
+
+
+User = tuple[str, Device]
+"""A framework and a device that it uses."""
+
+
+def share_while_building(frameworks: Iterable[str], registry: Registry) -> None:
+    """Make the frameworks of a graph that is being built share every device that several of them could use.
+
+    Building uses the frameworks, which then reserve memory, before devices are assigned. A refusal is ignored here; it
+    is an error in `share` if it matters.
+    """
+    names = set(frameworks)
+    users: dict[Device, list[Backend]] = {}
+    for backend in registry.backends if len(names) > 1 else ():
+        if backend.framework in names and backend.capability(Memory) is not None:
+            for device in (device for device in registry.ask(backend, "devices") if device.kind != "cpu"):
+                users.setdefault(device, []).append(backend)
+    for device, backends in users.items():
+        if len({backend.framework for backend in backends}) > 1:
+            for backend in backends:
+                _share(backend, device, len(backends))
+
+
+def share(plan: Plan) -> None:
+    """Make the frameworks of a plan share their common devices; called before anything is placed.
+
+    Raises:
+        MemoryShareError: a framework reserved the memory of a device before; has that framework's hint.
+    """
+    backends: dict[User, Backend] = {
+        (assignment.framework, assignment.device): assignment.backend
+        for assignment in plan.assignments
+        if assignment.device.kind != "cpu"
+    }
+    for (framework, device), others in sorted(_shared(backends).items(), key=str):
+        refusal = _share(backends[framework, device], device, len(others) + 1)
+        if refusal:
+            raise MemoryShareError(
+                f"phase {plan.phase!r} uses {device} from {framework} and from {', '.join(sorted(others))}: {refusal}"
+            )
+
+
+def _shared(backends: Mapping[User, Backend]) -> dict[User, set[str]]:
+    """For each device of a framework that others use too: the other frameworks."""
+    shared: dict[User, set[str]] = {}
+    for first, second in combinations(sorted(backends, key=str), 2):
+        if first[0] != second[0] and _is_same(backends[first], first[1], backends[second], second[1]):
+            shared.setdefault(first, set()).add(second[0])
+            shared.setdefault(second, set()).add(first[0])
+    return shared
+
+
+def _is_same(first: Backend, device: Device, second: Backend, other: Device) -> bool:
+    """Whether two devices are one: by identity if both have one, else by kind and index."""
+    ask = registry().ask
+    identities = ask(first, "device_info", device).identity, ask(second, "device_info", other).identity
+    return identities[0] == identities[1] if all(identities) else device == other
+
+
+def _share(backend: Backend, device: Device, count: int) -> str:
+    memory = backend.capability(Memory)
+    return "" if memory is None else memory.share(device, 1 / count)

@@ -21,8 +21,8 @@ from anyaccel.errors import NoBackendError, StateError
 from anyaccel.install_hints import distribution_for, install_line
 from anyaccel.registry import registry
 from anyaccel.saved_folder import Storage, storage_of_file, tensor_file
-from anyaccel.saved_folder.local_storage import LocalStorage
 from anyaccel.saved_folder.shard_index import INDEX_ENDING, shard_map, weight_file_in
+from anyaccel.saved_folder.storage import LocalStorage
 
 SAFETENSORS = ".safetensors"
 FRAMEWORK_SUFFIXES = {".pt": "torch", ".pth": "torch", ".bin": "torch", ".ckpt": "torch"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from anyaccel.arguments import shown
 from anyaccel.backend import ComputingBackend
 from anyaccel.call_hints import call_hints
 from anyaccel.errors import StateError
-from anyaccel.graph.weight_matching import Change, has_unknown_axes, transposing
+from anyaccel.graph.weight_loading import Change, has_unknown_axes, transposing
 from anyaccel.registry import registry
 
 
@@ -46,21 +46,9 @@ def copy_weights(
     if change is not None and not callable(change):
         raise StateError(f"change={shown(change)} is not a function", hint="write change=lambda name, array: array")
     source_arrays, target_arrays = _backend(source).state(source), _backend(target).state(target)
-    source_names = _source_names(source, target, list(source_arrays), list(target_arrays), names)
-    if change is None:
-        _check_axes(source_names, target_arrays)
-    values = {
-        name: _converted(_short(name), source_arrays[source_names[name]], array, change)
-        for name, array in target_arrays.items()
-    }
-    _backend(target).load_state(target, values)
-    return tuple(map(_short, target_arrays))
-
-
-def _source_names(
-    source: Any, target: Any, given: Sequence[str], wanted: Sequence[str], names: Mapping[str, str]
-) -> dict[str, str]:
-    """The source's name for each name of the target; every name of both must be used."""
+    # The source's name for each name of the target; every name of both must be used.
+    given = list(source_arrays)
+    wanted = list(target_arrays)
     unknown = sorted(set(names) - set(map(_short, wanted)))
     if unknown:
         raise StateError(
@@ -81,7 +69,14 @@ def _source_names(
             available=", ".join(map(_short, given)),
             hint="map names={TARGET: SOURCE}",
         )
-    return source_names
+    if change is None:
+        _check_axes(source_names, target_arrays)
+    values = {
+        name: _converted(_short(name), source_arrays[source_names[name]], array, change)
+        for name, array in target_arrays.items()
+    }
+    _backend(target).load_state(target, values)
+    return tuple(map(_short, target_arrays))
 
 
 def _backend(model: Any) -> ComputingBackend:

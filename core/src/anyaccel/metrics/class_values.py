@@ -62,7 +62,7 @@ def classes(name: str, outputs: np.ndarray, targets: np.ndarray) -> tuple[np.nda
     truth = aligned(targets, outputs)
     if outputs.dtype.kind not in "fc":
         return outputs.reshape(-1), truth.reshape(-1)
-    return (outputs > 0).astype("int64").reshape(-1), _zero_or_one(name, truth).reshape(-1)
+    return (outputs > 0).astype("int64").reshape(-1), zero_or_one(name, truth).reshape(-1)
 
 
 def true_classes(name: str, scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
@@ -86,30 +86,18 @@ def true_classes(name: str, scores: np.ndarray, targets: np.ndarray) -> np.ndarr
     return indices.astype("int64")
 
 
-def probabilities(outputs: np.ndarray) -> np.ndarray:
-    """The probability of each class, [n, classes]; of one logit, classes 0 and 1.
-
-    Rows that are probabilities already (none negative, with a sum of 1) keep their values and dtype; of other scores
-    the softmax is taken, of one logit the sigmoid, in float64.
-    """
-    if is_scores(outputs):
-        if is_distribution(outputs):
-            return outputs
-        logits = outputs.astype(np.float64)
-    else:
-        single = outputs.reshape(len(outputs), -1).astype(np.float64)
-        logits = np.concatenate([np.zeros_like(single), single], axis=1)
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
-
-
 def is_distribution(scores: np.ndarray) -> bool:
     """Whether every row of scores [n, classes] is non-negative with a sum of 1 within the rounding of its dtype."""
     tolerance = np.sqrt(np.finfo(scores.dtype).eps)
     return bool((scores >= 0).all() and np.allclose(scores.sum(axis=1, dtype=np.float64), 1.0, rtol=0, atol=tolerance))
 
 
-def _zero_or_one(name: str, targets: np.ndarray) -> np.ndarray:
+def zero_or_one(name: str, targets: np.ndarray) -> np.ndarray:
+    """Targets of a single output, which are the classes 0 and 1, as integers.
+
+    Raises:
+        SpecError: there are others.
+    """
     if not np.isin(targets, (0, 1)).all():
         raise SpecError(
             f"{name} takes a single output as the logit of class 1, but the targets have {len(np.unique(targets))} "
@@ -117,27 +105,3 @@ def _zero_or_one(name: str, targets: np.ndarray) -> np.ndarray:
             hint="give the model one output per class",
         )
     return targets.astype("int64")
-
-
-def scored_classes(name: str, outputs: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scores [n, classes] or those of class 1 alone, [n], and true classes [n]; see `classes`.
-
-    Of two classes the score is the probability of class 1 if rows are probabilities, else the difference of both.
-
-    Raises:
-        SpecError: as for `classes`; or the outputs are classes, which have no scores.
-    """
-    if outputs.dtype.kind not in "fc":
-        raise SpecError(
-            f"{name} needs a score for each class, and the outputs are classes",
-            hint="use a metric of classes, such as 'f1_macro', or give the node scores: of an estimator with "
-            "anyaccel.Estimator(..., method='predict_proba')",
-        )
-    if not is_scores(outputs):
-        truth = aligned(targets, outputs)
-        return outputs.reshape(-1), _zero_or_one(name, truth).reshape(-1)
-    truth = true_classes(name, outputs, targets)
-    if outputs.shape[1] > 2:
-        return probabilities(outputs), truth
-    wide = outputs.astype(np.float64)
-    return (wide[:, 1] if is_distribution(outputs) else wide[:, 1] - wide[:, 0]), truth

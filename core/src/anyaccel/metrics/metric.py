@@ -18,7 +18,7 @@ from anyaccel.device import Device
 from anyaccel.errors import ConfigError, SpecError, UndefinedMetricWarning
 from anyaccel.formulas import LOSSES
 from anyaccel.metrics.class_values import UndefinedValue, aligned, same_axes
-from anyaccel.metrics.named import CLASS_METRICS, METRICS, SYNONYMS
+from anyaccel.metrics.named import SYNONYMS, find_metric, known_names, metric_names, name_of
 from anyaccel.printable import printable
 from anyaccel.registry import registry
 from anyaccel.specs import LOSS_ALIASES, assign_fields
@@ -56,7 +56,8 @@ class Metric:
     matthews_corrcoef, cohen_kappa, roc_auc (of two classes; roc_auc_ovr, roc_auc_ovo and both with _weighted of
     several), average_precision, log_loss, brier_score; mse, rmse, mae, r2, root_mean_squared_error,
     median_absolute_error, max_error, mean_absolute_percentage_error, mean_squared_log_error,
-    root_mean_squared_log_error, explained_variance. Of outputs with NaN all are NaN. Where one is not defined (roc_auc
+    root_mean_squared_log_error, explained_variance. All but accuracy, f1, mse, rmse, mae and r2 need anyaccel-sklearn.
+    Of outputs with NaN all are NaN. Where one is not defined (roc_auc
     where all targets are of one class) it is what scikit-learn gives, NaN, with an UndefinedMetricWarning.
 
     Raises:
@@ -71,6 +72,8 @@ class Metric:
     ignore_index: int | None
     mask: str | None
     class_axis: int
+    _name: str | None = field(repr=False, compare=False)
+    _of_classes: bool = field(repr=False, compare=False)
     _call: Call = field(repr=False, compare=False)
 
     def __init__(
@@ -85,14 +88,14 @@ class Metric:
         mask: str | None = None,
         class_axis: int = -1,
     ) -> None:
-        name = SYNONYMS.get(measure, measure) if isinstance(measure, str) else None
-        if name is not None and name not in METRICS:
-            raise SpecError(
-                f"no metric is called {shown(measure)}", available=", ".join(METRICS), hint=_hint(name.lower())
-            )
+        name = SYNONYMS.get(measure, measure) if isinstance(measure, str) else name_of(measure)
+        metric = None if name is None else find_metric(name)
+        if name is not None and metric is None:
+            problem = f"no metric is called {shown(measure)}"
+            raise SpecError(problem, available=", ".join(metric_names()), hint=_hint(name.lower()))
         if name is None and not can_measure(measure):
             hint = f"create one: {measure.__name__}()" if isinstance(measure, type) else "give a name or a function"
-            raise SpecError(f"{shown(measure)} is not a metric", available=", ".join(METRICS), hint=hint)
+            raise SpecError(f"{shown(measure)} is not a metric", available=", ".join(metric_names()), hint=hint)
         for key, value in (("on", on), ("targets", targets), ("label", label), ("mask", mask)):
             if value is not None or key == "targets":
                 arguments.text(SpecError, "Metric: ", key, value)
@@ -103,15 +106,16 @@ class Metric:
         if type(class_axis) is not int or class_axis == 0:
             problem = f"Metric: class_axis={shown(class_axis)} is not an axis behind that of the batch, which is 0"
             raise SpecError(problem, hint="write class_axis=1")
-        assign_fields(self, measure=measure if name is None else METRICS[name], on=on, targets=targets)
-        assign_fields(self, label=label or (measure if name is not None else label_of(measure)))
+        call = metric.measure if metric else call_of(measure)
+        assign_fields(self, measure=metric.measure if metric else measure, on=on, targets=targets)
+        assign_fields(self, label=label or (measure if isinstance(measure, str) else label_of(measure)))
         assign_fields(self, from_logits=from_logits, ignore_index=ignore_index, mask=mask, class_axis=class_axis)
-        assign_fields(self, _call=call_of(measure) if name is None else METRICS[name])
+        assign_fields(self, _name=name, _of_classes=metric is not None and metric.of_classes, _call=call)
 
     @property
     def name(self) -> str | None:
-        """The name in METRICS; None for a function or object of the user's."""
-        return next((name for name, measure in METRICS.items() if measure is self.measure), None)
+        """The name of a named metric; None for a function or object of the user's."""
+        return self._name
 
     def compute(
         self,
@@ -134,15 +138,14 @@ class Metric:
         Raises:
             SpecError: shapes or values that a named metric does not take, or what the metric gave is not one number.
         """
-        name = self.name
-        outputs, targets = self._counted(name, outputs, targets, mask, lengths)
-        if name is None:  # it may write to its arguments
+        outputs, targets = self._counted(outputs, targets, mask, lengths)
+        if self._name is None:  # it may write to its arguments
             return number_of(self._call(np.array(outputs), np.array(targets)))
         if outputs.dtype.kind in "fc" and np.isnan(outputs).any():
             return float("nan")
-        if name in CLASS_METRICS and outputs.dtype.kind == "f" and outputs.size == len(outputs) > 0:
+        if self._of_classes and outputs.dtype.kind == "f" and outputs.size == len(outputs) > 0:
             outputs = self._single(outputs)
-        value = METRICS[name](outputs, targets) if len(outputs) else UndefinedValue(float("nan"), "no sample counts")
+        value = self._call(outputs, targets) if len(outputs) else UndefinedValue(float("nan"), "no sample counts")
         if isinstance(value, UndefinedValue):
             text = f"metric {self.label!r} is not defined: {value.cause}. It is {float(value):g}, as in scikit-learn"
             if if_undefined is None:
@@ -152,7 +155,7 @@ class Metric:
         return float(value)
 
     def _counted(
-        self, name: str | None, outputs: np.ndarray, targets: np.ndarray, mask: Any, lengths: Any
+        self, outputs: np.ndarray, targets: np.ndarray, mask: Any, lengths: Any
     ) -> tuple[np.ndarray, np.ndarray]:
         """The outputs and targets that count."""
         if self.class_axis != -1:
@@ -164,7 +167,7 @@ class Metric:
                 own = within(lengths, targets.shape[1])
                 mask = own if mask is None else own & mask.reshape(len(mask), -1)
             outputs, targets = counted(outputs, targets, mask, self.ignore_index)
-        return flattened(outputs, targets) if name in CLASS_METRICS else (outputs, targets)
+        return flattened(outputs, targets) if self._of_classes else (outputs, targets)
 
     def _single(self, outputs: np.ndarray) -> np.ndarray:
         """One output per sample, as the named metrics take it: logits of class 1, or probabilities of both classes."""
@@ -193,7 +196,7 @@ class Metric:
         if name is None:
             raise ConfigError(
                 f"metric {self.label!r} is a function, which cannot be saved as configuration",
-                hint="use a named metric: " + ", ".join(METRICS),
+                hint="use a named metric: " + ", ".join(metric_names()),
             )
         more = {"from_logits": self.from_logits, "ignore_index": self.ignore_index, "mask": self.mask}
         given = {key: value for key, value in more.items() if value is not None}
@@ -237,11 +240,11 @@ _OTHER_NAMES = {
 
 def _hint(name: str) -> str:
     loss = LOSS_ALIASES.get(name, name)
-    if loss in LOSSES and loss not in METRICS:
+    if loss in LOSSES and loss not in known_names():
         return f"{loss} is a loss: write losses=[AppliedLoss({loss!r}, on='NODE')]"
     plain = name.removeprefix("neg_")
     plain = _OTHER_NAMES.get(plain, SYNONYMS.get(plain, plain))
-    return did_you_mean(plain, METRICS, "use one of these, or give a function")
+    return did_you_mean(plain, known_names(), "use one of these, or give a function")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,52 +1,49 @@
-"""The metrics that have a name: scikit-learn's, and short ones."""
+"""The metrics that have a name: scikit-learn's, and short ones; those that core has not come from distributions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from anyaccel.metrics import classification, ranking, regression
+from anyaccel.distributions import METRICS as GROUP
+from anyaccel.distributions import OFFERED, entry_points, load, named
+from anyaccel.metrics import classification, regression
 
 Measure = Callable[[np.ndarray, np.ndarray], float]
 
-CLASS_METRICS: Mapping[str, Measure] = {
-    "accuracy": classification.accuracy,
-    "balanced_accuracy": classification.balanced_accuracy,
-    **classification.averages("precision", classification.precision),
-    **classification.averages("recall", classification.recall),
-    **classification.averages("f1", classification.f1),
-    **classification.averages("jaccard", classification.jaccard),
-    "matthews_corrcoef": classification.matthews_corrcoef,
-    "cohen_kappa": classification.cohen_kappa,
-    "top_k_accuracy": ranking.top_k(2),
-    "top_3_accuracy": ranking.top_k(3),
-    "top_5_accuracy": ranking.top_k(5),
-    "roc_auc": ranking.roc_auc,
-    "roc_auc_ovr": ranking.roc_auc_ovr,
-    "roc_auc_ovr_weighted": ranking.roc_auc_ovr_weighted,
-    "roc_auc_ovo": ranking.roc_auc_ovo,
-    "roc_auc_ovo_weighted": ranking.roc_auc_ovo_weighted,
-    "average_precision": ranking.average_precision,
-    "log_loss": ranking.log_loss,
-    "brier_score": ranking.brier_score,
-}
-"""Of classes, their scores or probabilities."""
 
-_OF_NUMBERS: Mapping[str, Measure] = {
-    "mse": regression.mse,
-    "rmse": regression.rmse,
-    "mae": regression.mae,
-    "r2": regression.r2,
-    "root_mean_squared_error": regression.root_mean_squared_error,
-    "median_absolute_error": regression.median_absolute_error,
-    "max_error": regression.max_error,
-    "mean_absolute_percentage_error": regression.mean_absolute_percentage_error,
-    "mean_squared_log_error": regression.mean_squared_log_error,
-    "root_mean_squared_log_error": regression.root_mean_squared_log_error,
-    "explained_variance": regression.explained_variance,
+@dataclass(frozen=True, slots=True)
+class NamedMetric:
+    """A metric that has a name. A distribution adds one by an entry point of the group `anyaccel.named_metrics`.
+
+    Attributes:
+        measure: a function of outputs and targets, samples along the first axis.
+        of_classes: whether it is one of classes, their scores or probabilities; positions are flattened for it then.
+        higher_is_better: whether the highest value is the best; otherwise it is the lowest.
+    """
+
+    measure: Measure
+    of_classes: bool = False
+    higher_is_better: bool = False
+
+
+def _of_classes(measure: Measure) -> NamedMetric:
+    return NamedMetric(measure, of_classes=True, higher_is_better=True)
+
+
+METRICS: Mapping[str, NamedMetric] = {
+    "accuracy": _of_classes(classification.accuracy),
+    "f1": _of_classes(classification.f1),
+    **{f"f1_{each}": _of_classes(partial(classification.f1_average, each)) for each in classification.AVERAGES},
+    "mse": NamedMetric(regression.mse),
+    "rmse": NamedMetric(regression.rmse),
+    "mae": NamedMetric(regression.mae),
+    "r2": NamedMetric(regression.r2, higher_is_better=True),
 }
-METRICS: Mapping[str, Measure] = {**CLASS_METRICS, **_OF_NUMBERS}
+"""Those of core."""
 
 SYNONYMS: Mapping[str, str] = {
     **{f"{name}_score": name for name in ("accuracy", "balanced_accuracy", "precision", "recall", "f1", "jaccard")},
@@ -57,15 +54,40 @@ SYNONYMS: Mapping[str, str] = {
     "mean_absolute_error": "mae",
     "sparse_categorical_accuracy": "accuracy",
 }
-"""Names of scikit-learn's functions where METRICS has those of its scorers, or shorter ones; and one of Keras."""
+"""Names of scikit-learn's functions where metrics have those of its scorers, or shorter ones; and one of Keras."""
 
-_HIGHER = (CLASS_METRICS.keys() - {"log_loss", "brier_score"}) | {"r2", "explained_variance"}
-HIGHER_IS_BETTER = frozenset({*_HIGHER, *(name for name, metric in SYNONYMS.items() if metric in _HIGHER)})
-"""Names in METRICS and SYNONYMS of which the highest value is the best; of the others it is the lowest."""
+
+def metric_names() -> list[str]:
+    """The names of all metrics that are installed."""
+    return [*METRICS, *(entry.name for entry in entry_points(GROUP))]
+
+
+def known_names() -> list[str]:
+    """Those, and the names of metrics of anyaccel's own distributions, installed or not."""
+    return list(dict.fromkeys([*metric_names(), *" ".join(OFFERED.get(GROUP, {}).values()).split()]))
+
+
+def find_metric(name: str) -> NamedMetric | None:
+    """The metric of a name in `known_names`; None if there is none.
+
+    Raises:
+        MissingDistributionError: its distribution is not installed.
+    """
+    return METRICS.get(name) or load(GROUP, name)
+
+
+def name_of(measure: object) -> str | None:
+    """The name of a function of core's named metrics; None for any other object."""
+    return next((name for name, metric in METRICS.items() if metric.measure is measure), None)
 
 
 def is_higher_better(figure: str) -> bool | None:
     """Whether a value of an epoch (`loss`, `loss.LABEL`, `val_METRIC`) is the better the higher; None if unknown."""
     plain = figure.removeprefix("val_")
-    name = "loss" if plain.startswith("loss.") else plain.rpartition(".")[2]
-    return name in HIGHER_IS_BETTER if name in ("loss", *METRICS, *SYNONYMS) else None
+    label = plain.rpartition(".")[2]
+    if label == "loss" or plain.startswith("loss."):
+        return False
+    name = SYNONYMS.get(label, label)
+    # Without its distribution a name is the label of a metric of the user's, or of results that were loaded
+    metric = find_metric(name) if name in METRICS or named(GROUP, name) else None
+    return metric.higher_is_better if metric else None

@@ -8,10 +8,9 @@ from anyaccel.adapter import VjpResult
 from anyaccel.distributions import moved_names
 from anyaccel.numpy_backend.array_creation import array, zeros
 from anyaccel.numpy_backend.backend import NumpyBackend
-from anyaccel.numpy_backend.builtin_models import SequentialCNN, SequentialMLP
+from anyaccel.numpy_backend.builtin_models import Sequential, SequentialCNN, SequentialMLP
 from anyaccel.numpy_backend.layers import Activation, BatchNorm, Conv2d, Dense, Dropout, Flatten, MaxPool2d
 from anyaccel.numpy_backend.module import Module
-from anyaccel.numpy_backend.sequential import Sequential
 from anyaccel.numpy_backend.sim_array import SimArray
 from anyaccel.numpy_backend.sim_device import SimDevice, Simulation, simulate
 

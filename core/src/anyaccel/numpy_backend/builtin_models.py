@@ -5,16 +5,18 @@ from __future__ import annotations
 import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from anyaccel import rng
 from anyaccel.adapter import VjpResult
 from anyaccel.adapter.model_specs import CNNSpec, MLPSpec, ModelSpec, SequentialCNNConstructor, SequentialMLPConstructor
-from anyaccel.numpy_backend.layers import Activation, Conv2d, Dense, Dropout, Flatten, MaxPool2d
-from anyaccel.numpy_backend.module import Module, Values
-from anyaccel.numpy_backend.sequential import apply_in_sequence
+from anyaccel.arguments import shown
+from anyaccel.errors import SpecError
+from anyaccel.numpy_backend.layers import Activation, BatchNorm, Conv2d, Dense, Dropout, Flatten, MaxPool2d
+from anyaccel.numpy_backend.module import Module, Values, output_specs
 from anyaccel.numpy_backend.sim_array import Array
 from anyaccel.segment import TensorSpec
 
@@ -133,3 +135,107 @@ class SequentialCNN(SequentialCNNConstructor, SpecModel[CNNSpec]):
         yield "flatten.", Flatten()
         yield "dropout.", Dropout(spec.dropout)
         yield "head.", Dense(math.prod(spec.output_shape), dtype=spec.dtype)
+
+
+# -- Sequential: modules one after the other ---------------------------------------------------------------------------
+
+
+Parts = Sequence[tuple[str, Module]]
+"""Modules in order, each with the prefix of its values' names."""
+
+
+_DRAW_NOTHING = frozenset({Dense, Activation, BatchNorm, Conv2d, MaxPool2d, Flatten})
+"""Layers, and no classes derived from them, that need no key, which takes as long as a small layer."""
+
+
+def _may_draw(module: Module) -> bool:
+    kind = type(module)
+    return kind not in _DRAW_NOTHING and not (kind is Dropout and not module.rate)  # type: ignore[attr-defined]
+
+
+def apply_in_sequence(parts: Parts, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
+    """Apply each module to the outputs of the one before; modules with the same prefix share their values."""
+    current, outputs, tape = dict(values), inputs, []
+    for index, (prefix, module) in enumerate(parts):
+        own = {name[len(prefix) :]: value for name, value in current.items() if name.startswith(prefix)}
+        applied = module.apply(own, outputs, train=train, key=rng.key(key, index) if train and _may_draw(module) else 0)
+        current.update({prefix + name: value for name, value in (applied.buffers or {}).items()})
+        tape.append((prefix, applied.pullback))
+        outputs = applied.outputs
+
+    def pullback(cotangents: tuple[Array, ...]) -> tuple[dict[str, Array], Sequence[Array]]:
+        gradients: dict[str, Array] = {}
+        flowing: Sequence[Array] = cotangents
+        for prefix, module_pullback in reversed(tape):
+            own_gradients, flowing = module_pullback(tuple(flowing))
+            for name, gradient in own_gradients.items():
+                full = prefix + name
+                gradients[full] = gradients[full] + gradient if full in gradients else gradient
+        return gradients, flowing
+
+    changed = {name: value for name, value in current.items() if value is not values[name]}
+    return VjpResult(outputs, pullback, changed or None)
+
+
+class Sequential(Module):
+    """Modules one after the other; a module at several positions shares its parameters among them.
+
+    The first may take several inputs. Values are called `INDEX.NAME`.
+    """
+
+    def __init__(self, *layers: Module) -> None:
+        for layer in layers:
+            if not isinstance(layer, Module):
+                hint = "write Sequential(Dense(16), Dense(1))"
+                raise SpecError(f"Sequential: {shown(layer)} is not a Module", hint=hint)
+        self.layers = layers
+        first = {id(layer): index for index, layer in reversed(list(enumerate(layers)))}
+        self.parts = [(f"{first[id(layer)]}.", layer) for layer in layers]
+        self.parameters = PrefixedMappings({prefix: layer.parameters for prefix, layer in self.parts})
+        self.buffers = PrefixedMappings({prefix: layer.buffers for prefix, layer in self.parts})
+        self.dtype = next((layer.dtype for layer in layers if layer.dtype is not None), None)
+
+    @property
+    def is_built(self) -> bool:
+        """Whether all layers are built."""
+        return all(layer.is_built for layer in self.layers)
+
+    def build(self, inputs: Sequence[TensorSpec], seed: int) -> None:
+        """Build each layer for the outputs of the one before."""
+        for prefix, layer in self.parts:
+            if not layer.is_built:
+                layer.build(inputs, rng.key(seed, prefix))
+            inputs = output_specs(layer, inputs)
+
+    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
+        """Inputs of the first layer to outputs of the last."""
+        return apply_in_sequence(self.parts, values, inputs, train=train, key=key)
+
+
+class PrefixedMappings(MutableMapping[str, Array]):
+    """Several mappings as one, with a prefix for the names of each; writes go to the parts."""
+
+    def __init__(self, parts: Mapping[str, MutableMapping[str, Array]]) -> None:
+        self._parts = parts
+
+    def _locate(self, name: str) -> tuple[MutableMapping[str, Array], str]:
+        first, dot, rest = name.partition(".")
+        return self._parts[first + dot], rest
+
+    def __getitem__(self, name: str) -> Array:
+        part, rest = self._locate(name)
+        return part[rest]
+
+    def __setitem__(self, name: str, value: Array) -> None:
+        part, rest = self._locate(name)
+        part[rest] = value
+
+    def __delitem__(self, name: str) -> None:
+        part, rest = self._locate(name)
+        del part[rest]
+
+    def __iter__(self) -> Iterator[str]:
+        return (prefix + name for prefix, values in self._parts.items() for name in values)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts.values()))

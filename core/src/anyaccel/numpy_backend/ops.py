@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.adapter import ArrayOps, ArrayProgram, LossFunction, LossResult, VjpResult
-from anyaccel.adapter.custom_loss import make_loss
+from anyaccel.adapter.losses import make_loss
 from anyaccel.adapter.notifying_program import AfterStep, NotifyingProgram, notify_one_by_one
 from anyaccel.device import Device
 from anyaccel.errors import SpecError

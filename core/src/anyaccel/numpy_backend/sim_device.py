@@ -151,19 +151,17 @@ class SimDevice:
         with _lock:
             if id(memory) in self._held:
                 return
-            self._reserve(memory.nbytes)
+            nbytes = memory.nbytes
+            if self.capacity is not None and self.used + nbytes > self.capacity:
+                raise OutOfMemoryError(
+                    f"not enough memory for {nbytes} bytes on {self}",
+                    cause=f"{self.capacity - self.used} bytes free of {self.capacity}",
+                    hint="free arrays, use smaller batches, or simulate more capacity",
+                )
+            self.used += nbytes
+            self.peak = max(self.peak, self.used)
             self._held.add(id(memory))
             weakref.finalize(memory, self._free, id(memory), memory.nbytes).atexit = False
-
-    def _reserve(self, nbytes: int) -> None:
-        if self.capacity is not None and self.used + nbytes > self.capacity:
-            raise OutOfMemoryError(
-                f"not enough memory for {nbytes} bytes on {self}",
-                cause=f"{self.capacity - self.used} bytes free of {self.capacity}",
-                hint="free arrays, use smaller batches, or simulate more capacity",
-            )
-        self.used += nbytes
-        self.peak = max(self.peak, self.used)
 
     def _free(self, key: int, nbytes: int) -> None:
         with _lock:

@@ -17,7 +17,7 @@ from anyaccel.errors import ConfigError, DataError
 from anyaccel.launched import launched
 from anyaccel.phases.bound_phase import best_common_device
 from anyaccel.phases.loading.prefetch import prefetch
-from anyaccel.phases.loading.source_randomness import SourceRandomness, warn_of_seed
+from anyaccel.phases.loading.source_loader import SourceRandomness, warn_of_seed
 from anyaccel.phases.settings import AUTO
 from anyaccel.registry import registry
 

@@ -33,7 +33,7 @@ def merged(parts: Sequence[Part], concatenated: Concatenated, pad: float | None)
         named = {name: merged([(v[name], n) for v, n in counted], concatenated, pad) for name in first}
         return named if type(first) is dict else type(first)(named)  # type: ignore[call-arg]
     if isinstance(first, list) and all(_is_list_of_rows(value, rows) for value, rows in counted):
-        return [item for value, rows in counted for item in value[: len(value) if rows is None else rows]]
+        return [item for value, _ in counted for item in value]
     if isinstance(first, (list, tuple)):
         _check_alike(
             values, (list, tuple), [len(value) if isinstance(value, (list, tuple)) else None for value in values]
@@ -54,7 +54,14 @@ def _is_list_of_rows(value: Any, rows: int | None) -> bool:
         return False
     if any(isinstance(item, np.ndarray) and item.ndim and item.shape[0] == len(value) for item in value):
         return False
-    return rows is None or len(value) >= rows
+    if rows is None or len(value) == rows:
+        return True
+    if value and not any(isinstance(item, (np.ndarray, Mapping, list, tuple)) for item in value):
+        raise DataError(
+            f"gather() was given a list of {len(value)} items for a batch of {rows} rows",
+            hint="give an item for each row of the batch, or gather the list after the loop over the loader",
+        )
+    return False
 
 
 def _check_alike(values: Sequence[Any], kind: Any, marks: Sequence[Any]) -> None:
@@ -78,10 +85,11 @@ def _merged_arrays(parts: Sequence[Part], concatenated: Concatenated, pad: float
     if parts[0][0].ndim == 0:
         return [array.item() for array, _ in parts]
     for array, rows in parts:
-        if rows is not None and len(array) < rows:
+        if rows and len(array) != rows:
             raise DataError(
                 f"gather() was given a tensor of shape {list(array.shape)} for a batch of {rows} rows",
-                hint="gather what has a row for each of the batch; add up what has none: loop.reduce(x, 'sum')",
+                hint="give a row for each of the batch, or gather the tensor after the loop over the loader; add up "
+                "what has no rows: loop.reduce(x, 'sum')",
             )
     arrays = [array if rows is None else array[:rows] for array, rows in parts]
     sizes = {array.shape[1:] for array in arrays}

@@ -85,7 +85,7 @@ class Iterations:
         return self.share if self._active else None
 
 
-def _nothing() -> object: ...
+def _nothing(_: bool) -> object: ...
 
 
 class LoopLoader(DeviceLoader):
@@ -127,7 +127,7 @@ class LoopLoader(DeviceLoader):
         self._order_of: int | None = None
         self._order = Order()
         self._states: dict[str, Any] | None = None  # of the generators as the epoch began
-        self._resumed: tuple[dict[str, Any], int, Callable[[], object]] | None = None
+        self._resumed: tuple[dict[str, Any], int, Callable[[bool], object]] | None = None
         if batch not in self.ways:
             available = ", ".join(map(repr, self.ways))
             raise DataError(f"unknown batch={batch!r}", available=available, hint="write batch='global'")
@@ -146,7 +146,7 @@ class LoopLoader(DeviceLoader):
     # -- the epoch -------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        skipped, go_on = 0, _nothing
+        skipped, go_on = 0, cast("Callable[[bool], object]", _nothing)
         if self._resumed is None:
             self._check_alike()
             self._states = RandomStates(self.loader).states(frameworks=True)
@@ -159,13 +159,15 @@ class LoopLoader(DeviceLoader):
         self._iterations.begin(self)
         batches = cast("Generator[tuple[Any, Share]]", super().__iter__())
         try:
-            for _ in range(self._skip(skipped)):
+            read_again = self._skip(skipped)
+            for _ in range(read_again):
                 next(batches)
-            if self._in_turn:
-                go_on()
+            draws_next = bool(self._in_turn and read_again)  # from the generators that the loop draws from
+            if draws_next:
+                go_on(True)
             for number, (batch, share) in enumerate(batches, start=skipped):
-                if number == skipped and not self._in_turn:
-                    go_on()
+                if number == skipped and not draws_next:
+                    go_on(bool(self._reads_elsewhere or self._in_turn))
                 self.given, self.share = number + 1, share
                 self._iterations.share = share
                 yield batch
@@ -185,6 +187,9 @@ class LoopLoader(DeviceLoader):
         with self._order.drawing():
             batches = self._shared()
             return batches, next(batches, self.END)
+
+    _reads_elsewhere = False
+    """Whether other processes read the batches."""
 
     def _skip(self, n_batches: int) -> int:
         """How many of the first batches are read again for what they draw; the others are left out unread."""
@@ -267,12 +272,13 @@ class LoopLoader(DeviceLoader):
         states = to_arrays(self._states) if self._states is not None and self.given else {}
         return {"epoch": self.epoch, "given": self.given, "states": states, "order_of": self._order_of}
 
-    def load_state_dict(self, state: Mapping[str, Any], go_on: Callable[[], object] = _nothing) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], go_on: Callable[[bool], object] = _nothing) -> None:
         """Go on there with the next iteration.
 
         Args:
             state: what `state_dict` gave, in a run with any number of processes.
-            go_on: called when the loop is given its first batch; sets the random state that the run had.
+            go_on: called when the loop is given its first batch; sets the random state that the run had: of frameworks,
+                and, if its argument is true, of Python and NumPy, from which batches may have been read ahead.
 
         Raises:
             StateError: the loader has fewer batches.

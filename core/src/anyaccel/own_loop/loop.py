@@ -15,7 +15,7 @@ from anyaccel.accelerator import Accelerator
 from anyaccel.arguments import shown
 from anyaccel.call_hints import constructor_hints
 from anyaccel.containers import map_leaves
-from anyaccel.data.streaming.random_states import from_arrays, imported_backends, to_arrays
+from anyaccel.data.streaming.random_states import frameworks_of, from_arrays, imported_backends, to_arrays
 from anyaccel.errors import CapabilityError, ConfigError, DataError, StateError
 from anyaccel.launched import launched
 from anyaccel.own_loop.capability import OwnLoops
@@ -344,6 +344,9 @@ class Loop(ABC):
         predictions = loop.gather(net(x))  # of the batch that was given last
         ```
 
+        Within the loop over a loader, the values have a row for each of its last batch. After it, they may be of many
+        batches, and their order is that of the processes.
+
         Args:
             values: what the rows of a batch gave: tensors [rows, ...], lists of one item for each row, scalars, None,
                 and dicts and tuples of these; or a generator that gives such for each batch of a prepared loader.
@@ -368,8 +371,8 @@ class Loop(ABC):
         return merged(self._parts_of_all(parts), self._concatenated, pad)
 
     def _part(self, value: Any) -> Part:
-        rows = self._iterations.share.rows if self._iterations.share is not None else None
-        return self._on_host(value), rows
+        on_host, share = self._on_host(value), self._iterations.training_share
+        return on_host, None if share is None else share.rows
 
     def reduce(self, value: Any, how: str = "mean", *, count: Any = None) -> Any:
         """One value from those of all processes: a mean over rows, a sum, a maximum or a minimum.
@@ -478,20 +481,21 @@ class Loop(ABC):
             ConfigError: there is no checkpoint.
         """
         position = LoopFolder.read(folder, self.framework)
-        self._load(position.state)
-        self._run, self.step, self.epoch = position.run, position.step, position.epoch
         if len(position.loaders) != len(self._prepared_loaders):
             raise StateError(
                 f"the checkpoint has {len(position.loaders)} loaders, and this loop {len(self._prepared_loaders)}",
                 hint="prepare the loaders of the run that wrote the checkpoint, in the same order",
             )
+        self._load(position.state)
+        self._run, self.step, self.epoch = position.run, position.step, position.epoch
         own = position.random[self.process_index] if self.process_index < len(position.random) else None
 
-        def go_on() -> None:
+        def go_on(whole: bool) -> None:
             if own is not None:
-                self._processes.set_random_states(from_arrays(own))
+                states = from_arrays(own)
+                self._processes.set_random_states(states if whole else frameworks_of(states))
 
-        go_on()
+        go_on(True)
         for loader, state in zip(self._prepared_loaders, position.loaders, strict=True):
             loader.load_state_dict(state, go_on)
         kept: dict[str, Any] = position.state.get("extra", {})
@@ -542,10 +546,24 @@ def _rebuilt(objects: Any, make: Callable[[Any], Any], is_container: Callable[[A
     return type(objects)([rebuilt(item) for item in objects])
 
 
+def _structure(value: Any) -> Any:
+    """What values to be reduced must have in common: names, lengths or a shape."""
+    if isinstance(value, Mapping):
+        return tuple(value)
+    return len(value) if isinstance(value, (list, tuple)) else np.shape(value)
+
+
 def _reduced(every: Sequence[tuple[Any, float, float | None]], how: str) -> Any:
     """One structure from those of all processes."""
     values, rows, counts = zip(*every, strict=True)
     first = values[0]
+    shapes = {_structure(value) for value in values}
+    if len(shapes) > 1:
+        raise DataError(
+            "reduce() was given other structures or shapes in the processes",
+            available=", ".join(sorted(map(str, shapes))),
+            hint="give the same names and shapes in each process; rows are gathered: loop.gather(x)",
+        )
     if isinstance(first, Mapping):
         return {name: _reduced([(v[name], r, c) for v, r, c in every], how) for name in first}
     if isinstance(first, (list, tuple)):

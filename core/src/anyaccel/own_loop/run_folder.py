@@ -16,7 +16,7 @@ from anyaccel import saved_folder
 from anyaccel.errors import ConfigError, StateError
 from anyaccel.own_loop.plain_state import decoded, encoded
 from anyaccel.phases.checkpointing.checkpoint import interval
-from anyaccel.phases.checkpointing.writer import BackgroundWriter
+from anyaccel.phases.checkpointing.checkpointer import BackgroundWriter
 
 PART = "own_loop"
 LATEST = "latest"

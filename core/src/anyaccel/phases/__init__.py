@@ -5,17 +5,16 @@ Stands on `results`, `metrics`, `graph`, `data`, `requests`, `saved_folder`, `ad
 """
 
 from anyaccel.distributions import moved_names
+from anyaccel.phases.bound_phase import place
 from anyaccel.phases.callbacks import Callback, EarlyStopping
 from anyaccel.phases.checkpointing import Checkpoint
 from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.framework_settings import FrameworkSettings
-from anyaccel.phases.model_placement import place
 from anyaccel.phases.planning.machine_plan import plan_for, plan_of
 from anyaccel.phases.plateau import ReduceLROnPlateau
 from anyaccel.phases.profile import Profile
 from anyaccel.phases.progress import HTMLProgress, LineProgress, Progress, RichProgress, progress_for
-from anyaccel.phases.run import Run
-from anyaccel.phases.run_stats import RunStats
+from anyaccel.phases.run import Run, RunStats
 from anyaccel.phases.runner import Phase, execute
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.phases.weight_averaging import WeightAveraging

@@ -6,20 +6,22 @@ import difflib
 import inspect
 import math
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.call_hints import constructor_hints
-from anyaccel.errors import PhaseError, StateError
+from anyaccel.errors import NaNWarning, PhaseError, StateError
 from anyaccel.metrics import is_higher_better
-from anyaccel.phases.monitoring import monitored_value
+from anyaccel.printable import printable
+from anyaccel.suggestions import did_you_mean
+from anyaccel.user_level import user_level
 
 if TYPE_CHECKING:
     from anyaccel.graph.plan import Plan
-    from anyaccel.phases.finished_steps import FinishedSteps
-    from anyaccel.phases.run import Run
+    from anyaccel.phases.run import FinishedSteps, Run
 
 
 class Callback:
@@ -55,7 +57,17 @@ class Callback:
 
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
-        _check_hook_names(cls)
+        # Refuse methods that look like a hook which the class does not override; it may have both.
+        overridden = {name for name in HOOK_NAMES if getattr(cls, name) is not getattr(Callback, name)}
+        own = {name for base in cls.__mro__ if base not in Callback.__mro__ for name in vars(base)} - {*HOOK_NAMES}
+        for name in sorted(own):
+            meant = _hook_meant(name) if inspect.isfunction(getattr(cls, name)) else None
+            if meant is not None and meant not in overridden:
+                raise PhaseError(
+                    f"{cls.__name__}.{name} is not a hook of callbacks and would never be called",
+                    available=", ".join(HOOK_NAMES),
+                    hint=f"call it {meant!r}; if it is a helper and no hook, begin its name with an underscore",
+                )
 
     def phase_start(self, phase: Any, run: Run) -> None:
         """The phase starts; nothing is decided or moved yet."""
@@ -110,20 +122,6 @@ _OF_OTHER_LIBRARIES = {
     **dict.fromkeys(("train_epoch_end", "validation_end", "validation_epoch_end"), "epoch_end"),
     **dict.fromkeys(("batch_end", "train_batch_end"), "step_end"),
 }
-
-
-def _check_hook_names(cls: type[Callback]) -> None:
-    """Refuse methods that look like a hook which the class does not override; it may have both."""
-    overridden = {name for name in HOOK_NAMES if getattr(cls, name) is not getattr(Callback, name)}
-    own = {name for base in cls.__mro__ if base not in Callback.__mro__ for name in vars(base)} - {*HOOK_NAMES}
-    for name in sorted(own):
-        meant = _hook_meant(name) if inspect.isfunction(getattr(cls, name)) else None
-        if meant is not None and meant not in overridden:
-            raise PhaseError(
-                f"{cls.__name__}.{name} is not a hook of callbacks and would never be called",
-                available=", ".join(HOOK_NAMES),
-                hint=f"call it {meant!r}; if it is a helper and no hook, begin its name with an underscore",
-            )
 
 
 def _hook_meant(name: str) -> str | None:
@@ -265,3 +263,49 @@ class EarlyStopping(Callback):
         if math.isnan(self.best):
             return not math.isnan(value)
         return self.sign * value < self.sign * self.best - self.min_delta
+
+
+# -- Monitoring: the value of an epoch that a callback watches, by its name --------------------------------------------
+
+
+def monitored_value(who: str, name: str, run: Run) -> float | None:
+    """The value of the last epoch; None if it is one of a validation that did not follow this epoch.
+
+    Args:
+        who: what monitors it, for messages.
+        name: of the value: `loss`, `loss.LABEL`, `val_loss`, `val_METRIC`, or a figure of a step of the user's own.
+        run: whose last epoch it is.
+
+    Raises:
+        PhaseError: epochs have no value of this name.
+    """
+    epoch = run.history[-1]
+    if name in epoch.figures:
+        value = epoch.figures[name]
+        if math.isnan(value) and not any(math.isnan(before.figures.get(name, 0.0)) for before in run.history[:-1]):
+            message = f"{who} monitors {name!r}, which is NaN in epoch {run.epoch + 1}: such an epoch is never the best"
+            run.log_event("metric", message)
+            if run.phase.on_nan != "ignore":
+                warnings.warn(printable(f"phase {run.phase.label!r}: {message}"), NaNWarning, stacklevel=user_level())
+        return value
+    if run.phase.validation is not None and name.startswith("val_") and not epoch.validated:
+        return None
+    validates = run.phase.validation is not None
+    raise unknown_value(who, name, run.phase.label, list(epoch.figures), validates=validates)
+
+
+def unknown_value(who: str, name: str, phase: str, values: Sequence[str], *, validates: bool) -> PhaseError:
+    """The error for a value that the epochs of a phase do not have.
+
+    Args:
+        who: what monitors it.
+        name: of the value.
+        phase: label of the phase.
+        values: the names that its epochs have.
+        validates: whether the phase has a validation.
+    """
+    hint = did_you_mean(name, values, "monitor one of these, or add a metric to the validation", cutoff=0.75)
+    if name.startswith("val_") and not validates:
+        hint = "add a validation: TrainPhase(validation='SPLIT'), or an EvalPhase with metrics"
+    problem = f"{who} monitors {name!r}, which epochs of {phase!r} do not have"
+    return PhaseError(problem, available=", ".join(values), hint=hint)

@@ -14,8 +14,8 @@ from anyaccel.phases.executor.pipeline import ChunkRunner, Pipeline
 from anyaccel.phases.loading.loader import BatchLoader
 from anyaccel.phases.loop_extension import UNLIMITED, Call, LoopExtension
 from anyaccel.phases.loss_accumulator import LossAccumulator
+from anyaccel.phases.memory_error import release_frames
 from anyaccel.phases.run import Run
-from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.user_level import user_level
 
 _TIMED_SECONDS, _TIMED_SHARE = 0.02, 0.02
@@ -139,7 +139,16 @@ class CompilePolicy(LoopExtension):
         else:
             self._estimate = runner.program.estimate_compile(self._max_call_steps)
             if self._estimate is not None:
-                self._decide(runner, batch_size, microbatch_size, self._estimate)
+                estimate = self._estimate
+                seconds = estimate.compile_seconds
+                timed_enough = min(_TIMED_SECONDS, _TIMED_SHARE * seconds)
+                if _is_free(estimate):
+                    self._compile(runner, batch_size, microbatch_size, "that takes no longer than plain steps do")
+                elif not self._timed_steps or self._timed.seconds < timed_enough:
+                    self._wait_seconds = timed_enough - self._timed.seconds
+                elif self._pays_off(estimate):
+                    why = f"{self._why(estimate)}; {seconds:.1f} s were expected for it"
+                    self._compile(runner, batch_size, microbatch_size, why)
 
     def most_steps(self, call: Call) -> int:
         """So many that the next decision is not late."""
@@ -240,19 +249,6 @@ class CompilePolicy(LoopExtension):
         if self._can_compile:
             self._log_event("compile", f"steps are not compiled: {why}", verbose=True)
 
-    def _decide(
-        self, runner: ChunkRunner, batch_size: int, microbatch_size: int | None, estimate: CompileEstimate
-    ) -> None:
-        seconds = estimate.compile_seconds
-        timed_enough = min(_TIMED_SECONDS, _TIMED_SHARE * seconds)
-        if _is_free(estimate):
-            self._compile(runner, batch_size, microbatch_size, "that takes no longer than plain steps do")
-        elif not self._timed_steps or self._timed.seconds < timed_enough:
-            self._wait_seconds = timed_enough - self._timed.seconds
-        elif self._pays_off(estimate):
-            why = f"{self._why(estimate)}; {seconds:.1f} s were expected for it"
-            self._compile(runner, batch_size, microbatch_size, why)
-
     def _pays_off(self, estimate: CompileEstimate) -> bool:
         """Whether to compile now, as far as is known; sets how long to wait with that at least."""
         left = math.inf if self._steps_left is None else self._steps_left
@@ -296,20 +292,17 @@ class CompilePolicy(LoopExtension):
         try:
             runner.compile(batch_size, microbatch_size)
         except (CompileError, MemoryError) as error:  # neither has changed anything
-            self._failed(error)
+            self._decided = True
+            release_frames(error)
+            self._log_event("compile", f"steps run uncompiled: {error}")
+            if self._mode == "steps":
+                warnings.warn(f"steps run uncompiled: {error}", CompileWarning, stacklevel=user_level())
         else:
             self._compile_seconds = time.perf_counter() - began
             told = f"steps compiled in {self._compile_seconds:.1f} s: {why}"
             self._log_event("compile", told, verbose=bool(self._cause))
         finally:
             self._on_activity("")
-
-    def _failed(self, error: CompileError | MemoryError) -> None:
-        self._decided = True
-        release_frames(error)
-        self._log_event("compile", f"steps run uncompiled: {error}")
-        if self._mode == "steps":
-            warnings.warn(f"steps run uncompiled: {error}", CompileWarning, stacklevel=user_level())
 
 
 def refuse_changes_between_steps(run: Run, pipeline: Pipeline) -> None:

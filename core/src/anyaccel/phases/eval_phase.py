@@ -14,14 +14,27 @@ from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.metrics import Metric, can_measure
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.evaluation import compared
-from anyaccel.phases.loading.epoch_plan import EpochPlan, EvaluationEpochs
-from anyaccel.phases.loading.evaluation_rows import EvaluationRows
+from anyaccel.phases.loading.epoch_plan import EpochPlan, EvaluationEpochs, EvaluationRows
 from anyaccel.phases.row_alignment import Combination, check_alignment
 from anyaccel.phases.run import Run
 from anyaccel.phases.runner import Phase, PhasePrograms
-from anyaccel.phases.samplers import Samplers, checked_samplers, samplers_config, samplers_from
-from anyaccel.phases.setting import UNCHANGED, UNSAVED, Setting, offered, read, read_list
-from anyaccel.phases.settings import Data, node_labels, of_split, save_labels, takes_settings
+from anyaccel.phases.settings import (
+    UNCHANGED,
+    UNSAVED,
+    Data,
+    Samplers,
+    Setting,
+    checked_samplers,
+    node_labels,
+    of_split,
+    offered,
+    read,
+    read_list,
+    samplers_config,
+    samplers_from,
+    save_labels,
+    takes_settings,
+)
 from anyaccel.results import EvalResults, eval_results
 from anyaccel.results.records import EvaluationValues
 

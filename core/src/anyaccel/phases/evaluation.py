@@ -25,23 +25,24 @@ from anyaccel.errors import (
     SpecError,
     UndefinedMetricWarning,
 )
-from anyaccel.graph import ModelGraph, input_columns, topology
+from anyaccel.graph import ModelGraph, topology
 from anyaccel.graph.applied_loss import AppliedLoss
-from anyaccel.metrics import METRICS, SYNONYMS, BoundMetric, Metric
+from anyaccel.graph.resolve import ColumnSelection, named_column, targets_of
+from anyaccel.metrics import SYNONYMS, BoundMetric, Metric, metric_names
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.learners import Learners
-from anyaccel.phases.loading.evaluation_rows import EvaluationRows
+from anyaccel.phases.loading.epoch_plan import EvaluationRows
 from anyaccel.phases.loading.loader import Chunk
 from anyaccel.phases.loop_extension import LoopExtension
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.memory_error import as_out_of_memory
 from anyaccel.phases.non_finite_losses import NonFiniteLosses
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery
-from anyaccel.phases.probability_check import ProbabilityCheck
 from anyaccel.phases.process_group import ProcessGroup
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.run import Run
 from anyaccel.phases.settings import PhaseSettings
+from anyaccel.phases.step_checks import ProbabilityCheck
 from anyaccel.plugin_loader import BUILT_IN
 from anyaccel.printable import printable
 from anyaccel.registry import registry
@@ -89,16 +90,14 @@ def bind_metrics(
     return bound
 
 
-def _targets(
-    metric: Metric, node: str, losses: Sequence[AppliedLoss], graph: ModelGraph
-) -> input_columns.ColumnSelection:
+def _targets(metric: Metric, node: str, losses: Sequence[AppliedLoss], graph: ModelGraph) -> ColumnSelection:
     if node not in graph.nodes:
         raise topology.unknown_node(f"metric {metric.label!r} is on the node {node!r}", node, graph.nodes)
     own = [name for loss in losses if loss.on == node for name in loss.inputs[1:]]
     text = metric.targets if metric.targets != "targets" or not own else own[0]
     if text == "targets":
-        return input_columns.targets_of(AppliedLoss("mse", on=node), graph.nodes)
-    chosen = input_columns.named_column(text, graph.nodes)
+        return targets_of(AppliedLoss("mse", on=node), graph.nodes)
+    chosen = named_column(text, graph.nodes)
     if chosen is None:
         raise ColumnError(
             f"metric {metric.label!r} compares with {text!r}, which is not a column",
@@ -111,7 +110,7 @@ def _mask(metric: Metric, feature_set: str, stream: str | None, graph: ModelGrap
     """The column that says what a metric counts, of the same rows as its targets."""
     if metric.mask is None:
         return ()
-    chosen = input_columns.named_column(metric.mask, graph.nodes)
+    chosen = named_column(metric.mask, graph.nodes)
     if chosen is None or chosen.feature_set.label != feature_set or (chosen.stream or "") != (stream or ""):
         raise ColumnError(
             f"metric {metric.label!r} has the mask {metric.mask!r}, which is not a column beside its targets",
@@ -380,7 +379,7 @@ def _failed(metric: BoundMetric, error: Exception, outputs: np.ndarray, targets:
         f"metric {metric.metric.label!r} on node {metric.node!r} ended by {type(error).__name__}: {error}",
         cause=f"it is called with {given}, NumPy arrays, and returns a number",
         hint=f"write metrics=[{named!r}]: this name takes the outputs of a model"
-        if named in METRICS
+        if named in metric_names()
         else "give a function: def metric(outputs, targets): return float(...)",
     )
 
@@ -399,8 +398,8 @@ def _compared_columns(phase: PhaseSettings, graph: ModelGraph, value: str) -> Co
     node = value.partition(".")[0]
     for text in _candidates(phase, node, value):
         try:
-            targets = input_columns.targets_of(AppliedLoss("mse", on=node), graph.nodes) if text == "targets" else None
-            chosen = targets or input_columns.named_column(text, graph.nodes)
+            targets = targets_of(AppliedLoss("mse", on=node), graph.nodes) if text == "targets" else None
+            chosen = targets or named_column(text, graph.nodes)
         except ColumnError:
             continue
         if chosen is not None:
@@ -420,7 +419,7 @@ def _candidates(phase: PhaseSettings, node: str, value: str) -> Iterator[str]:
     yield "targets"
 
 
-def _stream_suffix(phase: PhaseSettings, chosen: input_columns.ColumnSelection) -> str:
+def _stream_suffix(phase: PhaseSettings, chosen: ColumnSelection) -> str:
     """`@STREAM` if the rows of an EvalPhase are those of another stream; without a sampler all streams are the rows."""
     samplers = phase.sampled_by
     sampler = samplers.get(chosen.feature_set.label) if isinstance(samplers, Mapping) else samplers

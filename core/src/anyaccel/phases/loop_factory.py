@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anyaccel.phases.checkpointing.extension import CheckpointWrites, Resumption
+from anyaccel.phases.checkpointing.checkpointer import CheckpointWrites, Resumption
 from anyaccel.phases.checkpointing.position import Position
 from anyaccel.phases.compile_policy import CompilePolicy
 from anyaccel.phases.evaluation import Validation
@@ -13,7 +13,7 @@ from anyaccel.phases.non_finite_losses import NonFiniteLosses
 from anyaccel.phases.oom_recovery import EpochRecovery
 from anyaccel.phases.profile import profile_sessions
 from anyaccel.phases.progress import Progress
-from anyaccel.phases.progress.reports import ProgressReports
+from anyaccel.phases.progress.throttled import ProgressReports
 from anyaccel.phases.runner import PhasePrograms
 from anyaccel.phases.settings import PhaseSettings
 from anyaccel.phases.step_listeners import StepListeners, StepNotifier

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from anyaccel.backend import ComputingBackend
-from anyaccel.phases.executor.stage import Losses
+from anyaccel.phases.executor.cross_segment import Losses
 
 LossSums = dict[str, tuple[float, float]]
 """Sum and weight, by label."""

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping
 
 from anyaccel.errors import NaNWarning
-from anyaccel.phases.executor.loss_scaling import LossScaling
+from anyaccel.phases.executor.cross_segment import LossScaling
 from anyaccel.phases.loop_extension import LoopExtension
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.run import Run

@@ -10,7 +10,7 @@ import numpy as np
 from anyaccel.data import RaggedColumn, Rows, joined_array
 from anyaccel.errors import NaNWarning
 from anyaccel.graph import Column, Plan
-from anyaccel.graph.model_kinds import kind_of
+from anyaccel.graph.nodes import kind_of
 from anyaccel.phases.loading.host_columns import HostColumn
 from anyaccel.phases.settings import PhaseSettings
 from anyaccel.printable import printable

@@ -10,8 +10,7 @@ from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.call_hints import constructor_hints
 from anyaccel.errors import PhaseError
-from anyaccel.phases.callbacks import Callback, check_callback_state, mode_of, unknown_mode
-from anyaccel.phases.monitoring import monitored_value
+from anyaccel.phases.callbacks import Callback, check_callback_state, mode_of, monitored_value, unknown_mode
 
 if TYPE_CHECKING:
     from anyaccel.phases.run import Run

@@ -3,34 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 
 from anyaccel import rng
+from anyaccel.adapter.outer_contexts import OuterContexts, left_contexts
 from anyaccel.adapter.single_rows import SingleRows
+from anyaccel.backend import Backend
 from anyaccel.data import BatchSource, FeatureSet, FeatureSetView, MapSource, Rows, Sampler, SimpleSampler, Source
 from anyaccel.data.padding import padding_of
 from anyaccel.data.roles import listed
 from anyaccel.data.transforms import relevant_transforms
 from anyaccel.errors import PhaseError
-from anyaccel.graph import Column, ModelGraph, Plan, Resolution, input_columns, topology
+from anyaccel.graph import Column, ModelGraph, Plan, Request, Resolution, resolve, topology
+from anyaccel.graph.applied_loss import AppliedLoss
+from anyaccel.graph.nodes import ModelNode
+from anyaccel.graph.resolve import check_stream
+from anyaccel.graph.shape_inference import training_only_inputs
 from anyaccel.metrics import BoundMetric
-from anyaccel.phases.loading.epoch_plan import EpochPlan, TrainingEpochs
-from anyaccel.phases.loading.evaluation_rows import EvaluationRows
+from anyaccel.phases.evaluation import bind_metrics, measured_losses
+from anyaccel.phases.loading.epoch_plan import EpochPlan, EvaluationRows, TrainingEpochs
 from anyaccel.phases.loading.host_columns import TargetRange, make_host_columns, target_ranges
 from anyaccel.phases.loading.input_data import InputData, PhaseSources, input_data
-from anyaccel.phases.loading.loader_factory import (
+from anyaccel.phases.loading.residency import (
     LoaderFactory,
     RowsLoaderFactory,
     batch_source_loaders,
     map_source_loaders,
 )
-from anyaccel.phases.plan_request import metrics_of, needed_sets
 from anyaccel.phases.process_group import ProcessGroup, SingleProcess
 from anyaccel.phases.process_groups import process_groups
 from anyaccel.phases.row_alignment import combinations_of
-from anyaccel.phases.samplers import Samplers
-from anyaccel.phases.settings import PhaseSettings
+from anyaccel.phases.settings import PhaseSettings, Samplers
+from anyaccel.registry import Registry, registry
 from anyaccel.suggestions import did_you_mean
 
 
@@ -200,7 +206,20 @@ def _draw(
     sets = needed_sets(plan, metrics, graph, on_host)
     samplers = part.sampled_by
     if isinstance(samplers, Mapping):
-        _check_sampler_labels(part, samplers, sets)
+        unknown = next((name for name in samplers if name not in sets), None)
+        missing = [name for name in sets if name not in samplers]
+        if unknown is not None:
+            raise PhaseError(
+                f"phase {part.label!r} has a sampler for {unknown!r}, which is not a feature set that it takes",
+                available=", ".join(sets),
+                hint=did_you_mean(unknown, sets),
+            )
+        if missing and part.trains:
+            raise PhaseError(
+                f"phase {part.label!r} has no sampler for {', '.join(missing)}",
+                cause=f"it has samplers for {', '.join(samplers)}",
+                hint=f"add {missing[0]!r} to sampler={{...}}",
+            )
     data = input_data(
         part.label,
         part.data,
@@ -254,7 +273,13 @@ def _factory(
     part, rows, source, epochs = drawn.part, drawn.data.rows, drawn.data.source, drawn.epochs
     if source is None:
         assert epochs is not None
-        _check_residency(drawn, plan)
+        ragged = next((column for column in plan.columns if column.ragged), None)
+        if ragged is not None and drawn.part.residency == "resident":
+            raise PhaseError(
+                f"phase {drawn.part.label!r} has residency='resident', and the rows of {ragged.shown} differ in length",
+                cause="batches that are padded to lengths of their own are streamed",
+                hint="leave residency out, or pad all to one length: pad={'COLUMN': Pad(..., length=...)}",
+            )
         return RowsLoaderFactory(plan, partial(make_host_columns, plan, rows, ranges, known), epochs)
     make_host_columns(plan, dict.fromkeys(rows, source.example), ranges, known)  # fails before anything moves
     if isinstance(source, BatchSource):
@@ -265,40 +290,13 @@ def _factory(
     return map_source_loaders(plan, source, ranges, epochs, seed)
 
 
-def _check_residency(drawn: DrawnPart, plan: Plan) -> None:
-    ragged = next((column for column in plan.columns if column.ragged), None)
-    if ragged is not None and drawn.part.residency == "resident":
-        raise PhaseError(
-            f"phase {drawn.part.label!r} has residency='resident', and the rows of {ragged.shown} differ in length",
-            cause="batches that are padded to lengths of their own are streamed",
-            hint="leave residency out, or pad all to one length: pad={'COLUMN': Pad(..., length=...)}",
-        )
-
-
-def _check_sampler_labels(part: PhaseSettings, samplers: Mapping[str, Sampler], sets: Mapping[str, FeatureSet]) -> None:
-    unknown = next((name for name in samplers if name not in sets), None)
-    missing = [name for name in sets if name not in samplers]
-    if unknown is not None:
-        raise PhaseError(
-            f"phase {part.label!r} has a sampler for {unknown!r}, which is not a feature set that it takes",
-            available=", ".join(sets),
-            hint=did_you_mean(unknown, sets),
-        )
-    if missing and part.trains:
-        raise PhaseError(
-            f"phase {part.label!r} has no sampler for {', '.join(missing)}",
-            cause=f"it has samplers for {', '.join(samplers)}",
-            hint=f"add {missing[0]!r} to sampler={{...}}",
-        )
-
-
 def _check_streams(samplers: Samplers | None, metrics: Sequence[BoundMetric], plan: Plan) -> None:
     read = {(column.feature_set, column.stream) for column in plan.columns}
     read |= {(metric.feature_set, metric.stream) for metric in metrics}
     for name, stream in sorted(read):
         sampler = samplers.get(name) if isinstance(samplers, Mapping) else samplers
         if sampler is not None:
-            input_columns.check_stream(stream, name, sampler.streams)
+            check_stream(stream, name, sampler.streams)
 
 
 def _check_source(phase: PhaseSettings, part: PhaseSettings, source: Source, on_host: Collection[str]) -> None:
@@ -373,3 +371,154 @@ def _check_transforms(label: str, given: FeatureSet, known: FeatureSet, names: l
 def _pad_value(rows: Rows, name: str) -> float | None:
     padding = padding_of(rows.schema.field(name)) if name in rows.columns else None
     return None if padding is None else padding.value
+
+
+# -- Plan request: what a phase asks of a graph: its parts, losses and metrics, wanted outputs, and the data it needs
+
+
+def losses_of(phase: PhaseSettings, part: PhaseSettings) -> tuple[AppliedLoss, ...]:
+    """The losses of a phase, or of its validation, which are those of the training unless it has its own."""
+    return part.losses or (phase.losses if part is not phase else ())
+
+
+def evaluated_losses(phase: PhaseSettings, part: PhaseSettings, graph: ModelGraph) -> tuple[AppliedLoss, ...]:
+    """The losses of `losses_of` that can be computed in evaluation: not those of outputs that only training has."""
+    losses, extra = losses_of(phase, part), graph.shapes.training_only.values()
+    left_out = training_only_inputs(losses, {name for names in extra for name in names})
+    return tuple(loss for loss in losses if loss.label not in left_out)
+
+
+def metrics_of(phase: PhaseSettings, part: PhaseSettings, graph: ModelGraph) -> list[BoundMetric]:
+    """The metrics of an evaluation, bound; none of any other phase.
+
+    Raises:
+        ColumnError, GraphError, SpecError: a metric that cannot be bound.
+    """
+    losses = losses_of(phase, part)
+    measured = measured_losses(losses, losses if part is phase else phase.all_losses)
+    return bind_metrics(part, losses, graph, measured)
+
+
+def _checked_outputs(validation: PhaseSettings, graph: ModelGraph) -> tuple[str, ...]:
+    """None of the outputs that a validation names, which count where it is run on its own; they must exist."""
+    for label in validation.outputs or ():
+        if label not in graph.nodes:
+            raise topology.unknown_node(f"phase {validation.label!r} names the node {label!r}", label, graph.nodes)
+    return ()
+
+
+def streams_of(phase: PhaseSettings, graph: ModelGraph) -> dict[str, tuple[str, ...]]:
+    """Names of the streams that may be read of each feature set; feature sets that are left out have only rows."""
+    samplers = phase.sampled_by
+    if samplers is None:
+        return {}
+    labels = topology.feature_sets(graph.nodes.values())
+    if isinstance(samplers, Sampler):
+        return dict.fromkeys(labels, samplers.streams)
+    return {label: samplers[label].streams for label in labels if label in samplers}
+
+
+def plan_request(phase: PhaseSettings, graph: ModelGraph, done: Collection[str] = ()) -> Request:
+    """What a phase asks of a graph; `done` are the estimators that it has fitted by now.
+
+    Raises:
+        AnyaccelError: metrics, estimators or outputs that do not fit the graph.
+    """
+    learners = phase.learners(graph)
+    wants = dict.fromkeys(topology.upstream_nodes(learners, graph.nodes))
+    for part in phase.parts:
+        wants.update(dict.fromkeys(part.kept_nodes(graph, done) if part is phase else _checked_outputs(part, graph)))
+        judged = (metric.node for metric in metrics_of(phase, part, graph))
+        wants.update(dict.fromkeys(node for node in judged if node not in learners))
+    return Request(
+        phase=phase.label,
+        accelerator=phase.accelerator,
+        losses=phase.all_losses,
+        custom_step=phase.step is not None,
+        training=phase.trains and bool(phase.losses or not learners),
+        wants=tuple(wants),
+        strict=phase.strict,
+        policy=phase.policy,
+        streams=streams_of(phase, graph),
+        learners=tuple(learners),
+        devices=phase.devices,
+        precision=phase.precision,
+        matmul_precision=phase.matmul_precision,
+        sharding=phase.sharding,
+        loss_scale=phase.loss_scale,
+    )
+
+
+def resolve_phase(
+    phase: PhaseSettings,
+    graph: ModelGraph,
+    left: Mapping[Backend, OuterContexts],
+    done: Collection[str] = (),
+    known: Registry | None = None,
+) -> tuple[Resolution, tuple[str, ...]]:
+    """Decide where a phase is computed, and check that it can be; nothing moves.
+
+    Args:
+        phase: bound.
+        graph: it runs on.
+        left: the caller's contexts, which were left.
+        done: the estimators that it has fitted by now.
+        known: has the devices; None for those of this machine.
+
+    Returns:
+        the plan with what carries it out, and labels of the estimators that learn in each step.
+
+    Raises:
+        AnyaccelError: the phase cannot run.
+    """
+    request = plan_request(phase, graph, done)
+    resolution = resolve(graph, request, known)
+    check_precision(phase, resolution.plan, left)
+    process_groups(phase, graph).check(phase, resolution, request.learners)
+    notes = (*resolution.plan.notes, *phase.plan_notes(graph, done))
+    return replace(resolution, plan=replace(resolution.plan, notes=notes)), request.learners
+
+
+def needed_sets(
+    plan: Plan, metrics: Sequence[BoundMetric], graph: ModelGraph, on_host: Collection[str]
+) -> Mapping[str, FeatureSet]:
+    """The feature sets that a phase needs data of: for nodes, estimators, what is loaded, and metrics."""
+    labels = {assignment.node for assignment in plan.assignments}
+    labels |= topology.ancestors(on_host, graph.nodes)
+    needed = set(topology.feature_sets(graph.nodes[label] for label in labels))
+    needed |= {column.feature_set for column in plan.columns} | {metric.feature_set for metric in metrics}
+    return {label: one for label, one in topology.feature_sets(graph.nodes.values()).items() if label in needed}
+
+
+# -- Outer contexts: the caller's contexts around a phase, such as `torch.autocast`, are left, or refused --------------
+
+
+def leave_contexts(graph: ModelGraph) -> AbstractContextManager[Mapping[Backend, OuterContexts]]:
+    """`left_contexts` of all backends of the frameworks of a graph."""
+    nodes = [node for node in graph.nodes.values() if isinstance(node, ModelNode)]
+    frameworks = dict.fromkeys(
+        name for node in nodes for name in ([node.framework] if node.framework else registry().owners(node.model))
+    )
+    return left_contexts(backend for backend in registry().backends_in_use if backend.framework in frameworks)
+
+
+def check_precision(phase: PhaseSettings, plan: Plan, left: Mapping[Backend, OuterContexts]) -> None:
+    """Refuse a phase inside a context that says in which precision is computed, unless it states its own.
+
+    Raises:
+        PhaseError: it has a node without a precision on a device of such a context.
+    """
+    for assignment in plan.assignments:
+        contexts = left.get(assignment.backend)
+        context, precision = ("", "") if contexts is None else contexts.casts.get(assignment.device.kind, ("", ""))
+        if not context or assignment.precision:
+            continue
+        if phase.step is not None:
+            hint = f"run the phase outside of it, and enter it in the step: `with {context}:`"
+        else:
+            hint = f"run the phase outside of it; {type(phase).__name__}(..., precision={precision!r}) computes so"
+        raise PhaseError(
+            f"phase {phase.label!r} runs inside {context}, and node {assignment.node!r} on {assignment.device}; that "
+            "context keeps weights of the first step until it ends, and casts losses too",
+            hint=hint,
+        )

@@ -10,9 +10,8 @@ import numpy as np
 
 from anyaccel.backend import ComputingBackend, Program
 from anyaccel.graph import ModelGraph
-from anyaccel.phases.executor.cross_segment import CrossSegmentStep
+from anyaccel.phases.executor.cross_segment import CrossSegmentStep, PipelineStage
 from anyaccel.phases.executor.pipeline import Pipeline
-from anyaccel.phases.executor.stage import PipelineStage
 from anyaccel.phases.loading.epoch_plan import EpochPlan
 from anyaccel.phases.loading.host_columns import Batch
 from anyaccel.phases.loop_extension import LoopExtension

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from anyaccel.errors import PhaseError
-from anyaccel.graph import ModelGraph, Plan, input_columns, topology
+from anyaccel.graph import ModelGraph, Plan, topology
 from anyaccel.graph.applied_loss import AppliedLoss
+from anyaccel.graph.resolve import named_column
 from anyaccel.metrics import BoundMetric
-from anyaccel.phases.loading.epoch_batches import RowSpan, StepRows
+from anyaccel.phases.loading.epoch_plan import RowSpan, StepRows
 
 Combination = tuple[str, frozenset[str]]
 """What combines feature sets, for messages, and their labels."""
@@ -79,5 +80,5 @@ def _sets_of_input(text: str, loss: AppliedLoss, graph: ModelGraph) -> set[str]:
     label = text.partition(".")[0]
     if label in graph.nodes:
         return _sets_of(label, graph)
-    column = None if text == "targets" or label == "outputs" else input_columns.named_column(text, graph.nodes)
+    column = None if text == "targets" or label == "outputs" else named_column(text, graph.nodes)
     return _sets_of(loss.on, graph) if column is None else {column.feature_set.label}

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
+from anyaccel.adapter.device_description import nvidia_utilization
+from anyaccel.adapter.step_costs import StepCost, StepCosts
+from anyaccel.backend import Memory
 from anyaccel.data import Rows
+from anyaccel.device import Device
+from anyaccel.distributions import missing
 from anyaccel.errors import GraphError, PhaseError
-from anyaccel.graph import ModelGraph, Plan
+from anyaccel.extensions import extensions
+from anyaccel.graph import ModelGraph, ModelNode, Plan
+from anyaccel.html import size
+from anyaccel.phases.executor.cross_segment import Losses, PipelineStage
 from anyaccel.phases.executor.pipeline import Pipeline
-from anyaccel.phases.executor.stage import Losses
-from anyaccel.phases.loss_accumulator import LossAccumulator
-from anyaccel.phases.measured_work import MeasuredWork, measured_work
-from anyaccel.phases.run_stats import RunStats, run_stats
-from anyaccel.phases.step_pacing import EpochTiming
+from anyaccel.phases.loading.residency import state_slots
+from anyaccel.phases.loop_extension import EpochTiming
+from anyaccel.phases.loss_accumulator import LossAccumulator, step_means
+from anyaccel.phases.memory_error import release_frames
 from anyaccel.precision import LossScaleState
 from anyaccel.printable import printable
+from anyaccel.registry import registry
 from anyaccel.results.events import Event, log
 from anyaccel.results.records import Epoch, EvaluationValues, Fitted
+from anyaccel.specs import Optimizer
 
 
 class Run:
@@ -198,3 +208,290 @@ class Run:
                 hint="call this in a callback, between after_loading and the last epoch_end",
             )
         return self._pipeline
+
+
+# -- FinishedSteps: the training steps that one call has done, with their losses ---------------------------------------
+
+
+class FinishedSteps:
+    """Consecutive steps of an epoch, as `steps_done` of plugins and callbacks gets them.
+
+    It may be kept: it holds the losses, on their device until they are read.
+
+    Attributes:
+        epoch: number of the epoch within the run, from 0.
+        numbers: of the steps within the epoch, from 0.
+    """
+
+    def __init__(self, epoch: int, numbers: range, losses: Sequence[Losses]) -> None:
+        self.epoch, self.numbers = epoch, numbers
+        self._losses = losses
+
+    def __repr__(self) -> str:
+        return f"FinishedSteps(epoch {self.epoch}, steps {self.numbers[0]} to {self.numbers[-1]})"
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def losses(self) -> dict[str, np.ndarray]:
+        """The mean loss of each step, float64 [number of steps], by label. Waits for the device.
+
+        With a step of your own, what it gave by name. NaN for a step in which a loss had no rows.
+        """
+        return step_means(self._losses, len(self))
+
+
+# -- RunStats: the memory of a run's devices and nodes, and its speed, at the moment of asking -------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceStats:
+    """The memory of a framework on a device, in bytes.
+
+    Attributes:
+        used: now, as the framework tells; None where it does not.
+        peak: the most that was used at once since the process began, or the framework was told to begin anew.
+        total: of the device.
+        identity: of an NVIDIA GPU, by which NVML knows it; `""` for others.
+    """
+
+    device: Device
+    framework: str
+    used: int | None
+    peak: int | None
+    total: int | None
+    identity: str = field(default="", repr=False)
+
+    @property
+    def utilization(self) -> float | None:
+        """The part of the last moment, from 0 to 1, in which the GPU computed, as NVML tells now; None elsewhere."""
+        return nvidia_utilization(self.identity) if self.identity else None
+
+    def __str__(self) -> str:
+        known = ((self.used, "used"), (self.peak, "at the peak"), (self.total, "in total"))
+        words = ", ".join(f"{size(nbytes)} {what}" for nbytes, what in known if nbytes is not None)
+        part = self.utilization
+        busy = "" if part is None else f", busy {part:.0%} of the time"
+        return f"{self.device} ({self.framework}): {words or 'the framework tells no memory'}{busy}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStats:
+    """What the model of a node needs, in bytes; nodes that share a model have its figures each.
+
+    Attributes:
+        parameters: of the model.
+        gradients: of those parameters, 0 where the phase does not train them.
+        optimizer: state of the optimizer; None where it is one of the user's own.
+        activations: what its forward pass leaves until its backward pass; None before `Run.measure_step`, or where that
+            does not tell.
+    """
+
+    node: str
+    framework: str
+    device: Device
+    parameters: int
+    gradients: int
+    optimizer: int | None
+    activations: int | None = None
+
+    def __str__(self) -> str:
+        state = "its own" if self.optimizer is None else size(self.optimizer)
+        figures = f"{size(self.parameters)} parameters, {size(self.gradients)} gradients, {state} optimizer"
+        kept = "" if self.activations is None else f", {size(self.activations)} activations"
+        return f"{self.node} on {self.device}: {figures}{kept}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStats:
+    """Figures of a run; `print` shows them.
+
+    Attributes:
+        devices: each framework on each device of the plan.
+        nodes: those with a model, in the order of computation.
+        steps_per_second, samples_per_second: of the last complete epoch, without its validation; None before there is
+            one. Of several processes, each has those of its own rows.
+        flops_per_step: operations of a step, as `Run.measure_step` found; None before, or where nobody tells.
+        model_flops_utilization: operations a second by those that the makers of the devices state for the dtype that is
+            computed in, from 0 to 1; None where one of these is not known.
+        not_covered: why figures are None that `Run.measure_step` could give, by name.
+    """
+
+    devices: tuple[DeviceStats, ...] = ()
+    nodes: tuple[NodeStats, ...] = ()
+    steps_per_second: float | None = None
+    samples_per_second: float | None = None
+    flops_per_step: int | None = None
+    model_flops_utilization: float | None = None
+    not_covered: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        speed = [] if self.steps_per_second is None else [f"{self.steps_per_second:,.0f} steps/s"]
+        if self.samples_per_second is not None:
+            speed = [f"{self.samples_per_second:,.0f} samples/s, {speed[0]}"]
+        work = [] if self.flops_per_step is None else [f"{self.flops_per_step:,} operations a step"]
+        if self.model_flops_utilization is not None:
+            work.append(f"{self.model_flops_utilization:.1%} of the stated rate")
+        return "\n".join([*map(str, self.devices), *map(str, self.nodes), *filter(None, [", ".join(work)]), *speed])
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data for JSON."""
+        plain = asdict(self)
+        for entry in (*plain["devices"], *plain["nodes"]):
+            entry["device"] = str(Device(**entry["device"]))
+        for entry, device in zip(plain["devices"], self.devices, strict=True):
+            entry["utilization"] = device.utilization
+        return plain
+
+
+def run_stats(
+    plan: Plan | None, graph: ModelGraph, timing: EpochTiming | None, work: MeasuredWork, *, trains: bool
+) -> RunStats:
+    """The figures of a run now; reads the memory of its devices, and waits for none of them.
+
+    Args:
+        plan: None before it is made.
+        graph: whose models are used.
+        timing: of the last complete epoch; None before there is one.
+        work: what was measured of a step.
+        trains: the phase trains the models that are not frozen.
+    """
+    if plan is None:
+        return RunStats()
+    timed = timing if timing is not None and timing.seconds > 0 else None
+    steps = None if timed is None else timed.steps / timed.seconds
+    return RunStats(
+        devices=tuple(_devices(plan)),
+        nodes=tuple(_nodes(plan, graph, work.cost, trains=trains)),
+        steps_per_second=steps,
+        samples_per_second=None if timed is None else timed.samples / timed.seconds,
+        flops_per_step=work.cost.flops,
+        model_flops_utilization=work.utilization(steps),
+        not_covered=work.not_covered,
+    )
+
+
+def _devices(plan: Plan) -> Iterator[DeviceStats]:
+    for framework, device in dict.fromkeys((each.framework, each.device) for each in plan.assignments):
+        backend = registry().find(framework, device.kind)
+        memory = backend.capability(Memory)
+        info = None if memory is None else memory.memory(device)
+        known = backend.device_info(device)
+        yield DeviceStats(
+            device=device,
+            framework=framework,
+            used=(info.used if info else 0) or None,
+            peak=(info.peak if info else 0) or None,
+            total=(info.total if info else 0) or None,
+            identity=known.identity if known.vendor == "nvidia" else "",
+        )
+
+
+def _nodes(plan: Plan, graph: ModelGraph, cost: StepCost, *, trains: bool) -> Iterator[NodeStats]:
+    for each in plan.assignments:
+        node = graph[each.node]
+        if isinstance(node, ModelNode):
+            optimizer = (node.optimizer or graph.optimizer) if trains and not each.frozen else None
+            yield NodeStats(
+                node=each.node,
+                framework=each.framework,
+                device=each.device,
+                parameters=each.nbytes,
+                gradients=0 if optimizer is None else each.nbytes,
+                optimizer=_state_bytes(optimizer, each.nbytes),
+                activations=cost.activations.get(each.node),
+            )
+
+
+def _state_bytes(optimizer: Optimizer | None, nbytes: int) -> int | None:
+    if optimizer is None:
+        return 0
+    return nbytes * state_slots(optimizer) if optimizer.own is None else None
+
+
+# -- -------------------------------------------------------------------------------------------------------------------
+# Measured work: the operations and activations of a step, beside the rates that the makers of its devices state.
+
+
+_DTYPES = {"bf16-mixed": "bf16", "bf16": "bf16", "fp16-mixed": "fp16"}
+_NOT_MEASURED = "run.measure_step() was not called"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredWork:
+    """What was measured of a step.
+
+    Attributes:
+        cost: of a step.
+        rate: operations a second of its devices together; None if that is not known.
+        not_covered: why something is not known, by the name of the figure.
+    """
+
+    cost: StepCost = field(default_factory=StepCost)
+    rate: float | None = None
+    not_covered: Mapping[str, str] = field(
+        default_factory=lambda: dict.fromkeys(("flops_per_step", "activations"), _NOT_MEASURED)
+    )
+
+    def utilization(self, steps_per_second: float | None) -> float | None:
+        """The part of the stated rate that so many steps a second are."""
+        if steps_per_second is None or self.cost.flops is None or self.rate is None:
+            return None
+        return self.cost.flops * steps_per_second / self.rate
+
+
+def measured_work(plan: Plan, stages: Sequence[PipelineStage], batch_size: int, custom_step: bool) -> MeasuredWork:
+    """Measure a training step of so many rows, where a backend can without its devices.
+
+    Args:
+        plan: says where and in which precision nodes are computed.
+        stages: the segments, with their backends.
+        batch_size: rows of a step.
+        custom_step: the step is the user's own.
+    """
+    gaps: dict[str, str] = {}
+    cost, why = _cost(stages, batch_size, custom_step)
+    if not cost.activations:
+        gaps["activations"] = why
+    if cost.flops is None:
+        gaps["flops_per_step"] = why or f"the plugin of {stages[0].backend.framework} does not count operations"
+    rate, unknown = _rate(plan)
+    if unknown:
+        gaps["model_flops_utilization"] = unknown
+    return MeasuredWork(cost=cost, rate=rate, not_covered=gaps)
+
+
+def _cost(stages: Sequence[PipelineStage], batch_size: int, custom_step: bool) -> tuple[StepCost, str]:
+    """The cost of a step, and why it is empty."""
+    if custom_step or len(stages) != 1:
+        why = "the training step is your own" if custom_step else "several segments compute a step"
+        return StepCost(), why
+    segment, backend = stages[0].segment, stages[0].backend
+    costs = backend.capability(StepCosts)
+    if costs is None:
+        return StepCost(), f"the plugin of {backend.framework} does not tell the work of a step"
+    try:
+        return costs.step_cost(segment, batch_size), ""
+    except Exception as error:  # of a user's model or loss, which may take no rows of zeros
+        release_frames(error)
+        return StepCost(), f"measuring a step failed: {type(error).__name__}: {error}"
+
+
+def _rate(plan: Plan) -> tuple[float | None, str]:
+    """Operations a second that are stated for the devices of a plan, and why that is not known."""
+    precisions = {each.precision for each in plan.assignments if each.parameters}
+    if not precisions <= _DTYPES.keys() or len(precisions) != 1:
+        given = ", ".join(sorted(each or "none" for each in precisions))
+        return None, f"rates are stated for one dtype of 16 bits, and precision is {given}"
+    rates = extensions("compute_rate")
+    if not rates:
+        return None, str(missing("anyaccel-resources", "the table of rates"))
+    dtype = _DTYPES[precisions.pop()]
+    total = 0.0
+    for framework, device in dict.fromkeys((each.framework, each.device) for each in plan.assignments):
+        name = registry().find(framework, device.kind).device_info(device).name
+        rate = next(filter(None, (stated(name, dtype) for stated in rates)), None)
+        if rate is None:
+            return None, f"no rate in {dtype} is known of {name} ({device})"
+        total += rate.per_second
+    return total * max(len(plan.replicas), 1), ""

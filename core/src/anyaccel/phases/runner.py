@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -19,37 +21,35 @@ from anyaccel.backend import Backend
 from anyaccel.data import BatchSource
 from anyaccel.device import Device
 from anyaccel.errors import PhaseError
-from anyaccel.graph import ModelGraph, Plan, Resolution, memory_sharing
+from anyaccel.extensions import extend
+from anyaccel.graph import ModelGraph, ModelNode, Plan, Resolution
 from anyaccel.graph.graph import LiveValues
 from anyaccel.graph.plan_entries import layouts
+from anyaccel.graph.shape_inference import share
 from anyaccel.launched import is_main_process
-from anyaccel.phases import nan_check, running
-from anyaccel.phases.bound_phase import bound
+from anyaccel.phases import nan_check
+from anyaccel.phases.bound_phase import bound, final_devices, place, warn_of_fallbacks
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.checkpointing.checkpointer import Checkpointer, checked_resume, checkpointers_for
 from anyaccel.phases.evaluation import Evaluation, trained_as
+from anyaccel.phases.executor.cross_segment import PipelineStage
 from anyaccel.phases.executor.custom_step import CustomStep
 from anyaccel.phases.executor.pipeline import Pipeline
-from anyaccel.phases.executor.stage import PipelineStage
 from anyaccel.phases.hooks import HookCaller
 from anyaccel.phases.learners import Learners, learning_in
 from anyaccel.phases.loading.input_data import PhaseSources
 from anyaccel.phases.loading.residency import bytes_added_by_training, make_loaders
-from anyaccel.phases.model_placement import final_devices, place, warn_of_fallbacks
-from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, custom_losses, training_couplings
-from anyaccel.phases.oom_report import OutOfMemoryReport
-from anyaccel.phases.outer_contexts import leave_contexts
-from anyaccel.phases.plan_request import evaluated_losses, resolve_phase, streams_of
+from anyaccel.phases.memory_error import release_frames
+from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, OutOfMemoryReport, custom_losses, training_couplings
 from anyaccel.phases.planning.machine_plan import plan_for, plan_of
 from anyaccel.phases.plateau import listening_schedules
-from anyaccel.phases.prepare import PreparedPart, prepare
+from anyaccel.phases.prepare import PreparedPart, evaluated_losses, leave_contexts, prepare, resolve_phase, streams_of
 from anyaccel.phases.process_group import ProcessGroup, SingleProcess
 from anyaccel.phases.process_groups import process_groups
 from anyaccel.phases.progress import Progress, progress_for
 from anyaccel.phases.progress.selection import checked_progress
 from anyaccel.phases.run import Run
 from anyaccel.phases.settings import PhaseSettings, checked_callbacks
-from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.registry import registry
 from anyaccel.results import PhaseResults
 from anyaccel.results.events import LogEvent
@@ -228,7 +228,7 @@ def execute(
                 everybody = [*listening_schedules(optimizers, everybody), *everybody]
             execution = PhaseExecution(run, HookCaller(registry().hooks, everybody), shown, resume)
             try:
-                running.claim(run)
+                claim(run)
                 return execution.start()
             except BaseException as error:
                 run.error = error
@@ -339,7 +339,7 @@ class PhaseExecution:
         shares = groups.notes(phase, resolution, first.factory.batch_size)
         plan = run.plan = replace(run.plan, notes=(*run.plan.notes, *shares, *nan_notes))
         after = final_devices(phase, plan)
-        memory_sharing.share(plan)
+        share(plan)
         hooks.call("before_placement", phase=phase, plan=plan, run=run)
         warn_of_fallbacks(plan)
         nan_in_data = nan_check.warn(phase, nan_notes)
@@ -424,7 +424,7 @@ class PhaseExecution:
     def end(self, interrupt: BaseException | None = None) -> None:
         """Give the state back to the models, and call `phase_end`, whatever else fails. A second call is ignored."""
         run = self.run
-        if not running.is_claimed(run):
+        if not is_claimed(run):
             return
         if run.error is None:
             run.error = interrupt
@@ -440,7 +440,7 @@ class PhaseExecution:
             run.attach(None)
             while self._checkpointers:
                 self._checkpointers.pop().close()
-            running.release(run)
+            release(run)
             if run.error is not None:
                 release_frames(run.error)
             self._hooks.phase_end(run.error, phase=run.phase, plan=run.plan, run=run)
@@ -528,3 +528,77 @@ def _build_pipeline(
     step = phase.step
     custom_step = None if step is None else CustomStep(stages[0], step, resolution.step_columns, phase.label)
     return Pipeline(stages, [learners] if learners else [], log_event, custom_step, group.step)
+
+
+# -- -------------------------------------------------------------------------------------------------------------------
+# Running: which graphs and models the phases of this process are using; a second phase on one of them is refused.
+
+
+# While a phase runs its programs hold the state: the models must not be read or changed by another phase.
+_LOCK = threading.Lock()
+_GRAPHS: dict[int, Run] = {}
+_MODELS: dict[int, tuple[Any, str, Run, int]] = {}
+"""By the id of a model: the model, the label of its node, the run that uses it, and the thread of this run."""
+
+
+def running_phases() -> list[str]:
+    """Labels of the phases that are running."""
+    return [run.phase.label for run in list(_GRAPHS.values())]
+
+
+extend("running_phases", running_phases)
+
+
+def claim(run: Run) -> None:
+    """Mark the graph of a run and its models as in use, until `release`.
+
+    A phase that another one's callback runs may use the models of that one: it is in the same thread.
+
+    Raises:
+        PhaseError: a phase is running on the graph; or, in another thread, on one of its models.
+    """
+    thread = threading.get_ident()
+    with _LOCK:
+        other = _GRAPHS.get(id(run.graph))
+        if other is not None and other is not run:
+            raise PhaseError(
+                f"phase {run.phase.label!r} cannot start: {other.phase.label!r} is running on graph "
+                f"{run.graph.label!r}",
+                hint="evaluate with TrainPhase(validation=...), or when that phase has ended",
+            )
+        models = dict(_models(run.graph))
+        for key, (_, label) in models.items():
+            if key in _MODELS and _MODELS[key][3] != thread:
+                raise _in_use(run, label, *_MODELS[key][1:3])
+        _GRAPHS[id(run.graph)] = run
+        for key, (model, label) in models.items():
+            _MODELS.setdefault(key, (model, label, run, thread))
+
+
+def is_claimed(run: Run) -> bool:
+    """Whether the graph of a run is marked as in use by it."""
+    return _GRAPHS.get(id(run.graph)) is run
+
+
+def release(run: Run) -> None:
+    """End what `claim` began."""
+    with _LOCK:
+        for key in [key for key, claimed in _MODELS.items() if claimed[2] is run]:
+            del _MODELS[key]
+        _GRAPHS.pop(id(run.graph), None)  # last: what is broken off before is done again
+
+
+def _models(graph: ModelGraph) -> Iterator[tuple[int, tuple[Any, str]]]:
+    """The models of a graph by id; plain functions, which hold no values, may be used by several phases."""
+    for label, node in graph.nodes.items():
+        if isinstance(node, ModelNode) and not isinstance(node.model, (FunctionType, BuiltinFunctionType, type(None))):
+            model = node.kind.held_by(node.model)
+            yield id(model), (model, label)
+
+
+def _in_use(run: Run, label: str, other_label: str, other: Run) -> PhaseError:
+    return PhaseError(
+        f"phase {run.phase.label!r} cannot start: the model of its node {label!r} (graph {run.graph.label!r}) is being "
+        f"used by phase {other.phase.label!r} (node {other_label!r}, graph {other.graph.label!r}) in another thread",
+        hint="wait until that phase has ended, or give each graph a copy of the model: copy.deepcopy(model)",
+    )

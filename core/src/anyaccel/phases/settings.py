@@ -6,43 +6,215 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
 from anyaccel import arguments
 from anyaccel.accelerator import Accelerator
-from anyaccel.arguments import shown
+from anyaccel.arguments import is_integer, shown
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.call_hints import call_hints, constructor_hints
-from anyaccel.data import Rows
+from anyaccel.data import Rows, Sampler, SimpleSampler, sampler_from_config
 from anyaccel.device import Device
-from anyaccel.distributions import SAVED, load, saved_names
+from anyaccel.distributions import SAVED, SETTINGS, load, saved_names
 from anyaccel.errors import ConfigError, PhaseError
 from anyaccel.graph import ModelGraph
 from anyaccel.graph.applied_loss import AppliedLoss
+from anyaccel.graph.graph import Runnable
 from anyaccel.graph.nodes import check_label
-from anyaccel.graph.runnable import Runnable
 from anyaccel.metrics import Metric
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.checkpointing.checkpoint import Checkpoint
-from anyaccel.phases.loading.epoch_plan import EpochPlan
-from anyaccel.phases.loading.evaluation_rows import EvaluationRows
+from anyaccel.phases.loading.epoch_plan import SCHEDULES, EpochPlan, EvaluationRows
 from anyaccel.phases.row_alignment import Combination
-from anyaccel.phases.samplers import Samplers
-from anyaccel.phases.setting import (
-    UNCHANGED,
-    UNSAVED,
-    Setting,
-    choice,
-    config,
-    flag,
-    optional,
-    read,
-    read_list,
-    unless,
-    unsaved,
-)
 from anyaccel.precision import LossScale, checked_precision
 from anyaccel.suggestions import did_you_mean
+
+# -- Setting: how what a phase is told is checked, saved, read and compared. Name, type and default are in signatures
+
+
+Check = Callable[[Any, str, Any], Any]
+"""From the phase so far, with its label, the name of a setting, and what was given for it, to what the phase keeps."""
+
+UNCHANGED, UNSAVED = object(), object()
+"""What a check gives where the phase has the value already; and what is given where there is nothing to save."""
+
+
+def _as_given(phase: Any, name: str, given: Any) -> Any:
+    return given
+
+
+def _as_kept(phase: Any, kept: Any) -> Any:
+    return kept
+
+
+def same(value: Any) -> Any:
+    """The value itself."""
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting of a kind of phase.
+
+    Attributes:
+        check: gives what the phase keeps, or UNCHANGED; raises PhaseError.
+        save: from the phase and what it keeps to plain data, or UNSAVED; raises ConfigError.
+        load: from plain data to what the phase may be given; raises ConfigError, or TypeError.
+        compare: from what the phase keeps to plain data that replicas of a run must have alike; None if they need not.
+        on_resume: whether a run that goes on from a checkpoint must have it as before, too.
+    """
+
+    check: Check = _as_given
+    save: Callable[[Any, Any], Any] = _as_kept
+    load: Callable[[Any], Any] = same
+    compare: Callable[[Any], Any] | None = None
+    on_resume: bool = True
+
+
+def integer(least: int, example: int | None = None) -> Check:
+    """An int, at least so large; `example` stands in the hint."""
+    return lambda phase, name, given: arguments.integer(
+        PhaseError, f"phase {phase.label!r}: ", name, given, least, example
+    )
+
+
+def flag(phase: Any, name: str, given: Any) -> bool:
+    """True or False."""
+    return arguments.flag(PhaseError, f"phase {phase.label!r}: ", name, given)
+
+
+def offered(name: str, *absent: Any) -> Check:
+    """The check of a setting `CLASS.NAME` that a distribution offers, asked where other values than `absent` are given.
+
+    Raises:
+        MissingDistributionError: it is not installed.
+    """
+
+    def check(phase: Any, own_name: str, given: Any) -> Any:
+        if any(type(given) is type(value) and given == value for value in absent):
+            return given
+        return load(SETTINGS, name).check(phase, own_name, given)
+
+    return check
+
+
+def choice(*choices: str, hints: dict[Any, str] | None = None) -> Check:
+    """One of some words; `hints` are for others that are likely."""
+
+    def check(phase: Any, name: str, given: Any) -> str:
+        if given in choices:
+            return str(given)
+        hint = (hints or {}).get(given) if isinstance(given, (str, bool)) else None
+        hint = hint or did_you_mean(given, choices, "use one of these")
+        problem = f"phase {phase.label!r}: unknown {name}={shown(given)}"
+        raise PhaseError(problem, available=", ".join(map(repr, choices)), hint=hint)
+
+    return check
+
+
+def optional(check: Check) -> Check:
+    """What `check` takes, or None."""
+    return lambda phase, name, given: None if given is None else check(phase, name, given)
+
+
+def unless(default: Any) -> Callable[[Any, Any], Any]:
+    """Saves values other than the default."""
+    return lambda phase, kept: UNSAVED if kept == default else kept
+
+
+def unsaved(phase: Any, kept: Any) -> Any:
+    """Saves nothing."""
+    return UNSAVED
+
+
+def config(phase: Any, kept: Any) -> Any:
+    """Saves an object as its configuration; None as it is."""
+    return None if kept is None else kept.get_config()
+
+
+def read(load: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Loads what `config` saved."""
+    return lambda saved: None if saved is None else load(saved)
+
+
+def read_list(name: str, load: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Loads a list of objects that were saved as their configurations."""
+
+    def read(saved: Any) -> list[Any]:
+        if not isinstance(saved, (list, tuple)):
+            raise TypeError(f"{name} must be a list, got {shown(saved)}")
+        return [load(each) for each in saved]
+
+    return read
+
+
+# -- The samplers of a phase: one for all feature sets or one for each, and the schedule that combines them ------------
+
+
+Samplers = Sampler | Mapping[str, Sampler]
+"""A sampler for all feature sets, or a mapping with one for each label."""
+
+
+def checked_samplers(phase: Any, name: str, given: Any) -> Samplers:
+    """Samplers from the argument of a phase; integers (NumPy's too) are batch sizes.
+
+    Raises:
+        PhaseError: they are neither.
+    """
+    samplers = {label: _sampler(one) for label, one in given.items()} if isinstance(given, Mapping) else _sampler(given)
+    for sampler in samplers.values() if isinstance(samplers, Mapping) and samplers else [samplers]:
+        if not isinstance(sampler, Sampler):
+            raise PhaseError(
+                f"phase {phase.label!r}: sampler must be a Sampler or a batch size, got {shown(sampler)}",
+                hint="write sampler=32, or sampler=SimpleSampler(32, shuffle=True)",
+            )
+    return samplers
+
+
+def _sampler(given: Any) -> Any:
+    return SimpleSampler(given, shuffle=True) if isinstance(given, bool) or is_integer(given) else given
+
+
+def samplers_config(samplers: Samplers) -> dict[str, Any]:
+    """Samplers as plain data."""
+    if isinstance(samplers, Sampler):
+        return samplers.get_config()
+    return {name: sampler.get_config() for name, sampler in samplers.items()}
+
+
+def samplers_from(config: Any) -> Any:
+    """Samplers from what `samplers_config` gave."""
+    if isinstance(config, Mapping) and config and all(isinstance(part, Mapping) for part in config.values()):
+        return {name: sampler_from_config(part) for name, part in config.items()}
+    return sampler_from_config(config)
+
+
+def check_schedule(phase: Any, name: str, given: Any) -> str | None:
+    """How samplers are combined; None is the default.
+
+    Raises:
+        PhaseError: an unknown name, or there is only one sampler.
+    """
+    if given is None:
+        return None
+    if given not in SCHEDULES:
+        raise PhaseError(
+            f"phase {phase.label!r}: unknown schedule={shown(given)}",
+            available=", ".join(SCHEDULES),
+            hint=did_you_mean(given, SCHEDULES, "use one of these"),
+        )
+    if isinstance(phase.sampler, Sampler) or len(phase.sampler) < 2:
+        raise PhaseError(
+            f"phase {phase.label!r} has schedule={given!r} but only one sampler",
+            hint="leave schedule out, or write sampler={'FEATURE_SET': 32, 'OTHER': 32}",
+        )
+    return str(given)
+
+
+SAMPLER = Setting(checked_samplers, lambda phase, kept: samplers_config(kept), samplers_from, samplers_config)
+"""The setting `sampler` of a TrainPhase."""
+
 
 MODES = ("auto", "off", "steps")
 AUTO = "auto"
@@ -328,7 +500,12 @@ class PhaseSettings(AttributeHints, Runnable):
             PhaseSettings.kinds[cls.kind] = cls
         if "from_split" in vars(cls):
             function = vars(cls)["from_split"].__func__
-            function.__doc__ = _with_setting_texts(function.__doc__, cls.__doc__)
+            # A docstring whose arguments end with those of another, but for `label` and `data`: texts are
+            # written once.
+            texts = inspect.cleandoc(cls.__doc__ or "").partition("Args:\n")[2]
+            _, *settings = re.split(r"(?m)^    (?=\w+: )", texts)
+            kept = [text.rstrip() for text in settings if not text.startswith(("label: ", "data: "))]
+            function.__doc__ = "\n    ".join([inspect.cleandoc(function.__doc__ or "").rstrip(), *kept]) + "\n"
 
     @takes_settings
     def __init__(  # noqa: PLR0913 - keywords, each documented
@@ -451,14 +628,6 @@ class PhaseSettings(AttributeHints, Runnable):
     def read_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
         """Turn a configuration into keyword arguments."""
         return {name: cls.settings.get(name, _PLAIN).load(value) for name, value in settings.items()}
-
-
-def _with_setting_texts(doc: str | None, whose: str | None) -> str:
-    """A docstring whose arguments end with those of another, but for `label` and `data`: texts are written once."""
-    texts = inspect.cleandoc(whose or "").partition("Args:\n")[2]
-    _, *settings = re.split(r"(?m)^    (?=\w+: )", texts)
-    kept = [text.rstrip() for text in settings if not text.startswith(("label: ", "data: "))]
-    return "\n    ".join([inspect.cleandoc(doc or "").rstrip(), *kept]) + "\n"
 
 
 def node_labels(phase: Any, name: str, given: Any) -> tuple[str, ...] | None:

@@ -7,15 +7,14 @@ from typing import Any
 
 from anyaccel import interrupts
 from anyaccel.phases.compile_policy import refuse_changes_between_steps
+from anyaccel.phases.executor.cross_segment import Losses
 from anyaccel.phases.executor.pipeline import Pipeline
-from anyaccel.phases.executor.stage import Losses
-from anyaccel.phases.finished_steps import FinishedSteps
 from anyaccel.phases.hooks import HookCaller
 from anyaccel.phases.loop_extension import UNLIMITED, Call, CallInProgress, LoopExtension
 from anyaccel.phases.loss_accumulator import LossAccumulator
+from anyaccel.phases.memory_error import release_callers
 from anyaccel.phases.progress import Progress
-from anyaccel.phases.run import Run
-from anyaccel.phases.traceback_cleanup import release_callers
+from anyaccel.phases.run import FinishedSteps, Run
 
 
 class StepListeners(LoopExtension):

@@ -8,16 +8,24 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
 
 from anyaccel import interrupts, rng
+from anyaccel.phases.executor.cross_segment import Losses
 from anyaccel.phases.executor.pipeline import ChunkRunner, Pipeline
-from anyaccel.phases.executor.stage import Losses
 from anyaccel.phases.loading.epoch_plan import StepRange
 from anyaccel.phases.loading.loader import Chunk, LoadedRows
-from anyaccel.phases.loop_extension import Call, CallInProgress, LoopExtension, Moments
+from anyaccel.phases.loop_extension import (
+    Call,
+    CallInProgress,
+    EpochTiming,
+    LoopExtension,
+    Moments,
+    PendingCalls,
+    SampleCount,
+    StepPacing,
+)
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.process_group import ProcessGroup
 from anyaccel.phases.run import Run
 from anyaccel.phases.settings import PhaseSettings
-from anyaccel.phases.step_pacing import EpochTiming, PendingCalls, SampleCount, StepPacing
 from anyaccel.results.records import Epoch
 
 

@@ -13,23 +13,34 @@ from anyaccel.errors import ConfigError, PhaseError, SpecError
 from anyaccel.graph import ModelGraph
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.accumulation import check_accumulation
-from anyaccel.phases.callbacks import Callback, EarlyStopping, unknown_mode
+from anyaccel.phases.callbacks import Callback, EarlyStopping, unknown_mode, unknown_value
 from anyaccel.phases.checkpointing.checkpoint import Checkpoint
 from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.evaluation import trained_as
 from anyaccel.phases.learners import learning_in
-from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
-from anyaccel.phases.loading.epoch_plan import EpochPlan, TrainingEpochs
-from anyaccel.phases.loading.evaluation_rows import EvaluationRows
+from anyaccel.phases.loading.epoch_plan import ZIP_STRICT, EpochPlan, EvaluationRows, SampledBatches, TrainingEpochs
 from anyaccel.phases.loop_factory import train_loop
-from anyaccel.phases.monitoring import unknown_value
 from anyaccel.phases.plateau import ReduceLROnPlateau
 from anyaccel.phases.row_alignment import Combination, check_alignment
 from anyaccel.phases.run import Run
 from anyaccel.phases.runner import Phase, PhasePrograms
-from anyaccel.phases.samplers import SAMPLER, Samplers, check_schedule
-from anyaccel.phases.setting import UNCHANGED, UNSAVED, Setting, choice, config, integer, offered, read, same
-from anyaccel.phases.settings import Data, of_split, takes_settings
+from anyaccel.phases.settings import (
+    SAMPLER,
+    UNCHANGED,
+    UNSAVED,
+    Data,
+    Samplers,
+    Setting,
+    check_schedule,
+    choice,
+    config,
+    integer,
+    of_split,
+    offered,
+    read,
+    same,
+    takes_settings,
+)
 from anyaccel.precision import LossScale
 from anyaccel.results import TrainResults
 from anyaccel.results.records import EvaluationValues

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, ClassVar, Self
 
-from anyaccel.arguments import shown
-from anyaccel.errors import AnyaccelError
-from anyaccel.precision.loss_scale import LossScale
+from anyaccel import arguments
+from anyaccel.arguments import is_integer, shown
+from anyaccel.call_hints import constructor_hints
+from anyaccel.capability import Capability
+from anyaccel.device import Device
+from anyaccel.errors import AnyaccelError, ConfigError, SpecError
 from anyaccel.suggestions import did_you_mean
 
 PRECISIONS = ("float32", "bf16-mixed", "fp16-mixed", "bf16", "float64")
@@ -83,3 +90,161 @@ class SegmentPrecision:
     def remat(self, label: str) -> str:
         """What is computed again in the backward pass of an operation; `""` for nothing."""
         return dict(self.recomputed).get(label, "")
+
+
+# -- LossScale: by what losses are multiplied so that gradients in float16 do not vanish, and how that changes ---------
+
+
+_STATE = ("scale", "good_steps", "skipped")
+LARGEST_SCALE = float(2**127)
+"""A scale grows no further: float32, in which devices may keep it, has nothing beyond."""
+
+
+@constructor_hints
+@dataclass(frozen=True, slots=True)
+class LossScale:
+    """A factor on losses, by which gradients are divided before anything else sees them.
+
+    A step whose gradients are not all finite is skipped: nothing is updated, no optimizer and no schedule counts it,
+    and the factor shrinks. After `growth_interval` steps in a row that were not skipped it grows. The defaults are
+    those of `torch.amp.GradScaler`.
+
+    Args:
+        initial: the factor of the first step, positive.
+        growth: by what it is multiplied after `growth_interval` good steps, at least 1.
+        backoff: by what it is multiplied after a skipped step, in (0, 1].
+        growth_interval: a number of steps.
+
+    Raises:
+        SpecError: a number out of range.
+    """
+
+    initial: float = 65536.0
+    growth: float = 2.0
+    backoff: float = 0.5
+    growth_interval: int = 2000
+
+    def __post_init__(self) -> None:
+        number, where = partial(arguments.number, SpecError, "LossScale: "), "LossScale: "
+        number("initial", self.initial, lambda x: 0 < x < LARGEST_SCALE, "a positive number", 65536.0)
+        number("growth", self.growth, lambda x: 1 <= x < LARGEST_SCALE, "a number of at least 1", 2.0)
+        number("backoff", self.backoff, lambda x: 0 < x <= 1, "a number in (0, 1]", 0.5)
+        arguments.integer(SpecError, where, "growth_interval", self.growth_interval, 1, 2000)
+
+    def get_config(self) -> dict[str, Any]:
+        """A plain dict for `from_config`."""
+        return asdict(self)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """The loss scale that a configuration describes.
+
+        Raises:
+            ConfigError: malformed.
+        """
+        try:
+            return cls(**config)
+        except (TypeError, SpecError) as error:
+            problem = f"{shown(config)} is not the configuration of a LossScale: {getattr(error, 'problem', error)}"
+            raise ConfigError(problem, hint="give the dict that get_config() made") from None
+
+
+@dataclass(frozen=True, slots=True)
+class LossScaleState:
+    """Where a loss scale stands.
+
+    Attributes:
+        scale: the factor of the next step.
+        good_steps: steps since it changed.
+        skipped: steps that were skipped so far.
+    """
+
+    scale: float
+    good_steps: int = 0
+    skipped: int = 0
+
+    def after_step(self, spec: LossScale, *, finite: bool) -> LossScaleState:
+        """The state after a step, whose gradients were all finite or not."""
+        if not finite:
+            return LossScaleState(self.scale * spec.backoff, 0, self.skipped + 1)
+        good = self.good_steps + 1
+        if good < spec.growth_interval:
+            return LossScaleState(self.scale, good, self.skipped)
+        grown = self.scale * spec.growth
+        return LossScaleState(grown if grown < LARGEST_SCALE else self.scale, 0, self.skipped)
+
+    def to_dict(self) -> dict[str, float]:
+        """The state as plain data."""
+        return {name: getattr(self, name) for name in _STATE}
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Self:
+        """What `to_dict` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError: malformed.
+        """
+        scale, good, skipped = (given[name] for name in _STATE)
+        if not (float(scale) > 0 and is_integer(good) and is_integer(skipped) and min(good, skipped) >= 0):
+            raise ValueError(f"{shown(given)} is not the state of a loss scale")
+        return cls(float(scale), int(good), int(skipped))
+
+
+# -- What a backend and its programs can do about precision. Part of the plugin contract -------------------------------
+
+
+class ComputesPrecision(Capability):
+    """Capability: programs heed `Segment.precision`, a `SegmentPrecision`.
+
+    A backend without it is refused where a phase or node asks for a precision.
+    """
+
+    precisions: ClassVar[tuple[str, ...]]
+    """Those of `PRECISIONS` that its programs compute in. With `"fp16-mixed"` they are `ScalesLosses`, too."""
+    matmul_precisions: ClassVar[tuple[Any, ...]] = ()
+    """Values of the framework's own setting of the precision of matrix products, the default first; `()` for none."""
+
+    @abstractmethod
+    def precision_reason(self, model: Any, precision: str, device: Device) -> str:
+        """Why a built model cannot be computed in one of `precisions` on a device; `""` if it can."""
+
+    def matmul_precision(self, value: Any) -> AbstractContextManager[Any]:
+        """A context in which matrices are multiplied as one of `matmul_precisions` says; then it is as before."""
+        return nullcontext()
+
+    def float32_note(self, model: Any, device: Device) -> str:
+        """What makes a model in float32 less exact on a device by a default of the framework; `""` if nothing does.
+
+        It begins with the name of the framework, as in `"JAX multiplies float32 in TF32 on gpu:0: ..."`, and says what
+        setting makes it exact.
+        """
+        return ""
+
+    def remat_blocks(self, model: Any, remat: str) -> Sequence[str]:
+        """Names of the parts of a model whose values `remat` leaves to be computed again in the backward pass.
+
+        `"blocks"` means the repeated parts of a model, another text is a pattern of names. `("",)` is the whole model;
+        the default, nothing, means that the framework cannot.
+        """
+        return ()
+
+
+class ScalesLosses(ABC):
+    """What a program also has whose segment has a loss scale.
+
+    Its `forward_pullback` multiplies losses by the scale, so that gradients and cotangents are of scaled losses; the
+    caller divides the gradients, skips the step where one is not finite, and calls `update_loss_scale`. `train_steps`
+    does all of this by itself, without waiting in between.
+    """
+
+    @abstractmethod
+    def loss_scale_state(self) -> LossScaleState:
+        """Where the loss scale stands; waits for the steps so far."""
+
+    @abstractmethod
+    def load_loss_scale_state(self, state: LossScaleState) -> None:
+        """Go on from a state."""
+
+    @abstractmethod
+    def update_loss_scale(self, *, finite: bool) -> None:
+        """Count a step that the caller did or skipped."""

@@ -13,11 +13,11 @@ from anyaccel.arguments import flag
 from anyaccel.call_hints import class_hints
 from anyaccel.data import Rows
 from anyaccel.errors import ResultError
-from anyaccel.results import formatting, inverse_transform, prediction_columns
+from anyaccel.results import formatting, inverse_transform
 from anyaccel.results.base import PhaseResults, saved_as
 from anyaccel.results.formatting import NamedValues
+from anyaccel.results.inverse_transform import Target, class_count, find_target, fits, matching_columns, target_of
 from anyaccel.results.notebook import eval_html
-from anyaccel.results.prediction_columns import Target
 from anyaccel.results.records import Compared, EvaluationValues
 
 
@@ -141,7 +141,7 @@ class EvalResults(PhaseResults):
             return False
         if target.values.size != len(values) or values.dtype.kind != "f":
             return False
-        count = prediction_columns.class_count(target, self.rows[target.label])
+        count = class_count(target, self.rows[target.label])
         if values.shape[1] == 2 and count > 2:
             return True
         if values.shape[1] == count or any("accuracy" in metric for metric in self.metrics):
@@ -182,11 +182,11 @@ class EvalResults(PhaseResults):
         label, names = self.compared.get(name, ("", ()))
         values = self.predictions[name]
         if column is None and label in self.rows:
-            target = prediction_columns.target_of(label, names, self.rows)
-            if prediction_columns.fits(values, target.values):
+            target = target_of(label, names, self.rows)
+            if fits(values, target.values):
                 return target
         what = f"run {self.label!r}, predictions of {name!r}"
-        return prediction_columns.find_target(values, self.rows, column, what)
+        return find_target(values, self.rows, column, what)
 
     def to_pandas(self, undo: bool = False) -> Any:
         """The table of `to_arrow` as a pandas DataFrame; multi-dimensional samples are arrays in an object column.
@@ -223,7 +223,7 @@ class EvalResults(PhaseResults):
             )
         table = inverse_transform.prediction_table(arrays)
         rows = {label: inverse_transform.original_rows(data) if undo else data for label, data in self.rows.items()}
-        for title, data, name in prediction_columns.matching_columns(rows, {table.num_rows}, table.column_names):
+        for title, data, name in matching_columns(rows, {table.num_rows}, table.column_names):
             column = inverse_transform.plain_column(data, name)
             table = table.append_column(pa.field(title, column.type), column)
         return table

@@ -28,7 +28,13 @@ def axes(ax: Any = None) -> Any:
         ResultError: matplotlib is not installed.
     """
     if ax is not None:
-        return _checked(ax)
+        if callable(getattr(ax, "scatter", None)) and callable(getattr(ax, "set_aspect", None)):
+            return ax
+        raise ResultError(
+            f"plot() cannot draw on ax={type(ax).__name__}",
+            available="a matplotlib Axes",
+            hint="pass one Axes: figure, ax = pyplot.subplots(); of several, axes[0]",
+        )
     try:
         from matplotlib import pyplot
     except ImportError as error:
@@ -37,16 +43,6 @@ def axes(ax: Any = None) -> Any:
             hint="python -m pip install 'anyaccel[plot]'",
         ) from error
     return pyplot.subplots(layout="constrained")[1]
-
-
-def _checked(ax: Any) -> Any:
-    if callable(getattr(ax, "scatter", None)) and callable(getattr(ax, "set_aspect", None)):
-        return ax
-    raise ResultError(
-        f"plot() cannot draw on ax={type(ax).__name__}",
-        available="a matplotlib Axes",
-        hint="pass one Axes: figure, ax = pyplot.subplots(); of several, axes[0]",
-    )
 
 
 def line_plot(curves: Mapping[str, Curve], ax: Any, *, title: str, xlabel: str, ylabel: str) -> Any:

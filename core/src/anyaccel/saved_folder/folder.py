@@ -19,7 +19,6 @@ import numpy as np
 from anyaccel.arguments import shown
 from anyaccel.errors import ConfigError, StateError
 from anyaccel.saved_folder import shards
-from anyaccel.saved_folder.local_storage import LocalStorage
 from anyaccel.saved_folder.manifest import (
     ARRAYS_FILE,
     MANIFEST,
@@ -34,7 +33,7 @@ from anyaccel.saved_folder.manifest import (
     parts_of,
 )
 from anyaccel.saved_folder.remote_storage import is_url, remote_file, remote_storage
-from anyaccel.saved_folder.storage import Storage
+from anyaccel.saved_folder.storage import LocalStorage, Storage
 
 GROUP = "state"
 _TEMPORARY = re.compile(
@@ -113,7 +112,11 @@ def read(
         try:
             for file in arrays_files(storage, manifest):
                 if file.group == group:
-                    _add(arrays, shards.read(storage, file))
+                    more = shards.read(storage, file)
+                    twice = sorted(arrays.keys() & more.keys())
+                    if twice:
+                        raise StateError(f"tensor {', '.join(twice)} is in two files of arrays", hint="save again")
+                    arrays.update(more)
             return manifest, arrays
         except StateError:
             if load(storage) == manifest:  # else it was replaced meanwhile, and the files that it named are gone
@@ -133,13 +136,6 @@ def part(folder: str | os.PathLike[str] | Storage, name: str) -> Any:
 def publish(file: Path, contents: bytes) -> None:
     """A file with these contents, all at once: written beside it, on the disk, and then renamed."""
     LocalStorage(file.parent).publish(file.name, contents)
-
-
-def _add(arrays: dict[str, np.ndarray], more: Mapping[str, np.ndarray]) -> None:
-    twice = sorted(arrays.keys() & more.keys())
-    if twice:
-        raise StateError(f"tensor {', '.join(twice)} is in two files of arrays", hint="save again")
-    arrays.update(more)
 
 
 def _earlier(storage: Storage, parts: set[str]) -> set[str]:

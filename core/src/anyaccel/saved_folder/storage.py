@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Protocol, runtime_checkable
@@ -65,3 +70,138 @@ class Storage(Protocol):
 
     def lock(self, file: str) -> Callable[[], object] | None:
         """Keep other processes from locking the file until what this gives is called; None if another has it locked."""
+
+
+# -- Local storage: a folder of a file system; what is stored is on the disk, and replaced by renaming -----------------
+
+
+class LocalStorage:
+    """A folder of this machine's file systems.
+
+    Args:
+        path: need not be there.
+        follows_links: whether a symbolic link to a file counts as the file.
+    """
+
+    replaces_at_once = True
+
+    def __init__(self, path: Path, *, follows_links: bool = False) -> None:
+        self.path, self.name, self._follows_links = path, str(path), follows_links
+
+    def subfolder(self, name: str) -> LocalStorage:
+        """A folder in this one, which need not be there."""
+        return LocalStorage(self.path / name, follows_links=self._follows_links)
+
+    def file_name(self, file: str) -> str:
+        """The whole name of a file, as messages show it."""
+        return str(self.path / file)
+
+    def create_folder(self) -> None:
+        """Make the folder and those above it, unless it is there."""
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def names(self) -> list[str] | None:
+        """Of files and folders in it; None if there is no such folder."""
+        return [each.name for each in self.path.iterdir()] if self.path.is_dir() else None
+
+    def is_file(self) -> bool:
+        """Whether its name is that of a file, and no folder's."""
+        return self.path.is_file()
+
+    def size(self, file: str) -> int | None:
+        """Bytes of a file; None if there is none, or it is a link or anything else that is no plain file."""
+        try:
+            found = (self.path / file).stat(follow_symlinks=self._follows_links)
+        except (OSError, ValueError):  # not there, or removed a moment ago; ValueError of a name with a null character
+            return None
+        return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+    def modified(self, file: str) -> datetime | None:
+        """When a file was written, in local time."""
+        return datetime.fromtimestamp((self.path / file).stat().st_mtime).astimezone()
+
+    def seconds_since_change(self, file: str) -> float:
+        """Of a file."""
+        return time.time() - (self.path / file).stat().st_mtime
+
+    def open(self, file: str) -> IO[bytes]:
+        """A plain file, for reading."""
+        return (self.path / file).open("rb", buffering=0)
+
+    @contextmanager
+    def create(self, file: str) -> Iterator[IO[bytes]]:
+        """A new file, for writing; it is removed if an error leaves the block, and on the disk when it has ended."""
+        path = self.path / file
+        with path.open("xb", buffering=0) as stream:
+            try:
+                yield stream
+                os.fsync(stream.fileno())
+                self._sync_names()
+            except BaseException:
+                stream.close()  # Windows removes no open file
+                path.unlink(missing_ok=True)
+                raise
+
+    def publish(self, file: str, contents: bytes) -> None:
+        """A file with these contents, all at once: written beside it, on the disk, and then renamed."""
+        with self.replacing(file) as temporary:
+            temporary.write_bytes(contents)
+
+    @contextmanager
+    def replacing(self, file: str) -> Iterator[Path]:
+        """A path beside a file, which is renamed to it when the block has ended without an error."""
+        temporary = self.path / f".{file}.{os.getpid()}-{secrets.token_hex(4)}.tmp"  # threads may write at once
+        try:
+            yield temporary
+            with temporary.open("rb+") as stream:
+                os.fsync(stream.fileno())
+            temporary.replace(self.path / file)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        self._sync_names()
+
+    def remove(self, file: str) -> None:
+        """Remove a file."""
+        (self.path / file).unlink()
+
+    def remove_folder(self) -> None:
+        """Remove the folder and all in it, as far as that is possible."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def lock(self, file: str) -> Callable[[], object] | None:
+        """Keep other processes from locking the file until what this gives is called; None if another has it locked."""
+        stream = (self.path / file).open("ab")
+        if _lock(stream):
+            return stream.close
+        stream.close()
+        return None
+
+    def _sync_names(self) -> None:
+        """The names of files are on the disk, too."""
+        if os.name == "posix":
+            descriptor = os.open(self.path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def _lock(stream: IO[bytes]) -> bool:
+    """Lock a file for this process, which the system undoes when it ends; False if another has it."""
+    try:
+        if os.name == "nt":
+            import msvcrt
+
+            msvcrt.locking(stream.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
+        else:
+            import fcntl
+
+            fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except PermissionError:  # what Windows says
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True

@@ -11,8 +11,8 @@ Stands on anyaccel's phases and on the contract of plugins, whose backends have 
 from anyaccel.launched import Launched, is_main_process, launched
 from anyaccel_distributed.device_replicas import DeviceReplicas
 from anyaccel_distributed.group import ReplicaGroup, Replicate
-from anyaccel_distributed.joining import join
 from anyaccel_distributed.launch_options import replica_timeout
+from anyaccel_distributed.phase_groups import join
 from anyaccel_distributed.sharding import ShardParameters
 from anyaccel_distributed.spawn import spawn
 

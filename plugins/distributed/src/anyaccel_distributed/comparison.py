@@ -15,7 +15,7 @@ import numpy as np
 
 from anyaccel.errors import ConfigError, PhaseError
 from anyaccel.graph import ModelGraph
-from anyaccel.phases.checkpointing.run_settings import optimizers_of
+from anyaccel.phases.checkpointing.position import optimizers_of
 from anyaccel.phases.settings import PhaseSettings
 
 Gather = Callable[[Any], list[Any]]

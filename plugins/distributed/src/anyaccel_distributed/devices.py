@@ -115,7 +115,8 @@ def check_replicable(phase: PhaseSettings, resolution: Resolution, learners: Seq
     """
     if not (resolution.plan.replicas or phase.deterministic):
         return
-    doing = _doing(phase, resolution)
+    replicas = resolution.plan.replicas
+    doing = f"train replicas on {', '.join(map(str, replicas))}" if replicas else "be deterministic=True"
     reason = next(_unshareable(phase, resolution, learners), None)
     if reason is not None:
         raise PhaseError(f"phase {phase.label!r} cannot {doing}: {reason[0]}", hint=reason[1])
@@ -142,11 +143,6 @@ def _one_device(plan: Plan) -> str:
     if not plan.replicas:
         return "leave deterministic out"
     return f"leave replicas out, and ask for one device: accelerator={str(plan.replicas[0])!r}"
-
-
-def _doing(phase: PhaseSettings, resolution: Resolution) -> str:
-    replicas = resolution.plan.replicas
-    return f"train replicas on {', '.join(map(str, replicas))}" if replicas else "be deterministic=True"
 
 
 def _unshareable(phase: PhaseSettings, resolution: Resolution, learners: Sequence[str]) -> Iterator[tuple[str, str]]:

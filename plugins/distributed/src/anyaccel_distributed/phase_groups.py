@@ -20,8 +20,7 @@ from anyaccel.phases.accumulation import check_accumulation
 from anyaccel.phases.loading.epoch_plan import EpochPlan, TrainingEpochs
 from anyaccel.phases.process_group import ProcessGroup, SingleProcess
 from anyaccel.phases.process_groups import ProcessGroups
-from anyaccel.phases.samplers import Samplers
-from anyaccel.phases.settings import PhaseSettings
+from anyaccel.phases.settings import PhaseSettings, Samplers
 from anyaccel.registry import Registry, registry
 from anyaccel_distributed.batch_shards import FIXED_SHARDS
 from anyaccel_distributed.devices import (
@@ -41,7 +40,6 @@ from anyaccel_distributed.divided_parameters import (
     whole_nodes,
 )
 from anyaccel_distributed.group import ReplicaGroup, Replicate
-from anyaccel_distributed.joining import join
 from anyaccel_distributed.replica_checks import SHARES, WITHOUT_REPLICAS
 from anyaccel_distributed.replicated_training import ReplicatedTraining
 from anyaccel_distributed.row_shares import GlobalBatches, check_shares
@@ -390,3 +388,35 @@ def check_fixed_order(phase: PhaseSettings, size: int, groups: Mapping[str, Repl
             "their own",
             hint="leave deterministic out, or update the plugin",
         )
+
+
+# -- Joining: the replicas of a framework that can be joined only before it starts -------------------------------------
+
+
+def join(framework: str) -> Launched | None:
+    """Join the other processes of a launcher, at the top of a script: before anything else uses the framework.
+
+    JAX needs this, as its devices are fixed when it starts. torch is joined by the first phase, or here.
+
+    Args:
+        framework: such as `"jax"`.
+
+    Returns:
+        which process this one is; None, and nothing is done, where no launcher has started several.
+
+    Raises:
+        FrameworkError: no plugin runs it, it has already started, or the others cannot be joined.
+        CapabilityError: its backend has no replicas in several processes.
+        ConfigError: as of `launched`.
+    """
+    replicate, place = registry().find(framework).capability(Replicate), launched()
+    if replicate is None:
+        raise CapabilityError(
+            f"{framework} has no replicas in several processes here",
+            cause="its plugin lacks the capability 'replicate'",
+            hint="train on several devices of one process, TrainPhase(replicas=2), or leave join out",
+        )
+    if place is not None:
+        place.export()
+        replicate.replica_group(place.rank, place.size)
+    return place

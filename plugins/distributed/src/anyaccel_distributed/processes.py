@@ -83,7 +83,16 @@ def _attempt(
                 readers.append(_reader(processes[-1], printed))
         return _wait(processes, "all are started anew" if attempts_left else "the others are ended, too")
     finally:
-        _end(processes)
+        running = [process for process in processes if process.poll() is None]
+        for process in running:
+            process.terminate()
+        deadline = time.monotonic() + _GRACE_SECONDS
+        for process in running:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
         for reader in readers:
             reader.join(_GRACE_SECONDS)
 
@@ -122,19 +131,6 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], then: str) -> int:
         if all(code == 0 for code in codes):
             return 0
         time.sleep(_POLL_SECONDS)
-
-
-def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    running = [process for process in processes if process.poll() is None]
-    for process in running:
-        process.terminate()
-    deadline = time.monotonic() + _GRACE_SECONDS
-    for process in running:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def _free_port() -> int:

@@ -205,7 +205,14 @@ class ReplicatedProgram(Program, ScalesLosses):
         Raises:
             PhaseError: there are fewer rows than replicas.
         """
-        factors = self._factors(inputs, scale)
+        # Factors of the sums of losses that are not divided by the rows of a shard alone, by label.
+        given = dict(scale or {})
+        weights = self.loss_weights(inputs)
+        with self._backend.scope(self._devices[0]):
+            own = {
+                term.label: term.weight / weights[term.label] for term in self.segment.losses if term.label in weights
+            }
+        factors = {**own, **given}
         gradients: dict[int, Gradients] = {}
         losses: dict[int, LossSums] = {}
         cut = self._cutter.cut(inputs)
@@ -223,16 +230,6 @@ class ReplicatedProgram(Program, ScalesLosses):
             gradients, losses = self._of_all(cut, gradients, losses)
         outputs = (None,) * len(self.segment.outputs)
         return outputs, self._loss_sums(losses), partial(self._add, cut, gradients)
-
-    def _factors(self, inputs: Sequence[Any], scale: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Factors of the sums of losses that are not divided by the rows of a shard alone, by label."""
-        given = dict(scale or {})
-        weights = self.loss_weights(inputs)
-        with self._backend.scope(self._devices[0]):
-            own = {
-                term.label: term.weight / weights[term.label] for term in self.segment.losses if term.label in weights
-            }
-        return {**own, **given}
 
     def _of_all(
         self, cut: BatchCut, gradients: Mapping[int, Gradients], losses: Mapping[int, LossSums]
@@ -292,13 +289,10 @@ class ReplicatedProgram(Program, ScalesLosses):
 
     def grad_stats(self) -> dict[str, tuple[Any, Any]]:
         """Squared norm and finiteness by group, of the gradients of all replicas."""
-        self._set_first()
-        return self._programs[0].grad_stats()
-
-    def _set_first(self) -> None:
         if self._total is not None and not self._is_set:
             self._replicas.set_gradients(self._programs[0], self._total)
             self._is_set = True
+        return self._programs[0].grad_stats()
 
     def clip_factor(self, limit: float, squares: Sequence[Any]) -> Any:
         """As of `Program`, on the first device."""

@@ -9,8 +9,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from anyaccel.errors import PhaseError
-from anyaccel.phases.loading.epoch_batches import RowOrders, RowSpan, SampledBatches
-from anyaccel.phases.loading.epoch_plan import EpochPlan, EpochSteps, SharedSteps, StepRange
+from anyaccel.phases.loading.epoch_plan import (
+    EpochPlan,
+    EpochSteps,
+    RowOrders,
+    RowSpan,
+    SampledBatches,
+    SharedSteps,
+    StepRange,
+)
 from anyaccel.phases.loading.host_columns import Batch
 
 _SEEN_BYTES = 1024

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from anyaccel.graph.nodes import one_of
-from anyaccel.phases.setting import Setting, choice, flag, integer, optional
+from anyaccel.phases.settings import Setting, choice, flag, integer, optional
 
 SHARDING = ("full", "full offload")
 

@@ -15,7 +15,7 @@ from anyaccel.adapter.compile_cache import python_values
 from anyaccel.adapter.custom_step import StepCompiler, UpdateTables, check_arguments
 from anyaccel.adapter.optimizer_step import OptimizerStep
 from anyaccel.adapter.parameter_state import ParameterState
-from anyaccel.adapter.segment_analysis import SegmentLayout
+from anyaccel.adapter.segment_functions import SegmentLayout
 from anyaccel.segment import Segment
 from anyaccel_jax.models.base import LIBRARIES
 from anyaccel_jax.ops import JaxOps

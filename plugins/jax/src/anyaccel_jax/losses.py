@@ -6,8 +6,8 @@ import sys
 
 import jax.numpy as jnp
 
-from anyaccel.adapter.custom_loss import make_loss
 from anyaccel.adapter.layer_introspection import LayerLibrary
+from anyaccel.adapter.losses import make_loss
 from anyaccel.specs import Loss
 
 

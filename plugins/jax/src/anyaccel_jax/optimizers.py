@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from anyaccel.adapter import UpdateRule
-from anyaccel.adapter.compile_switch import first_line
+from anyaccel.adapter.compile_cache import first_line
 from anyaccel.errors import AnyaccelError, SpecError
 from anyaccel.specs import Optimizer
 from anyaccel_jax.parameter_tree import ParameterTree

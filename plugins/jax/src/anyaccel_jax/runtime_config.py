@@ -47,7 +47,9 @@ def expected_count(kind: str) -> int:
     if enabled and not enabled & set(_PLATFORMS.get(kind, (kind,))):
         return 0
     if kind == "cpu":
-        return _cpu_count()
+        configured = int(setting("jax_num_cpu_devices") or 0)
+        flag = re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+        return configured if configured > 0 else int(flag.group(1)) if flag else 1
     if kind == "gpu":
         return len(visible_nvidia_gpus()) if has_plugin("cuda") else _amd_gpu_count() if has_plugin("rocm") else 0
     return len(list(Path("/dev").glob("accel[0-9]*"))) if kind == "tpu" and find_spec("libtpu") else 0
@@ -65,12 +67,6 @@ def setting(name: str) -> Any:
     import jax
 
     return getattr(jax.config, name)
-
-
-def _cpu_count() -> int:
-    configured = int(setting("jax_num_cpu_devices") or 0)
-    flag = re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
-    return configured if configured > 0 else int(flag.group(1)) if flag else 1
 
 
 def _amd_gpu_count() -> int:

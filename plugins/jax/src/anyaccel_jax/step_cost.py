@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.extend.core import Var
 
 from anyaccel.adapter.array_ops import concatenate_vjp
-from anyaccel.adapter.segment_analysis import SegmentDataflow
+from anyaccel.adapter.segment_functions import SegmentDataflow
 from anyaccel.adapter.step_costs import StepCost, StepCosts
 from anyaccel.device import Device
 from anyaccel.segment import Operation, Segment

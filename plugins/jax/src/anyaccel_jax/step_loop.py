@@ -13,7 +13,7 @@ import numpy as np
 
 from anyaccel.adapter import StepFunction, StepLoop
 from anyaccel.adapter.loss_scaling import steps_behind
-from anyaccel.adapter.step_loop import MAX_STEPS_PER_CALL, is_faster, multi_step_runner, steps_gathered_at_once
+from anyaccel.adapter.traced_program import MAX_STEPS_PER_CALL, is_faster, multi_step_runner, steps_gathered_at_once
 
 Compile = Callable[[Callable[..., Any], tuple[int, ...]], Callable[..., Any]]
 """Compiles a function that may destroy some of its arguments, given by their numbers."""

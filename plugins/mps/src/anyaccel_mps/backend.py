@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -10,13 +13,15 @@ import numpy as np
 from anyaccel.backend import AsyncCopy, DeviceInfo, Memory, MemoryInfo, Program
 from anyaccel.capability import Capabilities, lazy
 from anyaccel.device import Device
-from anyaccel.machine import ExpectedDevices, Machine
+from anyaccel.errors import MoveError
+from anyaccel.machine import ExpectedDevices, Machine, is_older
 from anyaccel.segment import Segment
-from anyaccel_mps import device_info
-from anyaccel_mps.dtype_support import check_array, check_tensors
 from anyaccel_torch import TorchBackend
+from anyaccel_torch.error_translation import first_line
 
 if TYPE_CHECKING:
+    import torch
+
     from anyaccel_mps.operator_support import OperatorSupport
 
 
@@ -27,7 +32,7 @@ class MpsMemory(Memory):
         """Torch's cache counts as not free, and there is no peak."""
         import torch
 
-        total = device_info.total_memory()
+        total = total_memory()
         free = max(total - int(torch.mps.driver_allocated_memory()), 0)
         return MemoryInfo(total, free, used=int(torch.mps.current_allocated_memory()), peak=0)
 
@@ -43,7 +48,7 @@ class MpsExpectedDevices(ExpectedDevices):
 
     def expected_of_kind(self, kind: str, machine: Machine) -> Sequence[DeviceInfo] | None:
         """By the facts of the machine."""
-        return device_info.expected_gpus(machine)
+        return expected_gpus(machine)
 
 
 class MpsBackend(TorchBackend):
@@ -69,11 +74,11 @@ class MpsBackend(TorchBackend):
 
     def unavailable_reason(self, device: Device) -> str:
         """The system, the build of torch, or that there is only one device."""
-        return device_info.unavailable_reason(device, len(self.devices()))
+        return unavailable_reason(device, len(self.devices()))
 
     def device_info(self, device: Device) -> DeviceInfo:
         """Without a memory space, as torch copies between CPU and MPS although they share memory."""
-        return device_info.apple_gpu_info()
+        return apple_gpu_info()
 
     def place(self, obj: Any, device: Device) -> Any:
         """Nothing is moved if any tensor in `obj` has an unsupported dtype."""
@@ -126,3 +131,127 @@ class MpsBackend(TorchBackend):
             return None
         support = OperatorSupport()
         return support if support.is_known() else None
+
+
+# -- Description of the Apple GPU, and why it is unavailable -----------------------------------------------------------
+
+
+_OLDEST_SYSTEM = "14.0"  # of macOS, that every supported torch finds MPS on
+
+
+def apple_gpu_info() -> DeviceInfo:
+    """Name, vendor and memory of the GPU; initialises Metal. `total_memory` is as of `total_memory()`."""
+    import torch
+
+    name = getattr(torch.backends.mps, "get_name", None)  # newer than the oldest supported torch
+    return DeviceInfo("Apple GPU" if name is None else str(name()), "apple", total_memory=total_memory())
+
+
+def total_memory() -> int:
+    """Bytes that Metal recommends a process to use at most; a part of the Mac's memory."""
+    import torch
+
+    return int(torch.mps.recommended_max_memory())
+
+
+def expected_gpus(machine: Machine) -> list[DeviceInfo] | None:
+    """The Apple GPU, as far as the system tells; None where torch must be asked."""
+    if machine.system != "darwin":
+        return []
+    release = platform.mac_ver()[0]
+    if not find_spec("torch") or not release or is_older(release, _OLDEST_SYSTEM):
+        return None
+    return [device.info() for device in machine.visible if device.kind == "mps"]
+
+
+def unavailable_reason(device: Device, count: int) -> str:
+    """Why a device is not among the `count` Apple GPUs that torch sees; initialises nothing."""
+    if count:
+        return "" if device.index < count else "torch has one Apple GPU, mps:0"
+    if platform.system() != "Darwin":
+        return f"MPS is a part of macOS, and this is {platform.system() or 'another system'}"
+    try:
+        import torch
+    except Exception as error:  # listing devices must work with a broken torch
+        return f"torch cannot be imported: {first_line(error)}"
+    if not torch.backends.mps.is_built():
+        return f"this torch, {torch.__version__}, is built without MPS"
+    system = f"macOS {platform.mac_ver()[0]}".rstrip()
+    return f"torch {torch.__version__} finds no MPS: {system} is too old for it, or the Mac has no GPU that it can use"
+
+
+# -- Checks for dtypes that the Apple GPU does not support, before anything is moved -----------------------------------
+
+
+# By unsupported dtype: the closest one, and how to convert a tensor and a module to it.
+_CLOSEST = {
+    "float64": ("float32", "tensor.float()", "model.float()"),
+    "complex128": ("complex64", "tensor.to(torch.complex64)", "model.to(torch.complex64)"),
+}
+_DEFAULT = ("float32", "tensor.float()", "model.float()")
+
+
+def check_tensors(obj: Any, device: object, unsupported: frozenset[str]) -> None:
+    """Check the dtypes of all tensors in a tensor, a module, or a dict, list or tuple of such.
+
+    Raises:
+        MoveError: one is unsupported; names it and its dtype.
+    """
+    for tensor_name, in_module, tensor in _named_tensors(obj, ""):
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        reason = "" if dtype in unsupported else refusal(tensor.dtype)
+        if dtype in unsupported or reason:
+            closest, tensor_call, module_call = _CLOSEST.get(dtype, _DEFAULT)
+            raise MoveError(
+                f"{tensor_name or 'a tensor'} is {dtype}, which {device} does not support{reason and f': {reason}'}",
+                available=closest,
+                hint=f"convert it first: {module_call if in_module else tensor_call}",
+            )
+
+
+def check_array(dtype: Any, device: object, unsupported: frozenset[str]) -> None:
+    """Check the dtype of a NumPy array.
+
+    Raises:
+        MoveError: it is unsupported.
+    """
+    if dtype.name in unsupported:
+        closest = _CLOSEST.get(dtype.name, _DEFAULT)[0]
+        raise MoveError(
+            f"the array is {dtype.name}, which {device} does not support",
+            available=closest,
+            hint=f"convert it first: array.astype({closest!r})",
+        )
+
+
+@cache
+def refusal(dtype: torch.dtype) -> str:
+    """Torch's own message if it cannot make a tensor of a dtype on MPS; `""` if it can, or has no MPS.
+
+    Support of bfloat16 and the 8-bit floats depends on the versions of torch and macOS.
+    """
+    import torch
+
+    try:
+        torch.empty(0, dtype=dtype, device="mps")
+    except TypeError as error:
+        return first_line(error)
+    except Exception:  # no MPS here, which is not about the dtype
+        return ""
+    return ""
+
+
+def _named_tensors(obj: Any, path: str) -> Iterator[tuple[str, bool, Any]]:
+    """The name of each tensor in `obj`, whether it is a module's, and the tensor."""
+    import torch
+
+    if isinstance(obj, torch.Tensor):
+        yield path, False, obj
+    elif isinstance(obj, torch.nn.Module):
+        owner = f"{type(obj).__name__}{' ' + path if path else ''}"
+        for kind, named in (("parameter", obj.named_parameters()), ("buffer", obj.named_buffers())):
+            for name, tensor in named:
+                yield f"{kind} {name!r} of {owner}", True, tensor
+    elif isinstance(obj, (Mapping, list, tuple)):
+        for key, item in obj.items() if isinstance(obj, Mapping) else enumerate(obj):
+            yield from _named_tensors(item, f"{path or 'item '}[{key!r}]")

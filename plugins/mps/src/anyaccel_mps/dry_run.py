@@ -73,7 +73,14 @@ def operators_of(segment: Segment) -> dict[OpOverload, list[str]]:
 
 
 def _run_step(segment: Segment, recorder: OperatorRecorder) -> None:
-    _track_nodes(segment, recorder)
+    # Set `recorder.node` while each module runs, to the nodes that hold it.
+    labels: dict[nn.Module, list[str]] = {}
+    for op in segment.operations:
+        if isinstance(op.model, nn.Module):
+            labels.setdefault(op.model, []).append(repr(op.label))
+    for module, nodes in labels.items():
+        module.register_forward_pre_hook(_set_node(recorder, f"node {' and '.join(nodes)}"))
+        module.register_forward_hook(_set_node(recorder, ""))
     program = TorchProgram(segment, lambda device: META)
     inputs = [
         torch.zeros(_BATCH_SIZE, *spec.shape, dtype=getattr(torch, spec.dtype), device=META)
@@ -84,18 +91,14 @@ def _run_step(segment: Segment, recorder: OperatorRecorder) -> None:
             recorder.stage = "losses"
             program.forward(inputs)
             if segment.groups or segment.needs_pullback:
-                _train(program, inputs, recorder)
+                outputs, _, pullback = program.forward_pullback(inputs)
+                recorder.stage = "backward pass"
+                pullback([torch.zeros_like(output) for output in outputs])
+                recorder.stage = "optimizer"
+                program.grad_stats()
+                program.optimizer_step()
     finally:
         program.close()
-
-
-def _train(program: TorchProgram, inputs: list[torch.Tensor], recorder: OperatorRecorder) -> None:
-    outputs, _, pullback = program.forward_pullback(inputs)
-    recorder.stage = "backward pass"
-    pullback([torch.zeros_like(output) for output in outputs])
-    recorder.stage = "optimizer"
-    program.grad_stats()
-    program.optimizer_step()
 
 
 def _meta_copy(segment: Segment) -> Segment:
@@ -114,17 +117,6 @@ def _modules(segment: Segment) -> Iterator[nn.Module]:
     for module in (*(op.model for op in segment.operations), *(term.loss.own for term in segment.losses)):
         if isinstance(module, nn.Module):
             yield module
-
-
-def _track_nodes(segment: Segment, recorder: OperatorRecorder) -> None:
-    """Set `recorder.node` while each module runs, to the nodes that hold it."""
-    labels: dict[nn.Module, list[str]] = {}
-    for op in segment.operations:
-        if isinstance(op.model, nn.Module):
-            labels.setdefault(op.model, []).append(repr(op.label))
-    for module, nodes in labels.items():
-        module.register_forward_pre_hook(_set_node(recorder, f"node {' and '.join(nodes)}"))
-        module.register_forward_hook(_set_node(recorder, ""))
 
 
 def _set_node(recorder: OperatorRecorder, node: str) -> Callable[..., None]:

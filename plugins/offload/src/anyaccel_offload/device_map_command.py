@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, redirect_stdout
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from anyaccel.arguments import shown
 from anyaccel.cli.base_command import JSON, Command
+from anyaccel.cli.console import print_json, print_line, print_table
+from anyaccel.cli.module_object import load_object
+from anyaccel.device import Device
+from anyaccel.errors import AnyaccelError, CapabilityError, ConfigError, OutOfMemoryError
+from anyaccel.registry import registry
+from anyaccel.segment import TensorSpec
+from anyaccel_offload.planner import OffloadModels, OffloadPlan, OffloadRequest
+
+if TYPE_CHECKING:
+    pass
 
 
 @click.command("device-map", cls=Command, short_help="Plan a model that is larger than a device.")
@@ -46,7 +62,6 @@ def device_map(
     """
     from anyaccel import Inventory
     from anyaccel.errors import ConfigError
-    from anyaccel_offload.device_map_report import run_device_map
 
     if on is not None and file is not None:
         raise ConfigError("--on and --file both give a machine", hint="leave one out")
@@ -54,3 +69,120 @@ def device_map(
         Inventory.from_file(file) if file is not None else Inventory.detect() if on is None else Inventory.parse(on)
     )
     sys.exit(run_device_map(reference, machine, offload=offload, training=training, inputs=inputs, as_json=as_json))
+
+
+# -- What `anyaccel device-map` prints: where the blocks of a model go that is larger than a device --------------------
+
+
+FITS, DOES_NOT_FIT = 0, 1
+"""Exit statuses; 2 is that of other errors."""
+_SPEC = re.compile(r"([a-z]+[0-9]*)\[([0-9]+(?:,[0-9]+)*)\]")
+
+
+def run_device_map(
+    reference: str, inventory: Any, *, offload: str, training: bool, inputs: Sequence[str], as_json: bool
+) -> int:
+    """Print where the blocks of a model go, and return the exit status.
+
+    Args:
+        reference: `module:object`: a model, or a function without arguments that makes one.
+        inventory: the machine.
+        offload: where weights may rest that do not fit: `"no"`, `"cpu"` or `"disk"`.
+        training: whether gradients, optimizer state and activations count.
+        inputs: of a call, such as `"int64[1,128]"`.
+        as_json: for programs.
+
+    Raises:
+        AnyaccelError: no model, or one that its framework cannot divide.
+    """
+    specs = tuple(map(_spec, inputs))
+    model = _model(reference)
+    backend = _dividing(model, inventory)
+    # Bytes of each device that computes; those of the host where the CPU does.
+    found = {
+        str(e.device): e.nbytes for e in inventory.devices if e.device.kind in backend.kinds and e.device.kind != "cpu"
+    }
+    if not found:
+        found = {"cpu": inventory.host_nbytes}
+    unknown = [name for name, nbytes in found.items() if not nbytes]
+    if unknown:
+        raise ConfigError(
+            f"the memory of {unknown[0]} is not known", hint="say it: --on '2x 24GB, cpu 64GB', or --on 'cpu 64GB'"
+        )
+    memory = found
+    device = Device.parse(next(iter(memory)))
+    host = {"cpu": inventory.host_nbytes} if inventory.host_nbytes else {}
+    free: dict[str, int | None] = {"cpu": None, "disk": None}
+    request = OffloadRequest(offload=offload, training=training, max_memory=host | memory, free=free, inputs=specs)
+    try:
+        plan = backend.required(OffloadModels).plan_offload(model, device, request)
+    except OutOfMemoryError as error:
+        if as_json:
+            print_json({"fits": False, "machine": str(inventory), "problem": str(error)})
+        else:
+            print_line(f"for {inventory}: {error}", style="red")
+        return DOES_NOT_FIT
+    if not specs:
+        note = "blocks are in the order in which they are registered; --input finds that in which they compute"
+        plan = replace(plan, notes=(*plan.notes, note))
+    _print(plan, inventory, as_json)
+    return FITS
+
+
+def _spec(text: str) -> TensorSpec:
+    match = _SPEC.fullmatch(text.replace(" ", ""))
+    if match is None:
+        raise ConfigError(f"--input {shown(text)} is no tensor", hint="write its dtype and shape: 'int64[1,128]'")
+    return TensorSpec(tuple(map(int, match.group(2).split(","))), match.group(1))
+
+
+def _model(reference: str) -> Any:
+    """A model of a module, built without memory for its weights where it is made here."""
+    _, found = load_object(reference)
+    if not isinstance(found, type) and registry().owners(found):
+        return found
+    if not callable(found):
+        problem = f"{reference} is a {type(found).__name__}, not a model and no function that makes one"
+        raise ConfigError(problem, hint="name a function without arguments that returns the model")
+    offloads = {backend.framework: backend.capability(OffloadModels) for backend in registry().backends}
+    try:
+        with ExitStack() as stack, redirect_stdout(sys.stderr):
+            for offload in filter(None, offloads.values()):
+                stack.enter_context(offload.empty_weights())
+            model = found()
+    except AnyaccelError:
+        raise
+    except Exception as error:
+        problem = f"{reference}() fails: {type(error).__name__}: {error}"
+        raise ConfigError(problem, hint="name a function without arguments that returns the model") from error
+    if isinstance(model, type) or not registry().owners(model):
+        problem = f"{reference}() gives a {type(model).__name__}, which no installed plugin knows as a model"
+        raise ConfigError(problem, hint="return the model, or install the plugin of its framework")
+    return model
+
+
+def _dividing(model: Any, inventory: Any) -> Any:
+    """The backend that divides a model on the devices of a machine."""
+    framework = registry().owners(model)[0]
+    kinds = [each.device.kind for each in inventory.devices]
+    serving = [each for each in registry().backends if each.framework == framework and set(each.kinds) & set(kinds)]
+    serving.sort(key=lambda each: min(kinds.index(kind) for kind in each.kinds if kind in kinds))
+    if not serving or serving[0].capability(OffloadModels) is None:
+        raise CapabilityError(
+            f"{framework} cannot divide models, or not on {inventory}",
+            cause="its plugin lacks the capability 'offload'",
+            hint="use such a framework, or make its blocks nodes of a graph",
+        )
+    return serving[0]
+
+
+def _print(plan: OffloadPlan, inventory: Any, as_json: bool) -> None:
+    if as_json:
+        entries = {block.name: block.tier or str(block.device) for block in plan.blocks}
+        print_json({"fits": True, "machine": str(inventory), "device_map": entries, "plan": plan.to_dict()})
+        return
+    section = plan.section("the model")
+    print_line(f"for {inventory}: {section.summary}")
+    print_table(section.head, section.rows)
+    for note in section.notes:
+        print_line(f"note: {note}")

@@ -9,9 +9,9 @@ from typing import Any
 from anyaccel.arguments import check, is_integer, shown
 from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, CapabilityError, DeviceParseError, GraphError
+from anyaccel.graph.device_assignment import Request
 from anyaccel.graph.nodes import Layout, ModelNode
 from anyaccel.graph.plan_entries import Assignment
-from anyaccel.graph.resolution import Request
 from anyaccel.graph.shape_inference import Shapes
 from anyaccel.host_memory import host_memory
 from anyaccel.registry import Registry

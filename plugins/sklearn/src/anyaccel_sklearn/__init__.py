@@ -1,7 +1,8 @@
-"""scikit-learn's side of anyaccel: estimators as models of nodes, fitted in a FitPhase or batch by batch.
+"""scikit-learn's side of anyaccel: estimators as models of nodes, fitted in a FitPhase or batch by batch; transforms of
+columns, splits by strata and groups, samplers of pairs and triplets, and metrics.
 
-Works with any object that has `fit` and `predict`, or `transform`. Importing this package imports no scikit-learn: who
-brings an estimator has. Core asks for this package when a graph has an object that no framework owns.
+Estimators and transforms are any objects that have `fit` and `predict`, or `transform`. Importing this package imports
+no scikit-learn: metrics and scalers by name do when they are used. Core asks for a part of it when that is used.
 """
 
 from anyaccel.lazy_attributes import lazy_attributes

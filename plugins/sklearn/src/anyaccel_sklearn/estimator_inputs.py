@@ -8,8 +8,10 @@ import numpy as np
 
 from anyaccel.data import Reference, Rows, joined_array
 from anyaccel.errors import ColumnError
-from anyaccel.graph import ModelGraph, input_columns
+from anyaccel.graph import ModelGraph
 from anyaccel.graph.applied_loss import AppliedLoss
+from anyaccel.graph.resolve import ColumnSelection
+from anyaccel.graph.resolve import targets_of as target_columns
 from anyaccel_sklearn.estimators import Estimator
 
 
@@ -42,14 +44,14 @@ def targets_of(label: str, graph: ModelGraph, rows: Mapping[str, Rows]) -> np.nd
     return None if chosen is None else joined_array(rows[chosen.feature_set.label], chosen.names)
 
 
-def chosen_targets(label: str, graph: ModelGraph) -> input_columns.ColumnSelection | None:
+def chosen_targets(label: str, graph: ModelGraph) -> ColumnSelection | None:
     """The target columns of the data that feed a node; None if there are none.
 
     Raises:
         ColumnError: there are several, and it is not clear which are meant.
     """
     try:
-        return input_columns.targets_of(AppliedLoss("mse", on=label), graph.nodes)
+        return target_columns(AppliedLoss("mse", on=label), graph.nodes)
     except ColumnError as error:
         if not error.available:  # there are none; several would be listed
             return None

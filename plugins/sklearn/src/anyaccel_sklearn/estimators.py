@@ -17,7 +17,7 @@ from anyaccel.call_hints import constructor_hints
 from anyaccel.data import Reference
 from anyaccel.device import Device
 from anyaccel.errors import ENVIRONMENT_ERRORS, EstimatorError, GraphError, PhaseError
-from anyaccel.graph.model_kinds import ModelKind
+from anyaccel.graph.nodes import ModelKind
 from anyaccel.segment import TensorSpec
 from anyaccel.suggestions import did_you_mean
 

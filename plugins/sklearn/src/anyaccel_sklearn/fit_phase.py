@@ -18,13 +18,11 @@ from anyaccel.errors import EstimatorError, PhaseError
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.graph.topology import ancestors, unknown_node, upstream_nodes
 from anyaccel.phases.callbacks import Callback
-from anyaccel.phases.loading.epoch_plan import EpochPlan, EvaluationEpochs
-from anyaccel.phases.loading.evaluation_rows import EvaluationRows
+from anyaccel.phases.loading.epoch_plan import EpochPlan, EvaluationEpochs, EvaluationRows
 from anyaccel.phases.row_alignment import Combination
 from anyaccel.phases.run import Run
 from anyaccel.phases.runner import Phase, PhaseExecution, PhasePrograms
-from anyaccel.phases.setting import Setting
-from anyaccel.phases.settings import Data, node_labels, of_split, save_labels, takes_settings
+from anyaccel.phases.settings import Data, Setting, node_labels, of_split, save_labels, takes_settings
 from anyaccel.results.records import EvaluationValues, Fitted
 from anyaccel_sklearn.estimator_inputs import estimators, inputs_of, targets_of
 from anyaccel_sklearn.estimators import Estimator

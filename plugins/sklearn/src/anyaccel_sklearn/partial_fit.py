@@ -10,12 +10,12 @@ import numpy as np
 
 from anyaccel.data import Reference, Rows, joined_array
 from anyaccel.errors import EstimatorError, PhaseError
-from anyaccel.graph import ModelGraph, input_columns, topology
+from anyaccel.graph import ModelGraph, topology
 from anyaccel.graph.applied_loss import AppliedLoss
+from anyaccel.graph.resolve import ColumnSelection, check_stream
 from anyaccel.phases.executor.pipeline import ChunkRunner
 from anyaccel.phases.learners import Learners, Learning
-from anyaccel.phases.loading.epoch_batches import RowOrders, RowSpan, StreamKey
-from anyaccel.phases.loading.epoch_plan import StepRange
+from anyaccel.phases.loading.epoch_plan import RowOrders, RowSpan, StepRange, StreamKey
 from anyaccel.phases.loading.loader import Chunk
 from anyaccel_sklearn.estimator_inputs import chosen_targets, estimators, inputs_of
 from anyaccel_sklearn.estimators import Estimator, flat
@@ -164,9 +164,9 @@ class PartialFitEstimators(Learners):
         return topology.upstream_nodes(self.labels, self._graph.nodes)
 
     def _learner(self, label: str, rows: Mapping[str, Rows], streams: Mapping[str, Sequence[str]]) -> _Learner:
-        def host_column(chosen: input_columns.ColumnSelection) -> _HostColumn:
+        def host_column(chosen: ColumnSelection) -> _HostColumn:
             name = chosen.feature_set.label
-            input_columns.check_stream(chosen.stream or "", name, streams.get(name, ()))
+            check_stream(chosen.stream or "", name, streams.get(name, ()))
             return _HostColumn((name, chosen.stream or ""), joined_array(rows[name], chosen.names))
 
         chosen = chosen_targets(label, self._graph)
@@ -175,9 +175,7 @@ class PartialFitEstimators(Learners):
         inputs: list[_HostColumn | _NodeOutput] = []
         for upstream in self._graph[label].upstreams:
             if isinstance(upstream, Reference):
-                inputs.append(
-                    host_column(input_columns.ColumnSelection(upstream.feature_set, upstream.features, upstream.stream))
-                )
+                inputs.append(host_column(ColumnSelection(upstream.feature_set, upstream.features, upstream.stream)))
             else:
                 names = (upstream,) if "." in upstream else self._graph.shapes.outputs[upstream]
                 inputs += [_NodeOutput(name) for name in names]

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from anyaccel.errors import PhaseError
-from anyaccel_tensorboard import text_summaries
-from anyaccel_tensorboard.device_stats import NvidiaStats, nvidia_stats, speed_and_memory
-from anyaccel_tensorboard.event_file import EventFile
-from anyaccel_tensorboard.learning_rates import ScheduledRate, scheduled_rates
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_TENSOR, Summary
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+from tensorboard.compat.proto.types_pb2 import DT_STRING
+from tensorboard.plugins.text.metadata import create_summary_metadata
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from anyaccel.adapter.device_description import start_nvml
+from anyaccel.device import Device
+from anyaccel.errors import ConfigError, PhaseError
+from anyaccel.registry import registry
+from anyaccel.specs import Optimizer, Schedule
 from anyaccel_tensorboard.run_dirs import create_run_dir
 
 
@@ -39,12 +52,12 @@ class RunLogger:
 
     def write_settings(self) -> None:
         """The settings of experiment, graph and phase."""
-        self._file.text("settings", text_summaries.settings(self._run))
+        self._file.text("settings", settings_text(self._run))
 
     def write_plan(self) -> None:
         """The plan and the graph; a FitPhase whose estimators depend on each other has several plans."""
-        self._file.text("plan", text_summaries.plan(self._run), self._n_plans)
-        self._file.text("graph", text_summaries.graph(self._run), self._n_plans)
+        self._file.text("plan", plan_text(self._run), self._n_plans)
+        self._file.text("graph", graph_text(self._run), self._n_plans)
         self._n_plans += 1
         self._rates = scheduled_rates(self._run)
 
@@ -92,11 +105,11 @@ class RunLogger:
                 scalars = {f"evaluation/{name}": value for name, value in run.evaluation.named.items()}
                 self._file.scalars(sum(run.graph.progress.values()), scalars)
             if run.fitted:
-                self._file.text("fitted", text_summaries.fitted(run))
+                self._file.text("fitted", fitted_text(run))
             if run.stop_reason:
-                self._file.text("stopped", text_summaries.code_block(run.stop_reason))
+                self._file.text("stopped", code_block(run.stop_reason))
             if error is not None:
-                self._file.text("error", text_summaries.error(error))
+                self._file.text("error", error_text(error))
         finally:
             try:
                 self._file.close()
@@ -108,3 +121,255 @@ def _mean(values: Iterable[float]) -> float:
     """The mean of those that are numbers: a step without rows for a loss has none. NaN if there are none."""
     known = [value for value in values if not math.isnan(value)]
     return sum(known) / len(known) if known else math.nan
+
+
+# -- Speed and memory of a run, and NVIDIA statistics of the devices of its plan ---------------------------------------
+
+
+def speed_and_memory(stats: Any) -> dict[str, float]:
+    """Of `run.stats`: `speed/steps_per_second`, and `memory/DEVICE/FRAMEWORK/used_bytes`; unknown figures are left out.
+
+    Beside these `samples_per_second`, `peak_bytes` and `total_bytes`; after `run.measure_step()` also
+    `model_flops_utilization`, and `memory/NODE/activations_bytes`.
+    """
+    sizes = {
+        f"memory/{each.device}/{each.framework}/{name}_bytes": getattr(each, name)
+        for each in stats.devices
+        for name in ("used", "peak", "total")
+    }
+    names = ("steps_per_second", "samples_per_second", "model_flops_utilization")
+    values = {**{f"speed/{name}": getattr(stats, name) for name in names}, **sizes}
+    for node in stats.nodes:
+        values[f"memory/{node.node}/activations_bytes"] = node.activations
+    return {tag: value for tag, value in values.items() if value is not None}
+
+
+def nvidia_stats(plan: Any) -> NvidiaStats:
+    """Statistics of the NVIDIA GPUs of a plan; empty where it has none, or NVML is not available."""
+    # The identities of a plan's NVIDIA GPUs; device numbers differ between frameworks and NVML.
+    identities: dict[Device, str] = {}
+    for node in plan.assignments:
+        info = registry().find(node.framework, node.device.kind).device_info(node.device)
+        if info.vendor == "nvidia" and info.identity:
+            identities[node.device] = info.identity
+    nvml = start_nvml() if identities else None
+    return NvidiaStats() if nvml is None else NvidiaStats(nvml, identities)
+
+
+class NvidiaStats:
+    """Reads statistics of some GPUs by NVML, by default of none.
+
+    Args:
+        nvml: the module `pynvml`, started; `close` shuts it down.
+        identities: UUID (`GPU-...`, `MIG-...`) or PCI address by device.
+    """
+
+    def __init__(self, nvml: Any = None, identities: Mapping[Device, str] | None = None) -> None:
+        self._nvml = nvml
+        self._readers: dict[str, Callable[[], float]] = {}
+        for device, identity in (identities or {}).items():
+            handle = self._handle(identity)
+            if handle is not None:
+                readers = {f"nvml/{device}/{name}": partial(read, handle) for name, read in self._statistics()}
+                self._readers.update(readers)
+
+    def read(self) -> dict[str, float]:
+        """`nvml/DEVICE/utilization_percent`, `.../memory_used_bytes`, `.../temperature_celsius`, `.../power_watts`.
+
+        Statistics that a GPU does not support are left out.
+        """
+        values = {}
+        for tag, read in self._readers.items():
+            with suppress(self._nvml.NVMLError):
+                values[tag] = float(read())
+        return values
+
+    def close(self) -> None:
+        """Shut NVML down; it counts its users."""
+        nvml, self._nvml, self._readers = self._nvml, None, {}
+        if nvml is not None:
+            with suppress(nvml.NVMLError):  # another user has shut it down already
+                nvml.nvmlShutdown()
+
+    def _handle(self, identity: str) -> Any:
+        nvml = self._nvml
+        is_uuid = identity.startswith(("GPU-", "MIG-"))
+        find = nvml.nvmlDeviceGetHandleByUUID if is_uuid else nvml.nvmlDeviceGetHandleByPciBusId
+        try:
+            return find(identity)
+        except nvml.NVMLError:
+            return None
+
+    def _statistics(self) -> list[tuple[str, Callable[[Any], float]]]:
+        nvml = self._nvml
+        return [
+            ("utilization_percent", lambda handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+            ("memory_used_bytes", lambda handle: nvml.nvmlDeviceGetMemoryInfo(handle).used),
+            ("temperature_celsius", lambda handle: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+            ("power_watts", lambda handle: nvml.nvmlDeviceGetPowerUsage(handle) / 1000),  # from milliwatts
+        ]
+
+
+# -- EventFile: an event file in TensorBoard's format, written by TensorBoard's own `RecordWriter` ---------------------
+#
+# Its public writers start a thread, import TensorFlow where it is installed, and may overwrite files.
+
+
+class EventFile:
+    """A new event file in an existing folder. Every call flushes what it writes.
+
+    Raises:
+        OSError: the file cannot be made, or exists already.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / f"events.out.tfevents.{int(time.time()):010d}.anyaccel"
+        self._file = self._path.open("xb")
+        self._records = RecordWriter(self._file)
+        try:
+            self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        except BaseException:
+            self.close()
+            raise
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Write numbers of one step by tag, as float32.
+
+        Raises:
+            PhaseError: the file cannot be written any more.
+        """
+        self._add(step, (Summary.Value(tag=_utf8(tag), simple_value=value) for tag, value in values.items()))
+
+    def text(self, tag: str, markdown: str, step: int = 0) -> None:
+        """Write a text in Markdown.
+
+        Raises:
+            PhaseError: the file cannot be written any more.
+        """
+        tensor = TensorProto(
+            dtype=DT_STRING,
+            tensor_shape=TensorShapeProto(),
+            string_val=[markdown.encode("utf-8", errors="replace")],
+        )
+        metadata = create_summary_metadata(display_name="", description="")
+        metadata.data_class = DATA_CLASS_TENSOR
+        self._add(step, [Summary.Value(tag=tag, tensor=tensor, metadata=metadata)])
+
+    def close(self) -> None:
+        """Close the file, even if flushing fails.
+
+        Raises:
+            PhaseError: the rest could not be written.
+        """
+        try:
+            self._records.close()
+        except OSError as error:
+            raise self._error(error) from error
+
+    def _add(self, step: int, values: Iterable[Any]) -> None:
+        self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+
+    def _write(self, event: Any) -> None:
+        try:
+            self._records.write(event.SerializeToString())
+            self._records.flush()
+        except OSError as error:
+            raise self._error(error) from error
+
+    def _error(self, error: OSError) -> PhaseError:
+        return PhaseError(
+            f"TensorBoard's file {str(self._path)!r} cannot be written any more: {error}",
+            hint="free disk space, or log to another folder",
+        )
+
+
+def _utf8(tag: str) -> str:
+    """A tag as valid UTF-8: users' labels may contain lone surrogates."""
+    return tag.encode("utf-8", errors="replace").decode("utf-8")
+
+
+# -- Learning rates that change while a run trains ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRate:
+    """The learning rate of an optimizer that had done `steps_before` steps when the run began."""
+
+    tag: str
+    optimizer: Optimizer
+    steps_before: int
+
+    def after(self, steps: int) -> float:
+        """The rate of the last of `steps` steps of the run."""
+        return self.optimizer.rate(max(self.steps_before + steps - 1, 0))
+
+
+def scheduled_rates(run: Any) -> tuple[ScheduledRate, ...]:
+    """A rate for each optimizer that has a schedule and something to train; called before the first step.
+
+    The tag is `train/learning_rate` for the graph's optimizer, and `train/learning_rate.NODE` for a node's own. There
+    are none where steps alternate between samplers: how many steps each node has done is not known here.
+    """
+    rates: dict[str, ScheduledRate] = {}
+    if run.phase.kind != "train" or (run.phase.schedule or "").startswith("alternate"):
+        return ()
+    for node in run.plan.assignments:
+        own = getattr(run.graph[node.node], "optimizer", None)
+        optimizer = own or run.graph.optimizer
+        if node.frozen or not node.parameters or optimizer is None or optimizer.schedule == Schedule():
+            continue
+        tag = "train/learning_rate" if own is None else f"train/learning_rate.{node.node}"
+        states = run.graph.optimizer_states
+        rates.setdefault(tag, ScheduledRate(tag, optimizer, states[node.node].step if node.node in states else 0))
+    return tuple(rates.values())
+
+
+# -- Texts about a run, as Markdown. All names of users are in code blocks, so that they are shown verbatim ------------
+
+
+def code_block(text: str) -> str:
+    """A text as an indented code block, which no text can end."""
+    return "\n".join(f"    {line}" for line in text.splitlines())
+
+
+def settings_text(run: Any) -> str:
+    """Experiment, graph and phase with their settings, as JSON."""
+    graph = run.graph
+    optimizer = None if graph.optimizer is None else _config(graph.optimizer)
+    settings = {
+        "experiment": run.experiment,
+        "graph": {"label": graph.label, "seed": graph.seed, "optimizer": optimizer},
+        "phase": _config(run.phase),
+    }
+    return code_block(json.dumps(settings, indent=2, default=repr, ensure_ascii=False))
+
+
+def plan_text(run: Any) -> str:
+    """The plan as text."""
+    return code_block(str(run.plan))
+
+
+def graph_text(run: Any) -> str:
+    """A table of the nodes, and the graph in Mermaid."""
+    return "\n\n".join([code_block(run.graph.summary()), "Mermaid:", code_block(run.graph.visualize(plan=run.plan))])
+
+
+def fitted_text(run: Any) -> str:
+    """The estimators that a FitPhase has fitted."""
+    lines = (f"{fit.node}: {fit.estimator} to {fit.rows:,} rows in {fit.seconds:.3g} s" for fit in run.fitted)
+    return code_block("\n".join(lines))
+
+
+def error_text(error: BaseException) -> str:
+    """Type, message and notes of an exception."""
+    return code_block("\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]))
+
+
+def _config(obj: Any) -> Any:
+    """Settings as plain data; where an object has no configuration, the `repr` of its attributes."""
+    try:
+        return obj.get_config()
+    except ConfigError:
+        names = [name for cls in type(obj).__mro__ for name in getattr(cls, "__slots__", ())]
+        names = names or [name for name in vars(obj) if not name.startswith("_")]
+        return {"type": type(obj).__name__, **{name: repr(getattr(obj, name)) for name in names}}

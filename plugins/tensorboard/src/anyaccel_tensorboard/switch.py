@@ -56,7 +56,15 @@ def log_to(folder: str | os.PathLike[str] | None) -> LoggingScope:
     """
     path = None if folder is None else as_folder(folder, "log_to").absolute()
     if path is not None:
-        _check_loaded()
+        from anyaccel.registry import registry  # imports NumPy
+
+        if not registry().hooks.is_registered(import_module("anyaccel_tensorboard")):
+            raise PluginError(
+                "log_to() has no effect: the plugin 'tensorboard' is not loaded",
+                available=", ".join(plugin.name for plugin in registry().plugins),
+                hint="add it to ANYACCEL_PLUGINS or install anyaccel-tensorboard, or give phases the callback "
+                "TensorBoard(folder)",
+            )
     return LoggingScope(path)
 
 
@@ -70,15 +78,3 @@ def folder() -> Path | None:
         return _calls[-1].folder
     text = os.environ.get(VARIABLE, "").strip()
     return as_folder(text, VARIABLE) if text else None
-
-
-def _check_loaded() -> None:
-    from anyaccel.registry import registry  # imports NumPy
-
-    if not registry().hooks.is_registered(import_module("anyaccel_tensorboard")):
-        raise PluginError(
-            "log_to() has no effect: the plugin 'tensorboard' is not loaded",
-            available=", ".join(plugin.name for plugin in registry().plugins),
-            hint="add it to ANYACCEL_PLUGINS or install anyaccel-tensorboard, or give phases the callback "
-            "TensorBoard(folder)",
-        )

@@ -42,7 +42,7 @@ class TensorFlowBackend(TensorFlowExchange, TensorFlowCompute):
         Memory: TensorFlowMemory,
         MemoryFigures: TensorFlowMemoryFigures,
         StepCosts: lazy("anyaccel_tensorflow.step_cost:TensorFlowStepCosts"),
-        ProfilesSteps: lazy("anyaccel_tensorflow.step_profile:TensorFlowProfiler"),
+        ProfilesSteps: lazy("anyaccel_tensorflow.ops:TensorFlowProfiler"),
         ObservesTransfers: lazy("anyaccel_tensorflow.transfer_observer:TensorFlowTransfers"),
         ComputesPrecision: TensorFlowPrecision,
         LeavesContexts: lazy("anyaccel_tensorflow.outer_contexts:TensorFlowContexts"),

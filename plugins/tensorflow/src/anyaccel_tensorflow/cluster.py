@@ -39,28 +39,25 @@ def join_cluster(rank: int, size: int) -> None:
     runtime_config.allow_memory_growth()
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + _PORT_AFTER
     try:
-        _serve(addresses_of_all(rank, size, host, port, replica_timeout() or _WAIT_SECONDS), rank)
+        # Let TensorFlow start as one of these processes, and wait for the others.
+        addresses = addresses_of_all(rank, size, host, port, replica_timeout() or _WAIT_SECONDS)
+        started = context.context()
+        started.configure_collective_ops(collective_leader=_LEADER)
+        server = tf.train.ServerDef(
+            cluster=tf.train.ClusterSpec({_JOB: addresses}).as_cluster_def(),
+            job_name=_JOB,
+            task_index=rank,
+            protocol="grpc",
+            default_session_config=started.config,
+        )
+        started.enable_collective_ops(server)
+        started.ensure_initialized()
     except (OSError, ValueError, tf.errors.OpError) as error:
         raise FrameworkError(
             f"replica {rank} of {size} could not join the others by TensorFlow: {first_line(error)}",
             cause=f"the address {host}:{port}, at which they meet",
             hint="start all processes with one launcher, or set MASTER_PORT to a port after which two more are free",
         ) from error
-
-
-def _serve(addresses: list[str], rank: int) -> None:
-    """Let TensorFlow start as one of these processes, and wait for the others."""
-    started = context.context()
-    started.configure_collective_ops(collective_leader=_LEADER)
-    server = tf.train.ServerDef(
-        cluster=tf.train.ClusterSpec({_JOB: addresses}).as_cluster_def(),
-        job_name=_JOB,
-        task_index=rank,
-        protocol="grpc",
-        default_session_config=started.config,
-    )
-    started.enable_collective_ops(server)
-    started.ensure_initialized()
 
 
 _POLL_SECONDS = 0.05

@@ -40,24 +40,6 @@ def first_line(error: BaseException) -> str:
     return re.sub(r"\s*(\[Op:\w+\])?( name: ?\S*)?\s*$", "", line).strip()
 
 
-def _mismatch(error: Exception, subject: str, message: str) -> DeviceMismatchError:
-    """Names the node, the line, its tensors, and the devices that TensorFlow's message has."""
-    from anyaccel.adapter.mixed_tensors import mixed_tensors  # where nothing goes wrong, it is not needed
-
-    mixed = mixed_tensors(error, _eager_device, ("tensorflow", "keras"))
-    match = _CONFLICT.search(message)
-    what = message
-    if match is not None:
-        expected, actual = (":".join(map(str, parse_device_name(name))).lower() for name in match.group(3, 4))
-        what = f"{match[1]} computes on {expected}, and its input #{match[2]} is on {actual}"
-    who = f"node {mixed.node!r} in {subject}" if mixed.node else subject
-    return DeviceMismatchError(
-        f"{who} computes with tensors on several devices: {what}{mixed}",
-        hint="create tensors on the device of the inputs, as in `with tf.device(x.device):`, hold constant ones in "
-        "variables of the model, or move them first: anyaccel.move(tensor, device)",
-    )
-
-
 def _eager_device(value: Any) -> str | None:
     import tensorflow as tf
 
@@ -78,7 +60,21 @@ def _translated(error: Exception, subject: str) -> AnyaccelError | None:
             hint="run `anyaccel devices` to see which devices are available, and why others are not",
         )
     if isinstance(error, tf.errors.InvalidArgumentError) and "conflicting devices" in message:
-        return _mismatch(error, subject, message)
+        # Names the node, the line, its tensors, and the devices that TensorFlow's message has.
+        from anyaccel.adapter.mixed_tensors import mixed_tensors  # where nothing goes wrong, it is not needed
+
+        mixed = mixed_tensors(error, _eager_device, ("tensorflow", "keras"))
+        match = _CONFLICT.search(message)
+        what = message
+        if match is not None:
+            expected, actual = (":".join(map(str, parse_device_name(name))).lower() for name in match.group(3, 4))
+            what = f"{match[1]} computes on {expected}, and its input #{match[2]} is on {actual}"
+        who = f"node {mixed.node!r} in {subject}" if mixed.node else subject
+        return DeviceMismatchError(
+            f"{who} computes with tensors on several devices: {what}{mixed}",
+            hint="create tensors on the device of the inputs, as in `with tf.device(x.device):`, hold constant ones in "
+            "variables of the model, or move them first: anyaccel.move(tensor, device)",
+        )
     if isinstance(error, tf.errors.InvalidArgumentError) and "Gradients for grouped convolutions" in message:
         return PhaseError(
             f"{subject}: TensorFlow has no gradients of grouped convolutions on a CPU without oneDNN, nor in float64",

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from weakref import WeakValueDictionary
 
 import tensorflow as tf
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from anyaccel.adapter import (
     ArrayOps,
@@ -23,9 +27,11 @@ from anyaccel.adapter import (
     attributes_key,
 )
 from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
-from anyaccel.adapter.custom_loss import make_loss
 from anyaccel.adapter.layer_optimizers import LayerOptimizerRule
+from anyaccel.adapter.losses import make_loss
 from anyaccel.adapter.precision_casts import apply_in_precision
+from anyaccel.adapter.step_profiler import Mark, ProfilesSteps, trace_label, trace_span, write_trace
+from anyaccel.adapter.xla_scopes import with_nodes, xla_programs
 from anyaccel.device import Device
 from anyaccel.precision import NodePrecision
 from anyaccel.segment import Segment
@@ -33,19 +39,19 @@ from anyaccel.specs import Loss, Optimizer
 from anyaccel_tensorflow import host_transfer, numpy_namespace, variables
 from anyaccel_tensorflow.builtin_models import SpecModel
 from anyaccel_tensorflow.device_policy import silent_copies
-from anyaccel_tensorflow.device_scope import call_on_device, move_or_trace, on_device_of, with_true_devices
 from anyaccel_tensorflow.functional_call import (
     FunctionalCall,
     OutputsAndBuffers,
     StatelessCall,
     functional_call,
+    gradient_function,
     is_differentiable,
 )
 from anyaccel_tensorflow.object_location import is_first_cpu
 from anyaccel_tensorflow.stateless_rng import fold_in, key_of
 from anyaccel_tensorflow.step_loop import compile_loop
-from anyaccel_tensorflow.step_profile import scope_name
 from anyaccel_tensorflow.tf_functions import compiled
+from anyaccel_tensorflow.transfers import is_on, move_tensor
 from anyaccel_tensorflow.variables import keras, model_variables, tf_variable
 
 ValueAndPullback = tuple[Any, Any, Callable[[Any], Any]]
@@ -404,3 +410,143 @@ def scalar_loss(loss: Loss) -> Loss:
     if keras().is_loss(loss.own):
         return Loss(keras().loss_function(loss, tf.reduce_mean))
     return Loss(make_loss(loss))
+
+
+# -- What a segment on several devices needs so that everything is computed on the right one ---------------------------
+#
+# While a function is traced, an operation without a device of its own goes where the scope around the function says;
+# and the outputs of a function are labelled with that device, wherever they are.
+
+
+def move_or_trace(array: Any, name: str, *, multi_device: bool) -> Any:
+    """A tensor on a device; while tracing a function on one device nothing, as everything is there."""
+    if tf.executing_eagerly():
+        return move_tensor(array, name)
+    if not multi_device:
+        return array
+    with tf.device(name):
+        return tf.identity(array)
+
+
+def on_device_of(array: Any, other: Any) -> Any:
+    """A tensor on the device of another one."""
+    if not tf.executing_eagerly() or array.device == other.device:
+        return array
+    return move_tensor(array, other.device)
+
+
+def with_true_devices(function: Function, home: str) -> Function:
+    """A compiled function that is called in the scope of its first argument's device, or of `home` if it has several.
+
+    Its outputs are labelled with the devices that they are on.
+    """
+
+    def run(*arguments: Any) -> Any:
+        devices = {array.device for array in tf.nest.flatten(arguments[0])}
+        with tf.device(devices.pop() if len(devices) == 1 else home):
+            return tf.nest.map_structure(_with_true_device, function(*arguments))
+
+    return run
+
+
+def _with_true_device(tensor: Any) -> Any:
+    """TensorFlow keeps 32-bit integers in host memory, whatever their device."""
+    if tensor.dtype == tf.int32 or is_on(tensor, tensor.backing_device):
+        return tensor
+    return move_tensor(tensor, tensor.backing_device)
+
+
+def call_on_device(
+    call: FunctionalCall,
+    device: str,
+    parameters: Mapping[str, Any],
+    buffers: Mapping[str, Any],
+    inputs: tuple[Any, ...],
+    train: bool,
+    key: Any,
+    layout: CallLayout,
+) -> OutputsAndBuffers:
+    """A call of a model as one operation whose forward and backward pass are both computed on the model's device."""
+    is_active = [is_differentiable(x) for x in inputs]
+    primals = (dict(parameters), [x for x in inputs if is_differentiable(x)])
+    kept: list[Any] = []
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def run(*arrays: Any) -> Any:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(arrays)
+            own_parameters, floating_inputs = tf.nest.pack_sequence_as(primals, arrays)
+            floating = iter(floating_inputs)
+            given = [next(floating) if yes else x for yes, x in zip(is_active, inputs, strict=True)]
+            outputs, after = call(own_parameters, buffers, given, train, key, layout)
+        kept[:] = outputs, after
+        targets = [output for output in outputs if is_differentiable(output)] or [tf.zeros(())]
+        gradients_of = gradient_function(tape, targets, arrays)
+
+        def on_device(*cotangents: Any, variables: Any = None) -> Any:
+            with tf.device(device):
+                return gradients_of(*cotangents, variables=variables)
+
+        return targets, on_device
+
+    with tf.device(device):  # also for what TensorFlow puts around what it runs
+        floating_outputs = iter(run(*tf.nest.flatten(primals)))
+    outputs, after = kept
+    return tuple(next(floating_outputs) if is_differentiable(output) else output for output in outputs), after
+
+
+# -- Step profile: `tf.profiler` with the names of nodes ---------------------------------------------------------------
+
+
+def scope_name(name: str) -> str:
+    """A name as TensorFlow allows it in a scope, and in the nodes of a function that XLA compiles."""
+    return re.sub(r"[^A-Za-z0-9_]", "_", name).lstrip("_") or "node"
+
+
+class TensorFlowProfiler(ProfilesSteps):
+    """`tf.profiler`, with the names of nodes."""
+
+    @contextmanager
+    def profile_steps(self, path: Path, nodes: Mapping[str, Any], devices: Sequence[Device]) -> Iterator[Mark]:
+        """With the scopes of compiled code."""
+        with TemporaryDirectory() as folder:
+            tf.profiler.experimental.start(folder)
+            try:
+                yield tf.profiler.experimental.Trace
+            finally:
+                tf.profiler.experimental.stop()
+                _write(Path(folder), path, nodes)
+
+
+def _write(folder: Path, path: Path, nodes: Mapping[str, Any]) -> None:
+    content = next(folder.rglob("*.xplane.pb")).read_bytes()
+    space = xplane_pb2.XSpace()
+    space.ParseFromString(content)
+    labels = {scope_name(name): name for name in nodes}
+    events = [event for number, plane in enumerate(space.planes, start=1) for event in _events(plane, number)]
+    with_nodes(events, xla_programs(content), labels)
+    write_trace(path, events)
+
+
+def _events(plane: Any, process: int) -> Iterator[dict[str, Any]]:
+    """The events of a plane, a process in the trace whose lines are threads."""
+    if not plane.lines:
+        return
+    yield trace_label("process_name", plane.name, process)
+    statistics = {key: metadata.name for key, metadata in plane.stat_metadata.items()}
+    for thread, line in enumerate(plane.lines, start=1):
+        yield trace_label("thread_name", line.display_name or line.name, process, thread)
+        for event in line.events:
+            metadata = plane.event_metadata[event.metadata_id]
+            args = {"scope": metadata.name.rpartition(":")[0]} if "/" in metadata.name else {}
+            args |= {statistics.get(each.metadata_id, ""): _value(each, statistics) for each in event.stats}
+            start, lasted = line.timestamp_ns + event.offset_ps / 1e3, event.duration_ps / 1e3
+            yield trace_span(metadata.display_name or metadata.name, start, lasted, (process, thread), args)
+
+
+def _value(statistic: Any, names: Mapping[int, str]) -> Any:
+    kind = statistic.WhichOneof("value")
+    if kind == "ref_value":
+        return names.get(statistic.ref_value, "")
+    value = getattr(statistic, kind) if kind else ""
+    return "" if isinstance(value, bytes) else value

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from anyaccel.adapter.array_ops import concatenate_vjp
-from anyaccel.adapter.segment_analysis import SegmentDataflow
+from anyaccel.adapter.segment_functions import SegmentDataflow
 from anyaccel.adapter.step_costs import StepCost, StepCosts
 from anyaccel.device import Device
 from anyaccel.errors import CapabilityError

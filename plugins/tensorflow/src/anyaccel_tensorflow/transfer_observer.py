@@ -8,9 +8,11 @@ code makes one on a GPU. What happens inside compiled functions is not seen, and
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -22,7 +24,6 @@ from tensorflow.python.framework import op_def_registry, ops
 
 from anyaccel.adapter.transfer_observer import ObservesTransfers, Record, TransferEvent
 from anyaccel.device import Device
-from anyaccel_tensorflow.function_transfers import inside_function
 
 HOST = Device("cpu")
 _TENSOR: Any = getattr(ops, "EagerTensor", None)
@@ -345,3 +346,55 @@ def _tensors(values: Any) -> Iterator[Any]:
 
 def _nbytes(tensor: Any) -> int:
     return int(tensor.shape.num_elements() * tensor.dtype.size)
+
+
+# -- What a compiled function does that no code of Python sees: its devices, what it prints, and its Python functions
+
+
+_NAME = re.compile(r"(?:_*(?:inference|forward|backward)_+)*(.+?)(?:_\d+)*")
+_TELLING = {
+    "PrintV2": "tf.print",
+    "PyFunc": "tf.numpy_function",
+    "PyFuncStateless": "tf.numpy_function",
+    "EagerPyFunc": "tf.py_function",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class InsideFunction:
+    """What a compiled function has inside.
+
+    Attributes:
+        name: as the user called it.
+        devices: names of the devices that it asks for.
+        unseen: a text for each thing by which it gives values to the host.
+    """
+
+    name: str
+    devices: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
+
+
+@cache
+def inside_function(name: str) -> InsideFunction:
+    """What the compiled function of this name has inside, and those that it calls; read once."""
+    match = _NAME.fullmatch(name)
+    shown = match[1] if match else name
+    nodes = list(_nodes(name, set()))
+    told = dict.fromkeys(_TELLING[node.op] for node in nodes if node.op in _TELLING)
+    return InsideFunction(
+        name=shown,
+        devices=tuple(dict.fromkeys(node.device for node in nodes if node.device)),
+        unseen=tuple(f"what {each} reads inside the compiled function {shown!r}" for each in told),
+    )
+
+
+def _nodes(name: str, known: set[str]) -> Iterator[Any]:
+    if name in known or not context.context().has_function(name):
+        return
+    known.add(name)
+    for node in context.context().get_function_def(name).node_def:
+        yield node
+        for value in node.attr.values():
+            for called in (value.func, *value.list.func):
+                yield from _nodes(called.name, known)

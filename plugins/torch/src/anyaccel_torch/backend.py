@@ -38,7 +38,7 @@ class TorchBackend(TorchExchange, TorchCompute):
     environment: ClassVar[tuple[str, ...]] = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "KERAS_BACKEND")
     capabilities: ClassVar[Capabilities] = {
         Memory: TorchMemory,
-        MemoryFigures: lazy("anyaccel_torch.step_memory:TorchMemoryFigures"),
+        MemoryFigures: lazy("anyaccel_torch.step_cost:TorchMemoryFigures"),
         StepCosts: lazy("anyaccel_torch.step_cost:TorchStepCosts"),
         ProfilesSteps: lazy("anyaccel_torch.step_profile:TorchProfiler"),
         ObservesTransfers: lazy("anyaccel_torch.transfer_observer:TorchTransfers"),

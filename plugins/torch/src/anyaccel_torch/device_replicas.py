@@ -26,7 +26,17 @@ class TorchReplicas(DeviceReplicas):
         """
         with quiet_saving():
             copies = super().copy_models(models, device)
-        _check_copies(models, copies)
+        # See that copies share what the models share, and give their parameters the `requires_grad` of the
+        # models'.
+        originals, copied = _parameters(models), _parameters(copies)
+        if _sharing(originals) != _sharing(copied):
+            raise CapabilityError(
+                "models that share parameters cannot be copied to several devices: Keras copies each on its own",
+                available="one Keras model in a node, or modules of torch that share",
+                hint="make one Keras model of those that share a layer, or train on one device",
+            )
+        for original, copy in zip(originals, copied, strict=True):
+            copy.requires_grad_(original.requires_grad)
         return copies
 
     def gradients(self, program: Program) -> Gradients:
@@ -37,23 +47,6 @@ class TorchReplicas(DeviceReplicas):
         """Set them as they are."""
         for parameter, gradient in zip(cast("TorchProgram", program).trained, gradients, strict=True):
             parameter.grad = gradient
-
-
-def _check_copies(models: Sequence[Any], copies: Sequence[Any]) -> None:
-    """See that copies share what the models share, and give their parameters the `requires_grad` of the models'.
-
-    Raises:
-        CapabilityError: they do not: Keras copies each model on its own.
-    """
-    originals, copied = _parameters(models), _parameters(copies)
-    if _sharing(originals) != _sharing(copied):
-        raise CapabilityError(
-            "models that share parameters cannot be copied to several devices: Keras copies each on its own",
-            available="one Keras model in a node, or modules of torch that share",
-            hint="make one Keras model of those that share a layer, or train on one device",
-        )
-    for original, copy in zip(originals, copied, strict=True):
-        copy.requires_grad_(original.requires_grad)
 
 
 def _parameters(models: Sequence[Any]) -> list[nn.Parameter]:

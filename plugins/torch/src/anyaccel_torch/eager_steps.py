@@ -64,35 +64,36 @@ class EagerSteps:
         `after_step` gets those of each step; if it gives True, that was the last one.
         """
         if n_microbatches == 1:
-            return self._whole(batches, after_step)
+            runs, steppers, trained, scaling = self._runs, self._steppers, self._trained, self._scaling
+            means, backward = [loss.mean for loss in self._losses], torch.autograd.backward
+            weighs = [loss.total_weight for loss in self._losses if loss.total_weight is not None]
+            history: list[Tensor] = []
+            roots: list[int] | None = None
+            for values in batches:
+                for run in runs:
+                    run(values)
+                losses: list[Tensor] = []
+                for mean in means:  # an error's traceback would keep a comprehension's frame, and with it all values
+                    losses.append(mean(values))
+                if roots is None:
+                    # As `_roots`, which single steps need not ask again while losses are as they were.
+                    kinds = [(loss.requires_grad, loss.dtype) for loss in losses]
+                    if kinds != self._kinds:
+                        self._start, self._kinds = self._roots(losses), kinds
+                    roots, weights = self._start
+                backward([losses[i] for i in roots], scaling.scaled(weights))
+                if scaling.unscale(trained):
+                    for step in steppers:
+                        step()
+                for parameter in trained:
+                    parameter.grad = None
+                history += [loss.detach() for loss in losses]
+                if weighs:
+                    history += [weigh(values) for weigh in weighs]
+                if after_step is not None and after_step(history[-(len(means) + len(weighs)) :]):
+                    break
+            return history
         return self._microbatched(batches, n_microbatches, after_step)
-
-    def _whole(self, batches: Iterable[list[Any]], after_step: Callable[[list[Tensor]], bool] | None) -> list[Tensor]:
-        runs, steppers, trained, scaling = self._runs, self._steppers, self._trained, self._scaling
-        means, backward = [loss.mean for loss in self._losses], torch.autograd.backward
-        weighs = [loss.total_weight for loss in self._losses if loss.total_weight is not None]
-        history: list[Tensor] = []
-        roots: list[int] | None = None
-        for values in batches:
-            for run in runs:
-                run(values)
-            losses: list[Tensor] = []
-            for mean in means:  # an error's traceback would keep a comprehension's frame, and with it all values
-                losses.append(mean(values))
-            if roots is None:
-                roots, weights = self._known_roots(losses)
-            backward([losses[i] for i in roots], scaling.scaled(weights))
-            if scaling.unscale(trained):
-                for step in steppers:
-                    step()
-            for parameter in trained:
-                parameter.grad = None
-            history += [loss.detach() for loss in losses]
-            if weighs:
-                history += [weigh(values) for weigh in weighs]
-            if after_step is not None and after_step(history[-(len(means) + len(weighs)) :]):
-                break
-        return history
 
     def _microbatched(
         self,
@@ -148,13 +149,6 @@ class EagerSteps:
         """The gradient to start backward with for a loss that has this share of its batch."""
         full = torch.full_like(losses[i], self._losses[i].weight, requires_grad=False)
         return full * share  # type: ignore[no-any-return]
-
-    def _known_roots(self, losses: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
-        """As `_roots`, which single steps need not ask again while losses are as they were."""
-        kinds = [(loss.requires_grad, loss.dtype) for loss in losses]
-        if kinds != self._kinds:
-            self._start, self._kinds = self._roots(losses), kinds
-        return self._start
 
     def _roots(self, losses: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
         """Indices of the losses that reach a parameter, and their weights as gradients to start backward with."""

@@ -32,12 +32,12 @@ _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 def move_module(module: nn.Module, target: torch.device) -> nn.Module:
     """Move a module in place; warn where its parameters could not stay the objects that they were."""
-    registries = [registry for part in module.modules() for registry in (part._parameters, part._buffers)]
     shared: dict[int, _Shared] = {}
-    for registry in registries:
-        for name, tensor in registry.items():
-            if tensor is not None:
-                shared.setdefault(id(tensor), _Shared(tensor)).places.append((registry, name))
+    for part in module.modules():
+        for registry in (part._parameters, part._buffers):
+            for name, tensor in registry.items():
+                if tensor is not None:
+                    shared.setdefault(id(tensor), _Shared(tensor)).places.append((registry, name))
     for entry in shared.values():
         fields = {"_is_param", *getattr(type(entry.tensor), "__annotations__", ())}  # of its class, such as its values
         entry.attributes = {name: value for name, value in vars(entry.tensor).items() if name not in fields}

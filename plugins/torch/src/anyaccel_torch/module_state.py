@@ -86,19 +86,16 @@ def move_keras_variables(module: nn.Module, device: torch.device) -> None:
     """
     for tensor in _keras_tensors(module):
         if tensor.device != device:
-            _move_in_place(tensor, device, type(module).__name__)
-
-
-def _move_in_place(tensor: Tensor, device: torch.device, name: str) -> None:
-    with translate_errors(f"{name} on {device}"):
-        value = tensor.detach().to(device)
-    try:
-        tensor.data = value
-    except RuntimeError as error:
-        raise MoveError(
-            f"{name} cannot be moved to {device} in place, as Keras's variables must be: {first_line(error)}",
-            hint="create the model inside keras.device(...) of that device",
-        ) from error
+            name = type(module).__name__
+            with translate_errors(f"{name} on {device}"):
+                value = tensor.detach().to(device)
+            try:
+                tensor.data = value
+            except RuntimeError as error:
+                raise MoveError(
+                    f"{name} cannot be moved to {device} in place, as Keras's variables must be: {first_line(error)}",
+                    hint="create the model inside keras.device(...) of that device",
+                ) from error
 
 
 def _keras_tensors(module: nn.Module) -> Iterator[Tensor]:

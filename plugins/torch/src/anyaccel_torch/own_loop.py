@@ -28,8 +28,7 @@ from anyaccel.own_loop.processes import LoopProcesses
 from anyaccel.rng import key
 from anyaccel_torch.gradient_buckets import exchanged_bytes
 from anyaccel_torch.module_traits import batch_coupling
-from anyaccel_torch.overlapped_pass import Roots
-from anyaccel_torch.program import has_sparse_gradients
+from anyaccel_torch.program import Roots, has_sparse_gradients
 from anyaccel_torch.synchronized_norm import SynchronizedNorm, is_synchronizable
 
 _LOST = re.compile(r"gloo|NCCL|Connection (closed|reset)|\bpeer\b|ProcessGroup", re.IGNORECASE)
@@ -318,15 +317,19 @@ class TorchLoop(Loop):
             loss = self.scaler.scale(loss)
         has_rows = share is None or share.rows != 0
         roots = [loss * factor] if has_rows else [loss * 0.0] if self._always_runs else []
-        inputs: list[Tensor] | None = (
-            [p for model in chosen for p in model.parameters if p.requires_grad] if models else None
-        )
+        left_out = [model for model in self._models if model.parameters and model not in chosen]
+        inputs: list[Tensor] | None = None
+        if left_out and not any(model.is_divided for model in self._models):  # of those, leaves are made in each pass
+            inputs = [parameter for model in chosen for parameter in model.parameters if parameter.requires_grad]
+        kept = [(parameter, parameter.grad) for model in left_out for parameter in model.parameters]
         for model in chosen:
             model.set_exchanging(window.is_closing)
         if window.is_closing and self.num_processes > 1:
             self._exchange(chosen, roots, inputs, retain_graph)
         elif roots:
             torch.autograd.backward(roots, inputs=inputs, retain_graph=retain_graph)
+        for parameter, gradient in kept:
+            parameter.grad = gradient
         window.add(share, weight if is_counted else None, key=id(chosen[0]) if models else 0)
         for own in self._optimizers:
             own.backward_done(chosen)
@@ -451,7 +454,8 @@ class TorchLoop(Loop):
             of_model = [own for own in self._optimizers if not own.parameters.isdisjoint(model.parameters)]
             models.append(_plain(get_model_state_dict(model.module, options=options)))
             for own in of_model:
-                optimizers.append(_plain(get_state_dict(model.module, own.optimizer, options=options)[1]))
+                with own.apart():
+                    optimizers.append(_plain(get_state_dict(model.module, own.optimizer, options=options)[1]))
         return {"models": models, "optimizers": optimizers}
 
     def _load(self, state: Mapping[str, Any]) -> None:
@@ -485,13 +489,14 @@ class TorchLoop(Loop):
             set_model_state_dict(model.module, _tensors(saved), options=options)
             for own in self._optimizers:
                 if not own.parameters.isdisjoint(model.parameters):
-                    set_state_dict(
-                        model.module,
-                        own.optimizer,
-                        model_state_dict=_tensors(saved),
-                        optim_state_dict=_tensors(next(optimizers)),
-                        options=options,
-                    )
+                    with own.apart():
+                        set_state_dict(
+                            model.module,
+                            own.optimizer,
+                            model_state_dict=_tensors(saved),
+                            optim_state_dict=_tensors(next(optimizers)),
+                            options=options,
+                        )
 
     # -- values ----------------------------------------------------------------------------------------------------
 
@@ -679,7 +684,7 @@ class _PreparedOptimizer:
         self.parameters = {parameter for group in optimizer.param_groups for parameter in group["params"]}
         self.frozen = [parameter for parameter in self.parameters if not parameter.requires_grad]
         self.is_stepped, self.is_finished = True, False
-        self._has_gradients = self._accumulates = self._is_full = False
+        self._has_gradients = self._accumulates = self._is_full = self._is_apart = False
         optimizer.was_skipped = False  # type: ignore[attr-defined]
         if is_first:
             optimizer.register_step_post_hook(self._count)
@@ -699,7 +704,17 @@ class _PreparedOptimizer:
         )
 
     def _count(self, *_: Any) -> None:
-        self._updates.count_step()
+        if not self._is_apart:
+            self._updates.count_step()
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Around calls of torch that step to make the state, which is no update."""
+        self._is_apart = True
+        try:
+            yield
+        finally:
+            self._is_apart = False
 
     def backward_done(self, models: Iterable[_Model]) -> None:
         """Gradients of these models were computed."""
@@ -709,7 +724,7 @@ class _PreparedOptimizer:
 
     def _step(self, closure: Any) -> Any:
         updates = self._updates
-        if self._within:  # called by the scaler
+        if self._within or self._is_apart:  # called by the scaler, or by torch
             self.is_stepped = True
             return self._inner_step()
         if closure is not None:
@@ -757,6 +772,9 @@ class TorchLoader(LoopLoader):
                 "the loader has a DistributedSampler, and would be divided among the processes twice",
                 hint="make it without one; prepare() divides its batches",
             )
+        self._reads_elsewhere = loader.num_workers > 0
+        if seed is not None and not self._reads_elsewhere:
+            self._in_turn = True  # its rows seed the generators that the loop draws from
         self._own: DataLoader[Any] | None = None
         self._rows: _OwnRows | None = None
         is_divisible = loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset)
@@ -779,6 +797,14 @@ class TorchLoader(LoopLoader):
                 generator=loader.generator,
                 **workers,
             )
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        batches = self.loader.batch_sampler
+        for source in (self.loader.dataset, self.loader.sampler, batches, getattr(batches, "sampler", None)):
+            set_epoch = getattr(source, "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(epoch)
 
     def _shared(self) -> Iterator[tuple[Any, Share]]:
         if self._rows is None or self._own is None:

@@ -6,17 +6,20 @@ import functools
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
 from anyaccel.errors import CapabilityError
 from anyaccel.machine import ExpectedDevices, Machine
-from anyaccel_torch.device_info import describe, unavailable_reason
-from anyaccel_torch.error_translation import raise_translated
+from anyaccel_torch.error_translation import first_line, raise_translated
 from anyaccel_torch.host_transfer import copied_async
+from anyaccel_torch.installed_build import build_facts
 from anyaccel_torch.tree_utils import check_dtypes, tensors_in
+
+if TYPE_CHECKING:
+    import torch
 
 offloads: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 """Modules whose weights rest elsewhere, each with its hooks: they have the `device` of its inputs, and `blocks`."""
@@ -148,3 +151,40 @@ class TorchPlacement(Backend):
             import torch
 
             torch.accelerator.synchronize(self.native_device(device))
+
+
+# -- Description of a device, and the reason why one is unavailable ----------------------------------------------------
+
+
+# Kinds that torch must be built for: the variables of torch.version that are set then, and their names.
+_BUILDS = {"gpu": (("cuda", "hip"), "CUDA and ROCm"), "xpu": (("xpu",), "XPU")}
+
+
+def describe(device: torch.device) -> DeviceInfo:
+    """Name, vendor, identity and memory of a device; initializes an accelerator."""
+    import torch
+
+    if device.type == "cpu":
+        from anyaccel.adapter.device_description import cpu_info
+
+        return cpu_info()
+    properties = torch.get_device_module(device).get_device_properties(device.index)
+    vendor = {"cuda": "amd" if torch.version.hip else "nvidia", "xpu": "intel"}.get(device.type, "")
+    uuid = str(getattr(properties, "uuid", "")).lower()
+    identity = f"GPU-{uuid}" if uuid and vendor == "nvidia" else uuid  # as nvidia-smi and NVML write it
+    return DeviceInfo(str(properties.name), vendor, identity, identity, int(properties.total_memory))
+
+
+def unavailable_reason(device: Device, count: int) -> str:
+    """Why a device is not among the `count` devices of its kind that torch sees; initializes nothing."""
+    if count:
+        return "" if device.index < count else f"torch sees {count} of this kind"
+    builds, names = _BUILDS.get(device.kind, ((), ""))
+    facts = vars(sys.modules["torch"].version) if "torch" in sys.modules else build_facts()
+    if names and "__version__" in facts and not any(facts.get(build) for build in builds):
+        return f"this torch, {facts['__version__']}, is built without {names}"
+    try:
+        import torch  # noqa: F401
+    except Exception as error:  # a broken torch must not break the listing of devices
+        return f"torch cannot be imported: {first_line(error)}"
+    return "torch finds no driver, or the driver finds no device"

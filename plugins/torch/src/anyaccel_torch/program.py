@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from anyaccel.adapter.notifying_program import AfterStep, NotifyingProgram, notify_one_by_one
 from anyaccel.backend import CompileEstimate, MultiStepProgram
 from anyaccel.device import Device
+from anyaccel.errors import FrameworkError, GraphError
 from anyaccel.segment import NodeState, Segment
 from anyaccel_torch import keras, step_compiler
 from anyaccel_torch.eager_steps import EagerSteps
 from anyaccel_torch.error_translation import translate_errors
 from anyaccel_torch.forward_plan import ForwardPlan
-from anyaccel_torch.gradient_buckets import exchanged_bytes
+from anyaccel_torch.gradient_buckets import BUCKET_VARIABLE, exchange_dtype, exchanged_bytes
 from anyaccel_torch.loss_scaling import LossScaling, ScaledProgram, loss_scaling_of
 from anyaccel_torch.losses import BoundLoss, bind, divisor
 from anyaccel_torch.module_state import parameters, seed_states, submodules
 from anyaccel_torch.optimizers import GroupOptimizer
-from anyaccel_torch.overlapped_pass import BackwardPass
-from anyaccel_torch.segment_parameters import (
-    check_frozen,
-    initial_states,
-    modules_as_is,
-    segment_modules,
-    shared_with_all,
-    switched_off,
-    trained_parameters,
-)
 from anyaccel_torch.shape_inference import input_dtype
 from anyaccel_torch.state_guard import (
     BufferSnapshot,
@@ -506,3 +500,336 @@ def _weight_dtype(segment: Segment) -> torch.dtype:
 
 def _without_gradient(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
+
+
+# -- The modules of a segment, and its trained parameters and optimizer states by node ---------------------------------
+
+
+_FRESH = NodeState()
+
+
+def segment_modules(segment: Segment, losses: Sequence[BoundLoss]) -> dict[nn.Module, bool]:
+    """The modules of a segment and of its custom losses, each once, and whether any node trains it."""
+    modules: dict[nn.Module, bool] = {}
+    trainable = {operation.label: operation.trainable for operation in segment.operations}
+    for operation in segment.operations:
+        if isinstance(operation.model, nn.Module):
+            modules[operation.model] = operation.trainable or modules.get(operation.model, False)
+    for term, loss in zip(segment.losses, losses, strict=True):
+        if loss.module is not None:
+            modules[loss.module] = trainable.get(term.on, True) or modules.get(loss.module, False)
+    return modules
+
+
+def modules_as_is(segment: Segment) -> list[nn.Module]:
+    """The modules of a segment whose submodules keep their modes."""
+    models = (operation.model for operation in segment.operations if operation.modes == "as_is")
+    return [model for model in models if isinstance(model, nn.Module)]
+
+
+def trained_parameters(
+    segment: Segment, losses: Sequence[BoundLoss], nodes: Sequence[str], seen: set[int]
+) -> dict[str, dict[str, nn.Parameter]]:
+    """Trained parameters by node and name, those of custom losses as `loss.LABEL.NAME`.
+
+    Each parameter is listed once: `seen` (ids) holds models and parameters of earlier calls, and is added to. A node
+    whose model is an earlier node's is left out.
+    """
+    members: dict[str, dict[str, nn.Parameter]] = {}
+    for node in nodes:
+        model = next((operation.model for operation in segment.operations if operation.label == node), None)
+        named = dict(parameters(model)) if isinstance(model, nn.Module) else {}
+        for term, loss in zip(segment.losses, losses, strict=True):
+            if term.on == node and loss.module is not None:
+                named |= {f"loss.{term.label}.{name}": value for name, value in parameters(loss.module).items()}
+        own = {name: value for name, value in named.items() if value.requires_grad and id(value) not in seen}
+        if own or id(model) not in seen:
+            members[node] = own
+        seen.update(map(id, (model, *own.values())))
+    return members
+
+
+def switched_off(segment: Segment, nodes: Sequence[str]) -> dict[str, set[str]]:
+    """Names of the parameters with `requires_grad=False`, by node."""
+    models = {operation.label: operation.model for operation in segment.operations}
+    modules = {node: model for node in nodes if isinstance(model := models.get(node), nn.Module)}
+    return {
+        node: {name for name, value in parameters(module).items() if not value.requires_grad}
+        for node, module in modules.items()
+    }
+
+
+def check_frozen(segment: Segment, losses: Sequence[BoundLoss]) -> None:
+    """Refuse a segment that would change a frozen node through what its model shares with a trained one.
+
+    Raises:
+        GraphError: they share a parameter that is trained, or a module that acts otherwise in training mode.
+    """
+    in_training = [op for op in segment.operations if op.trainable and op.label not in segment.frozen]
+    trained = {op.label: op.model for op in in_training if isinstance(op.model, nn.Module)}
+    custom_losses = {loss.label: loss.module for loss in losses if loss.module is not None}
+    on_trained = {term.label: term.on for term in segment.losses if term.on in trained}
+    holders = [(f"node {label!r}", model) for label, model in trained.items()]
+    holders += [(f"the loss {label!r}", custom_losses[label]) for label in on_trained if label in custom_losses]
+    for label, model in segment.frozen.items():
+        if isinstance(model, nn.Module):
+            for holder, other in holders:
+                _check_not_shared(label, model, holder, other)
+
+
+def _check_not_shared(frozen: str, model: nn.Module, holder: str, other: nn.Module) -> None:
+    kept = {id(parameter) for parameter in parameters(model).values()}
+    names = [name for name, value in parameters(other).items() if value.requires_grad and id(value) in kept]
+    parts = {id(part) for part in submodules(model)}
+    modes = [name for name, part in other.named_modules() if id(part) in parts and _depends_on_mode(part)]
+    if names or modes:
+        shared = f"the parameter {names[0]!r}" if names else f"the module {modes[0]!r}, which depends on the mode"
+        raise GraphError(
+            f"{holder} is trained and shares {shared} with node {frozen!r}, which is frozen",
+            hint="freeze both, give each its own, or switch off requires_grad of what is not to be trained"
+            if names
+            else "freeze both, or give each its own",
+        )
+
+
+def _depends_on_mode(part: nn.Module) -> bool:
+    """Whether a module itself has buffers, such as running statistics, or is random in training."""
+    return "ropout" in type(part).__name__ or next(part.buffers(recurse=False), None) is not None
+
+
+def shared_with_all(segment: Segment, states: Mapping[str, NodeState]) -> dict[str, NodeState]:
+    """States by node; nodes that share a model all get the state of the first, which lists its parameters."""
+    models = {operation.label: operation.model for operation in segment.operations}
+    result, first = dict(states), dict[int, str]()
+    for node in (node for group in segment.groups for node in group.nodes):
+        result[node] = result[first.setdefault(id(models.get(node, node)), node)]
+    return result
+
+
+def initial_states(segment: Segment) -> dict[str, NodeState]:
+    """The segment's optimizer states by node; nodes that share a model all get the one that has slots."""
+    states = dict(segment.states)
+    for operation in segment.operations:
+        if operation.model is None or states.get(operation.label, _FRESH).slots:
+            continue
+        sharing = (other.label for other in segment.operations if other.model is operation.model)
+        kept = next((states[label] for label in sharing if states.get(label, _FRESH).slots), None)
+        if kept is not None:
+            states[operation.label] = kept
+    return states
+
+
+# -- -------------------------------------------------------------------------------------------------------------------
+# Overlapped pass: the backward pass in which torch's DistributedDataParallel adds up gradients over all replicas.
+
+
+_READY_TWICE = re.compile(r"index (\d+).*marked as ready twice", re.DOTALL)
+
+
+class BackwardPass:
+    """The backward passes of a program that exchanges nothing within them."""
+
+    is_watched = False
+    """Whether it is not decided yet if gradients are added up within the pass."""
+    sums = False
+    """Whether gradients can be added up within the pass."""
+    is_expected = False
+    """Whether they are in this step."""
+
+    def run(self, roots: Sequence[Tensor], starts: Sequence[Any]) -> None:
+        """Accumulate the gradients of some roots, each with its cotangent; None for that of a scalar."""
+        if roots:
+            torch.autograd.backward(roots, starts)
+
+    def close(self) -> None:
+        """Leave the parameters."""
+
+
+class StepWeight:
+    """What part of a step a replica has; the rows of all are added up while the next pass goes forward.
+
+    Args:
+        weight: the rows of this replica.
+        part: over how many of them its gradients are a mean.
+
+    Raises:
+        RuntimeError: another replica does not answer.
+    """
+
+    def __init__(self, weight: float, part: float) -> None:
+        self._part, self._total = part, torch.tensor(float(weight), dtype=torch.float64)
+        self._work: Any = dist.all_reduce(self._total, async_op=True)
+        self.failure: Exception | None = None
+        """What went wrong within the pass, which knows no step; for `OverlappedPass.finish`."""
+
+    @cached_property
+    def factor(self) -> float:
+        """What gradients are multiplied by."""
+        self._work.wait()
+        return self._part / float(self._total)
+
+
+class OverlappedPass(BackwardPass):
+    """The backward passes of a program; in the last of a step, gradients become means over all replicas.
+
+    No module of the user is wrapped: DistributedDataParallel is given the roots of the pass, and a module that holds
+    the parameters. The pass of the first step is watched, and exchanges nothing: what is computed again by a reentrant
+    checkpoint cannot be found from the roots, and may have its gradient twice; sparse gradients have no place in a
+    bucket.
+
+    Args:
+        parameters: those that are trained, of one device.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.is_watched, self.is_summable = True, True
+        self._parameters = tuple(parameters)
+        self._counts = [0] * len(self._parameters)
+        self._handles: list[Any] = [
+            parameter.register_post_accumulate_grad_hook(partial(self._arrived, i))  # type: ignore[no-untyped-call]
+            for i, parameter in enumerate(self._parameters)
+        ]
+        self._ddp: DistributedDataParallel | None = None
+        self._state = _HookState()
+        self._has_run = False
+
+    def _arrived(self, i: int, _: Tensor) -> None:
+        self._counts[i] += 1
+
+    def decide(self, *, sums: bool, bucket_bytes: float) -> None:
+        """Add up gradients from the next step on, or never; the same in all replicas."""
+        for handle in self._handles:
+            handle.remove()
+        self.is_watched, self.sums, self._handles = False, sums, []
+        if sums:
+            self._ddp = DistributedDataParallel(
+                Roots(self._parameters),
+                init_sync=False,
+                find_unused_parameters=True,  # else one that lacks a gradient never sends its bucket
+                bucket_cap_mb=bucket_bytes / 2**20,
+            )
+            self._ddp.register_comm_hook(self._state, _sum_bucket)
+
+    def expect(self, step: StepWeight) -> None:
+        """The next pass is the last of a step."""
+        self._state.step, self.is_expected, self._has_run = step, True, False
+
+    def run(self, roots: Sequence[Tensor], starts: Sequence[Any]) -> None:
+        if self.is_watched:
+            reachable = _variables(roots)
+            self._counts = [0] * len(self._parameters)
+            super().run(roots, starts)
+            for parameter, count in zip(self._parameters, self._counts, strict=True):
+                if count > 1 or (count and parameter not in reachable):
+                    self.is_summable = False
+                if parameter.grad is not None and parameter.grad.is_sparse:
+                    self.is_summable = False
+        elif self._ddp is None or not self.is_expected or self._has_run:
+            super().run(roots, starts)
+        else:
+            self._sum(self._ddp, roots, starts)
+
+    def _sum(self, ddp: DistributedDataParallel, roots: Sequence[Tensor], starts: Sequence[Any]) -> None:
+        self._has_run = True
+        try:
+            with torch.enable_grad():
+                ddp.module.use_the_last()
+                given = ddp(*roots)
+            torch.autograd.backward(given, [*starts, None])
+        except RuntimeError as error:
+            twice = _READY_TWICE.search(str(error))
+            if twice is not None:
+                self._state.step.failure = _came_twice(self._parameters[int(twice[1])])
+            elif self._state.step.failure is None:
+                raise
+
+    def finish(self) -> None:
+        """The passes of a step are over.
+
+        Raises:
+            FrameworkError: a gradient came when its bucket was on its way.
+            RuntimeError: another replica does not answer.
+        """
+        assert self._ddp is not None
+        if not self._has_run:  # this replica has no rows for it, and others have
+            self._sum(self._ddp, [], [])
+        self.is_expected = False
+        if self._state.step.failure is not None:
+            raise self._state.step.failure
+
+    def close(self) -> None:
+        self.decide(sums=False, bucket_bytes=0.0)
+        self._ddp = None  # its hooks go with it
+
+
+class _HookState:
+    """Keeps no wrapper, which would keep it in a circle that Python does not see."""
+
+    step: StepWeight
+
+
+class Roots(nn.Module):
+    """Gives the roots of a backward pass as they are, and one of its own; holds the parameters."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__()
+        always, never = (nn.Parameter(torch.zeros((), device=parameters[0].device)) for _ in range(2))
+        self.held = nn.ParameterList([*parameters, always, never])
+
+    def forward(self, *roots: Tensor) -> list[Tensor]:
+        """With a root that is there also where no other depends on a parameter: this replica takes part."""
+        return [*roots, self.held[-2] * 0]
+
+    def use_the_last(self) -> None:
+        """Give a gradient to the one that no pass uses.
+
+        Without one that is unused, torch warns on stderr; without its gradient, torch waits in each step for the other
+        replicas to know whether some has one.
+        """
+        torch.autograd.backward(self.held[-1] * 0)
+
+
+def _sum_bucket(state, bucket):  # type: ignore[no-untyped-def]  # torch refuses annotations that are text
+    """Communication hook: the sum over all replicas in at least float32, each times its part of the step."""
+    flat, step = bucket.buffer(), state.step
+    try:
+        wide = flat.to(exchange_dtype(flat)).mul_(step.factor)
+        sent = dist.all_reduce(wide, async_op=True)
+    except RuntimeError as error:
+        step.failure = error
+        raise
+
+    def give(future):  # type: ignore[no-untyped-def]
+        try:
+            future.value()
+        except RuntimeError as error:
+            step.failure = error
+            raise
+        return flat if wide is flat else flat.copy_(wide)
+
+    return sent.get_future().then(give)
+
+
+def _variables(roots: Sequence[Tensor]) -> set[Tensor]:
+    """The leaves that an autograd graph reaches."""
+    found = {root for root in roots if root.is_leaf}
+    nodes = [root.grad_fn for root in roots if root.grad_fn is not None]
+    seen: set[Any] = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if hasattr(node, "variable"):
+            found.add(node.variable)
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                nodes.append(following)
+    return found
+
+
+def _came_twice(parameter: Tensor) -> FrameworkError:
+    return FrameworkError(
+        f"the gradient of a parameter of shape {list(parameter.shape)} came twice in one backward pass, and did not in "
+        "the first step",
+        cause="gradients in one backward pass each, which are exchanged while it goes on",
+        hint=f"checkpoint with use_reentrant=False, or exchange all gradients after the pass: {BUCKET_VARIABLE}=inf",
+    )

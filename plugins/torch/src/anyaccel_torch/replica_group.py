@@ -26,8 +26,7 @@ from anyaccel_distributed.departure import Departure
 from anyaccel_distributed.group import ProgramInputs
 from anyaccel_torch.gradient_buckets import agreed_bucket_bytes, dense_gradient, exchange_dtype, exchanged_bytes
 from anyaccel_torch.losses import divisor
-from anyaccel_torch.overlapped_pass import OverlappedPass, StepWeight
-from anyaccel_torch.program import TorchProgram
+from anyaccel_torch.program import OverlappedPass, StepWeight, TorchProgram
 from anyaccel_torch.rendezvous import store_of_attempt
 
 if TYPE_CHECKING:
@@ -89,26 +88,21 @@ class TorchReplicaGroup(ReplicaGroup):
         large = [program for program in own if program.gradient_bytes > self.bucket_bytes]
         if not self._asked.issuperset(large):
             self._asked.update(large)
-            self._watch(own, large)
+            # See in the first step whether gradients can be added up within the backward pass. Not in programs
+            # with collectives of their own in it, which replicas might mix up with these; nor where sparse
+            # gradients may come in some step.
+            holders = Counter(parameter for program in own for parameter in program.trained)
+            for program in large:
+                if (
+                    not (program.is_divided or program.synchronizes_norms or program.has_sparse_gradients)
+                    and len({parameter.device for parameter in program.trained}) == 1  # each has a thread in the pass
+                    and all(holders[parameter] == 1 for parameter in program.trained)
+                ):
+                    program.backward = OverlappedPass(program.trained)
         summing = [program for program in large if program.backward.sums]
         if summing:
             self._try(_AVERAGE, lambda: self._expect(summing, StepWeight(weight, part)))
         return summing
-
-    def _watch(self, programs: Sequence[TorchProgram], large: Iterable[TorchProgram]) -> None:
-        """See in the first step whether gradients can be added up within the backward pass.
-
-        Not in programs with collectives of their own in it, which replicas might mix up with these; nor where sparse
-        gradients may come in some step.
-        """
-        holders = Counter(parameter for program in programs for parameter in program.trained)
-        for program in large:
-            if (
-                not (program.is_divided or program.synchronizes_norms or program.has_sparse_gradients)
-                and len({parameter.device for parameter in program.trained}) == 1  # each has a thread in the pass
-                and all(holders[parameter] == 1 for parameter in program.trained)
-            ):
-                program.backward = OverlappedPass(program.trained)
 
     def _expect(self, programs: Iterable[TorchProgram], step: StepWeight) -> None:
         for program in programs:

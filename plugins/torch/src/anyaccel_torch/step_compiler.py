@@ -143,7 +143,12 @@ class StepCompiler:
         from anyaccel_torch.compiling.estimate import remember, request_key
         from anyaccel_torch.compiling.steps import compile_steps
 
-        rows = _first_batch(columns, orders, batch)
+        rows = next(gathered_blocks(columns, orders, 0, batch, batch, BLOCK_BYTES))
+        if any(len(column) < batch for column in rows):
+            raise CompileError(
+                f"steps of {batch} rows cannot be compiled: the shortest order has {min(map(len, rows))} rows",
+                hint="use a smaller batch_size",
+            )
         request = self._request(device)
         try:
             with translate_errors(f"compiled steps of {batch} rows in segment {self._segment.label!r}"):
@@ -216,13 +221,3 @@ class StepCompiler:
             scaling=self._scaling,
             forwards=self._plan.forwards,
         )
-
-
-def _first_batch(columns: Sequence[Tensor], orders: Sequence[Tensor], batch: int) -> list[Tensor]:
-    rows = next(gathered_blocks(columns, orders, 0, batch, batch, BLOCK_BYTES))
-    if any(len(column) < batch for column in rows):
-        raise CompileError(
-            f"steps of {batch} rows cannot be compiled: the shortest order has {min(map(len, rows))} rows",
-            hint="use a smaller batch_size",
-        )
-    return rows

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import gc
+import weakref
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from anyaccel.adapter.memory_figures import MemoryFigures
 from anyaccel.adapter.step_costs import StepCost, StepCosts
-from anyaccel.segment import Segment
+from anyaccel.adapter.traced_program import steps_gathered_at_once
+from anyaccel.device import Device
+from anyaccel.errors import CapabilityError
+from anyaccel.segment import Segment, TensorSpec
 from anyaccel_torch.forward_plan import Run
+from anyaccel_torch.keras import outermost
 from anyaccel_torch.program import TorchProgram
-from anyaccel_torch.step_memory import StorageCounter, fake_segment
+from anyaccel_torch.tree_utils import dtype_name
 
 
 class TorchStepCosts(StepCosts):
@@ -71,3 +82,123 @@ class _CountingProgram(TorchProgram):
             self.kept[node] = sum(self._counter.used.values()) - before
 
         return counted if node else run
+
+
+# -- Step memory: what a step allocates, counted over tensors that have shapes and no values ---------------------------
+
+
+_EPOCHS, _LEAST = 2, 2  # epochs and steps; the first makes the optimizer state
+
+
+class StorageCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of storages that are alive on each device, and the most of them at once."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.used: dict[torch.device, int] = {}
+        self.peak: dict[torch.device, int] = {}
+        self._seen: dict[int, Any] = {}
+
+    def add(self, tensor: Tensor) -> None:
+        """Count a tensor's storage, once, until it is freed."""
+        storage = tensor.untyped_storage()
+        key, device, nbytes = storage._cdata, tensor.device, storage.nbytes()  # noqa: SLF001 - no public identity
+        if key in self._seen:
+            return
+        self.used[device] = self.used.get(device, 0) + nbytes
+        self.peak[device] = max(self.peak.get(device, 0), self.used[device])
+
+        def freed(_: Any) -> None:
+            self.used[device] -= nbytes
+            self._seen.pop(key, None)
+
+        self._seen[key] = weakref.ref(storage, freed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, and count what it gives."""
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self.add(tensor)
+        return result
+
+
+class TorchMemoryFigures(MemoryFigures):
+    """Memory of models and steps; nothing is allocated, and the models stay as they are."""
+
+    def buffers(self, model: Any) -> Mapping[str, TensorSpec]:
+        """Also those that a state does not have."""
+        return {name: TensorSpec(tuple(b.shape), dtype_name(b.dtype)) for name, b in model.named_buffers()}
+
+    def step_memory(
+        self, segment: Segment, batch_size: int, n_microbatches: int = 1, n_steps: int = 2
+    ) -> dict[Device, int]:
+        """Over tensors without values. What kernels need besides is not counted."""
+        devices = list(dict.fromkeys(operation.device for operation in segment.operations))
+        places = {device: torch.device("cpu", i + 1) for i, device in enumerate(devices)}
+        with FakeTensorMode(allow_non_fake_inputs=False) as mode:
+            copies: dict[int, Any] = {}
+            fake = fake_segment(segment, mode, places, copies)
+            counter = StorageCounter()
+            for model in copies.values():
+                for tensor in (*model.parameters(), *model.buffers()):
+                    counter.add(tensor)
+            with counter:
+                taken = _steps(fake, places, counter, batch_size, n_microbatches, n_steps)
+        return {device: taken.get(place, 0) for device, place in places.items()}
+
+
+def fake_segment(
+    segment: Segment, mode: FakeTensorMode, places: Mapping[Device, torch.device], copies: dict[int, Any]
+) -> Segment:
+    """A segment whose modules have no values; `copies` receives them by the identity of the user's."""
+    operations = tuple(
+        replace(operation, model=_fake(operation.model, mode, places[operation.device], copies))
+        for operation in segment.operations
+    )
+    return replace(segment, operations=operations, states={}, compile="off")
+
+
+def _fake(model: Any, mode: FakeTensorMode, place: torch.device, copies: dict[int, Any]) -> Any:
+    """A copy of a module whose tensors have no values; the same one where nodes share it."""
+    if model is None or id(model) in copies:
+        return None if model is None else copies[id(model)]
+    if outermost(model):
+        raise CapabilityError(
+            "layers of Keras copy themselves with their values, so that a step cannot be measured without any",
+            hint="measure the memory while it runs, by run.stats",
+        )
+    memo: dict[int, Any] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=place)
+        memo[id(tensor)] = nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+    copies[id(model)] = copy.deepcopy(model, memo)
+    return copies[id(model)]
+
+
+def _steps(
+    segment: Segment,
+    places: Mapping[Device, torch.device],
+    counter: StorageCounter,
+    batch_size: int,
+    n_microbatches: int,
+    n_steps: int,
+) -> dict[torch.device, int]:
+    columns = [
+        torch.zeros((batch_size, *spec.shape), dtype=getattr(torch, spec.dtype), device=places[device])
+        for spec, device in segment.inputs.values()
+    ]
+    program = TorchProgram(segment, lambda device: places[device])
+    if not segment.groups:
+        held = dict(counter.used)
+        program.forward(columns)
+        return {place: peak - held.get(place, 0) for place, peak in counter.peak.items()}
+    step_bytes = batch_size * sum(spec.nbytes for spec, _ in segment.inputs.values())
+    n_steps = max(_LEAST, min(n_steps, steps_gathered_at_once(step_bytes)))
+    orders = [torch.zeros(batch_size * n_steps, dtype=torch.int64, device=column.device) for column in columns]
+    for _ in range(_EPOCHS):
+        snapshot = program.snapshot()  # a run takes one, to repeat steps for which memory does not suffice
+        losses = program.train_steps(columns, orders, 0, n_steps, batch_size, n_microbatches)
+    del snapshot, losses
+    gc.collect()
+    return {place: peak - counter.used.get(place, 0) for place, peak in counter.peak.items()}

@@ -7,7 +7,6 @@ import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -72,7 +71,20 @@ def load_tensors(path: Path, *, mapped: bool = False) -> Mapping[str, Tensor]:
         raise
     except Exception as error:  # of many kinds: archives, bytes, and what torch refuses to make
         raise _unreadable(path, error) from error
-    return _named_tensors(path, given)
+    if not isinstance(given, Mapping):
+        raise StateError(
+            f"{str(path)!r} holds a {type(given).__name__}, no names and tensors",
+            hint="save it again with torch.save(model.state_dict(), 'weights.pt')",
+        )
+    others = [str(name) for name, value in given.items() if not isinstance(value, Tensor)]
+    if others:
+        part = next((name for name in _PARTS if isinstance(given.get(name), Mapping)), "NAME")
+        loaded = f"torch.load({str(path)!r}, weights_only=True)[{part!r}]"
+        raise StateError(
+            f"{str(path)!r} holds more than names and tensors: {', '.join(others[:10])}",
+            hint=f"give its part with the weights: load_weights({loaded})",
+        )
+    return {str(name): value for name, value in given.items()}
 
 
 def write_weights(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -89,23 +101,6 @@ def _unreadable(path: Path, error: Exception) -> StateError:
         f"{str(path)!r} holds more than tensors: a {refused[1]}, and only code could make it, which is not run",
         hint="where you trust the file, load it with torch yourself, and give load_weights(model.state_dict())",
     )
-
-
-def _named_tensors(path: Path, given: Any) -> Mapping[str, Tensor]:
-    if not isinstance(given, Mapping):
-        raise StateError(
-            f"{str(path)!r} holds a {type(given).__name__}, no names and tensors",
-            hint="save it again with torch.save(model.state_dict(), 'weights.pt')",
-        )
-    others = [str(name) for name, value in given.items() if not isinstance(value, Tensor)]
-    if others:
-        part = next((name for name in _PARTS if isinstance(given.get(name), Mapping)), "NAME")
-        loaded = f"torch.load({str(path)!r}, weights_only=True)[{part!r}]"
-        raise StateError(
-            f"{str(path)!r} holds more than names and tensors: {', '.join(others[:10])}",
-            hint=f"give its part with the weights: load_weights({loaded})",
-        )
-    return {str(name): value for name, value in given.items()}
 
 
 def _array(path: Path, name: str, tensor: Tensor) -> np.ndarray:

@@ -19,8 +19,9 @@ from anyaccel import AppliedLoss, ConcatNode, IterableSource, MapSource, ModelGr
 from anyaccel.errors import PhaseError, SourceError, StateError
 from anyaccel.numpy_backend import SequentialMLP
 from anyaccel.phases import Callback, Checkpoint, EarlyStopping
-from anyaccel.phases.checkpointing import checkpointer, run_folder, termination
-from anyaccel.saved_folder.local_storage import LocalStorage
+from anyaccel.phases.checkpointing import checkpointer, run_folder
+from anyaccel.phases.checkpointing import checkpointer as termination
+from anyaccel.saved_folder.storage import LocalStorage
 from anyaccel.specs import Optimizer
 
 from .conftest import Broken

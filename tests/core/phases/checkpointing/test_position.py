@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from anyaccel.errors import StateError
 from anyaccel.phases.checkpointing.position import Position
-from anyaccel.phases.loading.source_position import SourcePosition
+from anyaccel.phases.loading.loader import SourcePosition
 from anyaccel.results.records import Epoch
 
 FULL = Position(

@@ -10,7 +10,7 @@ import pytest
 import anyaccel as aa
 from anyaccel.errors import PhaseError
 from anyaccel.numpy_backend import SequentialMLP
-from anyaccel.phases.checkpointing.run_settings import different_data
+from anyaccel.phases.checkpointing.position import different_data
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(64, 3)).astype("float32")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from anyaccel.phases.checkpointing import schedule
+from anyaccel.phases.checkpointing import checkpointer as schedule
 from anyaccel.phases.checkpointing.checkpoint import Checkpoint
-from anyaccel.phases.checkpointing.schedule import AgreedSchedule, CheckpointSchedule
+from anyaccel.phases.checkpointing.checkpointer import AgreedSchedule, CheckpointSchedule
 
 
 class Clock:

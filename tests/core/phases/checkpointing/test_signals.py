@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from anyaccel.phases.checkpointing import run_folder, termination
+from anyaccel.phases.checkpointing import checkpointer as termination
+from anyaccel.phases.checkpointing import run_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name == "nt", reason="POSIX signals")]
 

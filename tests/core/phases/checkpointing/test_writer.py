@@ -11,7 +11,7 @@ from itertools import count
 import numpy as np
 import pytest
 
-from anyaccel.phases.checkpointing.writer import BackgroundWriter
+from anyaccel.phases.checkpointing.checkpointer import BackgroundWriter
 from anyaccel.saved_folder import tensor_file
 
 
@@ -56,7 +56,7 @@ def test_pauses_take_most_of_the_time_and_no_more_than_given(writer: BackgroundW
 
 def test_who_waits_ends_the_pauses(writer: BackgroundWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     hours = count(step=3600.0)
-    monkeypatch.setattr("anyaccel.phases.checkpointing.writer.time.perf_counter", lambda: next(hours))
+    monkeypatch.setattr("anyaccel.phases.checkpointing.checkpointer.time.perf_counter", lambda: next(hours))
     pausing, pieces = threading.Event(), []
 
     def write(pause: Callable[[], object] | None) -> None:

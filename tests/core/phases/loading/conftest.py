@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from anyaccel.phases.loading import loader_factory
+from anyaccel.phases.loading import residency as loader_factory
 
 THREAD = "anyaccel-prefetch"
 

@@ -24,7 +24,7 @@ from anyaccel.hookspecs import hookimpl
 from anyaccel.metrics import Metric
 from anyaccel.numpy_backend import Dense, NumpyBackend
 from anyaccel.phases import Callback, EvalPhase, Phase, TrainPhase
-from anyaccel.phases.loading.epoch_batches import SCHEDULES, SampledBatches
+from anyaccel.phases.loading.epoch_plan import SCHEDULES, SampledBatches
 from anyaccel.registry import Registry
 from anyaccel.specs import Optimizer
 

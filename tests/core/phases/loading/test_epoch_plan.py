@@ -18,8 +18,16 @@ from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.numpy_backend import Dense
 from anyaccel.phases import TrainPhase
 from anyaccel.phases.loading import epoch_plan
-from anyaccel.phases.loading.epoch_batches import RowSpan, SampledBatches, StreamKey
-from anyaccel.phases.loading.epoch_plan import EpochSteps, StepBlock, StepRange, TrainingEpochs, uniform_range
+from anyaccel.phases.loading.epoch_plan import (
+    EpochSteps,
+    RowSpan,
+    SampledBatches,
+    StepBlock,
+    StepRange,
+    StreamKey,
+    TrainingEpochs,
+    uniform_range,
+)
 from anyaccel.specs import Optimizer
 
 Step = dict[str, RowSpan]

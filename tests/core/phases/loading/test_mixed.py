@@ -11,8 +11,7 @@ from anyaccel import AppliedLoss, EvalPhase, Experiment, FeatureSet, ModelGraph,
 from anyaccel.device import Device
 from anyaccel.numpy_backend import Dense, SequentialMLP, simulate
 from anyaccel.phases.callbacks import Callback
-from anyaccel.phases.loading.loader_factory import ColumnBytes
-from anyaccel.phases.loading.resident_share import resident_share
+from anyaccel.phases.loading.residency import ColumnBytes, resident_share
 
 ROWS = 600
 PLACE = ("numpy", Device("sim"))

@@ -17,8 +17,8 @@ from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.metrics import Metric
 from anyaccel.numpy_backend import Dense
 from anyaccel.phases import EvalPhase, Phase, TrainPhase
-from anyaccel.phases.loading.device_columns import load
 from anyaccel.phases.loading.host_columns import make_host_columns
+from anyaccel.phases.loading.loader import load
 from anyaccel.specs import Optimizer
 
 N = 12

@@ -32,7 +32,8 @@ from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.numpy_backend import Dense, SequentialMLP, simulate
 from anyaccel.phases import EvalPhase, TrainPhase, oom_recovery
 from anyaccel.phases.callbacks import Callback
-from anyaccel.phases.loading import loader_factory, source_loader
+from anyaccel.phases.loading import residency as loader_factory
+from anyaccel.phases.loading import source_loader
 from anyaccel.phases.loading.source_loader import BatchSourceLoader
 from anyaccel.phases.progress.log import LineProgress
 from anyaccel.segment import TensorSpec

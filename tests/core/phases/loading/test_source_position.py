@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from anyaccel.phases.loading.source_position import is_close
+from anyaccel.phases.loading.loader import is_close
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from anyaccel import rng
 from anyaccel.numpy_backend import NumpyBackend
-from anyaccel.phases.loading.source_randomness import SourceRandomness
+from anyaccel.phases.loading.source_loader import SourceRandomness
 
 
 class Stream(AbstractContextManager[Any]):

@@ -15,7 +15,7 @@ import pytest
 from anyaccel.errors import PhaseError
 from anyaccel.phases import HTMLProgress, LineProgress, progress_for
 from anyaccel.phases.progress import ProgressState, ThrottledProgress, throttled
-from anyaccel.phases.progress.state import duration
+from anyaccel.phases.progress.throttled import duration
 
 ODD = [
     "<script>alert(1)</script>",

@@ -19,8 +19,7 @@ import pytest
 
 from anyaccel.phases import HTMLProgress, LineProgress, Progress, RichProgress
 from anyaccel.phases.progress import ProgressState, ThrottledProgress, throttled
-from anyaccel.phases.progress.state import amount
-from anyaccel.phases.progress.throttled import MAX_EVENTS
+from anyaccel.phases.progress.throttled import MAX_EVENTS, amount
 from anyaccel.results.events import Event
 
 SHORT = Event(1, 2, "memory", "split in two")

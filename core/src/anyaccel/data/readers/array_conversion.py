@@ -97,15 +97,11 @@ def _as_arrow(name: str, values: Any) -> Any:
         )
     # Arrow reads a pandas Series by its class; only recent ones have an Arrow interface.
     if hasattr(values, "__arrow_array__") or hasattr(values, "iloc"):
-        return _from_series(name, values)
+        try:
+            return _as_arrow(name, pa.array(values))
+        except (pa.ArrowException, TypeError):  # sparse columns, and categories of several types
+            return np.asarray(values)
     return plain_column(pa.chunked_array(values)) if hasattr(values, "__arrow_c_stream__") else values
-
-
-def _from_series(name: str, values: Any) -> Any:
-    try:
-        return _as_arrow(name, pa.array(values))
-    except (pa.ArrowException, TypeError):  # sparse columns, and categories of several types
-        return np.asarray(values)
 
 
 def _numbers(name: str, values: Any) -> np.ndarray:

@@ -81,13 +81,6 @@ def joined_splits(label: str, data: Any) -> tuple[Any, dict[str, np.ndarray]] | 
     """
     if not are_splits(data):
         return None
-    tables = _split_tables(label, data)
-    stops = itertools.accumulate(map(len, tables.values()))
-    rows = {name: np.arange(stop - len(own), stop) for (name, own), stop in zip(tables.items(), stops, strict=True)}
-    return pa.concat_tables(tables.values()), rows
-
-
-def _split_tables(label: str, data: Mapping[Any, Any]) -> dict[str, Any]:
     tables = {str(name): arrow_table(label, dataset) for name, dataset in data.items()}
     first = next(iter(tables))
     for name, table in tables.items():
@@ -97,7 +90,9 @@ def _split_tables(label: str, data: Mapping[Any, Any]) -> dict[str, Any]:
                 cause="; ".join(f"{key}: {listed(map(str, tables[key].schema))}" for key in (first, name)),
                 hint=f"give the ones that are alike, or each by itself: from_arrow({label!r}, data[{first!r}], ...)",
             )
-    return tables
+    stops = itertools.accumulate(map(len, tables.values()))
+    rows = {name: np.arange(stop - len(own), stop) for (name, own), stop in zip(tables.items(), stops, strict=True)}
+    return pa.concat_tables(tables.values()), rows
 
 
 def _without_own_types(table: Any) -> Any:

@@ -50,10 +50,25 @@ class BatchSchema:
                 cause=f"the first batch has {known}",
                 hint="give every batch the same columns",
             )
-        _check_batched(position, parts.values)
+        for name, value in parts.values.items():
+            if isinstance(value, (int, float)) or getattr(value, "shape", None) == ():
+                raise SourceError(
+                    f"column {name!r} of {position} is a single {type(value).__name__}",
+                    cause="a column of a batch has one entry for each row",
+                    hint="make batches of the rows (source.batch(32), DataLoader(...)), or give a data set to "
+                    "MapSource(...)",
+                )
         with error_context(position):
             arrays = {name: self._array(name, position, value) for name, value in parts.values.items()}
-        _check_lengths(position, arrays)
+        lengths = {name: len(array) for name, array in arrays.items()}
+        if len(set(lengths.values())) > 1:
+            raise SourceError(
+                f"the columns of {position} differ in length",
+                cause=listed(f"{name}: {length}" for name, length in lengths.items()),
+                hint="give every column one entry per row",
+            )
+        if not next(iter(lengths.values())):
+            raise SourceError(f"{position} has no rows", hint="leave empty batches out")
         self._check_specs(position, arrays)
         return arrays
 
@@ -69,29 +84,6 @@ class BatchSchema:
             if name not in self._specs:
                 self._specs[name] = RowSpec.of(array)
             self._specs[name].check(name, position, array)
-
-
-def _check_lengths(position: object, arrays: Mapping[str, np.ndarray]) -> None:
-    lengths = {name: len(array) for name, array in arrays.items()}
-    if len(set(lengths.values())) > 1:
-        raise SourceError(
-            f"the columns of {position} differ in length",
-            cause=listed(f"{name}: {length}" for name, length in lengths.items()),
-            hint="give every column one entry per row",
-        )
-    if not next(iter(lengths.values())):
-        raise SourceError(f"{position} has no rows", hint="leave empty batches out")
-
-
-def _check_batched(position: object, values: Mapping[str, object]) -> None:
-    for name, value in values.items():
-        if isinstance(value, (int, float)) or getattr(value, "shape", None) == ():
-            raise SourceError(
-                f"column {name!r} of {position} is a single {type(value).__name__}",
-                cause="a column of a batch has one entry for each row",
-                hint="make batches of the rows (source.batch(32), DataLoader(...)), or give a data set to "
-                "MapSource(...)",
-            )
 
 
 @dataclass(frozen=True, slots=True)

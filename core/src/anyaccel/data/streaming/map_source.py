@@ -124,7 +124,20 @@ class MapSource(Source):
             SourceError: no numbers or one out of range, an item that cannot be read or converted, or one of another
                 shape or dtype than the first.
         """
-        numbers = self._checked(indices)
+        array = np.asarray(indices)
+        if array.ndim != 1 or not array.size or array.dtype.kind not in "iu":
+            raise SourceError(
+                f"rows of source {self._label!r} must be integers [k], k > 0, got {array.dtype}{list(array.shape)}",
+                hint="write gather([0, 1])",
+            )
+        low, high = int(array.min()), int(array.max())
+        if low < 0 or high >= self._rows:
+            raise SourceError(
+                f"source {self._label!r} has no row {low if low < 0 else high}",
+                available=f"rows 0 to {self._rows - 1}",
+                hint="number the rows from 0",
+            )
+        numbers = [int(number) for number in array]
         columns = self._stacked_items(numbers) if self.collate is None else self._collated(numbers)
         self._keep_example(columns)
         return columns
@@ -213,22 +226,6 @@ class MapSource(Source):
             and same_states({name: first[name]}, {name: second[name]})
             for name in before
         )
-
-    def _checked(self, indices: Sequence[int] | np.ndarray) -> list[int]:
-        array = np.asarray(indices)
-        if array.ndim != 1 or not array.size or array.dtype.kind not in "iu":
-            raise SourceError(
-                f"rows of source {self._label!r} must be integers [k], k > 0, got {array.dtype}{list(array.shape)}",
-                hint="write gather([0, 1])",
-            )
-        low, high = int(array.min()), int(array.max())
-        if low < 0 or high >= self._rows:
-            raise SourceError(
-                f"source {self._label!r} has no row {low if low < 0 else high}",
-                available=f"rows 0 to {self._rows - 1}",
-                hint="number the rows from 0",
-            )
-        return [int(number) for number in array]
 
     def _items(self, numbers: list[int]) -> list[Any]:
         if callable(getattr(self._dataset, "__getitems__", None)):

@@ -86,7 +86,19 @@ class RandomStates:
                     hint="make the source as it was made for the run that wrote the checkpoint",
                 )
             try:
-                _set_state(generators[name], state)
+                generator = generators[name]
+                if isinstance(generator, np.random.Generator):
+                    generator.bit_generator.state = state
+                elif isinstance(generator, np.random.RandomState):
+                    generator.set_state(state)
+                elif isinstance(generator, np.random.BitGenerator):
+                    generator.state = state
+                elif isinstance(generator, random.Random):
+                    generator.setstate(_python_state(state))
+                else:
+                    for backend in imported_backends():
+                        if backend.owns(generator):
+                            backend.set_generator_state(state, generator)
             except (TypeError, ValueError, KeyError, RuntimeError) as error:
                 raise SourceError(
                     f"the random generator {name!r} does not take the state that it had: {error}",
@@ -111,6 +123,12 @@ def kept_frameworks() -> Iterator[None]:
     finally:
         for backend, state in kept:
             backend.set_generator_state(state)
+
+
+def frameworks_of(states: States) -> dict[str, Any]:
+    """Those of the global generators of frameworks alone."""
+    others = (f"{_GLOBAL}numpy", f"{_GLOBAL}python")
+    return {name: state for name, state in states.items() if name.startswith(_GLOBAL) and name not in others}
 
 
 def same_states(one: States, other: States) -> bool:
@@ -250,21 +268,6 @@ def _state_of(value: Any) -> Any:
         if backend.owns(value):
             return backend.generator_state(value)
     return None
-
-
-def _set_state(generator: Any, state: Any) -> None:
-    if isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    elif isinstance(generator, np.random.RandomState):
-        generator.set_state(state)
-    elif isinstance(generator, np.random.BitGenerator):
-        generator.state = state
-    elif isinstance(generator, random.Random):
-        generator.setstate(_python_state(state))
-    else:
-        for backend in imported_backends():
-            if backend.owns(generator):
-                backend.set_generator_state(state, generator)
 
 
 def _set_global(name: str, state: Any) -> None:

@@ -54,13 +54,29 @@ def as_numpy(name: str, value: Any) -> np.ndarray | None:
     if isinstance(value, np.ndarray):
         return None if isinstance(value, np.ma.MaskedArray) else np.asarray(value)
     if isinstance(value, (list, tuple)):
-        return _stacked(name, value)
+        # Tensors in a list as one array; None for a list of anything else.
+        if not value or isinstance(value[0], np.ndarray) or not is_tensor(value[0]):
+            return None
+        arrays = [array for array in all_as_numpy(name, value) if array is not None]
+        if len(arrays) < len(value) or len({array.shape for array in arrays}) > 1:
+            raise ragged(name)
+        return np.stack(arrays)
     if isinstance(value, _ARROW) or hasattr(value, "iloc"):
         return None
     backend = _backend_of(value)
     if backend is not None:
         return np.asarray(backend.to_host(value))
-    return _by_protocol(name, value)
+    # What no plugin owns, by NumPy's protocol or DLPack.
+    if not (hasattr(value, "__array__") or hasattr(value, "__dlpack__")):
+        return None
+    try:
+        return np.asarray(value) if hasattr(value, "__array__") else np.from_dlpack(value)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        cls = type(value)
+        raise ColumnError(
+            f"column {name!r} is a {cls.__module__}.{cls.__qualname__} that NumPy cannot read: {error}",
+            hint=f"install the plugin of {cls.__module__.partition('.')[0]}, or yield NumPy arrays",
+        ) from error
 
 
 def all_as_numpy(name: str, values: Sequence[Any]) -> list[np.ndarray | None]:
@@ -83,33 +99,9 @@ def _is_plain(array: np.ndarray) -> bool:
     return array.ndim > 0 and dtype.kind in KINDS and dtype.itemsize <= WIDEST and dtype.isnative
 
 
-def _stacked(name: str, values: Any) -> np.ndarray | None:
-    """Tensors in a list as one array; None for a list of anything else."""
-    if not values or isinstance(values[0], np.ndarray) or not is_tensor(values[0]):
-        return None
-    arrays = [array for array in all_as_numpy(name, values) if array is not None]
-    if len(arrays) < len(values) or len({array.shape for array in arrays}) > 1:
-        raise ragged(name)
-    return np.stack(arrays)
-
-
 def _backend_of(value: Any) -> Exchange | None:
     for framework in registry().owners(value):
         backend = registry().find(framework)
         if isinstance(backend, Exchange):
             return backend
     return None
-
-
-def _by_protocol(name: str, value: Any) -> np.ndarray | None:
-    """What no plugin owns, by NumPy's protocol or DLPack."""
-    if not (hasattr(value, "__array__") or hasattr(value, "__dlpack__")):
-        return None
-    try:
-        return np.asarray(value) if hasattr(value, "__array__") else np.from_dlpack(value)
-    except (TypeError, ValueError, RuntimeError, BufferError) as error:
-        cls = type(value)
-        raise ColumnError(
-            f"column {name!r} is a {cls.__module__}.{cls.__qualname__} that NumPy cannot read: {error}",
-            hint=f"install the plugin of {cls.__module__.partition('.')[0]}, or yield NumPy arrays",
-        ) from error

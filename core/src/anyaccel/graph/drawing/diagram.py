@@ -100,7 +100,11 @@ def build_diagram(
                 arrow = Arrow(_data_box(data, upstream).id, ids[name])
             else:
                 source, _, output = upstream.partition(".")
-                crosses = _differ(places[source], places[name])
+                # Whether two nodes are known to differ in framework or device.
+                first = places[source]
+                second = places[name]
+                pairs = ((first.framework, second.framework), (first.device, second.device))
+                crosses = any(a and b and a != b for a, b in pairs)
                 route = _route(source, name, plan) if crosses else ""
                 arrow = Arrow(ids[source], ids[name], ", ".join(filter(None, [text(output), route])), crosses)
             arrows[arrow.source, arrow.target] = _merged(arrows.get((arrow.source, arrow.target)), arrow)
@@ -195,12 +199,6 @@ def _data_box(boxes: dict[Any, Box], reference: Reference) -> Box:
         lines = [*names, *([f"and {rest:,} more"] if rest else []), *([f"stream {text(stream)}"] if stream else [])]
         boxes[key] = Box(f"d{len(boxes)}", "data", text(source.label), lines=tuple(lines))
     return boxes[key]
-
-
-def _differ(first: NodePlace, second: NodePlace) -> bool:
-    """Whether two nodes are known to differ in framework or device."""
-    pairs = ((first.framework, second.framework), (first.device, second.device))
-    return any(a and b and a != b for a, b in pairs)
 
 
 def _route(source: str, target: str, plan: Plan | None) -> str:

@@ -13,7 +13,7 @@ from anyaccel import arguments, saved_folder
 from anyaccel.arguments import shown
 from anyaccel.call_hints import constructor_hints
 from anyaccel.errors import PhaseError
-from anyaccel.graph.weight_matching import Change, Names
+from anyaccel.graph.weight_loading import Change, Names
 from anyaccel.phases.callbacks import mode_of
 from anyaccel.suggestions import did_you_mean
 

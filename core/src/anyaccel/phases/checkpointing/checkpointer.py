@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import signal
+import threading
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,30 +14,34 @@ from typing import Any
 
 import numpy as np
 
+from anyaccel import interrupts
 from anyaccel.arguments import shown
 from anyaccel.errors import ConfigError, PhaseError, StateError
-from anyaccel.graph.framework_versions import versions_of
-from anyaccel.phases.callbacks import Callback, unknown_mode
-from anyaccel.phases.checkpointing.callback_states import CallbackStates, callback_states, load_callback_states
+from anyaccel.graph.serialization import versions_of
+from anyaccel.phases.callbacks import Callback, monitored_value, unknown_mode
 from anyaccel.phases.checkpointing.checkpoint import Checkpoint
-from anyaccel.phases.checkpointing.framework_change import changed_frameworks, translated
-from anyaccel.phases.checkpointing.position import Position
-from anyaccel.phases.checkpointing.run_folder import RunFolder
-from anyaccel.phases.checkpointing.run_settings import (
+from anyaccel.phases.checkpointing.position import (
+    BestState,
+    CallbackStates,
+    Position,
+    callback_states,
+    changed_frameworks,
     different_data,
     different_settings,
+    frameworks_of,
+    graph_part,
+    load_callback_states,
     optimizers_of,
     sample_of,
     settings_of,
+    state_of,
+    translated,
 )
-from anyaccel.phases.checkpointing.run_state import BestState, frameworks_of, graph_part, state_of
-from anyaccel.phases.checkpointing.schedule import AgreedSchedule, CheckpointSchedule
-from anyaccel.phases.checkpointing.termination import Termination
-from anyaccel.phases.checkpointing.writer import BackgroundWriter
+from anyaccel.phases.checkpointing.run_folder import RunFolder
 from anyaccel.phases.executor.pipeline import Pipeline
-from anyaccel.phases.loading.loader import BatchLoader
+from anyaccel.phases.loading.loader import BatchLoader, LoadedRows
+from anyaccel.phases.loop_extension import UNLIMITED, Call, CallInProgress, LoopExtension
 from anyaccel.phases.loss_accumulator import LossAccumulator, LossSums
-from anyaccel.phases.monitoring import monitored_value
 from anyaccel.phases.process_group import ProcessGroup, SingleProcess
 from anyaccel.phases.run import Run
 
@@ -132,7 +139,11 @@ class Checkpointer:
         own_seed = self._run.graph.seed
         self._run.graph.load_state(state)
         self._run.graph.progress[label] = position.number
-        self._warn_of_changes(position, own_seed)
+        if self._run.graph.seed != own_seed:
+            self._warn(f"the seed of the graph is that of the checkpoint, {self._run.graph.seed}, not {own_seed}")
+        changed = different_settings(position.optimizers, self._optimizers) if position.optimizers else []
+        if changed:
+            self._warn(f"goes on with other optimizers: {'; '.join(changed)}")
         since = f"; {others}, so that what models draw (dropout) differs from now on" if others else ""
         self._run.log_event("checkpoint", f"goes on from {path}, {position.name}{since}")
         self._written = position.name
@@ -153,13 +164,6 @@ class Checkpointer:
                 hint="go on with what the run had to the end of the epoch, or start anew in another folder",
             )
         self._warn(f"goes on after an epoch with another run: {shown_differences}")
-
-    def _warn_of_changes(self, position: Position, own_seed: int) -> None:
-        if self._run.graph.seed != own_seed:
-            self._warn(f"the seed of the graph is that of the checkpoint, {self._run.graph.seed}, not {own_seed}")
-        changed = different_settings(position.optimizers, self._optimizers) if position.optimizers else []
-        if changed:
-            self._warn(f"goes on with other optimizers: {'; '.join(changed)}")
 
     # -- going on --------------------------------------------------------------------------------------------------
 
@@ -393,3 +397,308 @@ def checked_resume(given: Any) -> str:
         return given
     hint = "write resume='auto'"
     raise PhaseError(f"unknown resume={shown(given)}", available=", ".join(map(repr, RESUME)), hint=hint)
+
+
+# -- Background writer: writes one checkpoint at a time in a thread of its own, with pauses for the loop's sake --------
+
+
+_SHARE = 0.02  # of the time; at full rate it takes up to a third of the rate of the loop (docs/benchmarks.md)
+Write = Callable[[Callable[[], object] | None], object]
+
+
+class BackgroundWriter:
+    """Calls one function at a time in a thread; what it raises is raised by the next call of this object."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._failure: Exception | None = None
+        self._hurry = threading.Event()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a function is running."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, write: Write, pauses: float = 0.0) -> None:
+        """Call a function as soon as the one before has ended.
+
+        Args:
+            write: is given a function that pauses, to call after each millisecond or so of work; None without pauses.
+            pauses: seconds of all pauses together, at most; they end when somebody waits.
+
+        Raises:
+            Exception: what the one before has raised.
+        """
+        self.wait()
+        self._hurry.clear()
+        pause = _Pace(self._hurry, pauses).pause if pauses else None
+        self._thread = threading.Thread(target=self._run, args=(write, pause), name="anyaccel-checkpoint", daemon=False)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until nothing runs any more.
+
+        Raises:
+            Exception: what the function has raised.
+        """
+        if self._thread is not None:
+            self._hurry.set()
+            self._thread.join()
+            self._thread = None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _run(self, write: Write, pause: Callable[[], object] | None) -> None:
+        try:
+            write(pause)
+        except Exception as failure:
+            self._failure = failure
+
+
+class _Pace:
+    """Pauses after pieces of work, so that the work takes a share of the time."""
+
+    def __init__(self, hurry: threading.Event, seconds: float) -> None:
+        self._hurry, self._left = hurry, seconds
+        self._since = time.perf_counter()
+
+    def pause(self) -> None:
+        """A piece is done: wait in proportion to the time it took, while there is time left and nobody waits."""
+        worked = time.perf_counter() - self._since
+        seconds = min(worked * (1 - _SHARE) / _SHARE, self._left)
+        if seconds > 0:
+            self._left -= seconds
+            self._hurry.wait(seconds)
+        self._since = time.perf_counter()
+
+
+# -- Termination: a process that is asked to end (SIGTERM) ends its step, writes a last checkpoint and exits with 143
+
+
+TERMINATED = 128 + 15
+"""Exit status of a process that was asked to end (SIGTERM), as shells tell it."""
+
+
+class Termination:
+    """Handles SIGTERM from its making to `close`, unless the program does so itself.
+
+    Python handles signals in the main thread alone: in another thread SIGTERM ends the process at once, and the last
+    checkpoint that was due is the newest.
+    """
+
+    def __init__(self) -> None:
+        self._old_handler: Any = None
+        self._has_raised = self._is_ending = False
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            self._old_handler = signal.signal(signal.SIGTERM, self._terminate)
+            interrupts.renew()
+
+    def begin_last(self) -> None:
+        """The last checkpoint is written now: if that is because of SIGTERM, another does not break it off."""
+        self._is_ending = self._has_raised
+
+    def close(self) -> None:
+        """Set the handler that was there before."""
+        if self._old_handler is not None:
+            signal.signal(signal.SIGTERM, self._old_handler)
+            self._old_handler = None
+
+    def _terminate(self, number: int, frame: object) -> None:
+        if not self._is_ending:
+            self._has_raised = True
+            raise SystemExit(TERMINATED)
+
+
+# -- Checkpoint schedule: when the checkpoints of a run are due; several processes agree on it -------------------------
+
+
+_LEAST_PART = 16
+"""Processes ask each other at most about so often in one interval, besides twice as many steps apart each time."""
+
+
+class CheckpointSchedule:
+    """When the checkpoints of one run are due.
+
+    Args:
+        checkpoint: as given to the phase.
+        run: its position.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, run: Run) -> None:
+        self._checkpoint, self._run = checkpoint, run
+        self._last = time.monotonic()
+        self._counted_epoch, self._counted_steps = -1, 0
+
+    def written(self) -> float:
+        """A checkpoint is written now; gives the seconds since the one before."""
+        before, self._last = self._last, time.monotonic()
+        return self._last - before
+
+    def steps_until_due(self, step: int) -> int | None:
+        """How many steps of an epoch may be done in one call after its first `step` ones; None for any number."""
+        every = self._checkpoint.every_n_steps
+        return None if every is None else every - self._steps_of_run(step) % every
+
+    def is_due_after_step(self, *, is_busy: bool) -> bool:
+        """Whether one is due now; `is_busy` says whether another is still being written."""
+        every = self._checkpoint.every_n_steps
+        return self._is_time(is_busy=is_busy) if every is None else self._steps_of_run(self._run.step) % every == 0
+
+    def is_due_after_epoch(self, *, is_busy: bool) -> bool:
+        """As `is_due_after_step`, once an epoch is done; here nothing is exchanged."""
+        given = self._checkpoint
+        after_each = given.keep_best is not None or (given.every_n_steps is None and given.every_seconds is None)
+        return after_each or self._is_time(is_busy=is_busy)
+
+    def _is_time(self, *, is_busy: bool) -> bool:
+        seconds = self._checkpoint.every_seconds
+        return seconds is not None and not is_busy and time.monotonic() - self._last >= seconds
+
+    def _steps_of_run(self, step: int) -> int:
+        """Steps of the run that are done after so many of the epoch that is going on; those before it count once."""
+        epoch = self._run.epoch
+        if self._counted_epoch != epoch:
+            self._counted_epoch = epoch
+            self._counted_steps = sum(record.steps for record in self._run.history[:epoch])
+        return self._counted_steps + step
+
+
+class AgreedSchedule(CheckpointSchedule):
+    """When the checkpoints of several processes are due: by time, the first one decides.
+
+    The others ask it after numbers of steps that it has told, so that all write, or take part in it, after the same
+    step.
+
+    Args:
+        checkpoint, run: see `CheckpointSchedule`.
+        agree: is called in all processes after the same step, and gives what the first one gave.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, run: Run, agree: Callable[[Any], Any]) -> None:
+        super().__init__(checkpoint, run)
+        self._agree = agree
+        self._asked, self._asked_at = 0, self._last
+        self._ask_at, self._apart = 0, 1
+
+    def steps_until_due(self, step: int) -> int | None:
+        if self._checkpoint.every_seconds is None:
+            return super().steps_until_due(step)
+        return max(1, self._ask_at - self._steps_of_run(step))
+
+    def is_due_after_step(self, *, is_busy: bool) -> bool:
+        if self._checkpoint.every_seconds is None:
+            return super().is_due_after_step(is_busy=is_busy)
+        done = self._steps_of_run(self._run.step)
+        if done < self._ask_at:
+            return False
+        due, self._apart = self._agree([self._is_time(is_busy=is_busy), self._steps_until_asked(done)])
+        self._asked, self._asked_at, self._ask_at = done, time.monotonic(), done + self._apart
+        return bool(due)
+
+    def _steps_until_asked(self, done: int) -> int:
+        """About half of what is left of the interval, as long as steps have taken since it was asked last."""
+        now, interval = time.monotonic(), self._checkpoint.every_seconds or 0.0
+        left = max(self._last + interval - now, interval / _LEAST_PART) / 2
+        per_step = (now - self._asked_at) / max(done - self._asked, 1)
+        return max(1, min(int(left / max(per_step, 1e-9)), 2 * self._apart))
+
+
+# -- Checkpoints in the training loop: a run goes on where an earlier one was, and writes where it is ------------------
+
+
+class CheckpointWrites(LoopExtension):
+    """Writes checkpoints when they are due, at the end, and after an error.
+
+    Args:
+        run: its position.
+        checkpointer: writes them.
+        pipeline: the programs, of whose random streams a checkpoint within an epoch has the states.
+        rows: of which a checkpoint tells where their source is.
+        in_progress: says after an error whether values are those of whole steps.
+
+    Attributes:
+        awaits_rest: whether values are those within an epoch whose other steps have not begun. What it began with is
+            already written.
+    """
+
+    def __init__(
+        self, run: Run, checkpointer: Checkpointer, pipeline: Pipeline, rows: LoadedRows, in_progress: CallInProgress
+    ) -> None:
+        self._run, self._checkpointer, self._pipeline = run, checkpointer, pipeline
+        self._rows, self._in_progress = rows, in_progress
+        self._losses: LossAccumulator | None = None  # of the epoch that is running
+        self.awaits_rest = False
+
+    def run_begins(self) -> None:
+        self._rows.loader.keep_positions()
+
+    def steps_begin(self, losses: LossAccumulator) -> None:
+        self._losses, self.awaits_rest = losses, False
+
+    def most_steps(self, call: Call) -> int:
+        return self._checkpointer.steps_until_due(self._run.step) or UNLIMITED
+
+    def after_call(self, losses: LossAccumulator) -> None:
+        self._checkpointer.after_step(self._pipeline, losses, self._rows.loader)
+
+    def steps_end(self, losses: LossAccumulator, means: Mapping[str, float]) -> None:
+        self._checkpointer.epoch_ends()
+
+    def epoch_ends(self) -> None:
+        self._losses = None
+        self._checkpointer.after_epoch(self._rows.loader)
+
+    def run_ends(self) -> None:
+        self._checkpointer.end(self._rows.loader)
+
+    def run_fails(self, error: BaseException) -> None:
+        """Write where the run is, if the values are those of whole steps."""
+        if not self._in_progress.is_whole or self.awaits_rest:
+            return
+        try:
+            self._checkpointer.after_error(self._pipeline, self._losses, self._rows.loader)
+        except Exception as failure:
+            error.add_note(f"the last checkpoint could not be written: {type(failure).__name__}: {failure}")
+
+
+class Resumption(LoopExtension):
+    """Lets a run go on where an earlier one was.
+
+    Args:
+        run: has no epochs yet.
+        resumed: where that was.
+        writes: of this run; they are of the whole epoch with which it begins.
+        checkpointer, pipeline, rows: see `CheckpointWrites`.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        resumed: Position,
+        writes: CheckpointWrites,
+        checkpointer: Checkpointer,
+        pipeline: Pipeline,
+        rows: LoadedRows,
+    ) -> None:
+        self._run, self._resumed, self._writes = run, resumed, writes
+        self._checkpointer, self._pipeline, self._rows = checkpointer, pipeline, rows
+        self._is_over = False
+
+    def run_begins(self) -> None:
+        self._rows.loader.keep_positions()
+        self._checkpointer.restore_run()
+        self._checkpointer.restore_source(self._rows.loader)
+        self._run.step = self._resumed.step
+        self._writes.awaits_rest = self._resumed.step > 0
+
+    def steps_begin(self, losses: LossAccumulator) -> None:
+        """Of the first epoch alone: add to what was counted, and go on with random streams."""
+        if self._is_over:
+            return
+        self._is_over = True
+        losses.go_on_after(self._resumed.losses)
+        self._writes.steps_begin(losses)
+        self._checkpointer.restore_random(self._pipeline)

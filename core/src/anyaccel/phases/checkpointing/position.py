@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
 from anyaccel.arguments import shown
-from anyaccel.errors import StateError
-from anyaccel.phases.loading.source_position import SourcePosition
+from anyaccel.data import Rows
+from anyaccel.errors import ConfigError, StateError
+from anyaccel.graph import ModelGraph, serialization, state_dict
+from anyaccel.graph.state_loading import StateMapping
+from anyaccel.phases.callbacks import Callback
+from anyaccel.phases.checkpointing.checkpoint import Checkpoint
+from anyaccel.phases.loading.loader import SourcePosition, is_close
+from anyaccel.phases.run import Run
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.precision import LossScaleState
 from anyaccel.results.records import Epoch
+from anyaccel.specs import Optimizer
 
 PART = "checkpoint"
 """Name of the plain data in the manifest of a checkpoint."""
@@ -221,3 +231,230 @@ def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{shown(value)} is not a number")
     return value
+
+
+# -- Run settings: what the order of the rows and the losses of a run follow from; compared when a run goes on ---------
+
+
+_SAMPLED_ROWS = 16
+_SAMPLED_VALUES = 64
+"""Of each row of a column."""
+
+
+def settings_of(phase: PhaseSettings) -> dict[str, Any]:
+    """What the steps of a phase follow from besides its graph and its data, as plain data by name."""
+    settings = {
+        name: setting.compare(getattr(phase, name))
+        for name, setting in phase.settings.items()
+        if setting.compare is not None and setting.on_resume
+    }
+    return _as_read(settings)
+
+
+def sample_of(run: Run) -> dict[str, np.ndarray]:
+    """Some values of the columns that a run loads, in the order of the rows, and how many rows there are.
+
+    Args:
+        run: whose plan and rows are known. Data that are read as they are needed are no part of it.
+
+    Returns:
+        `LABEL` of a feature set: their number, int64 []; `LABEL/COLUMN`: float64 [values], of text its CRC.
+    """
+    assert run.plan is not None
+    in_memory = dict(_in_memory(run))
+    sample: dict[str, np.ndarray] = {label: np.array(len(rows)) for label, rows in in_memory.items()}
+    for column in run.plan.columns:
+        rows = in_memory.get(column.feature_set)
+        if rows is not None and not column.ragged:
+            some = rows.take(np.linspace(0, len(rows) - 1, min(len(rows), _SAMPLED_ROWS)).astype(np.int64))
+            sample.update({f"{column.feature_set}/{name}": _values(some.array(name)) for name in column.columns})
+    return sample
+
+
+def optimizers_of(graph: ModelGraph) -> dict[str, Any]:
+    """The configurations of the optimizers of a graph, by node, as plain data; that of all others under "optimizer"."""
+    own = {label: optimizer for label, node in graph.nodes.items() if (optimizer := getattr(node, "optimizer", None))}
+    given = {"optimizer": graph.optimizer, **own}
+    return _as_read({name: _optimizer_settings(optimizer) for name, optimizer in given.items()})
+
+
+def different_settings(before: Any, now: Any, name: str = "") -> list[str]:
+    """What differs between the settings of two runs, as text for people; `name` is that of the settings."""
+    if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
+        return [] if before == now else [f"{name} was {shown(before)} and is {shown(now)}"]
+    return [
+        difference
+        for key in [*before, *(key for key in now if key not in before)]
+        for difference in different_settings(before.get(key), now.get(key), f"{name}.{key}" if name else key)
+    ]
+
+
+def different_data(before: Mapping[str, np.ndarray], now: Mapping[str, np.ndarray]) -> list[str]:
+    """What differs between the samples of the data of two runs, as text for people."""
+    differences = []
+    for name in sorted({*before} & {*now}):
+        if before[name].ndim == 0 and before[name] != now[name]:
+            differences.append(f"{name!r} had {int(before[name]):,} rows and has {int(now[name]):,}")
+    resized = {name for name in before if before[name].ndim == 0 and before[name] != now.get(name)}
+    for name in sorted({*before} & {*now}):
+        if before[name].ndim and name.partition("/")[0] not in resized and not is_close(before[name], now[name]):
+            differences.append(f"the values of {name!r} changed")
+    return differences
+
+
+def _as_read(settings: dict[str, Any]) -> dict[str, Any]:
+    """Plain data as they are read from a file."""
+    plain: dict[str, Any] = json.loads(json.dumps(settings, default=str))
+    return plain
+
+
+def _optimizer_settings(optimizer: Optimizer | None) -> dict[str, Any] | None:
+    try:
+        return serialization.optimizer_entry(optimizer)
+    except ConfigError:  # a schedule that is a function
+        return None if optimizer is None else {"optimizer": optimizer.name, "lr": optimizer.lr}
+
+
+def _in_memory(run: Run) -> Iterator[tuple[str, Rows]]:
+    """The rows of a run that a user gave as rows, or by the name of a split; a source may begin with others."""
+    data = run.phase.data
+    for label, rows in run.rows.items():
+        given = data.get(label) if isinstance(data, Mapping) else data
+        if isinstance(given, (str, Rows)) and len(rows):
+            yield label, rows
+
+
+def _values(array: np.ndarray) -> np.ndarray:
+    rows = array.reshape(len(array), -1)[:, :_SAMPLED_VALUES]
+    if rows.dtype.kind in "biuf" or rows.dtype.name == "bfloat16":
+        return rows.astype(np.float64).ravel()
+    return np.array([crc32(repr(value).encode()) for value in rows.ravel().tolist()], np.float64)
+
+
+# -- Framework change: the checkpoint of a run whose nodes had other frameworks, as one of this run --------------------
+
+
+State = dict[str, np.ndarray]
+
+
+def changed_frameworks(run: Run, position: Position) -> dict[str, str]:
+    """The nodes whose framework is not that of the checkpoint, and what it was and is, as text."""
+    now, before = frameworks_of(run), position.frameworks
+    changed = [label for label in now if label in before and now[label] != before[label]]
+    return {label: f"{label!r} was {before[label]} and is {now[label]}" for label in changed}
+
+
+def translated(run: Run, checkpoint: Checkpoint, position: Position, state: State) -> tuple[Position, State]:
+    """Position and state with the names and axes that the models of the run have.
+
+    Args:
+        run: whose graph goes on.
+        checkpoint: says how names and axes differ.
+        position: of the checkpoint that was read.
+        state: of the graph then.
+
+    Raises:
+        StateError: names or axes of nodes that had another framework do not fit.
+    """
+    changed = changed_frameworks(run, position)
+    if not changed:
+        return position, state
+    try:
+        mapping = StateMapping(run.graph, list(changed), checkpoint.names, checkpoint.change)
+        state = mapping.mapped(state)
+        best = None if position.best is None else mapping.mapped(position.best)
+        callbacks = [(kind, mapping.mapped(own, is_part=True)) for kind, own in position.callbacks]
+        return replace(position, best=best, callbacks=callbacks), state
+    except StateError as error:
+        problem = f"{', '.join(changed.values())}, and {error.problem}"
+        is_argument = "names=" in error.hint or "change=" in error.hint
+        where = f"give it to Checkpoint({str(checkpoint.folder)!r}, ...): " if is_argument else ""
+        raise StateError(problem, available=error.available, hint=f"{where}{error.hint}") from error
+
+
+# -- What callbacks keep in a checkpoint -------------------------------------------------------------------------------
+
+
+CallbackStates = list[tuple[str, dict[str, Any]]]
+
+
+def callback_states(callbacks: Iterable[Callback]) -> CallbackStates:
+    """Name of the class, and state, of each callback."""
+    return [(type(callback).__name__, dict(callback.state_dict())) for callback in callbacks]
+
+
+def load_callback_states(callbacks: Sequence[Callback], saved: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    """Give callbacks the states that their like had, in the same order; one that keeps nothing may come and go.
+
+    Raises:
+        StateError: a state has no callback of its class, a callback that keeps something has no state, or one does not
+            take its state.
+    """
+    held = [(kind, state) for kind, state in saved if state]
+    left = list(held)
+    pairs = []
+    for callback in callbacks:
+        if left and type(callback).__name__ == left[0][0]:
+            pairs.append((callback, left.pop(0)[1]))
+        elif callback.state_dict():
+            raise _other_callbacks(callbacks, held)
+    if left:
+        raise _other_callbacks(callbacks, held)
+    for callback, state in pairs:
+        try:
+            callback.load_state_dict(state)
+        except (KeyError, TypeError, ValueError) as error:
+            kind = type(callback).__name__
+            problem = f"callback {kind} does not take its state: {type(error).__name__}: {error}"
+            raise StateError(problem, hint="let load_state_dict take what state_dict() gives") from error
+
+
+def _other_callbacks(callbacks: Sequence[Callback], held: Sequence[tuple[str, Any]]) -> StateError:
+    return StateError(
+        f"the checkpoint is of a run with other callbacks: {', '.join(kind for kind, _ in held) or 'none'}",
+        cause=f"this run has {', '.join(type(each).__name__ for each in callbacks) or 'none'}",
+        hint="give the run the callbacks whose state it has, in the same order; those that keep none may come and go",
+    )
+
+
+# -- Run state: what a checkpoint takes of a run and its graph ---------------------------------------------------------
+
+
+class BestState:
+    """The state of the graph that a run returns to at its end; made once for each snapshot."""
+
+    def __init__(self) -> None:
+        self._made: tuple[Any, Mapping[str, np.ndarray]] | None = None
+
+    def of(self, run: Run) -> Mapping[str, np.ndarray] | None:
+        """Arrays by name; None if the run returns to nothing."""
+        snapshot = run.final_snapshot
+        if snapshot is None:
+            return run.final_state
+        if self._made is None or self._made[0] is not snapshot:
+            now = run.snapshot()
+            run.restore(snapshot)
+            try:
+                self._made = snapshot, state_of(run.graph)
+            finally:
+                run.restore(now)
+        return self._made[1]
+
+
+def state_of(graph: ModelGraph) -> dict[str, np.ndarray]:
+    """The state of a graph, copied once: what a running phase gives out is not changed by its steps."""
+    graph.live_values.write_back()
+    return state_dict.state(graph, copy=not graph.live_values.in_use)
+
+
+def frameworks_of(run: Run) -> dict[str, str]:
+    """The framework of each node that has one."""
+    return {label: backend.framework for label, backend in run.graph.shapes.backends.items()}
+
+
+def graph_part(run: Run) -> dict[str, Any]:
+    """The configuration of the graph, for `ModelGraph.load`; nothing if it has none."""
+    try:
+        return {"graph": run.graph.saved_config()}
+    except ConfigError:
+        return {}

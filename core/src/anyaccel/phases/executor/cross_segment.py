@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from anyaccel.adapter.losses import weight_inputs
+from anyaccel.backend import ComputingBackend, Program
 from anyaccel.device import Device
-from anyaccel.phases.executor.clipping import GradientClipping
-from anyaccel.phases.executor.loss_scaling import loss_scalings
-from anyaccel.phases.executor.stage import Losses, PipelineStage
-from anyaccel.phases.executor.transfers import Transfer, TransferEnd, transfer
-from anyaccel.phases.loading.device_columns import DeviceColumns
-from anyaccel.phases.loading.epoch_batches import RowSpan, StepRows
+from anyaccel.errors import OutOfMemoryError
+from anyaccel.graph.resolve import route
+from anyaccel.phases.loading.epoch_plan import RowSpan, StepRows
+from anyaccel.phases.loading.loader import DeviceColumns
+from anyaccel.precision import LossScaleState, ScalesLosses
 from anyaccel.results.events import LogEvent, discard_event
-from anyaccel.segment import LossTerm
+from anyaccel.segment import LossTerm, Segment
 
 SpanOf = Callable[[str], RowSpan | None]
 """Which rows of a feature set a step takes; None for none."""
@@ -333,3 +335,275 @@ def _same_span(span: RowSpan, _: str) -> RowSpan:
 def _part_of(step: StepRows, cut: RowSpan, feature_set: str) -> RowSpan | None:
     span = step.get(feature_set)
     return None if span is None else (span[0] + cut[0], span[0] + cut[1])
+
+
+# -- Clipping of gradients by a norm over several segments, computed on the devices ------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A stage with parameters of a group: how its squared norm gets to the group's first stage, and the factor back."""
+
+    stage: PipelineStage
+    to_first: Transfer
+    from_first: Transfer
+
+
+class GradientClipping:
+    """The parameter groups that have a `clip_norm`, and the stages that each lies in.
+
+    The first stage of a group adds up the squared norms of all and computes the factor; nothing waits for a device
+    where memory is shared; `log_event` is told if that fails.
+    """
+
+    def __init__(self, stages: Sequence[PipelineStage], log_event: LogEvent = discard_event) -> None:
+        self._stages = tuple(stages)
+        limits = {
+            group.name: group.optimizer.clip_norm
+            for stage in stages
+            for group in stage.segment.groups
+            if group.optimizer.clip_norm is not None
+        }
+        self._groups = [(name, limit, _members(name, stages, log_event)) for name, limit in limits.items()]
+
+    def scales(self) -> Mapping[int, Mapping[str, Any] | None]:
+        """By `id` of a stage, the factor for the gradients of each of its groups that has a limit."""
+        if not self._groups:
+            return {id(stage): None for stage in self._stages}
+        stats = {id(stage): stage.program.grad_stats() for stage in self._stages}
+        scales: dict[int, dict[str, Any]] = {id(stage): {} for stage in self._stages}
+        for name, limit, members in self._groups:
+            squares = [member.to_first(stats[id(member.stage)][name][0]) for member in members]
+            factor = members[0].stage.program.clip_factor(limit, squares)
+            for member in members:
+                scales[id(member.stage)][name] = factor if isinstance(factor, float) else member.from_first(factor)
+        return scales
+
+
+def _members(name: str, stages: Sequence[PipelineStage], log_event: LogEvent) -> list[_Member]:
+    devices = [(stage, device) for stage in stages if (device := _norm_device(name, stage)) is not None]
+    ends = [TransferEnd(stage.backend, device) for stage, device in devices]
+    return [
+        _Member(
+            stage,
+            transfer(end, ends[0], "gradient norms", log_event),
+            transfer(ends[0], end, "clipping factors", log_event),
+        )
+        for (stage, _), end in zip(devices, ends, strict=True)
+    ]
+
+
+def _norm_device(group: str, stage: PipelineStage) -> Device | None:
+    """The device of a group's first node in a stage, on which its squared norm is."""
+    node = next((other.nodes[0] for other in stage.segment.groups if other.name == group), None)
+    return next((operation.device for operation in stage.segment.operations if operation.label == node), None)
+
+
+# -- The loss scale of all programs of a phase, which is one: gradients go from segment to segment ---------------------
+
+
+class LossScaling:
+    """Reads and changes the loss scale of several programs, each of which keeps the same.
+
+    Args:
+        stages: those through which gradients flow.
+        programs: of these.
+    """
+
+    def __init__(self, stages: Sequence[PipelineStage], programs: Sequence[ScalesLosses]) -> None:
+        self._stages, self._programs = tuple(stages), tuple(programs)
+        self._skipped_before = 0
+
+    @property
+    def state(self) -> LossScaleState:
+        """Where it stands; waits for the steps so far."""
+        return self._programs[0].loss_scale_state()
+
+    @property
+    def scale(self) -> float:
+        """By what losses are multiplied now."""
+        return self.state.scale
+
+    @property
+    def n_skipped(self) -> int:
+        """How many steps of this phase were skipped."""
+        return self.state.skipped - self._skipped_before
+
+    def load(self, state: LossScaleState) -> None:
+        """Go on from the state of an earlier run."""
+        self._skipped_before = state.skipped
+        for program in self._programs:
+            program.load_loss_scale_state(state)
+
+    def is_finite(self, stages: Iterable[PipelineStage]) -> bool:
+        """Whether all gradients of some stages are finite; waits for them."""
+        stats = [stats for stage in stages for stats in stage.program.grad_stats().values()]
+        return all(bool(finite) for _, finite in stats)
+
+    def update(self, *, finite: bool) -> None:
+        """Count a step that was done, or skipped."""
+        for program in self._programs:
+            program.update_loss_scale(finite=finite)
+
+
+def loss_scalings(stages: Sequence[PipelineStage]) -> tuple[LossScaling, ...]:
+    """The loss scale of the programs of a phase; empty where losses are not scaled."""
+    scaled = [
+        stage
+        for stage in stages
+        if stage.has_gradient and stage.segment.precision is not None and stage.segment.precision.loss_scale is not None
+    ]
+    programs = [stage.program for stage in scaled if isinstance(stage.program, ScalesLosses)]
+    return (LossScaling(scaled, programs),) if programs else ()
+
+
+# -- Pipeline stage: a segment with the program that computes it, and the losses that it gives -------------------------
+
+
+LossPairs = dict[str, tuple[Any, Any]]
+"""Losses as (sum, weight), by label."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStage:
+    """A segment and its program. `has_gradient` says whether gradients flow through it."""
+
+    segment: Segment
+    backend: ComputingBackend
+    program: Program
+    has_gradient: bool
+
+    @property
+    def in_train_mode(self) -> bool:
+        """Whether it is computed in training mode; dropout is random even where there is no parameter."""
+        return self.has_gradient or any(op.trainable and op.model is not None for op in self.segment.operations)
+
+    def device_of(self, name: str) -> Device:
+        """The device of one of its outputs."""
+        return next(operation.device for operation in self.segment.operations if name in operation.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """Losses still on their devices: means [n_steps or more, labels] of equal steps, or pairs of a single step.
+
+    Attributes:
+        backend: whose tensors they are.
+        batch_size: rows of each step; 0 for pairs, which have weights of their own.
+        labels: of the losses.
+        means: of several steps, and after them the weights of the losses in `weighted`; None for pairs.
+        n_steps: how many rows of `means` count.
+        pairs: sum and weight of one step, by label; None for means.
+        weighted: labels of the losses that weigh rows or positions; others weigh as much as their batch.
+        elements: by label, how many elements of a row a loss is a mean over, as pairs count these; 1 by default.
+    """
+
+    backend: ComputingBackend
+    batch_size: int
+    labels: tuple[str, ...]
+    means: Any = None
+    n_steps: int = 0
+    pairs: LossPairs | None = None
+    weighted: tuple[str, ...] = ()
+    elements: Mapping[str, int] = field(default_factory=dict)
+
+    def is_ready(self) -> bool:
+        """Whether they are computed, without waiting; pairs count as such."""
+        return self.means is None or self.backend.is_ready(self.means)
+
+
+# -- -------------------------------------------------------------------------------------------------------------------
+# Transfers: functions that copy a value from one segment's framework and device to another's, chosen beforehand.
+
+
+Transfer = Callable[[Any], Any]
+
+
+class TransferEnd(NamedTuple):
+    """One end of a transfer."""
+
+    backend: ComputingBackend
+    device: Device
+
+    def __str__(self) -> str:
+        return f"{self.backend.framework} on {self.device}"
+
+
+def transfer(
+    source: TransferEnd, target: TransferEnd, name: str = "values", log_event: LogEvent = discard_event
+) -> Transfer:
+    """A function from a tensor at `source` to one at `target`.
+
+    The result may share memory with its argument: a program never writes to its inputs.
+
+    Args:
+        source: where the tensor is.
+        target: where it goes.
+        name: what is transferred, for events.
+        log_event: is told if memory cannot be shared although both backends promise it.
+    """
+    kind = route(source.backend, source.device, target.backend, target.device)
+    if kind == "move":
+        return _identity if source.device == target.device else partial(_move, target, name)
+    through_host = partial(_through_host, source.backend, target, name)
+    if kind != "share":
+        return through_host
+    message = f"{name} go from {source} to {target} through host memory, as sharing memory failed"
+    return SharedTransfer(target, through_host, partial(_log_failure, log_event, message))
+
+
+class SharedTransfer:
+    """Shares memory by DLPack. From the first failure on it copies through host memory.
+
+    Args:
+        target: where the tensor goes.
+        through_host: copies a tensor there through host memory.
+        on_failure: called once, with the error that sharing raised.
+    """
+
+    def __init__(self, target: TransferEnd, through_host: Transfer, on_failure: Callable[[Exception], None]) -> None:
+        self._share = partial(_share, target)
+        self._through_host = through_host
+        self._on_failure = on_failure
+        self._failed = False
+
+    def __call__(self, value: Any) -> Any:
+        """The value at the target.
+
+        Raises:
+            AnyaccelError: it cannot be copied through host memory either.
+        """
+        if self._failed:
+            return self._through_host(value)
+        try:
+            return self._share(value)
+        except OutOfMemoryError:
+            raise
+        except Exception as error:  # frameworks refuse with exceptions of their own
+            copied = self._through_host(value)
+            self._failed = True
+            self._on_failure(error)
+            return copied
+
+
+def _log_failure(log_event: LogEvent, message: str, error: Exception) -> None:
+    lines = str(error).splitlines()
+    log_event("transfer", f"{message} ({type(error).__name__}: {lines[0] if lines else ''})")
+
+
+def _identity(value: Any) -> Any:
+    return value
+
+
+def _move(target: TransferEnd, edge: str, value: Any) -> Any:
+    """`edge` is read by ledgers, from the stack, as in `_through_host`."""
+    return target.backend.move(value, target.device)
+
+
+def _share(target: TransferEnd, value: Any) -> Any:
+    # NumPy turns arrays without axes into scalars, which do not support DLPack.
+    return target.backend.from_dlpack(np.asarray(value) if isinstance(value, np.generic) else value, target.device)
+
+
+def _through_host(source: ComputingBackend, target: TransferEnd, edge: str, value: Any) -> Any:
+    return target.backend.from_host(np.asarray(source.to_host(value)), target.device)

@@ -9,9 +9,9 @@ import numpy as np
 
 from anyaccel.arguments import shown
 from anyaccel.errors import PhaseError
-from anyaccel.phases.executor.stage import Losses, PipelineStage
-from anyaccel.phases.loading.device_columns import DeviceColumn, DeviceColumns
-from anyaccel.phases.loading.epoch_batches import StepRows
+from anyaccel.phases.executor.cross_segment import Losses, PipelineStage
+from anyaccel.phases.loading.epoch_plan import StepRows
+from anyaccel.phases.loading.loader import DeviceColumn, DeviceColumns
 
 BatchColumns = Mapping[str, DeviceColumn]
 """Columns by the names that the step finds them under."""

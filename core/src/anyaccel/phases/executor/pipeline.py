@@ -15,11 +15,10 @@ from anyaccel.adapter.notifying_program import AfterStep, NotifyingProgram
 from anyaccel.backend import MultiStepProgram
 from anyaccel.data.casting import widened
 from anyaccel.errors import StateError
-from anyaccel.phases.executor.cross_segment import CrossSegmentStep, SpanOf
+from anyaccel.phases.executor.cross_segment import CrossSegmentStep, Losses, PipelineStage, SpanOf
 from anyaccel.phases.executor.custom_step import CustomStep
-from anyaccel.phases.executor.stage import Losses, PipelineStage
-from anyaccel.phases.loading.device_columns import DeviceColumns
-from anyaccel.phases.loading.epoch_batches import StepRows
+from anyaccel.phases.loading.epoch_plan import StepRows
+from anyaccel.phases.loading.loader import DeviceColumns
 from anyaccel.results.events import LogEvent, discard_event
 from anyaccel.segment import LossTerm, NodeState
 

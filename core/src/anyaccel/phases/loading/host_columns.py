@@ -16,7 +16,7 @@ from anyaccel.data.roles import listed
 from anyaccel.data.transforms import relevant_transforms
 from anyaccel.errors import ColumnError
 from anyaccel.graph import Column, Plan, Resolution
-from anyaccel.graph.loss_columns import class_axis
+from anyaccel.graph.resolve import class_axis
 from anyaccel.phases.accumulation import ignored_target
 from anyaccel.printable import printable
 from anyaccel.segment import LossTerm, TensorSpec
@@ -336,21 +336,17 @@ def copy_batch(column: Column, batch: Batch, out: np.ndarray, target_range: Targ
             if len(column.columns) == 1:
                 np.copyto(out, batch[column.columns[0]].reshape(out.shape), casting="unsafe")
             else:
-                _join(column, batch, out)
+                start = 0
+                for name in column.columns:
+                    part = batch[name]
+                    _check_exact(column, name, part, out.dtype)
+                    part = part[:, None] if part.ndim == 1 else part
+                    np.copyto(out[..., start : start + part.shape[-1]], part, casting="unsafe")
+                    start += part.shape[-1]
     except FloatingPointError:
         raise _too_large(column, batch.__getitem__) from None
     if target_range is not None:
         _check_range(column, out, target_range)
-
-
-def _join(column: Column, batch: Batch, out: np.ndarray) -> None:
-    start = 0
-    for name in column.columns:
-        part = batch[name]
-        _check_exact(column, name, part, out.dtype)
-        part = part[:, None] if part.ndim == 1 else part
-        np.copyto(out[..., start : start + part.shape[-1]], part, casting="unsafe")
-        start += part.shape[-1]
 
 
 def _check_exact(column: Column, name: str, part: np.ndarray, dtype: np.dtype[Any]) -> None:

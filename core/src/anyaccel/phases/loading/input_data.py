@@ -193,7 +193,16 @@ def _streamed_source(
 ) -> Source | None:
     sources = {name: value for name, value in given.items() if isinstance(value, Source)}
     for name, source in sources.items():
-        _check_untransformed(label, source, sets[name])
+        # Rows of a source come as they are, and would give wrong numbers if the graph's data were transformed.
+        known = sets[name]
+        transforms = relevant_transforms(known.transforms, known.features)
+        if transforms:
+            raise PhaseError(
+                f"phase {label!r} was given the source {source.label!r}, whose rows are not transformed",
+                cause=f"the features of the graph's data were transformed: {listed(transforms[::-1])}",
+                hint=f"read it into memory, FeatureSet.from_dict(...).transform_like({known.label}), "
+                "or build the graph on the source: source.reference()",
+            )
     if not sources or not may_stream:
         return None
     if len(sets) > 1:
@@ -203,18 +212,6 @@ def _streamed_source(
             hint="put all columns into one source, or read it into memory: FeatureSet.from_dict(...)",
         )
     return next(iter(sources.values()))
-
-
-def _check_untransformed(label: str, source: Source, known: FeatureSet) -> None:
-    """Rows of a source come as they are, and would give wrong numbers if the graph's data were transformed."""
-    transforms = relevant_transforms(known.transforms, known.features)
-    if transforms:
-        raise PhaseError(
-            f"phase {label!r} was given the source {source.label!r}, whose rows are not transformed",
-            cause=f"the features of the graph's data were transformed: {listed(transforms[::-1])}",
-            hint=f"read it into memory, FeatureSet.from_dict(...).transform_like({known.label}), "
-            "or build the graph on the source: source.reference()",
-        )
 
 
 def _label_of(data: Any, sets: Mapping[str, FeatureSet]) -> str:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from anyaccel.graph import Column
-from anyaccel.phases.loading.device_columns import DeviceColumns, load_orders, with_orders
-from anyaccel.phases.loading.epoch_batches import RowOrders
-from anyaccel.phases.loading.epoch_plan import EpochPlan, StepRange
-from anyaccel.phases.loading.source_position import SourcePosition
+import numpy as np
+
+from anyaccel.data.streaming.random_states import States, from_arrays, to_arrays
+from anyaccel.device import Device
+from anyaccel.graph import Column, Plan
+from anyaccel.phases.loading.epoch_plan import EpochPlan, RowOrders, StepRange, StreamKey
+from anyaccel.phases.loading.host_columns import same_array
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,3 +140,158 @@ class ResidentLoader(BatchLoader):
     def close(self) -> None:
         """See `BatchLoader`."""
         self._tensors, self._loaded, self._host_orders = {}, {}, None
+
+
+# -- Device columns: columns and row orders on the devices where they are needed ---------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceColumn:
+    """A column on its device.
+
+    Attributes:
+        rows: a tensor [n, ...] of its framework.
+        order: row numbers in the order in which steps take them, on the same device; None for rows as they lie.
+        feature_set: where the rows come from.
+    """
+
+    rows: Any
+    order: Any
+    feature_set: str
+
+
+DeviceColumns = Mapping[str, DeviceColumn]
+"""By value name."""
+
+
+def stream_of(column: Column) -> StreamKey:
+    """The feature set of a column and the stream that it is read from, `""` for the first."""
+    return column.feature_set, column.stream
+
+
+def with_orders(columns: Iterable[Column], rows: Mapping[str, Any], orders: Mapping[str, Any]) -> DeviceColumns:
+    """Tensors and row orders on devices, both by value name, put together."""
+    return {
+        column.name: DeviceColumn(rows[column.name], orders.get(column.name), column.feature_set) for column in columns
+    }
+
+
+def load(
+    plan: Plan, arrays: Mapping[str, np.ndarray], on_loaded: Callable[[int], None] | None = None
+) -> dict[str, Any]:
+    """Put host columns on their devices; columns that are one array in one place are copied once.
+
+    Args:
+        plan: which columns go where.
+        arrays: the columns, by value name; writeable ones are given away.
+        on_loaded: is called with the bytes of each column when it is there.
+
+    Raises:
+        OutOfMemoryError: no room.
+    """
+    tensors: dict[str, Any] = {}
+    for column in plan.columns:
+        same = next((other for other in plan.columns if other.name in tensors and same_array(other, column)), None)
+        if same is not None and arrays[same.name] is arrays[column.name]:
+            tensors[column.name] = tensors[same.name]
+            continue
+        backend, array = column.backend, arrays[column.name]
+        if array.flags.writeable and not column.pinned:  # a copy of ours; what a feature set owns is read-only
+            tensors[column.name] = backend.from_host_owned(array, column.device)
+        else:
+            tensors[column.name] = backend.from_host(array, column.device, pinned=column.pinned)
+        if on_loaded is not None:
+            on_loaded(array.nbytes)
+    return tensors
+
+
+def load_orders(columns: Iterable[Column], orders: RowOrders) -> dict[str, Any]:
+    """Row orders on the devices of the columns that they belong to, by value name: the only copy of a resident epoch.
+
+    Columns without an order are left out. An order goes to each device once, however many columns read it.
+    """
+    tensors: dict[str, Any] = {}
+    copied: dict[tuple[int, str, Device], Any] = {}
+    for column in columns:
+        order = orders.get(stream_of(column))
+        if order is None:
+            continue
+        key = (id(order), column.framework, column.device)
+        if key not in copied:
+            backend = column.backend
+            copied[key] = backend.from_host(order.astype(backend.index_dtype, copy=False), column.device)
+        tensors[column.name] = copied[key]
+    return tensors
+
+
+# -- Source position: where a source is within an epoch, as a checkpoint keeps it --------------------------------------
+
+
+_TOLERANCE = 1e-3
+"""Relative, as other libraries and machines compute transforms of the data to other last bits."""
+_VALUES = 8
+"""Of each row of a column."""
+Sample = Mapping[str, np.ndarray]
+"""Some values of the rows of a step, float64 [rows, values], by value name."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePosition:
+    """What a source needs to go on.
+
+    Attributes:
+        draws: whether it draws random numbers, so that steps that are left out are read, too.
+        states: of the generators that it draws from, at the start of the epoch.
+        held: these states before the first batch was read, where that was before the epoch began; None elsewhere.
+        sample: of the last step that is done; empty at the start of an epoch.
+    """
+
+    draws: bool = False
+    states: States = field(default_factory=dict)
+    held: States | None = None
+    sample: Sample = field(default_factory=dict)
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """Itself as arrays by name, but for `draws`."""
+        return {
+            **{f"states/{name}": array for name, array in to_arrays(self.states).items()},
+            **{f"held/{name}": array for name, array in to_arrays(self.held or {}).items()},
+            **{f"sample/{name}": array for name, array in self.sample.items()},
+        }
+
+    @classmethod
+    def from_arrays(cls, draws: bool, arrays: Mapping[str, np.ndarray]) -> SourcePosition:
+        """What `to_arrays` gave.
+
+        Raises:
+            StateError: it is malformed.
+        """
+        parts: dict[str, dict[str, np.ndarray]] = {"states": {}, "held": {}, "sample": {}}
+        for name, array in arrays.items():
+            part, _, rest = name.partition("/")
+            if part in parts:
+                parts[part][rest] = array
+        held = from_arrays(parts["held"]) if parts["held"] else None
+        return cls(draws, from_arrays(parts["states"]), held, parts["sample"])
+
+
+def sample_rows(columns: Iterable[tuple[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Some values of each row of arrays [rows, *shape], by name."""
+    sample = {}
+    for name, array in columns:
+        flat = array.reshape(len(array), -1) if array.size else array.reshape(len(array), 0)
+        width = flat.shape[1]
+        places = np.linspace(0, max(width - 1, 0), min(width, _VALUES)).astype(np.int64)
+        sample[name] = flat[:, places].astype(np.float64)
+    return sample
+
+
+def is_close(before: np.ndarray, now: np.ndarray) -> bool:
+    """Whether values of data are those of another time, which may have been computed elsewhere."""
+    if before.shape != now.shape:
+        return False
+    if np.array_equal(before, np.rint(before)):  # ids and classes: one that is near is another one
+        return bool(np.array_equal(before, now))
+    finite = before[np.isfinite(before)]
+    scale = float(np.abs(finite).max()) if finite.size else 0.0
+    return bool(np.allclose(before, now, rtol=_TOLERANCE, atol=_TOLERANCE * scale * 1e-3, equal_nan=True))

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
+
+from anyaccel.backend import Memory
+from anyaccel.data import BatchSource, MapSource, RaggedColumn, Source
+from anyaccel.device import Device
 from anyaccel.errors import OutOfMemoryError
 from anyaccel.formulas import OPTIMIZERS
-from anyaccel.graph import Plan
+from anyaccel.graph import Column, Plan
 from anyaccel.html import listing, size
-from anyaccel.phases.loading.loader import BatchLoader
-from anyaccel.phases.loading.loader_factory import ColumnBytes, LoaderFactory, OnLoaded, Place, free_memory
-from anyaccel.phases.loading.resident_share import block_bytes_beside, resident_share
-from anyaccel.phases.memory_error import as_out_of_memory
-from anyaccel.phases.traceback_cleanup import release_frames
+from anyaccel.phases.loading.epoch_plan import EpochPlan, StreamKey
+from anyaccel.phases.loading.host_columns import Batch, HostColumn, TargetRange
+from anyaccel.phases.loading.loader import BatchLoader, ResidentLoader, load, stream_of
+from anyaccel.phases.loading.source_loader import (
+    BLOCK_SECONDS,
+    BatchSourceLoader,
+    MapSourceLoader,
+    PaddedSourceLoader,
+    SourceRandomness,
+)
+from anyaccel.phases.loading.streaming import BLOCKS, MixedLoader, StreamingLoader
+from anyaccel.phases.memory_error import as_out_of_memory, release_frames
+from anyaccel.registry import registry
 from anyaccel.results.events import LogEvent
 from anyaccel.segment import NodeState, Segment
 from anyaccel.specs import Optimizer
@@ -198,3 +215,347 @@ def bytes_added_by_training(
 def state_slots(optimizer: Optimizer) -> int:
     """How many values an optimizer keeps for each parameter; for an unknown one as many as Adam does."""
     return 2 if optimizer.own is not None else len(OPTIMIZERS[optimizer.name].slots(optimizer.settings))
+
+
+# -- Resident share: which columns stay on their devices where not all of them fit -------------------------------------
+
+
+_WORTHWHILE = 4
+"""How many times the bytes of its row numbers a resident column must save."""
+
+
+def resident_share(columns: Sequence[ColumnBytes], room: Mapping[Place, float], block_bytes: float) -> frozenset[str]:
+    """Names of the columns to keep: of each place the largest that fit beside the blocks of the others.
+
+    Row numbers of resident columns are streamed, so that columns of few bytes a row are not worth it.
+
+    Args:
+        columns: all of a phase.
+        room: bytes that may be taken; places without a limit are left out.
+        block_bytes: of one block of streamed rows.
+    """
+    kept: list[ColumnBytes] = []
+    left = {place: nbytes - BLOCKS * block_bytes for place, nbytes in room.items()}
+    for column in sorted(columns, key=lambda each: -each.nbytes):
+        if column.place not in left:
+            kept.append(column)
+        elif column.nbytes <= left[column.place]:
+            left[column.place] -= column.nbytes
+            kept.append(column)
+    saved: dict[tuple[Place, object], float] = {}
+    for column in kept:
+        key = (column.place, column.stream)
+        saved[key] = saved.get(key, 0) + column.row_bytes
+    worth = [each for each in kept if saved[each.place, each.stream] >= _WORTHWHILE * each.index_bytes]
+    return frozenset(name for each in worth for name in each.names)
+
+
+def block_bytes_beside(free: Mapping[Place, int]) -> float:
+    """Bytes of a block of streamed rows where so much is free."""
+    return bytes_of_block(free.values())
+
+
+# -- -------------------------------------------------------------------------------------------------------------------
+# Loader factory: the rows of a phase in host memory or behind a source, and the loaders that can be made of them.
+
+
+BLOCK_BYTES = 32 * 2**20
+"""Bytes of one block of streamed rows, where there is room for that."""
+_MEMORY_SHARE = 0.25
+"""The part of the free memory that all blocks take together at most."""
+_TIMED_ITEMS = 4
+"""Items that are read to measure how long that takes."""
+
+Place = tuple[str, Device]
+"""A framework and a device."""
+OnLoaded = Callable[[int], None]
+"""Is called with the bytes of each column when it is on its device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnBytes:
+    """A column that may be resident by itself.
+
+    Attributes:
+        names: of all values that are this array in this place.
+        shown: for messages.
+        place: where it goes.
+        stream: by which its rows are read.
+        nbytes: of all rows.
+        row_bytes: of a row.
+        index_bytes: of a row number on its device.
+    """
+
+    names: tuple[str, ...]
+    shown: str
+    place: Place
+    stream: StreamKey
+    nbytes: int
+    row_bytes: float
+    index_bytes: int
+
+    @classmethod
+    def of(cls, column: Column, names: tuple[str, ...], nbytes: int, n_rows: int) -> ColumnBytes:
+        """Of a column of a plan."""
+        return cls(
+            names=names,
+            shown=column.shown,
+            place=(column.framework, column.device),
+            stream=stream_of(column),
+            nbytes=nbytes,
+            row_bytes=nbytes / max(n_rows, 1),
+            index_bytes=np.dtype(column.backend.index_dtype).itemsize,
+        )
+
+
+def is_in(column: Column, place: Place) -> bool:
+    """Whether a column goes to this place."""
+    return (column.framework, column.device) == place
+
+
+def mixed_block_steps(
+    columns: Sequence[ColumnBytes], resident: Collection[str], block_bytes: float, epochs: EpochPlan
+) -> int:
+    """Steps of a block where these columns are resident: their row numbers are streamed."""
+    orders = {(each.place, each.stream): each.index_bytes for each in columns if each.names[0] in resident}
+    row_bytes = sum(each.row_bytes for each in columns if each.names[0] not in resident) + sum(orders.values())
+    return steps_of_block(block_bytes, row_bytes * epochs.batch_size, epochs.n_steps)
+
+
+class LoaderFactory(ABC):
+    """The rows of a phase, or of its validation, and the loaders that bring them to their devices.
+
+    Attributes:
+        plan: which columns go where.
+        batch_size: the most rows of one feature set in a step, 1 if that is not known.
+        arrays: the columns in host memory, by value name; empty if they are not there, or were given away.
+    """
+
+    plan: Plan
+    batch_size: int
+    arrays: Mapping[str, HostColumn]
+
+    def notes(self) -> tuple[str, ...]:
+        """What users should know about where the rows come from."""
+        return ()
+
+    @abstractmethod
+    def nbytes(self) -> dict[Place, int]:
+        """Bytes that resident columns take, by framework and device."""
+
+    @abstractmethod
+    def resident(self, on_loaded: OnLoaded | None = None) -> BatchLoader:
+        """Put all rows on their devices.
+
+        Raises:
+            OutOfMemoryError: no room.
+        """
+
+    @abstractmethod
+    def streamed(self) -> BatchLoader:
+        """Keep all rows where they are, and copy them to their devices in blocks."""
+
+    def columns(self) -> Sequence[ColumnBytes]:
+        """Columns that may be resident each by itself, as `mixed` takes their names; none by default."""
+        return ()
+
+    def mixed(self, resident: Collection[str], block_bytes: float, on_loaded: OnLoaded | None = None) -> BatchLoader:
+        """Put the columns of these names on their devices, and stream the others in blocks of at most so many bytes.
+
+        Raises:
+            OutOfMemoryError: no room.
+        """
+        return self.streamed()
+
+
+class RowsLoaderFactory(LoaderFactory):
+    """Rows in host memory.
+
+    Args:
+        plan: which columns go where.
+        make_arrays: makes the host columns, by value name; again after they were given away to a device.
+        epochs: how the rows are gone over.
+
+    Raises:
+        ColumnError: data that do not fit the plan.
+    """
+
+    def __init__(self, plan: Plan, make_arrays: Callable[[], Mapping[str, HostColumn]], epochs: EpochPlan) -> None:
+        self.plan, self.arrays = plan, make_arrays()
+        self.batch_size = epochs.batch_size
+        self._make_arrays, self._epochs = make_arrays, epochs
+        self._nbytes: dict[Place, int] = {}
+        self._columns: list[ColumnBytes] = []
+        for column in self._distinct(_dense(self.arrays) or {}):  # counted now: later they may have been given away
+            place, array = (column.framework, column.device), self.arrays[column.name]
+            self._nbytes[place] = self._nbytes.get(place, 0) + array.nbytes
+            same = tuple(e.name for e in plan.columns if self.arrays[e.name] is array and is_in(e, place))
+            self._columns.append(ColumnBytes.of(column, same, array.nbytes, len(array)))
+
+    def nbytes(self) -> dict[Place, int]:
+        """See `LoaderFactory`; empty where rows differ in length, which are not resident."""
+        return self._nbytes
+
+    def resident(self, on_loaded: OnLoaded | None = None) -> BatchLoader:
+        """See `LoaderFactory`; streamed all the same where rows differ in length, as each batch has its own shape."""
+        arrays = _dense(self._host_arrays())
+        if arrays is None:
+            return self.streamed()
+        self.arrays = {}
+        return ResidentLoader(self.plan.columns, load(self.plan, arrays, on_loaded), self._epochs)
+
+    def streamed(self) -> BatchLoader:
+        """See `LoaderFactory`."""
+        arrays, epochs = self._host_arrays(), self._epochs
+        row_bytes = sum(
+            arrays[column.name].nbytes / max(len(arrays[column.name]), 1) for column in self._distinct(arrays)
+        )
+        block_steps = steps_of_block(_block_bytes(self.plan.columns), row_bytes * epochs.batch_size, epochs.n_steps)
+        return StreamingLoader(self.plan.columns, arrays, epochs, block_steps)
+
+    def columns(self) -> Sequence[ColumnBytes]:
+        """See `LoaderFactory`; none where rows differ in length."""
+        return self._columns
+
+    def mixed(self, resident: Collection[str], block_bytes: float, on_loaded: OnLoaded | None = None) -> BatchLoader:
+        """See `LoaderFactory`."""
+        arrays, epochs = _dense(self._host_arrays()), self._epochs
+        if arrays is None:
+            return self.streamed()
+        self.arrays = {}
+        kept = tuple(column for column in self.plan.columns if column.name in resident)
+        tensors = load(replace(self.plan, columns=kept), arrays, on_loaded)
+        left = {name: array for name, array in arrays.items() if name not in tensors}
+        steps = mixed_block_steps(self._columns, resident, block_bytes, epochs)
+        return MixedLoader(self.plan.columns, left, epochs, steps, tensors)
+
+    def _host_arrays(self) -> Mapping[str, HostColumn]:
+        if not self.arrays:
+            self.arrays = self._make_arrays()
+        return self.arrays
+
+    def _distinct(self, arrays: Mapping[str, HostColumn]) -> list[Column]:
+        """Columns without those that are the same array in the same place."""
+        known = (column for column in self.plan.columns if column.name in arrays)
+        return list({(id(arrays[column.name]), column.framework, column.device): column for column in known}.values())
+
+
+def _dense(arrays: Mapping[str, HostColumn]) -> dict[str, np.ndarray] | None:
+    """The columns, if the rows of none differ in length."""
+    dense = {name: array for name, array in arrays.items() if not isinstance(array, RaggedColumn)}
+    return dense if len(dense) == len(arrays) else None
+
+
+class SourceLoaderFactory(LoaderFactory):
+    """Rows that a source gives as they are needed; they are never all there.
+
+    Args:
+        plan: which columns go where.
+        source: gives batches, or items.
+        batch_size: the most rows of a step, 1 if that is not known.
+        make_loader: makes a loader of blocks of so many bytes.
+    """
+
+    def __init__(
+        self, plan: Plan, source: Source, batch_size: int, make_loader: Callable[[float], BatchLoader]
+    ) -> None:
+        self.plan, self.arrays, self.batch_size = plan, {}, batch_size
+        self._source, self._make_loader = source, make_loader
+
+    def notes(self) -> tuple[str, ...]:
+        """See `LoaderFactory`."""
+        return self._source.notes()
+
+    def nbytes(self) -> dict[Place, int]:
+        """Empty."""
+        return {}
+
+    def resident(self, on_loaded: OnLoaded | None = None) -> BatchLoader:
+        """Streamed all the same, as the size of a source is not known."""
+        return self.streamed()
+
+    def streamed(self) -> BatchLoader:
+        """See `LoaderFactory`."""
+        return self._make_loader(_block_bytes(self.plan.columns))
+
+
+def batch_source_loaders(
+    plan: Plan,
+    source: BatchSource,
+    ranges: Mapping[str, TargetRange],
+    accumulate: int,
+    seed: int,
+    share: Callable[[Iterable[tuple[int, Batch]]], Iterator[tuple[int, Batch]]] = iter,
+) -> SourceLoaderFactory:
+    """Loaders of the batches of a source.
+
+    Args:
+        plan: which columns go where.
+        source: gives the batches.
+        ranges: what the losses take as targets, by value name.
+        accumulate: batches for one step.
+        seed: of the graph.
+        share: gives of numbered batches the part that this process takes.
+    """
+
+    def make_loader(block_bytes: float) -> BatchLoader:
+        one_shape = not any(column.ragged for column in plan.columns)
+        loader = BatchSourceLoader if one_shape else PaddedSourceLoader
+        return loader(plan.columns, source, ranges, accumulate, int(block_bytes), seed, share)
+
+    return SourceLoaderFactory(plan, source, 1, make_loader)
+
+
+def map_source_loaders(
+    plan: Plan, source: MapSource, ranges: Mapping[str, TargetRange], epochs: EpochPlan, seed: int
+) -> SourceLoaderFactory:
+    """Loaders of the items of a data set, as samplers draw them.
+
+    Args:
+        plan: which columns go where.
+        source: gives the items.
+        ranges: what the losses take as targets, by value name.
+        epochs: how they are gone over.
+        seed: of the graph.
+    """
+
+    def make_loader(block_bytes: float) -> BatchLoader:
+        step_bytes = epochs.batch_size * sum(column.spec.nbytes for column in plan.columns)
+        by_bytes = steps_of_block(block_bytes, step_bytes, epochs.n_steps)
+        block_steps = min(by_bytes, _steps_in_time(source, epochs.batch_size))
+        return MapSourceLoader(plan.columns, source, ranges, epochs, block_steps, seed)
+
+    return SourceLoaderFactory(plan, source, epochs.batch_size, make_loader)
+
+
+def steps_of_block(block_bytes: float, step_bytes: float, n_steps: int) -> int:
+    """Steps of so many bytes that are streamed together, at least one."""
+    return max(1, min(int(block_bytes / max(step_bytes, 1.0)), n_steps))
+
+
+def _steps_in_time(source: MapSource, batch_size: int) -> int:
+    """Steps whose items are read before the device has waited for long, at least one."""
+    items = np.arange(min(source.rows, _TIMED_ITEMS))
+    source.example  # noqa: B018 - says how it is read
+    began = time.perf_counter()
+    with SourceRandomness(0, in_turn=bool(source.passes_thread_rng)).drawing():  # what is read here is read again
+        source.gather(items)
+    seconds = (time.perf_counter() - began) / len(items)
+    return max(1, int(BLOCK_SECONDS / (seconds * batch_size)))
+
+
+def _block_bytes(columns: Sequence[Column]) -> float:
+    places = {(column.framework, column.device) for column in columns}
+    return bytes_of_block(free for place in places if (free := free_memory(place)) is not None)
+
+
+def bytes_of_block(free: Iterable[int]) -> float:
+    """The most bytes of one block of streamed rows, where so many are free on each device."""
+    return min(BLOCK_BYTES, min(free, default=math.inf) * _MEMORY_SHARE / BLOCKS)
+
+
+def free_memory(place: Place) -> int | None:
+    """Bytes that are free on a device; None if its backend does not say."""
+    framework, device = place
+    memory = registry().find(framework, device.kind).capability(Memory)
+    return None if memory is None else memory.memory(device).free or None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
+import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, closing
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle, islice
 from typing import Any
@@ -15,18 +17,27 @@ import numpy as np
 from anyaccel import rng
 from anyaccel.backend import AsyncCopy
 from anyaccel.data import BatchSource, MapSource
+from anyaccel.data.padding import Pad
+from anyaccel.data.streaming.random_states import States, imported_backends, same_states
 from anyaccel.data.streaming.source_errors import BatchPosition, error_context
 from anyaccel.errors import SourceError
 from anyaccel.graph import Column
-from anyaccel.phases.loading.device_columns import load_orders, stream_of, with_orders
-from anyaccel.phases.loading.epoch_plan import EpochPlan, StepBlock, StepRange, uniform_range
+from anyaccel.phases.loading.epoch_plan import EpochPlan, EpochSteps, StepBlock, StepRange, uniform_range
 from anyaccel.phases.loading.host_columns import Batch, TargetRange, copy_batch
-from anyaccel.phases.loading.loader import BatchLoader, Chunk
+from anyaccel.phases.loading.loader import (
+    BatchLoader,
+    Chunk,
+    Sample,
+    SourcePosition,
+    is_close,
+    load_orders,
+    sample_rows,
+    stream_of,
+    with_orders,
+)
 from anyaccel.phases.loading.prefetch import on_demand, prefetch
-from anyaccel.phases.loading.source_position import Sample, SourcePosition, sample_rows
-from anyaccel.phases.loading.source_progress import SourceProgress
-from anyaccel.phases.loading.source_randomness import SourceRandomness
 from anyaccel.phases.loading.streaming import BUFFERS, StreamingLoader, arrived
+from anyaccel.user_level import user_level
 
 BLOCK_SECONDS = 0.05
 """A block is handed over after so long, however little it holds: the device must not wait for a slow source."""
@@ -346,3 +357,266 @@ class MapSourceLoader(StreamingLoader):
             return self._source.gather(order)
         every, first = whole
         return {name: column[first : first + len(order)] for name, column in self._source.gather(every).items()}
+
+
+# -- Padded source loader: batches of a source that differ in length, each step in a block of its own ------------------
+
+
+class PaddedSourceLoader(BatchSourceLoader):
+    """The batches of a source whose columns differ in length: every step has a block of its own shape.
+
+    Batches that make one step together are padded to the longest of them. Arguments are those of `BatchSourceLoader`.
+    """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.one_shape = False
+
+    def _fill(self, buffers: HostBuffers, batches: Iterable[tuple[int, Batch]], epoch: int) -> list[int]:
+        """Copy the batches of one step; the number of rows of each."""
+        sizes: list[int] = []
+        parts: dict[str, list[np.ndarray]] = {column.name: [] for column in self._columns}
+        for position, batch in islice(batches, self._accumulate):
+            sizes.append(len(next(iter(batch.values()))))
+            with error_context(BatchPosition(self._source.label, epoch, position)):
+                for column in self._columns:
+                    parts[column.name].append(self._copy_of(column, batch, sizes[-1]))
+        buffers.capacity = sum(sizes)
+        buffers.columns = [
+            (column, self._joined(buffers, column, parts[column.name]), self._ranges.get(column.name))
+            for column in self._columns
+            if sizes
+        ]
+        return sizes
+
+    def _copy_of(self, column: Column, batch: Batch, rows: int) -> np.ndarray:
+        """A column of a batch as the plan loads it; the source may overwrite its own arrays."""
+        shape = column.spec.shape
+        if column.ragged:
+            shape = (batch[column.columns[0]].shape[1], *shape[1:])
+        out = np.empty((rows, *shape), column.spec.dtype)
+        copy_batch(column, batch, out, self._ranges.get(column.name))
+        return out
+
+    def _joined(self, buffers: HostBuffers, column: Column, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """The batches of a step in a buffer, the shorter ones padded."""
+        rows, rest = sum(map(len, parts)), column.spec.shape
+        if column.ragged:
+            rest = (max(part.shape[1] for part in parts), *rest[1:])
+        size = rows * math.prod(rest)
+        flat = buffers.flat.get(column.name)
+        if flat is None or flat.size < size:
+            backend = self._backends[column.name]
+            flat = buffers.flat[column.name] = backend.staging_buffer((size,), column.spec.dtype, column.device)
+        out, start = flat[:size].reshape(rows, *rest), 0
+        for part in parts:
+            own = out[start : start + len(part)]
+            if column.ragged:
+                own[:, part.shape[1] :] = self._source.pads.get(column.columns[0], Pad()).value
+                own = own[:, : part.shape[1]]
+            own[...] = part
+            start += len(part)
+        return out
+
+
+# -- Source progress: the random states of a source epoch by epoch, and the rows of its steps, to go on in another run
+
+
+class SourceProgress:
+    """Where a source is, and how it comes there again.
+
+    Args:
+        source: that is read.
+
+    Attributes:
+        draws: whether reading draws random numbers, so that steps which are left out are read, too.
+        keeps_samples: whether samples of rows are taken, which costs the thread that reads microseconds for each block.
+        resumed: where an earlier run was, from which the next epoch goes on; None if it begins.
+    """
+
+    def __init__(self, source: BatchSource | MapSource) -> None:
+        self._source, self.draws, self.keeps_samples = source, False, False
+        self.resumed: SourcePosition | None = None
+        self._epoch: int | None = None
+        self._held: States | None = None
+        self._began: States = {}
+        self._expected: Sample = {}
+        self._has_warned = False
+        self._first_step = 0
+        self._steps: tuple[StepRange, ...] = ()
+        self._sample: Sample = {}
+
+    def begin(self, epoch: int) -> bool:
+        """Set the random states with which an epoch begins that is read again, here or in another process.
+
+        Returns:
+            Whether it was read here before.
+
+        Raises:
+            SourceError: the source does not hold the same generators.
+        """
+        source, resumed = self._source, self.resumed
+        if source.passes_thread_rng is None:
+            source.example  # noqa: B018 - the first rows tell it
+        again, self._epoch, self.resumed = self._epoch == epoch, epoch, None
+        if resumed is not None and epoch and isinstance(source, BatchSource) and source.once:
+            raise SourceError(
+                f"source {source.label!r} is an iterator: no run can go on with epoch {epoch}, of which it would read "
+                "the batches of the first",
+                hint="give a function that makes the iterator, such as the generator function itself, not called",
+            )
+        if resumed is not None:
+            self.draws, self._expected = self.draws or resumed.draws, resumed.sample
+            if resumed.states:  # older checkpoints have none
+                self._set(resumed.held, resumed.states)
+        elif again:
+            self.draws = self.draws or not same_states(self._began, source.random_states())
+            self._set(self._held, self._began)
+        self._held = source.held_states(epoch) if isinstance(source, BatchSource) else None
+        self._began = source.random_states()
+        return again
+
+    def first_read(self, start_step: int) -> int:
+        """The first step that is read: one more where it is compared."""
+        return start_step - 1 if start_step and self._expected else start_step
+
+    def follow(
+        self, chunks: Generator[tuple[Chunk, Sample]], first_step: int, start_step: int, randomness: SourceRandomness
+    ) -> Generator[Chunk]:
+        """The chunks, of which the first begins with `first_step`, without the steps before `start_step`.
+
+        Raises:
+            SourceError: the rows of the last of these are other ones than in the run that is gone on with.
+        """
+        with closing(chunks):
+            for chunk, sample in chunks:
+                self._first_step, self._steps, self._sample = first_step, chunk.steps, sample
+                n_steps = sum(steps.n_steps for steps in chunk.steps)
+                if self._expected and first_step < start_step <= first_step + n_steps:
+                    self._compare(start_step - 1)
+                skipped, first_step = max(0, start_step - first_step), first_step + n_steps
+                if skipped < n_steps:
+                    left = EpochSteps(chunk.steps, chunk.host_orders).skip(skipped).steps if skipped else chunk.steps
+                    yield replace(chunk, steps=left) if skipped else chunk
+                del chunk
+                if randomness.passed and not self._source.passes_thread_rng:
+                    self._source.passes_thread_rng = True
+                    warn_of_seed(f"source {self._source.label!r}")
+
+    def position(self, epoch: int, step: int) -> SourcePosition:
+        """As of `BatchLoader`."""
+        source = self._source
+        now = source.random_states()
+        if epoch and not self._has_warned and isinstance(source, BatchSource) and source.once:
+            self._has_warned = True
+            warnings.warn(
+                f"source {source.label!r} is an iterator, and no run can go on from a checkpoint after its first "
+                "epoch. Hint: give a function that makes the iterator",
+                RuntimeWarning,
+                stacklevel=user_level(),
+            )
+        if not step:
+            return SourcePosition(
+                self.draws, now, source.held_states(epoch) if isinstance(source, BatchSource) else None
+            )
+        draws = self.draws or not same_states(self._began, now)
+        return SourcePosition(draws, self._began, self._held, self._sample_of(step - 1))
+
+    def _set(self, held: States | None, began: States) -> None:
+        if isinstance(self._source, BatchSource):
+            if self._source.once:
+                return
+            self._source.hold_again(held)
+        self._source.load_random_states(began)
+
+    def _sample_of(self, step: int) -> Sample:
+        """The sample of a step of the chunk that is taken; empty of others."""
+        position = step - self._first_step
+        for steps in self._steps if position >= 0 else ():
+            if position < steps.n_steps:
+                one = steps.skip(position)
+                rows = slice(one.start, one.start + one.batch_size)
+                return {name: values[rows] for name, values in self._sample.items()}
+            position -= steps.n_steps
+        return {}
+
+    def _compare(self, step: int) -> None:
+        expected, self._expected = self._expected, {}
+        again = self._sample_of(step)
+        differing = [name for name in expected if name not in again or not is_close(expected[name], again[name])]
+        if differing:
+            raise SourceError(
+                f"source {self._source.label!r} gives other rows than before the checkpoint: of step {step} of epoch "
+                f"{self._epoch}, read again, {', '.join(map(repr, differing))} differ. Generators that it, its sampler "
+                "and its data set hold go on, and so do global ones; not what worker processes keep from one epoch to "
+                "the next, nor what follows from the time or the system",
+                hint="let what is random follow from the number of the epoch, in a function with a parameter `epoch` "
+                "that gives the batches: np.random.default_rng(epoch); or leave persistent_workers out",
+            )
+
+
+# -- Random numbers of what reads a source: a stream of its own, whatever the training draws meanwhile -----------------
+
+
+class SourceRandomness:
+    """What a source draws in one epoch from global generators of frameworks that have been imported.
+
+    Args:
+        key: 64 bits, from which it follows; None takes what the global generators hold when it begins.
+        quiet: the source drew nothing in the epoch before, except at its beginning. To watch a source costs time, so
+            that only the beginning is watched then.
+        in_turn: the source is read by the thread that trains, between two steps: the global generators themselves are
+            used, so that code which seeds them gets what it expects.
+    """
+
+    def __init__(self, key: int | None, *, quiet: bool = False, in_turn: bool = False) -> None:
+        self._key, self._quiet, self._in_turn = key, quiet, in_turn
+        self._streams: dict[str, AbstractContextManager[Any]] = {}
+        self._n_reads, self._first_draws = 0, 0
+
+    def drawing(self) -> AbstractContextManager[Any]:
+        """Around what reads the source, in the thread that does; a later one goes on where the one before ended."""
+        self._n_reads += 1
+        if self._n_reads == 2:
+            self._first_draws = self._n_draws
+        stack = ExitStack()
+        if self._quiet and self._n_reads > 1:
+            return stack
+        for backend in imported_backends():
+            if backend.framework not in self._streams:
+                in_turn = self._in_turn and self._key is not None
+                make = backend.global_rng if in_turn else backend.thread_rng
+                self._streams[backend.framework] = make(self._key)  # type: ignore[arg-type]
+        for stream in self._streams.values():
+            stack.enter_context(stream)
+        return stack
+
+    def next(self, key: int | None, *, in_turn: bool = False) -> SourceRandomness:
+        """That of another epoch."""
+        is_quiet = self._n_reads > 1 and self._n_draws == self._first_draws
+        return SourceRandomness(key, quiet=is_quiet and not in_turn, in_turn=in_turn)
+
+    @property
+    def has_drawn(self) -> bool:
+        """Whether the source drew from a generator of a framework."""
+        return self._n_draws > 0
+
+    @property
+    def passed(self) -> bool:
+        """Whether a framework's global generator was seeded while a thread read ahead."""
+        return any(getattr(stream, "passed", False) for stream in self._streams.values())
+
+    @property
+    def _n_draws(self) -> int:
+        return sum(getattr(stream, "draws", 0) for stream in self._streams.values())
+
+
+def warn_of_seed(what: str) -> None:
+    """Warn that a framework's generator was seeded while a thread read ahead of the training, which draws from it."""
+    warnings.warn(
+        f"{what}: a framework's global generator was seeded while rows were read ahead, and not at the first of them: "
+        "rows of this epoch that follow from that seed may be other ones. From the next epoch on they are read between "
+        "steps. Hint: draw each row from a generator object that is seeded with the row's number",
+        RuntimeWarning,
+        stacklevel=user_level(),
+    )

@@ -14,14 +14,12 @@ import numpy as np
 
 from anyaccel.backend import AsyncCopy, ComputingBackend
 from anyaccel.data import RaggedColumn
-from anyaccel.data.column_copy import gather
+from anyaccel.data.joined_columns import gather
 from anyaccel.device import Device
 from anyaccel.graph import Column
-from anyaccel.phases.loading.device_columns import load_orders, stream_of, with_orders
-from anyaccel.phases.loading.epoch_batches import RowSpan, StreamKey
-from anyaccel.phases.loading.epoch_plan import EpochPlan, EpochSteps, StepBlock
+from anyaccel.phases.loading.epoch_plan import EpochPlan, EpochSteps, RowSpan, StepBlock, StreamKey
 from anyaccel.phases.loading.host_columns import HostColumn
-from anyaccel.phases.loading.loader import BatchLoader, Chunk
+from anyaccel.phases.loading.loader import BatchLoader, Chunk, load_orders, stream_of, with_orders
 from anyaccel.phases.loading.prefetch import prefetch
 
 BLOCKS = 3

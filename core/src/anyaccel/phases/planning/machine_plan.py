@@ -10,12 +10,9 @@ from anyaccel.adapter.outer_contexts import OuterContexts
 from anyaccel.backend import Backend
 from anyaccel.distributions import SETTINGS, load
 from anyaccel.graph import ModelGraph, Plan, Resolution
-from anyaccel.phases.bound_phase import bound
-from anyaccel.phases.model_placement import final_devices
-from anyaccel.phases.outer_contexts import leave_contexts
-from anyaccel.phases.plan_request import resolve_phase
+from anyaccel.phases.bound_phase import bound, final_devices
 from anyaccel.phases.planning.plan_figures import with_figures
-from anyaccel.phases.prepare import DrawnPart, draw_parts
+from anyaccel.phases.prepare import DrawnPart, draw_parts, leave_contexts, resolve_phase
 from anyaccel.phases.process_groups import process_groups, shared_groups
 from anyaccel.phases.settings import PhaseSettings
 from anyaccel.registry import Registry, registry

@@ -2,24 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
+import numpy as np
+
+from anyaccel.adapter.framework_settings import HasSettings
 from anyaccel.adapter.memory_figures import MemoryFigures
 from anyaccel.adapter.step_costs import StepCosts
 from anyaccel.backend import ComputingBackend
 from anyaccel.device import Device
 from anyaccel.formulas import OPTIMIZERS
-from anyaccel.graph import Assignment, Decision, DeviceMemory, ModelGraph, NodeActivations, Plan, Resolution, topology
+from anyaccel.graph import (
+    Assignment,
+    Column,
+    Decision,
+    DeviceMemory,
+    ModelGraph,
+    NodeActivations,
+    Plan,
+    Resolution,
+    topology,
+)
 from anyaccel.host_memory import host_memory
-from anyaccel.html import size
-from anyaccel.phases.loading.loader_factory import Place
-from anyaccel.phases.loading.residency import bytes_added_by_training, state_slots
-from anyaccel.phases.planning.row_memory import RowMemory, row_memory
+from anyaccel.html import listing, size
+from anyaccel.phases.framework_settings import FrameworkSettings
+from anyaccel.phases.loading.epoch_plan import EpochPlan, StepBlock, StepRange
+from anyaccel.phases.loading.host_columns import same_array
+from anyaccel.phases.loading.loader import stream_of
+from anyaccel.phases.loading.residency import (
+    ColumnBytes,
+    MemoryBudget,
+    Place,
+    bytes_added_by_training,
+    bytes_of,
+    bytes_of_block,
+    mixed_block_steps,
+    mixed_words,
+    state_slots,
+    steps_of_block,
+)
+from anyaccel.phases.loading.streaming import BLOCKS
+from anyaccel.phases.memory_error import release_frames
 from anyaccel.phases.prepare import DrawnPart
 from anyaccel.phases.settings import PhaseSettings
-from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.registry import Registry
 from anyaccel.segment import Segment
 
@@ -331,3 +358,335 @@ class _StepFigures:
         if any(metric.node in learners for metric in part.metrics):
             yield from topology.upstream_nodes(learners, graph.nodes)
         yield from (metric.node for metric in part.metrics if metric.node not in learners)
+
+
+# -- -------------------------------------------------------------------------------------------------------------------
+# Advice: common practice of the field, checked on a phase as it is planned, each item with the figure behind it.
+
+
+DONE, DO, NO_EFFECT, UNKNOWN = "done", "do", "no effect here", "not covered"
+_ON_HOST = ("cpu", "sim")
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """An item: the practice, whether it is done or would help, and the figure that says so."""
+
+    practice: str
+    verdict: str
+    figure: str
+
+    def to_dict(self) -> dict[str, str]:
+        """As plain data."""
+        return {"practice": self.practice, "verdict": self.verdict, "figure": self.figure}
+
+
+def advise(phase: PhaseSettings, graph: ModelGraph, plan: Plan) -> tuple[Advice, ...]:
+    """Every item of the list for a phase, its graph and its plan."""
+    return (
+        _pinned(plan),
+        _workers(plan),
+        _fixed_shapes(phase, plan),
+        _set_to_none(phase, plan),
+        _multiples(graph, plan),
+        _precision(graph, plan),
+        _monitoring(phase),
+    )
+
+
+def _streamed(plan: Plan) -> bool:
+    return any(each.what.startswith("residency") and each.choice == "streamed" for each in plan.decisions)
+
+
+def _pinned(plan: Plan) -> Advice:
+    name = "pinned memory"
+    columns = [column for column in plan.columns if column.device.kind not in _ON_HOST]
+    if not columns:
+        return Advice(name, NO_EFFECT, "no column goes to the memory of an accelerator")
+    unpinned = [column for column in columns if not column.pinned]
+    nbytes = sum(column.spec.nbytes for column in unpinned) * (plan.batch_size or 0)
+    if not unpinned:
+        return Advice(name, DONE, f"all {len(columns)} columns are copied from pinned memory")
+    if not _streamed(plan):
+        return Advice(name, NO_EFFECT, "rows are resident: they are copied once, before the first step")
+    return Advice(name, DO, f"{size(nbytes)} are copied in each step; write Accelerator(..., pin_memory=True)")
+
+
+def _workers(plan: Plan) -> Advice:
+    sources = [each for each in plan.decisions if each.why == "the data are a source"]
+    if sources:
+        why = "rows come from a source; results.events say how long steps wait for them"
+        return Advice("worker processes", UNKNOWN, why)
+    return Advice("worker processes", NO_EFFECT, "rows are in memory; nothing is decoded or read in a step")
+
+
+def _fixed_shapes(phase: PhaseSettings, plan: Plan) -> Advice:
+    name = "kernels chosen by trial (cudnn.benchmark)"
+    if all(each.device.kind in _ON_HOST for each in plan.assignments):
+        return Advice(name, NO_EFFECT, "no node is on a GPU")
+    ragged = [column.shown for column in plan.columns if column.ragged]
+    if ragged:
+        return Advice(name, NO_EFFECT, f"each batch has its own shape: {listing(ragged)} differ in length")
+    images = [column.shown for column in plan.columns if len(column.spec.shape) >= 3]
+    if not images:
+        return Advice(name, NO_EFFECT, "no column has the shape of images")
+    figure = f"all full batches have one shape, {plan.batch_size} rows of {listing(images)}"
+    backends = [each.backend for each in plan.assignments if each.device.kind not in _ON_HOST]
+    settings = {each.kernel_trials for each in (it.capability(HasSettings) for it in backends) if each} - {""}
+    if not settings:
+        return Advice(name, NO_EFFECT, f"no framework of the graph leaves the choice to a setting; {figure}")
+    given = [each.values for each in phase.callbacks if isinstance(each, FrameworkSettings)]
+    left = [name for name in sorted(settings) if not any(values.get(name) is True for values in given)]
+    wanted = ", ".join(f"{setting!r}: True" for setting in left)
+    if not left:
+        return Advice(name, DONE, figure)
+    return Advice(name, DO, f"{figure}; write callbacks=[FrameworkSettings({{{wanted}}})]")
+
+
+def _set_to_none(phase: PhaseSettings, plan: Plan) -> Advice:
+    if not phase.trains:
+        return Advice("gradients set to none", NO_EFFECT, "the phase trains nothing")
+    gradients = sum(each.gradients or 0 for each in plan.memory)
+    return Advice("gradients set to none", DONE, f"{size(gradients)} of gradients are freed after each step")
+
+
+def _multiples(graph: ModelGraph, plan: Plan) -> Advice:
+    name = "dimensions in multiples of 8"
+    matrices = list(_matrices(graph, plan))
+    odd = [text for text, sides in matrices if any(side % 8 for side in sides)]
+    batch = f"a batch has {plan.batch_size} rows" if plan.batch_size else "the size of a batch is not known"
+    figure = f"{len(odd)} of {len(matrices)} matrices have another side{f': {listing(odd, 3)}' if odd else ''}; {batch}"
+    if all(each.device.kind in _ON_HOST for each in plan.assignments):
+        return Advice(name, NO_EFFECT, f"no node is on a GPU; {figure}")
+    return Advice(name, DO if odd or (plan.batch_size or 0) % 8 else DONE, figure)
+
+
+def _matrices(graph: ModelGraph, plan: Plan) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for assignment in plan.assignments:
+        model = getattr(graph[assignment.node], "model", None)
+        specs = assignment.backend.parameters(model) if model is not None else {}
+        for name, spec in specs.items():
+            if len(spec.shape) >= 2:
+                yield f"{assignment.node} {name} {list(spec.shape)}", spec.shape[:2]
+
+
+def _precision(graph: ModelGraph, plan: Plan) -> Advice:
+    name = "mixed precision"
+    wide = 0
+    for assignment in plan.assignments:
+        model = getattr(graph[assignment.node], "model", None)
+        specs = assignment.backend.parameters(model).values() if model is not None else ()
+        wide += sum(spec.nbytes for spec in specs if spec.dtype in ("float32", "float64"))
+    activations = [each.activations for each in plan.memory]
+    known = sum(each or 0 for each in activations)
+    beside = "activations are not covered" if None in activations else f"{size(known)} of activations and temporaries"
+    figure = f"{size(wide)} of parameters are float32 or wider; {beside}"
+    mixed = [each.node for each in plan.assignments if each.precision]
+    if mixed:
+        return Advice(name, DONE, f"{listing(mixed)} {'is' if len(mixed) == 1 else 'are'} computed in it; {figure}")
+    if all(each.device.kind in _ON_HOST for each in plan.assignments):
+        return Advice(name, NO_EFFECT, f"no node is on a GPU; {figure}")
+    return Advice(name, DO if wide else DONE, f"{figure}; write precision='bf16-mixed'" if wide else figure)
+
+
+def _monitoring(phase: PhaseSettings) -> Advice:
+    number = len(phase.callbacks)
+    if number:
+        kinds = listing([type(callback).__name__ for callback in phase.callbacks], 4)
+        return Advice("monitoring", DONE, f"{number} callback{'s' * (number > 1)} of the phase: {kinds}")
+    return Advice("monitoring", DO, "the phase has no callback; losses of each epoch are in the results alone")
+
+
+# -- Memory of rows: what the rows of a phase take on their devices, resident or streamed, and which of them is chosen
+
+
+STREAMED, RESIDENT, MIXED = "streamed", "resident", "mixed"
+
+
+@dataclass(slots=True)
+class RowMemory:
+    """Bytes of rows and their orders by framework and device, and why some are not covered.
+
+    Attributes:
+        chunk_rows: for each part of the phase, the most rows that are computed in one go; 0 where that is not known.
+    """
+
+    nbytes: dict[Place, int] = field(default_factory=dict)
+    gaps: dict[Place, str] = field(default_factory=dict)
+    chunk_rows: list[int] = field(default_factory=list)
+
+    def add(self, more: Mapping[Place, int]) -> None:
+        """More bytes."""
+        for place, nbytes in more.items():
+            self.nbytes[place] = self.nbytes.get(place, 0) + nbytes
+
+
+def row_memory(
+    phase: PhaseSettings,
+    plan: Plan,
+    parts: Sequence[DrawnPart],
+    training_bytes: Mapping[Place, int],
+    free: Mapping[Place, int],
+) -> tuple[RowMemory, list[Decision]]:
+    """What rows take, and for each part of a phase whether they are resident, with the reason.
+
+    Args:
+        phase: says what residency it wants.
+        plan: which columns go where.
+        parts: the phase and its validation.
+        training_bytes: bytes that training adds.
+        free: bytes that are free once models are placed; places of which it is unknown are left out.
+    """
+    memory, budget = RowMemory(), MemoryBudget(free, training_bytes)
+    decisions = []
+    for part in parts:
+        choice, why, shared = _residency(phase, plan, part, budget)
+        decisions.append(Decision(f"residency of {part.part.label}", choice, why))
+        blocks = [] if part.epochs is None or choice == RESIDENT else _blocks(plan, part.epochs, free, shared)
+        memory.chunk_rows.append(_chunk_rows(plan, part, blocks))
+        if part.epochs is None:
+            memory.gaps.update(dict.fromkeys(_places(plan.columns), "a source of batches does not say how many rows"))
+        elif any(column.ragged for column in plan.columns):
+            memory.gaps.update(dict.fromkeys(_places(plan.columns), "each batch is padded to its own length"))
+        elif choice != RESIDENT:
+            resident = shared.resident if shared is not None else frozenset()
+            memory.add(_streamed_rows([c for c in plan.columns if c.name not in resident], blocks))
+            if shared is not None:
+                memory.add(bytes_of(shared.columns, resident))
+                memory.add(_streamed_orders([c for c in plan.columns if c.name in resident], blocks))
+        else:
+            memory.add(_column_bytes(plan, part))
+            memory.add(_order_bytes(plan, part))
+    return memory, decisions
+
+
+def _places(columns: Iterable[Column]) -> list[Place]:
+    return sorted({(column.framework, column.device) for column in columns})
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """Columns of which some are resident, those of these names, and the bytes of a block of the others."""
+
+    columns: Sequence[ColumnBytes]
+    resident: frozenset[str]
+    block_bytes: float
+
+
+def _residency(
+    phase: PhaseSettings, plan: Plan, part: DrawnPart, budget: MemoryBudget
+) -> tuple[str, str, _Shared | None]:
+    if part.data.source is not None:
+        return STREAMED, "the data are a source", None
+    if any(column.ragged for column in plan.columns):
+        return STREAMED, "rows differ in length, and each batch is padded to its own longest", None
+    if phase.residency != "auto":
+        return phase.residency, "the phase asks for it", None
+    needs = _column_bytes(plan, part)
+    full = budget.exceeded(needs)
+    if full is None:
+        why = "; ".join(budget.explain(place, needs, fits=True) for place in needs)
+        budget.take(needs)
+        return RESIDENT, f"rows take {why}" if why else "there are none", None
+    figures = budget.explain(full, needs, fits=False)
+    columns = _columns(plan, part)
+    resident, block_bytes = budget.split(columns)
+    if not resident:
+        return STREAMED, f"rows take {figures}", None
+    budget.take(bytes_of(columns, resident))
+    return MIXED, f"{mixed_words(columns, resident)}, as all take {figures}", _Shared(columns, resident, block_bytes)
+
+
+def _columns(plan: Plan, part: DrawnPart) -> list[ColumnBytes]:
+    made = []
+    for column in _distinct(plan.columns):
+        rows = part.data.rows.get(column.feature_set)
+        n_rows = len(rows) if rows is not None else 0
+        names = tuple(each.name for each in plan.columns if each is column or same_array(column, each))
+        made.append(ColumnBytes.of(column, names, column.spec.nbytes * n_rows, n_rows))
+    return made
+
+
+def _distinct(columns: Sequence[Column]) -> list[Column]:
+    """Columns without those that are the same array in the same place."""
+    kept: list[Column] = []
+    for column in columns:
+        if not any(same_array(column, other) for other in kept):
+            kept.append(column)
+    return kept
+
+
+def _column_bytes(plan: Plan, part: DrawnPart) -> dict[Place, int]:
+    needs = dict.fromkeys(_places(plan.columns), 0)
+    for column in _distinct(plan.columns):
+        rows = part.data.rows.get(column.feature_set)
+        needs[column.framework, column.device] += column.spec.nbytes * (len(rows) if rows is not None else 0)
+    return needs
+
+
+def _order_bytes(plan: Plan, part: DrawnPart) -> dict[Place, int]:
+    """Row orders, each once on a device, however many columns read it."""
+    orders = part.epochs.epoch(0).orders if part.epochs is not None else {}
+    sizes: dict[tuple[int, str, object], tuple[Place, int]] = {}
+    for column in plan.columns:
+        order = orders.get(stream_of(column))
+        if order is not None:
+            place = (column.framework, column.device)
+            sizes[id(order), *place] = place, len(order) * np.dtype(column.backend.index_dtype).itemsize
+    return _summed(sizes.values())
+
+
+def _blocks(plan: Plan, epochs: EpochPlan, free: Mapping[Place, int], shared: _Shared | None) -> list[StepBlock]:
+    """Those in which an epoch is streamed."""
+    if shared is not None:
+        steps = mixed_block_steps(shared.columns, shared.resident, shared.block_bytes, epochs)
+        return list(epochs.epoch(0).blocks(steps))
+    row_bytes = sum(column.spec.nbytes for column in _distinct(plan.columns))
+    block = bytes_of_block(free[place] for place in _places(plan.columns) if place in free)
+    steps = steps_of_block(block, row_bytes * epochs.batch_size, epochs.n_steps)
+    return list(epochs.epoch(0).blocks(steps))
+
+
+def _chunk_rows(plan: Plan, part: DrawnPart, blocks: Sequence[StepBlock]) -> int:
+    if part.epochs is None or any(column.ragged for column in plan.columns):
+        return 0
+    if blocks:
+        return max(_rows_of(block.steps) for block in blocks)
+    return _rows_of(part.epochs.epoch(0).steps)
+
+
+def _rows_of(steps: Iterable[StepRange]) -> int:
+    return sum(each.n_steps * each.batch_size for each in steps)
+
+
+def _streamed_rows(columns: Sequence[Column], blocks: Sequence[StepBlock]) -> dict[Place, int]:
+    """Blocks on their way, waiting and computed, and one order for each device."""
+    distinct = {(stream_of(c), c.columns, c.framework, c.device, c.spec): c for c in columns}.values()
+    rows, held = _rows_held(blocks)
+    sizes = [((column.framework, column.device), held * rows * column.spec.nbytes) for column in distinct]
+    orders = {(column.framework, column.device): rows * _index_bytes(column) for column in columns}
+    return _summed([*sizes, *orders.items()])
+
+
+def _streamed_orders(columns: Sequence[Column], blocks: Sequence[StepBlock]) -> dict[Place, int]:
+    """Row numbers of resident columns, which come with the blocks of the others."""
+    rows, held = _rows_held(blocks)
+    orders = {(stream_of(c), c.framework, c.device): held * rows * _index_bytes(c) for c in columns}
+    return _summed(((framework, device), nbytes) for (_, framework, device), nbytes in orders.items())
+
+
+def _rows_held(blocks: Sequence[StepBlock]) -> tuple[int, int]:
+    """Rows of the largest block, and how many blocks there are at once."""
+    rows = max((stop - start for each in blocks for start, stop in each.spans.values()), default=0)
+    return rows, min(BLOCKS, len(blocks))
+
+
+def _index_bytes(column: Column) -> int:
+    return np.dtype(column.backend.index_dtype).itemsize
+
+
+def _summed(sizes: Iterable[tuple[Place, int]]) -> dict[Place, int]:
+    total: dict[Place, int] = {}
+    for place, nbytes in sizes:
+        total[place] = total.get(place, 0) + nbytes
+    return total

@@ -8,8 +8,7 @@ from anyaccel.phases.progress.log import LineProgress
 from anyaccel.phases.progress.notebook import HTMLProgress
 from anyaccel.phases.progress.rich import RichProgress
 from anyaccel.phases.progress.selection import progress_for
-from anyaccel.phases.progress.state import ProgressState
-from anyaccel.phases.progress.throttled import ThrottledProgress
+from anyaccel.phases.progress.throttled import ProgressState, ThrottledProgress
 
 __all__ = [
     "HTMLProgress",

@@ -6,8 +6,7 @@ import sys
 from typing import ClassVar
 
 from anyaccel.html import text
-from anyaccel.phases.progress.state import duration
-from anyaccel.phases.progress.throttled import ThrottledProgress
+from anyaccel.phases.progress.throttled import ThrottledProgress, duration
 from anyaccel.results.events import Event
 
 _MAX_EVENT = 500  # characters

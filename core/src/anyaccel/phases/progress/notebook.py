@@ -8,8 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from anyaccel.html import Markup, element, faint, joined, line, page, table
-from anyaccel.phases.progress.state import ProgressState, duration, share
-from anyaccel.phases.progress.throttled import MAX_EVENTS, ThrottledProgress
+from anyaccel.phases.progress.throttled import MAX_EVENTS, ProgressState, ThrottledProgress, duration, share
 from anyaccel.results.events import Event
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.html import text
-from anyaccel.phases.progress.state import duration
-from anyaccel.phases.progress.throttled import ThrottledProgress
+from anyaccel.phases.progress.throttled import ThrottledProgress, duration
 from anyaccel.results.events import Event
 
 if TYPE_CHECKING:

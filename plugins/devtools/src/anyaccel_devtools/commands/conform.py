@@ -74,7 +74,12 @@ def run(
     indices = [i for i, backend in enumerate(plugin.backends) if target is None or target.kind in backend.kinds]
     if not indices:
         raise _not_served(plugin, target)
-    _check_requirements()
+    missing = [name for name in REQUIRED if find_spec(name) is None]
+    if missing:
+        raise CapabilityError(
+            f"the conformance kit needs {' and '.join(REQUIRED)}, and {' and '.join(missing)} cannot be imported",
+            hint=install_line(" ".join(missing)),
+        )
     reports = []
     for i in indices:
         backend = plugin.backends[i]
@@ -142,15 +147,6 @@ def _not_served(plugin: Plugin, device: Device | None) -> DeviceUnavailableError
     return DeviceUnavailableError(
         f"plugin {plugin} does not support {device}", available=served, hint="give --device one of these kinds"
     )
-
-
-def _check_requirements() -> None:
-    missing = [name for name in REQUIRED if find_spec(name) is None]
-    if missing:
-        raise CapabilityError(
-            f"the conformance kit needs {' and '.join(REQUIRED)}, and {' and '.join(missing)} cannot be imported",
-            hint=install_line(" ".join(missing)),
-        )
 
 
 # -- running the kit ---------------------------------------------------------------------------------------------------

@@ -7,9 +7,8 @@ Imports no framework. Stands on `machine` and the kernel.
 """
 
 from anyaccel.machine import ExpectedDevices, Machine
-from anyaccel_devtools.doctor.capability import HealthChecks
 from anyaccel_devtools.doctor.check import Check, worst
-from anyaccel_devtools.doctor.checkup import check_machine
+from anyaccel_devtools.doctor.checkup import HealthChecks, check_machine
 from anyaccel_devtools.doctor.cuda_driver import cuda_driver_checks
 
 __all__ = ["Check", "ExpectedDevices", "HealthChecks", "Machine", "check_machine", "cuda_driver_checks", "worst"]

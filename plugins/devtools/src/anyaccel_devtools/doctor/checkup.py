@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 import sys
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 
 from anyaccel.backend import Backend
+from anyaccel.capability import Capability
+from anyaccel.device import Device
 from anyaccel.install_hints import install_line
 from anyaccel.machine import Machine, SystemDevice
 from anyaccel.plugin_loader import BUILT_IN, Plugin
 from anyaccel.suggestions import did_you_mean
-from anyaccel_devtools.doctor.capability import HealthChecks
 from anyaccel_devtools.doctor.check import Check
 
 _PREFIX = "ANYACCEL_"
@@ -208,3 +210,21 @@ def _locked_memory(machine: Machine) -> Iterator[Check]:
 def _listed(devices: Iterable[SystemDevice]) -> str:
     names = [device.name or device.kind for device in devices]
     return ", ".join(f"{names.count(name)}x {name}" for name in dict.fromkeys(names))
+
+
+# -- Capability of backends that check a machine -----------------------------------------------------------------------
+
+
+class HealthChecks(Capability):
+    """Capability `health_checks`: a backend says what keeps its framework from using a machine.
+
+    `anyaccel doctor` asks for it. Other backends are checked as far as core can.
+    """
+
+    @abstractmethod
+    def health_checks(self, machine: Machine) -> Iterable[Check]:
+        """Checks of the installed framework beside these facts. Imports no framework and initialises nothing."""
+
+    def device_checks(self, device: Device) -> Iterable[Check]:
+        """Checks of a device that may import the framework and use it; asked in a process of its own. Default: none."""
+        return ()

@@ -7,8 +7,7 @@ running; and for errors `last_mover`, which has moved a tensor. `mixed_tensors` 
 
 from anyaccel.adapter.mixed_tensors import MixedTensors, mixed_tensors
 from anyaccel_devtools.transfer_ledger.call_site import CallSite, register_running
-from anyaccel_devtools.transfer_ledger.counting import Ledger, LedgerRow, Totals, ledger, no_transfers
-from anyaccel_devtools.transfer_ledger.observation import last_mover
+from anyaccel_devtools.transfer_ledger.counting import Ledger, LedgerRow, Totals, last_mover, ledger, no_transfers
 
 __all__ = [
     "CallSite",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -69,7 +69,17 @@ class CallSites:
             known = roles.get(id(frame.f_code))
             role = self._role(frame) if known is None else known
             if role & missing:  # to be read, the variables of a frame are copied
-                missing = _read_names(frame.f_locals, names, missing)
+                # What the variables of one frame say; inner frames come first, and stay. Returns what is still
+                # missing.
+                local = frame.f_locals
+                if missing & _NODE:
+                    names[0] = _text(getattr(local.get("op", local.get("operation")), "label", ""))
+                if missing & _EDGE:
+                    edge = local.get("edge", "")
+                    names[1] = "{} {!r}".format(*edge) if type(edge) is tuple and len(edge) == 2 else _text(edge)
+                if missing & _PHASE:
+                    names[2] = _text(getattr(getattr(local.get("run"), "phase", None), "label", ""))
+                missing = sum(mark for mark, name in zip((_NODE, _EDGE, _PHASE), names, strict=True) if not name)
             elif role == _USERS and users is None:
                 users = frame
             frame = frame.f_back
@@ -97,18 +107,6 @@ class CallSites:
         self._codes.append(code)
         self._roles[id(code)] = role
         return role
-
-
-def _read_names(local: Mapping[str, Any], names: list[str], missing: int) -> int:
-    """What the variables of one frame say; inner frames come first, and stay. Returns what is still missing."""
-    if missing & _NODE:
-        names[0] = _text(getattr(local.get("op", local.get("operation")), "label", ""))
-    if missing & _EDGE:
-        edge = local.get("edge", "")
-        names[1] = "{} {!r}".format(*edge) if type(edge) is tuple and len(edge) == 2 else _text(edge)
-    if missing & _PHASE:
-        names[2] = _text(getattr(getattr(local.get("run"), "phase", None), "label", ""))
-    return sum(mark for mark, name in zip((_NODE, _EDGE, _PHASE), names, strict=True) if not name)
 
 
 def _text(value: Any) -> str:

@@ -3,9 +3,8 @@
 Names no framework; times and sizes are given as numbers. Stands on the kernel's errors, HTML and arguments.
 """
 
-from anyaccel_offload.planner.block_plan import BlockPlan, DeviceShare
 from anyaccel_offload.planner.capability import OffloadModels, OffloadPlan, OffloadRequest, PlacedBlock
-from anyaccel_offload.planner.planning import plan_blocks
+from anyaccel_offload.planner.planning import BlockPlan, DeviceShare, plan_blocks
 from anyaccel_offload.planner.values import Block, DeviceSpec, Edge, OffloadTier, memory_size
 
 __all__ = [

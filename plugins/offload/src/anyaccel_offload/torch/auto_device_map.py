@@ -110,7 +110,17 @@ def planned_map(
         memory, cpu = {"cpu": cpu}, 0
     there = [torch.device(each) for each in memory]
     measure = are_here(there)
-    devices = _device_specs(there, memory, headroom, measure)
+    # Devices as the planner takes them, with rates of this machine, measured or by their names.
+    devices = [
+        DeviceSpec(
+            name=name,
+            memory=size,
+            headroom=headroom,
+            rate=weight_rate(device, measure=measure).value / _REFERENCE,
+            offload_link=copy_rate(device, measure=measure).value,
+        )
+        for device, (name, size) in zip(there, memory.items(), strict=True)
+    ]
     reading = disk_rate(model)
     tiers = [OffloadTier(name="cpu", memory=cpu), OffloadTier(name="disk", memory=disk, bandwidth=reading.value)]
     used = tiers if offload == "disk" else tiers[:1] if offload == "cpu" else []
@@ -119,22 +129,6 @@ def planned_map(
     entries = {**plan.device_map, **plan.offloaded}
     made = {name: entries[name or _WHOLE] for name in names}
     return DeviceMap({**made, **_remaining(model, made, plan)}, plan)
-
-
-def _device_specs(
-    devices: Sequence[torch.device], memory: Mapping[str, int | None], headroom: float, measure: bool
-) -> list[DeviceSpec]:
-    """Devices as the planner takes them, with rates of this machine, measured or by their names."""
-    return [
-        DeviceSpec(
-            name=name,
-            memory=size,
-            headroom=headroom,
-            rate=weight_rate(device, measure=measure).value / _REFERENCE,
-            offload_link=copy_rate(device, measure=measure).value,
-        )
-        for device, (name, size) in zip(devices, memory.items(), strict=True)
-    ]
 
 
 def _rates(plan: BlockPlan, reading: Rate, measure: bool) -> str:

@@ -44,7 +44,20 @@ def placed_blocks(
         names = order(names)
     elif all(name in devices for name in names):  # a planned map, which is in the order of computation
         names = [name for name in devices if name in set(names)]
-    return _placed(names, _values(where, model, names, devices), main)
+    # Where blocks compute and rest.
+    values = _values(where, model, names, devices)
+    computing = [value for value in values if isinstance(value, torch.device) and value != _CPU]
+    current = computing[0] if computing else _CPU
+    made = []
+    for name, value in zip(names, values, strict=True):
+        if isinstance(value, torch.device) and value != _CPU:
+            current = value
+            made.append(BlockPlace(name=name, device=value))
+            continue
+        device = main or current
+        tier = DISK if value == DISK else "cpu"
+        made.append(BlockPlace(name=name, device=device, tier="" if device == _CPU and tier == "cpu" else tier))
+    return made
 
 
 def check_model(where: str, model: Any) -> None:
@@ -127,20 +140,4 @@ def _values(
             problem = f"{where}device_map divides {block!r}, which has no modules inside: {', '.join(entries.values())}"
             raise ConfigError(problem, hint=f"give {block!r} one device")
         made.append(next(iter(entries)))
-    return made
-
-
-def _placed(names: Sequence[str], values: Sequence[torch.device | str], main: torch.device | None) -> list[BlockPlace]:
-    """Where blocks compute and rest."""
-    computing = [value for value in values if isinstance(value, torch.device) and value != _CPU]
-    current = computing[0] if computing else _CPU
-    made = []
-    for name, value in zip(names, values, strict=True):
-        if isinstance(value, torch.device) and value != _CPU:
-            current = value
-            made.append(BlockPlace(name=name, device=value))
-            continue
-        device = main or current
-        tier = DISK if value == DISK else "cpu"
-        made.append(BlockPlace(name=name, device=device, tier="" if device == _CPU and tier == "cpu" else tier))
     return made

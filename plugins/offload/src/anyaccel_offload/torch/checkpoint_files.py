@@ -18,8 +18,8 @@ from torch import Tensor
 from anyaccel.arguments import shown
 from anyaccel.errors import StateError
 from anyaccel.saved_folder import tensor_file
-from anyaccel.saved_folder.local_storage import LocalStorage
 from anyaccel.saved_folder.shard_index import INDEX_ENDING, shard_map, weight_file_in
+from anyaccel.saved_folder.storage import LocalStorage
 from anyaccel_torch.weight_files import load_tensors
 
 SAFETENSORS = ".safetensors"

@@ -146,13 +146,9 @@ def _measured_file(path: Path) -> float | None:
             begin = (os.fstat(stream.fileno()).st_size - nbytes) // 2
             os.posix_fadvise(stream.fileno(), begin, nbytes, os.POSIX_FADV_DONTNEED)
             stream.seek(begin)
-            return _read_rate(stream, nbytes)
+            buffer, done, start = memoryview(bytearray(_PIECE)), 0, time.perf_counter()
+            while done < nbytes and time.perf_counter() - start < _LONGEST:
+                done += stream.readinto(buffer) or nbytes
+            return float(min(done, nbytes) / (time.perf_counter() - start))
     except OSError:  # it says so where it is used
         return None
-
-
-def _read_rate(stream: Any, nbytes: int) -> float:
-    buffer, done, start = memoryview(bytearray(_PIECE)), 0, time.perf_counter()
-    while done < nbytes and time.perf_counter() - start < _LONGEST:
-        done += stream.readinto(buffer) or nbytes
-    return float(min(done, nbytes) / (time.perf_counter() - start))

@@ -36,16 +36,13 @@ class MovedInputs:
         if type(value) in _PLAIN:
             return value
         if isinstance(value, list | tuple):
-            return self._sequence(value, device)
+            made = [self.to(item, device) for item in value]
+            if all(new is old for new, old in zip(made, value, strict=True)):
+                return value
+            return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
         if isinstance(value, Mapping):
             return self._mapping(value, device, skipped)
         return value
-
-    def _sequence(self, value: Any, device: torch.device) -> Any:
-        made = [self.to(item, device) for item in value]
-        if all(new is old for new, old in zip(made, value, strict=True)):
-            return value
-        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
 
     def _mapping(self, value: Any, device: torch.device, skipped: Collection[str]) -> Any:
         made = {key: item if key in skipped else self.to(item, device) for key, item in value.items()}

@@ -82,7 +82,14 @@ def load_checkpoint_in_model(
     targets = _targets(model)
     chosen, report = _matched(model, saved, targets, strict)
     for target, source in chosen:
-        _check_ties(target, source, saved)
+        # A tensor that the checkpoint has under several names must be the same under each.
+        for name in target.names:
+            other = saved.get(name)
+            if other is not None and other is not source and not source.has_values_of(other):
+                raise StateError(
+                    f"{WHERE}{', '.join(target.names)} are one tensor in the model, and differ in the checkpoint",
+                    hint="build the model without the tie, such as with tie_word_embeddings=False",
+                )
     for target, source in sorted(chosen, key=lambda pair: _position(pair[1])):
         place = places[entry_for(target.names[0], places) or ""] if places else None
         _load(model, target, source, place, _dtype_for(target, dtype, islands))
@@ -135,7 +142,10 @@ def _matched(
     known = {name for target in targets for name in target.names}
     unexpected = [name for name in saved if name not in known]
     report = LoadedCheckpoint(tuple(missing), tuple(unexpected), tuple(mismatched))
-    problem = _problem(model, report, mismatched)
+    parts = [f"missing: {', '.join(report.missing_keys)}"] if report.missing_keys else []
+    parts += [f"unexpected: {', '.join(report.unexpected_keys)}"] if report.unexpected_keys else []
+    parts += [f"{name} is {how}" for name, how in mismatched.items()]
+    problem = f"{WHERE}the checkpoint does not fit {type(model).__name__}: {'; '.join(parts)}" if parts else ""
     if problem and (strict or not chosen):
         raise StateError(problem, hint="give the checkpoint of this model, or load what fits with strict=False")
     if problem:
@@ -143,27 +153,9 @@ def _matched(
     return chosen, report
 
 
-def _problem(model: nn.Module, report: LoadedCheckpoint, mismatched: Mapping[str, str]) -> str:
-    parts = [f"missing: {', '.join(report.missing_keys)}"] if report.missing_keys else []
-    parts += [f"unexpected: {', '.join(report.unexpected_keys)}"] if report.unexpected_keys else []
-    parts += [f"{name} is {how}" for name, how in mismatched.items()]
-    return f"{WHERE}the checkpoint does not fit {type(model).__name__}: {'; '.join(parts)}" if parts else ""
-
-
 def _kind(dtype: torch.dtype) -> object:
     """Dtypes of one kind are cast to each other; others only to themselves."""
     return "floating" if dtype.is_floating_point else dtype
-
-
-def _check_ties(target: _Target, source: SavedTensor, saved: Mapping[str, SavedTensor]) -> None:
-    """A tensor that the checkpoint has under several names must be the same under each."""
-    for name in target.names:
-        other = saved.get(name)
-        if other is not None and other is not source and not source.has_values_of(other):
-            raise StateError(
-                f"{WHERE}{', '.join(target.names)} are one tensor in the model, and differ in the checkpoint",
-                hint="build the model without the tie, such as with tie_word_embeddings=False",
-            )
 
 
 def _position(source: SavedTensor) -> tuple[str, int]:

@@ -69,7 +69,22 @@ class TorchOffload(OffloadModels):
         order = BlockOrder(model, request)
         given = _entries(model, device, request, self.backend.native_device, order)
         blocks = _blocks(model, given, self.backend.native_device(device), order)
-        _check_disk(model, blocks, request.training)
+        # Weights on disk are those in files of safetensors already, and they are not trained.
+        on_disk = [block.name for block in blocks if block.tier == DISK]
+        shared = shared_tensors(model, [block.name for block in blocks])
+        for name in on_disk:
+            for place in places(model.get_submodule(name), name):
+                if is_unwritten(place, shared):
+                    raise CapabilityError(
+                        f"{place.name} is to rest on disk, and is in no file of safetensors",
+                        hint="load the model from its files, load_checkpoint_in_model(model, FOLDER, {'': 'disk'}), or "
+                        "write offload='cpu'",
+                    )
+                if request.training and place.tensor.requires_grad:
+                    raise CapabilityError(
+                        f"{place.name} rests on disk, and weights in files are not trained",
+                        hint="write offload='cpu', or freeze the node: graph.freeze('NODE')",
+                    )
         plan = _described(model, blocks, request.training, order.notes)
         known = _plans.setdefault(model, [])
         known[:] = [*known[1 - _REMEMBERED :], (device, request, plan)]
@@ -141,29 +156,6 @@ def _blocks(model: nn.Module, given: Mapping[str, str], device: torch.device, or
 
 def _native_text(text: str, native: Native) -> str:
     return text if text in ("cpu", DISK) else str(native(Device.parse(text)))
-
-
-def _check_disk(model: nn.Module, blocks: Sequence[BlockPlace], training: bool) -> None:
-    """Weights on disk are those in files of safetensors already, and they are not trained.
-
-    Raises:
-        CapabilityError: others are to rest there, or the model is trained.
-    """
-    on_disk = [block.name for block in blocks if block.tier == DISK]
-    shared = shared_tensors(model, [block.name for block in blocks])
-    for name in on_disk:
-        for place in places(model.get_submodule(name), name):
-            if is_unwritten(place, shared):
-                raise CapabilityError(
-                    f"{place.name} is to rest on disk, and is in no file of safetensors",
-                    hint="load the model from its files, load_checkpoint_in_model(model, FOLDER, {'': 'disk'}), or "
-                    "write offload='cpu'",
-                )
-            if training and place.tensor.requires_grad:
-                raise CapabilityError(
-                    f"{place.name} rests on disk, and weights in files are not trained",
-                    hint="write offload='cpu', or freeze the node: graph.freeze('NODE')",
-                )
 
 
 def _described(model: nn.Module, blocks: Sequence[BlockPlace], training: bool, notes: Sequence[str]) -> OffloadPlan:

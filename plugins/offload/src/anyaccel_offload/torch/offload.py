@@ -98,7 +98,19 @@ class Offload:
         self.stagings: dict[torch.device, Staging] = {}
         self._handles: list[RemovableHandle] = []
         self._place_tensors(model)
-        streamed = self._streamed(model)
+        # The blocks with tensors that rest elsewhere than on their device.
+        counts: dict[torch.device, int] = {}
+        made = {}
+        for place in self.blocks:
+            members = [
+                Member(module=each.module, kind=each.kind, key=each.key, name=each.name, rest=each.tensor)
+                for each in places(model.get_submodule(place.name), place.name)
+                if each.tensor.device != place.device or isinstance(each.tensor, StoredTensor)
+            ]
+            if members:
+                made[place.name] = StreamedBlock(place.name, counts.get(place.device, 0), members)
+                counts[place.device] = made[place.name].index + 1
+        streamed = made
         for device in {place.device: None for place in self.blocks if place.name in streamed}:
             self._add_staging(
                 device, [block for block in streamed.values() if self.device_of(block.name) == device], pinned_memory
@@ -164,21 +176,6 @@ class Offload:
         module = name.rpartition(".")[0]
         prefix = f"{module}." if module else ""
         return next((place for place in self.blocks if place.name.startswith(prefix)), self.blocks[0]), False
-
-    def _streamed(self, model: nn.Module) -> dict[str, StreamedBlock]:
-        """The blocks with tensors that rest elsewhere than on their device."""
-        counts: dict[torch.device, int] = {}
-        made = {}
-        for place in self.blocks:
-            members = [
-                Member(module=each.module, kind=each.kind, key=each.key, name=each.name, rest=each.tensor)
-                for each in places(model.get_submodule(place.name), place.name)
-                if each.tensor.device != place.device or isinstance(each.tensor, StoredTensor)
-            ]
-            if members:
-                made[place.name] = StreamedBlock(place.name, counts.get(place.device, 0), members)
-                counts[place.device] = made[place.name].index + 1
-        return made
 
     def _add_staging(self, device: torch.device, blocks: Sequence[StreamedBlock], pinned_memory: int) -> None:
         pinned, pool = PinnedMemory(device, pinned_memory), BufferPool()

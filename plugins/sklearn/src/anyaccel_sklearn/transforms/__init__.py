@@ -1,5 +1,5 @@
 """Transforms of columns in the scikit-learn style: fitted on some rows, applied to all, and undone again.
 
-Works on Arrow tables and stands on `anyaccel.data.roles` and `anyaccel.data.readers`; `FeatureSet` offers it as
+Works on Arrow tables and stands on core's readers; `FeatureSet` offers it as
 `fit_transform`, `transform_like`, `undo_transform` and `inverse`. scikit-learn itself is never imported.
 """

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from anyaccel_torch.compiling.device_loss_scale import scale_after
 from anyaccel_torch.compiling.spec import SegmentModule, StepSpec
-from anyaccel_torch.named_optimizers import updated
+from anyaccel_torch.optimizers import updated
 from anyaccel_torch.replaced_tensors import call_with
 
 State = tuple[list[Tensor], list[list[Tensor]], list[Tensor], list[Tensor]]

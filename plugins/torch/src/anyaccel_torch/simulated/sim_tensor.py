@@ -185,7 +185,17 @@ def _dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if traits.waits and not traits.indexing:
         handle_of(device).count_sync(traits.name)
     if traits.indexing:
-        _count_indices(traits, device, args, operands.hosts)
+        # Count indices that an operator copies to the device, and the wait for the number of places in a mask.
+        # Writing one number at a mask needs none: it becomes `masked_fill`. On a GPU that holds for numbers on
+        # the host; here torch has put them on the device already.
+        if operands.hosts:
+            nbytes = sum(host.nbytes for host in operands.hosts)
+            handle_of(device).transfers.into.count(nbytes)
+            tell_transfer(_HOST, device, nbytes, traits.name, waits=True)
+        masks = [index for index in args[1] if index is not None and index.dtype in (torch.bool, torch.uint8)]
+        fills = len(args) > 2 and args[2].numel() == 1
+        if masks and not fills:
+            handle_of(device).count_sync(traits.name)
     target = device if held_kwargs.get("device") is None else parse_device(held_kwargs["device"])
     if "device" in held_kwargs:
         held_kwargs["device"] = _HOST if target.type == KIND else target
@@ -194,16 +204,12 @@ def _dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     else:
         result = func(*held_args, **held_kwargs)
     if traits.written:
-        _sync_metadata(operands.sims)
+        # Update tensors whose held tensor has got another shape in place.
+        for tensor in operands.sims:
+            if tensor.shape != tensor.held.shape or tensor.stride() != tensor.held.stride():
+                _set_metadata(tensor, SimTensor(tensor.held, tensor.device))
     _count_compute(device, held_args, result, bool(traits.written))
     return operands.wrap(result, target) if target.type == KIND else result
-
-
-def _sync_metadata(sims: list[SimTensor]) -> None:
-    """Update tensors whose held tensor has got another shape in place."""
-    for tensor in sims:
-        if tensor.shape != tensor.held.shape or tensor.stride() != tensor.held.stride():
-            _set_metadata(tensor, SimTensor(tensor.held, tensor.device))
 
 
 def _dispatch_itemwise(func: Any, traits: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -240,22 +246,6 @@ def _count_compute(device: torch.device, operands: Any, results: Any, writes: bo
     storages = {value.untyped_storage().data_ptr() for value in read}
     if writes or any(value.untyped_storage().data_ptr() not in storages for value in written):
         timing.compute(sum(value.nbytes for value in (*read, *written)))
-
-
-def _count_indices(traits: OperatorTraits, device: torch.device, args: tuple[Any, ...], hosts: list[Tensor]) -> None:
-    """Count indices that an operator copies to the device, and the wait for the number of places in a mask.
-
-    Writing one number at a mask needs none: it becomes `masked_fill`. On a GPU that holds for numbers on the host; here
-    torch has put them on the device already.
-    """
-    if hosts:
-        nbytes = sum(host.nbytes for host in hosts)
-        handle_of(device).transfers.into.count(nbytes)
-        tell_transfer(_HOST, device, nbytes, traits.name, waits=True)
-    masks = [index for index in args[1] if index is not None and index.dtype in (torch.bool, torch.uint8)]
-    fills = len(args) > 2 and args[2].numel() == 1
-    if masks and not fills:
-        handle_of(device).count_sync(traits.name)
 
 
 # -- transfers -------------------------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from anyaccel.errors import ConfigError, FrameworkError
 from anyaccel.install_hints import distribution_for
 from anyaccel.plugin_loader import BUILT_IN, built_in_backend
 from anyaccel_devtools.commands.new_plugin.base_backend import (
-    BaseBackend,
     base_for_framework,
     import_base,
     served_kinds,
@@ -60,7 +59,19 @@ def run(
         files = framework_project(PluginOptions(name, framework or name, author))
         about = {"framework": framework or name}
     else:
-        backend = _choose_base(name, framework, base)
+        # The named base, else the backend of the framework, else core's NumPy backend.
+        backend = import_base(base) if base else base_for_framework(framework or BUILT_IN)
+        if framework and backend.cls.framework != framework:
+            raise FrameworkError(
+                f"{backend.module}:{backend.name} runs {backend.cls.framework}, not {framework}",
+                hint="leave --framework out, or name another base",
+            )
+        kinds = served_kinds(backend)
+        if name in kinds:
+            raise ConfigError(
+                f"an installed plugin already runs {backend.cls.framework} on {name!r}",
+                hint=f"choose a name other than {', '.join(kinds)}, or uninstall that plugin",
+            )
         options = PluginOptions(name, name if backend.is_built_in else backend.cls.framework, author)
         files = chip_project(options, backend)
         about = {"framework": options.framework, "base": f"{backend.module}:{backend.name}"}
@@ -88,23 +99,6 @@ def _check_name(name: str, what: str) -> None:
             f"the name {name!r} is taken by {owner}",
             hint=f"choose another name; for a chip of {name}, run `anyaccel new-plugin NAME --framework {name}`",
         )
-
-
-def _choose_base(name: str, framework: str | None, base: str | None) -> BaseBackend:
-    """The named base, else the backend of the framework, else core's NumPy backend."""
-    backend = import_base(base) if base else base_for_framework(framework or BUILT_IN)
-    if framework and backend.cls.framework != framework:
-        raise FrameworkError(
-            f"{backend.module}:{backend.name} runs {backend.cls.framework}, not {framework}",
-            hint="leave --framework out, or name another base",
-        )
-    kinds = served_kinds(backend)
-    if name in kinds:
-        raise ConfigError(
-            f"an installed plugin already runs {backend.cls.framework} on {name!r}",
-            hint=f"choose a name other than {', '.join(kinds)}, or uninstall that plugin",
-        )
-    return backend
 
 
 def write_project(target: Path, files: Mapping[str, str]) -> None:

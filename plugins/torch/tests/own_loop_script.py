@@ -1,0 +1,243 @@
+"""Loops of one's own, each as a function that gives what must not depend on the number of processes; prints JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from own_loop_models import Generator, Net, Rows, masked_rows, network, normalizing, rows_of
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import anyaccel as aa
+
+
+def numbers(module: nn.Module) -> list[float]:
+    """A figure for each parameter and buffer; of all processes where they are divided."""
+    whole = (t.full_tensor() if hasattr(t, "full_tensor") else t for t in module.state_dict().values())
+    return [float(tensor.double().sum()) for tensor in whole]
+
+
+def updates(n: int, size: int, accumulate: int = 1, **settings: Any) -> list[Any]:
+    loop = aa.Loop("cpu", framework="torch", accumulate=accumulate, **settings)
+    net = network()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+    order = torch.Generator().manual_seed(1)
+    loader = DataLoader(TensorDataset(*rows_of(n)), batch_size=size, shuffle=True, generator=order)
+    net, optimizer, schedule, loader = loop.prepare(net, optimizer, schedule, loader)
+    losses, norms, full = [], [], []
+    for _ in loop.epochs(2):
+        for x, y in loader:
+            with loop.accumulate(net):
+                loss = F.mse_loss(net(x), y)
+                loop.backward(loss)
+                full.append(loop.is_update)
+                norm = loop.clip_grad_norm_(net, 1.0)
+                norms += [] if norm is None else [float(norm)]
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+            losses.append(float(loop.reduce(loss.detach())))
+    return [losses, norms, full, numbers(net), schedule.get_last_lr(), loop.step]
+
+
+def ragged() -> list[Any]:
+    return updates(107, 16)
+
+
+def one_row() -> list[Any]:
+    return updates(97, 16)
+
+
+def window() -> list[Any]:
+    return updates(14 * 16, 16, 3)
+
+
+def divided() -> list[Any]:
+    return updates(107, 16, 3, sharding="full")
+
+
+def tokens() -> list[Any]:
+    loop = aa.Loop("cpu", framework="torch", accumulate=2)
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, optimizer, loader = loop.prepare(net, optimizer, DataLoader(TensorDataset(*masked_rows()), batch_size=6))
+    means = []
+    for x, y, mask in loader:
+        total = ((net(x) - y).square() * mask).sum()
+        loop.backward(total, count=mask.sum())
+        means.append(float(loop.reduce(total.detach(), count=mask.sum())))
+        optimizer.step()
+        optimizer.zero_grad()
+    return [means, numbers(net)]
+
+
+def twice() -> list[Any]:
+    """A model called twice, by its methods too; two backward passes for an update; a part without gradients."""
+    loop = aa.Loop("cpu", framework="torch")
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    net, optimizer, loader = loop.prepare(net, optimizer, DataLoader(TensorDataset(*rows_of(31)), batch_size=8))
+    for x, y in loader:
+        optimizer.zero_grad()
+        loop.backward(net.loss(x, y) + F.mse_loss(net(x * 0.5), y))
+        loop.backward(net.loss(x, y))
+        optimizer.step()
+    return [numbers(net), net.unused.weight.grad is None]
+
+
+def adversaries() -> list[Any]:
+    loop = aa.Loop("cpu", framework="torch", accumulate=2)
+    generator, judge = Generator(), network(2)
+    first = torch.optim.Adam(generator.parameters(), lr=0.01)
+    second = torch.optim.Adam(judge.parameters(), lr=0.01)
+    x, _ = rows_of(40)
+    z, _ = rows_of(41)
+    loader = DataLoader(TensorDataset(x, z[:40]), batch_size=9)
+    generator, judge, first, second, loader = loop.prepare(generator, judge, first, second, loader)
+    for x, z in loader:
+        second.zero_grad()
+        made = generator(z)
+        loop.backward(F.softplus(-judge(x)).mean() + F.softplus(judge(made.detach())).mean(), judge)
+        second.step()
+        first.zero_grad()
+        loop.backward(F.softplus(-judge(made)).mean(), generator)
+        first.step()
+    return [numbers(generator), numbers(judge), loop.step]
+
+
+def gathered() -> list[Any]:
+    """Each row once and in order, whatever it is; also in a second epoch, and of an iterator that is left early."""
+    loop = aa.Loop("cpu", framework="torch")
+    test = loop.prepare(DataLoader(Rows(103), batch_size=20))
+    told = []
+    for _ in range(2):
+        found = loop.gather(
+            {
+                "x": batch["x"],
+                "nested": ({"text": batch["text"], "nothing": None}, batch["x"][:, :1]),
+                "scalar": torch.tensor(1.0),
+                "wide": torch.ones(len(batch["text"]), int(batch["x"].max()) % 7 + 1),
+            }
+            for batch in test
+        )
+        kinds = [
+            type(found["nested"]).__name__,
+            type(found["nested"][0]["text"]).__name__,
+            found["nested"][0]["nothing"],
+        ]
+        rows = found["x"][:, 0].tolist()
+        texts = found["nested"][0]["text"]
+        told += [rows, texts, found["nested"][1].shape, kinds, len(found["wide"]), set(found["scalar"]) == {1.0}]
+    for batch in test:
+        told.append(loop.gather(batch["x"][:, 0]).tolist())
+        break
+    return told
+
+
+def normalized() -> list[Any]:
+    """Statistics over the rows of all; a last batch with fewer rows than there are processes."""
+    loop = aa.Loop("cpu", framework="torch", sync_batchnorm=True)
+    net = normalizing()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, optimizer, loader = loop.prepare(net, optimizer, DataLoader(TensorDataset(*rows_of(42)), batch_size=10))
+    for x, y in loader:
+        loop.backward(F.mse_loss(net(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+    net.eval()
+    return [numbers(net), net(rows_of(5)[0]).detach().flatten().tolist()]
+
+
+def skipped() -> list[Any]:
+    """An infinite gradient in one process skips step, schedule, average and count in all."""
+    loop = aa.Loop("cpu", framework="torch", precision="fp16-mixed")
+    net = network(dtype=torch.float32)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    average = torch.optim.swa_utils.AveragedModel(net)
+    loader = DataLoader(TensorDataset(*rows_of(32, torch.float32)), batch_size=8)
+    net, optimizer, schedule, average, loader = loop.prepare(net, optimizer, schedule, average, loader)
+    told: list[Any] = []
+    for number, (x, y) in enumerate(loader):
+        loss = F.mse_loss(net(x).float(), y) / 64
+        loop.backward(loss * float("inf") if number == 1 and loop.is_main_process else loss)
+        optimizer.step()
+        schedule.step()
+        average.update_parameters(net)
+        optimizer.zero_grad()
+        told.append(optimizer.was_skipped)
+    scale = loop.scaler.get_scale()
+    dtype = str(net(rows_of(2, torch.float32)[0]).dtype)
+    return [told, loop.step, schedule.get_last_lr(), int(average.n_averaged), scale, dtype]
+
+
+def interrupted_window() -> list[Any]:
+    """Evaluation, and leaving the loop, within an accumulation change neither its batches nor their weights."""
+    loop = aa.Loop("cpu", framework="torch", accumulate=4)
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    train, test = (DataLoader(TensorDataset(*rows_of(n)), batch_size=5) for n in (43, 11))
+    net, optimizer, train, test = loop.prepare(net, optimizer, train, test)
+    losses = []
+    for stop in (3, 20):
+        for number, (x, y) in enumerate(train):
+            loss = F.mse_loss(net(x), y)
+            with torch.no_grad():
+                outputs = loop.gather(net(a) for a, _ in test)
+            for _ in test:
+                break
+            loop.backward(loss)
+            losses.append(float(loop.reduce(loss.detach())))
+            optimizer.step()
+            optimizer.zero_grad()
+            if number == stop - 1:
+                break
+    return [losses, len(outputs), loop.step, numbers(net)]
+
+
+def agreed() -> list[Any]:
+    """What all processes do together."""
+    loop = aa.Loop("cpu", framework="torch")
+    size, rank = loop.num_processes, loop.process_index
+    loop.barrier()
+    with loop.main_process_first():
+        pass
+    stops = loop.any(rank == size - 1)
+    told = loop.broadcast({"text": "a", "tensor": torch.arange(3.0)} if rank == 0 else None)
+    total = loop.reduce(torch.tensor(float(rank)), "sum"), loop.reduce(rank, "max"), loop.reduce({"a": 2.0})["a"]
+    return [
+        stops,
+        told["text"],
+        told["tensor"].tolist(),
+        float(total[0]) == sum(range(size)),
+        int(total[1]) == size - 1,
+    ]
+
+
+CASES = (
+    ragged,
+    one_row,
+    window,
+    divided,
+    tokens,
+    twice,
+    adversaries,
+    gathered,
+    normalized,
+    skipped,
+    interrupted_window,
+    agreed,
+)
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    told = {case.__name__: case() for case in CASES}
+    if aa.Loop(framework="torch").is_main_process:
+        Path(sys.argv[1]).write_text(json.dumps(told))

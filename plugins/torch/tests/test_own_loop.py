@@ -1,0 +1,203 @@
+"""Loops of one's own in one, two and three processes: the numbers are those of a loop that is written by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+
+HERE = Path(__file__).parent
+_models = runpy.run_path(str(HERE / "own_loop_models.py"))  # shared with a script, which imports it
+Generator, Net, network, normalizing = (_models[name] for name in ("Generator", "Net", "network", "normalizing"))
+masked_rows, rows_of = _models["masked_rows"], _models["rows_of"]
+WITHIN_THE_PASS = {"ANYACCEL_TORCH_BUCKET_MB": "0.0001"}
+"""Gradients of more than this are exchanged by DistributedDataParallel."""
+
+
+def told_by(size: int, folder: Path, variables: dict[str, str]) -> dict[str, Any]:
+    """What the script tells in so many processes."""
+    file = folder / "told.json"
+    launcher = [] if size == 1 else ["-m", "anyaccel", "run", "--replicas", str(size)]
+    command = [sys.executable, *launcher, str(HERE / "own_loop_script.py"), str(file)]
+    env = {**os.environ, **variables}
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env)
+    assert answer.returncode == 0, answer.stderr
+    told: dict[str, Any] = json.loads(file.read_text())
+    return told
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(1, {}), (2, {}), (3, {}), (2, WITHIN_THE_PASS)],
+    ids=["one", "two", "three", "two within the pass"],
+)
+def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    size, variables = request.param
+    return told_by(size, tmp_path_factory.mktemp("told"), variables)
+
+
+def numbers(module: nn.Module) -> list[float]:
+    return [float(tensor.double().sum()) for tensor in module.state_dict().values()]
+
+
+def updates(n: int, size: int, accumulate: int = 1) -> list[Any]:
+    """The loop of the script by hand: sums, divided by the rows of the window."""
+    net = network()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+    order = torch.Generator().manual_seed(1)
+    loader = DataLoader(TensorDataset(*rows_of(n)), batch_size=size, shuffle=True, generator=order)
+    losses, norms, full, steps = [], [], [], 0
+    for _ in range(2):
+        rows = n_batches = 0
+        for number, (x, y) in enumerate(loader):
+            total = F.mse_loss(net(x), y, reduction="sum")
+            total.backward()
+            rows, n_batches = rows + len(x), n_batches + 1
+            full.append(n_batches == accumulate or number + 1 == len(loader))
+            losses.append(total.item() / len(x))
+            if full[-1]:
+                for parameter in net.parameters():
+                    parameter.grad /= rows
+                norms.append(float(nn.utils.clip_grad_norm_(net.parameters(), 1.0)))
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+                rows, n_batches, steps = 0, 0, steps + 1
+    return [losses, norms, full, numbers(net), schedule.get_last_lr(), steps]
+
+
+def tokens() -> list[Any]:
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    means, count = [], 0.0
+    for number, (x, y, mask) in enumerate(DataLoader(TensorDataset(*masked_rows()), batch_size=6)):
+        total = ((net(x) - y).square() * mask).sum()
+        total.backward()
+        means.append(total.item() / mask.sum().item())
+        count += float(mask.sum())
+        if number % 2:
+            for parameter in net.parameters():
+                parameter.grad /= count
+            optimizer.step()
+            optimizer.zero_grad()
+            count = 0.0
+    return [means, numbers(net)]
+
+
+def twice() -> list[Any]:
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    for x, y in DataLoader(TensorDataset(*rows_of(31)), batch_size=8):
+        optimizer.zero_grad()
+        (2 * net.loss(x, y) + F.mse_loss(net(x * 0.5), y)).backward()
+        optimizer.step()
+    return [numbers(net), True]
+
+
+def adversaries() -> list[Any]:
+    generator, judge = Generator(), network(2)
+    first = torch.optim.Adam(generator.parameters(), lr=0.01)
+    second = torch.optim.Adam(judge.parameters(), lr=0.01)
+    x, z = rows_of(40)[0].split(9), rows_of(41)[0][:40].split(9)
+    for start in range(0, len(x), 2):
+        pairs = list(zip(x, z, strict=True))[start : start + 2]
+        rows = sum(len(real) for real, _ in pairs)
+        made = [generator(noise) for _, noise in pairs]
+        of_judge = sum(F.softplus(-judge(real)).sum() for real, _ in pairs)
+        of_judge = of_judge + sum(F.softplus(judge(fake.detach())).sum() for fake in made)
+        of_generator = sum(F.softplus(-judge(fake)).sum() for fake in made[:-1])
+        judge_grads = torch.autograd.grad(of_judge / rows, list(judge.parameters()))
+        for parameter, gradient in zip(judge.parameters(), judge_grads, strict=True):
+            parameter.grad = gradient
+        first_part = torch.autograd.grad(of_generator, list(generator.parameters())) if len(made) > 1 else None
+        second.step()  # the generator's pass of the last batch sees the judge after its step
+        last = torch.autograd.grad(F.softplus(-judge(made[-1])).sum(), list(generator.parameters()))
+        for i, parameter in enumerate(generator.parameters()):
+            parameter.grad = (last[i] + (first_part[i] if first_part else 0)) / rows
+        first.step()
+    return [numbers(generator), numbers(judge), 3]
+
+
+def normalized() -> list[Any]:
+    net = normalizing()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for x, y in DataLoader(TensorDataset(*rows_of(42)), batch_size=10):
+        optimizer.zero_grad()
+        F.mse_loss(net(x), y).backward()
+        optimizer.step()
+    net.eval()
+    return [numbers(net), net(rows_of(5)[0]).detach().flatten().tolist()]
+
+
+def interrupted_window() -> list[Any]:
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    batches = list(DataLoader(TensorDataset(*rows_of(43)), batch_size=5))
+    losses, rows, n_batches, steps = [], 0, 0, 0
+    for number, (x, y) in enumerate([*batches[:3], *batches]):
+        total = F.mse_loss(net(x), y, reduction="sum")
+        total.backward()
+        losses.append(total.item() / len(x))
+        rows, n_batches = rows + len(x), n_batches + 1
+        if n_batches == 4 or number == 2 + len(batches):
+            for parameter in net.parameters():
+                parameter.grad /= rows
+            optimizer.step()
+            optimizer.zero_grad()
+            rows, n_batches, steps = 0, 0, steps + 1
+    return [losses, 11, steps, numbers(net)]
+
+
+BY_HAND: dict[str, Callable[[], list[Any]]] = {
+    "ragged": lambda: updates(107, 16),
+    "one_row": lambda: updates(97, 16),
+    "window": lambda: updates(14 * 16, 16, 3),
+    "divided": lambda: updates(107, 16, 3),
+    "tokens": tokens,
+    "twice": twice,
+    "adversaries": adversaries,
+    "normalized": normalized,
+    "interrupted_window": interrupted_window,
+}
+
+
+def flat(values: Any) -> list[Any]:
+    return [item for value in values for item in flat(value)] if isinstance(values, list) else [values]
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_the_numbers_are_those_of_a_loop_by_hand(told: dict[str, Any], name: str) -> None:
+    assert flat(told[name]) == pytest.approx(flat(BY_HAND[name]()), rel=1e-6, abs=1e-9)
+
+
+def test_each_row_is_gathered_once_and_in_order(told: dict[str, Any]) -> None:
+    *whole, first_batch = told["gathered"]
+    assert first_batch == list(range(20))
+    for rows, texts, shape, kinds, n_wide, scalars in zip(*[iter(whole)] * 6, strict=True):
+        assert rows == list(range(103)) and texts == [str(i) for i in range(103)]
+        assert shape == [103, 1] and kinds == ["tuple", "list", None] and n_wide == 103 and scalars
+
+
+def test_a_step_is_skipped_in_all(told: dict[str, Any]) -> None:
+    was_skipped, steps, rates, n_averaged, scale, dtype = told["skipped"]
+    assert was_skipped == [False, True, False, False]
+    assert (steps, n_averaged, scale, dtype) == (3, 3, 2.0**15, "torch.float16")
+    assert rates == [pytest.approx(0.1 / 4)]
+
+
+def test_all_agree(told: dict[str, Any]) -> None:
+    assert told["agreed"] == [True, "a", [0.0, 1.0, 2.0], True, True]

@@ -1,0 +1,128 @@
+"""A loop of one's own that ends within an epoch goes on to the losses that it would have had."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import anyaccel as aa
+from anyaccel.errors import ConfigError, StateError
+
+SCRIPT = Path(__file__).with_name("own_loop_killed.py")
+train = runpy.run_path(str(SCRIPT))["train"]
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+@pytest.mark.parametrize("stop", [1, 7, 8])
+def test_losses_dropout_and_rows_are_those_of_the_undisturbed_run(tmp_path: Path, seed: int | None, stop: int) -> None:
+    whole = train(None, 0, 0, seed)
+    first = train(str(tmp_path), stop, 0, seed)
+    assert first == whole[: len(first)]
+    again = train(str(tmp_path), stop + 2, 0, seed)
+    assert again[0][0] == (stop - 1) // 2 * 2  # what it was killed within was not asked to be saved yet
+    rest = train(str(tmp_path), 0, 0, seed)
+    assert rest == whole[-len(rest) :]
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+def test_two_processes_of_which_one_is_killed_go_on_with_their_workers(tmp_path: Path) -> None:
+    def told(folder: str, stop: int) -> Any:
+        file = tmp_path / f"{stop}{folder == '-'}.json"
+        command = [
+            sys.executable,
+            "-m",
+            "anyaccel",
+            "run",
+            "--replicas",
+            "2",
+            str(SCRIPT),
+            folder,
+            str(stop),
+            str(file),
+        ]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env={**os.environ})
+        assert (answer.returncode == 0) == (stop == 0), answer.stderr
+        return json.loads(file.read_text()) if stop == 0 else answer.stderr
+
+    whole = told("-", 0)
+    assert "replica 1 ended" in told(str(tmp_path / "run"), 7)
+    rest = told(str(tmp_path / "run"), 0)
+    assert rest[0][0] in (4, 6) and rest == whole[-len(rest) :]
+
+
+def parts(width: int = 1) -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
+    net = nn.Linear(2, width)
+    rows = TensorDataset(torch.zeros(6, 2), torch.zeros(6, width))
+    return net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9), DataLoader(rows, batch_size=2)
+
+
+def saved(folder: Path, **extra: Any) -> aa.Loop:
+    loop = aa.Loop("cpu", framework="torch")
+    net, optimizer, loader = loop.prepare(*parts())
+    for x, y in loader:
+        loop.backward(nn.functional.mse_loss(net(x), y))
+        optimizer.step()
+    loop.save(folder, extra=extra)
+    return loop
+
+
+class Counter:
+    def __init__(self, value: Any = 0) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+
+
+def test_what_else_is_saved(tmp_path: Path) -> None:
+    saved(tmp_path, best=0.5, names=["a", ("b", None)], counter=Counter(3))
+    loop, counter = aa.Loop("cpu", framework="torch"), Counter()
+    _, optimizer, _ = loop.prepare(*parts())
+    extra = loop.load(tmp_path, extra={"counter": counter})
+    assert (loop.step, counter.value, extra["best"], extra["names"]) == (3, 3, 0.5, ["a", ("b", None)])
+    assert next(iter(optimizer.state.values()))["momentum_buffer"] is not None
+    with pytest.raises(StateError, match="no extra 'other'"):
+        loop.load(tmp_path, extra={"other": counter})
+
+
+def test_wrong_checkpoints_are_errors_that_say_what_is_there(tmp_path: Path) -> None:
+    first = saved(tmp_path / "a")
+    with pytest.raises(StateError, match="has checkpoints of another run"):
+        saved(tmp_path / "a")
+    first.save(tmp_path / "a")
+    loop = aa.Loop("cpu", framework="torch")
+    loop.prepare(*parts(width=3))
+    with pytest.raises(StateError, match=r"'weight' has shape \[1, 2\] there, and \[3, 2\] here"):
+        loop.load(tmp_path / "a")
+    loop = aa.Loop("cpu", framework="torch")
+    loop.prepare(nn.Sequential(nn.Linear(2, 1)))
+    with pytest.raises(StateError, match="has 1 loaders, and this loop 0"):
+        loop.load(tmp_path / "a")
+    with pytest.raises(ConfigError, match="no checkpoint of a loop"):
+        loop.load(tmp_path / "b")
+    with pytest.raises(StateError, match="'extra/x' is a object, which only pickle could write"):
+        first.save(tmp_path / "c", extra={"x": object()})
+    assert not (tmp_path / "c").exists()
+
+
+def test_an_accumulation_is_not_saved_halfway(tmp_path: Path) -> None:
+    loop = aa.Loop("cpu", framework="torch", accumulate=2)
+    net, _, loader = loop.prepare(*parts())
+    for x, y in loader:
+        loop.backward(nn.functional.mse_loss(net(x), y))
+        break
+    with pytest.raises(StateError, match=r"if loop\.is_update: loop\.save"):
+        loop.save(tmp_path)

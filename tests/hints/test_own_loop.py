@@ -1,0 +1,213 @@
+"""Hints of loops of one's own, in torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anyaccel as aa
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset  # noqa: E402
+
+F = nn.functional
+
+
+def loop_of(**settings: Any) -> Any:
+    return aa.Loop("cpu", framework="torch", **settings)
+
+
+def parts() -> tuple[Any, Any, Any]:
+    net = nn.Linear(2, 1)
+    rows = TensorDataset(torch.ones(6, 2), torch.ones(6, 1))
+    return net, torch.optim.SGD(net.parameters(), lr=0.1), DataLoader(rows, batch_size=2)
+
+
+def two_backends() -> list[Any]:
+    """As if two frameworks that have loops had been imported."""
+    return [SimpleNamespace(framework=name, capability=lambda _: True) for name in ("jax", "torch")]
+
+
+def test_several_processes(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, optimizer, loader = parts()
+    with monkeypatch.context() as launched:
+        for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}.items():
+            launched.setenv(name, value)
+        with hint("write loop = aa.Loop(), and loop.prepare(...): see the page 'Keep your own loop'"):
+            aa.prepare(net, optimizer, loader)
+    loop = aa.Loop(framework="torch")
+    assert loop.prepare(net, optimizer, loader)[0] is net
+
+
+def test_what_is_prepared(hint: Any) -> None:
+    net, optimizer, loader = parts()
+    loop = loop_of()
+    with hint("write loop.prepare(net, optimizer, loader)"):
+        loop.prepare()
+    with hint("write net, optimizer, loader = loop.prepare(net, optimizer, loader)"):
+        loop.prepare(net, int)
+    with hint("prepare the model with its optimizer: net, optimizer = loop.prepare(net, optimizer)"):
+        loop.prepare(optimizer)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    with hint("write net, optimizer, schedule = loop.prepare(net, optimizer, schedule)"):
+        loop_of(accumulate=2).prepare(schedule)
+    with hint("write batch='global'"):
+        loop.prepare(loader, batch="local")
+    loop.prepare(loader, batch="global")
+    net, optimizer, schedule = loop.prepare(net, optimizer, schedule)
+    net, optimizer, loader = loop_of().prepare(*parts())
+    net, optimizer = loop_of().prepare(*parts()[:2])
+
+
+def test_what_is_divided_already(hint: Any) -> None:
+    _, _, loader = parts()
+    sampler = DistributedSampler(loader.dataset, num_replicas=2, rank=0)
+    with hint("make it without one; prepare() divides its batches"):
+        loop_of().prepare(DataLoader(loader.dataset, sampler=sampler))
+    assert len(list(loop_of().prepare(loader))) == 3
+    net = nn.DataParallel(nn.Linear(2, 1))
+    with hint("prepare the module in it: net.module"):
+        loop_of().prepare(net)
+    assert loop_of().prepare(net.module)
+
+
+def test_settings(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with hint("write accumulate=4"):
+        loop_of(accumulate=0)
+    assert loop_of(accumulate=4).accumulation_steps == 4
+    with hint("write sharding='full'"):
+        loop_of(sharding="half")
+    assert loop_of(sharding="full").sharding == "full"
+    with hint("write precision='bf16-mixed', or net.to({}) before prepare()"):
+        loop_of(precision="bf16")
+    net = nn.Linear(2, 1)
+    net.to(torch.bfloat16)
+    assert loop_of(precision="bf16-mixed").prepare(net) is net
+    monkeypatch.setattr("anyaccel.own_loop.loop.imported_backends", two_backends)
+    with hint("name it: Loop(framework={})"):
+        aa.Loop()
+    assert aa.Loop(framework="torch").framework == "torch"
+    with hint("write 'mean'"):
+        loop_of().reduce(1.0, "average")
+    assert loop_of().reduce(1.0, "mean") == 1.0
+
+
+def test_gradients(hint: Any) -> None:
+    net, optimizer, loader = parts()
+    loop = loop_of(accumulate=2)
+    net, optimizer, loader = loop.prepare(net, optimizer, loader)
+    x, y = torch.ones(2, 2), torch.ones(2, 1)
+    with hint("prepare the loader, or say it: loop.backward(loss * len(x), count=len(x))"):
+        loop.backward(F.mse_loss(net(x), y))
+    loss = F.mse_loss(net(x), y)
+    loop.backward(loss * len(x), count=len(x))
+    loop = loop_of(accumulate=2)
+    net, optimizer, loader = loop.prepare(*parts())
+    for x, y in loader:
+        loss = F.mse_loss(net(x), y)
+        loss.backward()
+        with hint("write loop.backward(loss) in place of loss.backward()"):
+            optimizer.step()
+        loop.backward(F.mse_loss(net(x), y))
+        with hint("say count= for each loss of the update, or for none"):
+            loop.backward(F.mse_loss(net(x), y, reduction="sum"), count=len(x))
+        break
+    loop = loop_of(accumulate=2)
+    net, optimizer, loader = loop.prepare(*parts())
+    for x, y in loader:
+        loop.backward(F.mse_loss(net(x), y, reduction="sum"), count=len(x))
+        optimizer.step()
+    frozen, trained = nn.Linear(2, 2), nn.Linear(2, 1)
+    for parameter in frozen.parameters():
+        parameter.requires_grad_(False)
+    net = nn.Sequential(frozen, trained)
+    loop = loop_of(accumulate=2)
+    net, optimizer, loader = loop.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), loader.loader)
+    frozen.weight.requires_grad_(True)
+    with hint("freeze it after loop.prepare(...): parameter.requires_grad_(False)"):
+        for x, y in loader:
+            loop.backward(F.mse_loss(net(x), y))
+            optimizer.step()
+    loop.prepare(*parts())
+    for parameter in frozen.parameters():
+        parameter.requires_grad_(False)
+    other, second = nn.Linear(2, 1), None
+    loop = loop_of(accumulate=2)
+    net, optimizer, loader = loop.prepare(*parts())
+    second = torch.optim.SGD(other.parameters(), lr=0.1)
+    for x, y in loader:
+        with hint("prepare it: net, optimizer = loop.prepare(net, optimizer)"):
+            loop.backward(F.mse_loss(other(x), y), other)
+        other, second = loop.prepare(other, second)
+        with hint("name it: loop.backward(loss, net)"):
+            loop.backward(F.mse_loss(net(x), y))
+        loss = F.mse_loss(net(x), y)
+        loop.backward(loss, net)
+        break
+
+
+def test_batches(hint: Any) -> None:
+    class Longer(list[Any]):
+        def __iter__(self) -> Any:
+            return iter([torch.ones(1)])
+
+    class Batches:
+        def __init__(self, length: int) -> None:
+            self._length = length
+
+        def __iter__(self) -> Any:
+            return iter([torch.ones(1, 2)])
+
+        def __len__(self) -> int:
+            return self._length
+
+    with hint("let __len__ give the number of batches, or leave it out"):
+        list(loop_of().prepare(Batches(2)))
+    assert len(list(loop_of().prepare(Batches(1)))) == 1
+    loop = loop_of()
+    with hint("gather what has a row for each of the batch; add up what has none: loop.reduce(x, 'sum')"):
+        loop.gather(torch.ones(1) for _ in loop.prepare([torch.ones(3, 2)].__iter__()))
+    x = torch.ones(1)
+    assert loop.reduce(x, "sum") == 1.0
+
+
+def test_checkpoints(hint: Any, tmp_path: Path) -> None:
+    loop = loop_of(accumulate=2)
+    net, optimizer, loader = loop.prepare(*parts())
+    for x, y in loader:
+        loop.backward(F.mse_loss(net(x), y))
+        if not loop.is_update:
+            with hint("write if loop.is_update: loop.save(...), after optimizer.step()"):
+                loop.save(tmp_path / "a")
+        optimizer.step()
+        if loop.is_update:
+            loop.save(tmp_path / "a")
+    with hint("go on from them: loop.load(FOLDER); or save into another folder"):
+        loop_of().save(tmp_path / "a")
+    loop.load(tmp_path / "a")
+    with hint("write one: loop.save(FOLDER)"):
+        loop.load(tmp_path / "b")
+    loop.save(tmp_path / "b")
+
+    class Kept:
+        def __init__(self, value: Any) -> None:
+            self.value = value
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"value": self.value}
+
+    with hint("let state_dict() of the object give numbers, text, tensors, and dicts, lists and tuples of these"):
+        loop.save(tmp_path / "c", extra={"kept": Kept(object())})
+    kept = Kept({"a": [1, "text", (np.ones(2),)]})
+    loop.save(tmp_path / "c", extra={"kept": kept})
+    assert kept.state_dict()["value"]["a"][1] == loop.load(tmp_path / "c")["kept"]["value"]["a"][1]
+    from anyaccel.own_loop.run_folder import LoopFolder
+
+    with hint("go on with Loop(framework={})"):
+        LoopFolder.read(tmp_path / "c", "jax")
+    assert aa.Loop(framework="torch").framework == LoopFolder.read(tmp_path / "c", "torch").framework
