@@ -281,10 +281,18 @@ class JaxLoop(AttributeHints, Loop):
 
     def _part(self, value: Any) -> Part:
         share = self._iterations.share
-        if isinstance(share, _JaxShare) and share.padding is not None:
-            share.padding.is_read = True
         self._gathers = share is None and not any(_is_global(leaf) for leaf in leaves(value, registry().owners))
-        return super()._part(value)
+        contents, rows = super()._part(value)
+        if not isinstance(share, _JaxShare) or share.padding is None:
+            return contents, rows
+        share.padding.is_read = True
+        n_rows = share.padding.mask.shape[0]
+
+        def without_padding(leaf: Any) -> Any:
+            is_of_rows = isinstance(leaf, np.ndarray) and leaf.ndim > 0 and leaf.shape[0] == n_rows
+            return leaf[:rows] if is_of_rows else leaf
+
+        return map_leaves(contents, without_padding, registry().owners), rows
 
     def _parts_of_all(self, parts: list[Part]) -> list[Part]:
         """Of prepared loaders each process has the values of all rows."""
