@@ -543,6 +543,11 @@ def test_padding_that_nothing_leaves_out() -> None:
             pass
     masks = [loader.mask.sum() for _ in loader]
     assert list(map(int, masks)) == [16, 16, 8]
+    np.testing.assert_array_equal(
+        loop.gather(x for x, _ in loop.prepare(Rows(40, 16, shuffle=False), batch="padded")), script.table(40)[0]
+    )
+    with refuses(DataError, "16 rows after the loop, whose last batch had as many, 8 of them real", "within the loop"):
+        loop.gather(np.ones((16, 2)))
 
 
 def test_batches_that_do_not_divide_are_whole_and_named() -> None:

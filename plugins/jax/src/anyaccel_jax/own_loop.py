@@ -280,19 +280,27 @@ class JaxLoop(AttributeHints, Loop):
     # -- values ----------------------------------------------------------------------------------------------------
 
     def _part(self, value: Any) -> Part:
-        share = self._iterations.share
+        given, share = self._iterations.share, self._iterations.training_share
         self._gathers = share is None and not any(_is_global(leaf) for leaf in leaves(value, registry().owners))
-        contents, rows = super()._part(value)
-        if not isinstance(share, _JaxShare) or share.padding is None:
-            return contents, rows
-        share.padding.is_read = True
-        n_rows = share.padding.mask.shape[0]
+        on_host, rows = super()._part(value)
+        padding = given.padding if isinstance(given, _JaxShare) else None
+        if padding is None or given is None:
+            return on_host, rows
+        n_rows, n_padded = given.rows, len(padding.mask)
 
-        def without_padding(leaf: Any) -> Any:
-            is_of_rows = isinstance(leaf, np.ndarray) and leaf.ndim > 0 and leaf.shape[0] == n_rows
-            return leaf[:rows] if is_of_rows else leaf
+        def without(leaf: Any) -> Any:
+            if not isinstance(leaf, np.ndarray) or not leaf.ndim or len(leaf) != n_padded:
+                return leaf
+            if share is None and n_padded != n_rows:
+                raise DataError(
+                    f"gather() was given an array of {n_padded} rows after the loop, whose last batch had as many, "
+                    f"{n_rows} of them real",
+                    hint="gather what a batch gave within the loop over its loader, and anything else before it",
+                )
+            return leaf[:n_rows]
 
-        return map_leaves(contents, without_padding, registry().owners), rows
+        padding.is_read = True
+        return map_leaves(on_host, without, registry().owners), rows
 
     def _parts_of_all(self, parts: list[Part]) -> list[Part]:
         """Of prepared loaders each process has the values of all rows."""
