@@ -198,10 +198,14 @@ def _absent(counts: np.ndarray) -> str:
 
 
 def _log_loss(outputs: np.ndarray, targets: np.ndarray) -> float:
-    """Mean negative logarithm of the probability of the true class."""
+    """Mean negative logarithm of the probability of the true class.
+
+    An own formula: how scikit-learn rounds probabilities of float32 depends on its version.
+    """
     _, truth = scored_classes("log_loss", outputs, targets)
     chances = probabilities(outputs)
-    return computed("log_loss", truth, chances, labels=range(chances.shape[1]))
+    smallest = np.finfo(chances.dtype).eps
+    return float(np.mean(-np.log(np.clip(chances[np.arange(len(truth)), truth], smallest, 1 - smallest))))
 
 
 def _brier_score(outputs: np.ndarray, targets: np.ndarray) -> float:
