@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import tensorflow as tf
 
+from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, CapabilityError, ConfigError, DataError, StateError
 from anyaccel.own_loop import Loop, LoopLoader, OwnLoops, Share
 from anyaccel.own_loop.loop import OF_MODELS
@@ -926,6 +927,7 @@ class DatasetLoader(LoopLoader):
         super().__init__(loader, *settings)
         if self.accelerator.device.kind == "cpu":
             self._in_turn = True  # nothing is copied, and TensorFlow itself reads ahead: dataset.prefetch()
+        self._is_there = self.accelerator.device == Device("cpu", 0)
         self._n_epochs = 0  # that were begun
         self._first = ""
         self._expected: str | None = None
@@ -936,6 +938,9 @@ class DatasetLoader(LoopLoader):
             "set_epoch() of a tf.data.Dataset, whose order follows from its seed and how often it was iterated over",
             hint="make a data set for the epoch: dataset.shuffle(n, seed=epoch, reshuffle_each_iteration=False)",
         )
+
+    def _moved(self, batch: Any) -> Any:
+        return batch if self._is_there else super()._moved(batch)
 
     def _batches(self) -> Iterator[Any]:
         self._n_epochs += 1
