@@ -163,13 +163,16 @@ TOYS = {
                 (
                     "def rmse(",
                     "def bias(outputs, targets):\n"
-                    "    predicted, truth = _columns(outputs, targets)\n"
+                    "    predicted, truth = columns_of(outputs, targets)\n"
                     "    return float(np.mean(predicted - truth))\n\n\n"
                     "def rmse(",
                 ),
             ),
             "metrics/named.py": (
-                ('    "mse": regression.mse,', '    "mse": regression.mse,\n    "bias": regression.bias,'),
+                (
+                    '    "mse": NamedMetric(regression.mse),',
+                    '    "mse": NamedMetric(regression.mse),\n    "bias": NamedMetric(regression.bias),',
+                ),
             ),
         },
         program=LINEAR + "validation = aa.EvalPhase('eval', data=data, metrics=['bias'])\n"
@@ -177,7 +180,7 @@ TOYS = {
         "expected = np.mean(x @ after['weight'].T + after['bias'] - y)\n"
         "value = next(value for name, value in results.epochs[0].validation.items() if 'bias' in name)\n"
         "np.testing.assert_allclose(value, expected, rtol=1e-4)\n",
-        more=frozenset({"metrics/classification.py", "metrics/ranking.py"}),
+        more=frozenset({"metrics/classification.py"}),
     ),
     "a residency": Toy(
         edits={

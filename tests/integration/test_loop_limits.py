@@ -162,6 +162,7 @@ def test_accumulated_batches_equal_one_large_batch(framework: str, optimizer: st
 # -- out of memory -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize(("max_rows", "after"), [(3, 0), (8, 3), (3, 9)])
 def test_training_that_runs_out_of_memory_gives_the_same_result(
     framework: str, max_rows: int, after: int, full: Callable[..., None]

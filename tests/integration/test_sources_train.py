@@ -102,6 +102,7 @@ def test_any_source_trains_every_framework(framework: str, kind: str) -> None:
     assert [each.steps for each in actual.epochs] == [7, 7, 7]
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize("settings", [{"accumulate": 3}, {"compile": "steps"}, {"accumulate": 2, "compile": "steps"}])
 def test_training_settings_apply_to_sources(framework: str, settings: dict[str, Any]) -> None:
     expected = trained(graph_of(framework), DATA, **settings)

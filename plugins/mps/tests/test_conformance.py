@@ -21,7 +21,9 @@ class OnCpu(MpsSubject):
         return cpu_backend
 
 
-globals().update(suite(OnCpu, "OnCpu"))
+ON_CPU = suite(OnCpu, "OnCpu")
+OF_STEPS = "TestOnCpuMultiStep"  # loops that torch compiles for the CPU, as in the tests of its own plugin
+globals().update(ON_CPU | {OF_STEPS: pytest.mark.sampled(ON_CPU[OF_STEPS])})
 
 if torch.backends.mps.is_available():
     globals().update(suite(Mps))

@@ -88,8 +88,7 @@ def _merged_arrays(parts: Sequence[Part], concatenated: Concatenated, pad: float
         if rows and len(array) != rows:
             raise DataError(
                 f"gather() was given a tensor of shape {list(array.shape)} for a batch of {rows} rows",
-                hint="give a row for each of the batch, or gather the tensor after the loop over the loader; add up "
-                "what has no rows: loop.reduce(x, 'sum')",
+                hint="gather what has a row for each of the batch; add up what has none: loop.reduce(x, 'sum')",
             )
     arrays = [array if rows is None else array[:rows] for array, rows in parts]
     sizes = {array.shape[1:] for array in arrays}

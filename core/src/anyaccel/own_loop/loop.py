@@ -165,6 +165,13 @@ class Loop(ABC):
         """Around a loader; `settings` are the further arguments of `LoopLoader`."""
         return LoopLoader(loader, *settings)
 
+    def _meet(self, what: str) -> None:
+        """Wait for the other processes, who do the same.
+
+        Raises:
+            FrameworkError: some do something else.
+        """
+
     def _seed_framework(self, seed: int) -> None:
         """Seed the framework's global generators, if it has such."""
 
@@ -449,6 +456,7 @@ class Loop(ABC):
                 "save() within an accumulation: gradients of an update that has not come would be lost",
                 hint="write if loop.is_update: loop.save(...), after optimizer.step()",
             )
+        self._meet("call loop.save()")
         LoopFolder.write_one(folder, self._position(extra or {}), self.is_main_process, self._processes.gather_plain)
 
     def _save_to(self, folder: LoopFolder, keep: int) -> None:
@@ -480,6 +488,7 @@ class Loop(ABC):
             StateError: it is of other models or optimizers, or was changed.
             ConfigError: there is no checkpoint.
         """
+        self._meet("call loop.load()")
         position = LoopFolder.read(folder, self.framework)
         if len(position.loaders) != len(self._prepared_loaders):
             raise StateError(
@@ -562,7 +571,7 @@ def _reduced(every: Sequence[tuple[Any, float, float | None]], how: str) -> Any:
         raise DataError(
             "reduce() was given other structures or shapes in the processes",
             available=", ".join(sorted(map(str, shapes))),
-            hint="give the same names and shapes in each process; rows are gathered: loop.gather(x)",
+            hint="give the same names and shapes in each process, and gather what has rows",
         )
     if isinstance(first, Mapping):
         return {name: _reduced([(v[name], r, c) for v, r, c in every], how) for name in first}

@@ -64,6 +64,8 @@ class TorchLoop(Loop):
         self._is_within = False  # `accumulate`
         super().__init__(*args, **settings)
         self.device = torch.device(self.accelerator.device_string("torch"))
+        if self.num_processes > 1:
+            self._processes.group.separate_messages()
         if self.precision not in (None, "float32", *_MIXED):
             raise ConfigError(
                 f"Loop: precision={self.precision!r} changes the dtype of a model's parameters",
@@ -75,6 +77,10 @@ class TorchLoop(Loop):
         scales = self.precision == "fp16-mixed"
         self.scaler = torch.amp.GradScaler(device_type) if scales else None
         self._updates = _Updates(self._processes, self.accumulation_steps, self.scaler, self._count_step)
+
+    def _meet(self, what: str) -> None:
+        if self.num_processes > 1:
+            self._processes.group.meet(what)
 
     def _count_step(self) -> None:
         self.step += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _HEAD = 1
 """Elements of a bucket before the gradients: the weight of the replica."""
 _POLL_SECONDS = 0.05
+_MEET_SECONDS = 30.0
 _JOIN = "join the others"
 _AVERAGE = "average the gradients"
 _HINT = "another replica has ended, or does not answer; start all again with their launcher"
@@ -69,6 +71,7 @@ class TorchReplicaGroup(ReplicaGroup):
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self._store: Store | None = None
+        self._messages: dist.ProcessGroup | None = None
         self._departure = Departure()
         self._asked = WeakSet[TorchProgram]()
         if not dist.is_available():
@@ -139,6 +142,29 @@ class TorchReplicaGroup(ReplicaGroup):
         """Replace a tensor by its sum over all replicas."""
         self._try("normalize over all replicas", lambda: dist.all_reduce(tensor))
 
+    def separate_messages(self) -> None:
+        """From here on plain values go by a group of their own: a process that gathers alone cannot meet a gradient."""
+        if self._messages is None:
+            self._messages = dist.new_group(backend="gloo")
+
+    def meet(self, what: str) -> None:
+        """Wait for all, who call this too, for half a minute at most.
+
+        Raises:
+            FrameworkError: some do not come.
+        """
+        seconds = min(_MEET_SECONDS, replica_timeout() or _MEET_SECONDS)
+        try:
+            dist.monitored_barrier(self._messages, timedelta(seconds=seconds), wait_all_ranks=True)
+        except RuntimeError as error:
+            missing = re.search(r"Ranks? ([\d, ]+) failed", str(error))
+            who = f"replica {missing[1]}" if missing else "others"
+            self._departure.fail()
+            raise FrameworkError(
+                f"replica {self.rank} of {self.size} was to {what}, and {who} did not within {seconds:g} seconds",
+                hint=f"let all processes {what}, none of it behind `if loop.is_main_process:`",
+            ) from error
+
     def attempt(self, what: str, call: Callable[[], object]) -> None:
         """Call what exchanges, and name the replicas that have ended where it fails.
 
@@ -178,7 +204,7 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def gather(self, value: Any) -> list[Any]:
         every: list[Any] = [None] * self.size
-        self._try("gather values", lambda: dist.all_gather_object(every, value))
+        self._try("gather values", lambda: dist.all_gather_object(every, value, self._messages))
         return every
 
     def sums(self, values: Sequence[float]) -> list[float]:

@@ -1,0 +1,36 @@
+"""Processes that do not do the same, each case by its name; all end with an error that says who."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+import torch
+from own_loop_models import network, normalizing, rows_of
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import anyaccel as aa
+
+case, folder = sys.argv[1:]
+loop = aa.Loop("cpu", framework="torch")
+net: Any = normalizing() if case == "norm" else network(loop.process_index if case == "weights" else 0)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+n_rows = 20 + 10 * loop.process_index if case == "length" else 30
+loader: Any = DataLoader(TensorDataset(*rows_of(n_rows)), batch_size=5)
+net, optimizer, loader = loop.prepare(net, optimizer, loader)
+for number, (x, y) in enumerate(loader):
+    if number == 2 and case == "raises" and loop.process_index == 1:
+        raise ValueError("in the loss")
+    if number == 2 and case == "killed" and loop.process_index == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    loss = F.mse_loss(net(x), y)
+    if case == "plain":
+        loss.backward()
+    else:
+        loop.backward(loss)
+    optimizer.step()
+    if number == 1 and case == "alone" and loop.is_main_process:
+        loop.save(folder)

@@ -1,0 +1,36 @@
+"""Processes of a loop of one's own that do not do the same: an error that says what, soon, and no wrong number."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+SCRIPT = Path(__file__).with_name("own_loop_apart.py")
+ERRORS = {
+    "weights": r"different Sequential models: '0\.weight' of process 1 is not that of process 0",
+    "norm": r"BatchNorm1d normalizes over the rows of a batch.*Loop\(sync_batchnorm=True\)",
+    "length": r"other numbers of batches in the processes: 4, 6",
+    "plain": r"optimizer\.step\(\) without gradients of loop\.backward\(\)",
+    "raises": r"ValueError: in the loss",
+    "killed": r"replica 1 ended",
+    "alone": r"replica 0 of 2 was to call loop\.save\(\), and replica 1 did not within 5 seconds",
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_all_end_soon_with_an_error_that_says_why(case: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "anyaccel", "run", "--replicas", "2", str(SCRIPT), case, str(tmp_path / "a")]
+    began = time.monotonic()
+    env = {**os.environ, "ANYACCEL_REPLICA_TIMEOUT": "5" if case == "alone" else "60"}
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=env)
+    assert answer.returncode != 0
+    assert re.search(ERRORS[case], re.sub(r"\s+", " ", answer.stderr)), answer.stderr
+    assert time.monotonic() - began < 150 and not (tmp_path / "a").exists()
