@@ -8,7 +8,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from typing import Any, ClassVar, cast
@@ -71,7 +71,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             with tf.device(device):
                 rows = tf.constant(weight, tf.float64)
             flat = run_alone(_weighted, own, rows)
-            summed = self._try("average the gradients", partial(self._add, flat, device))
+            summed = self.attempt("average the gradients", partial(self._add, flat, device))
             means = run_alone(_means, summed, own)
             for i, mean in zip(positions, means, strict=True):
                 gradients[i] = mean
@@ -83,7 +83,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     def _gathered_on_host(self, array: np.ndarray) -> np.ndarray:
         with tf.device(_HOST):
             words = tf.constant(array.view(np.int32)[None])  # bytes cannot be gathered
-        every = self._try("gather values", partial(self._gather, words, _HOST))
+        every = self.attempt("gather values", partial(self._gather, words, _HOST))
         return np.asarray(every.numpy()).view(array.dtype)
 
     def loss_weights(self, programs: Sequence[ProgramInputs], n_rows: float) -> list[dict[str, Any]]:
@@ -96,7 +96,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             with tf.device(device):
                 rows = tf.constant(n_rows, tf.float64)
             stacked = run_alone(_stacked, [weights[i] for i in positions], rows)
-            summed = self._try("add up the weights of losses", partial(self._add, stacked, device))
+            summed = self.attempt("add up the weights of losses", partial(self._add, stacked, device))
             shares = run_alone(_shares, summed, rows, [weights[i] for i in positions])
             for i, weight in zip(positions, shares, strict=True):
                 index, label = keys[i]
@@ -111,12 +111,22 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         every: list[list[Any]] = [[None] * len(given[0]) for _ in range(sum(counts))]
         for device, positions in _positions(given[0]):
             rows = run_alone(_rows, [[shard[i] for i in positions] for shard in given], n_rows=max(counts))
-            gathered = self._try("gather the gradients", partial(self._gather, rows, device))
+            gathered = self.attempt("gather the gradients", partial(self._gather, rows, device))
             pieces = run_alone(_pieces, gathered, [given[0][i] for i in positions], counts=tuple(counts))
             for shard, own in zip(every, pieces, strict=True):
                 for i, piece in zip(positions, own, strict=True):
                     shard[i] = piece
         return every
+
+    def sum_of_all(self, tensor: Any, call: Hashable, device: str) -> Any:
+        """The sum of the tensors that all give, in a step of the user's own, traced or not.
+
+        Args:
+            tensor: on `device`.
+            call: which call of the step; calls that run at once must differ.
+            device: TensorFlow's name of it.
+        """
+        return _summed(tensor, **self._keys(("step", call), tensor, device))
 
     def abandon(self, programs: Sequence[Program]) -> None:
         """This process ends without waiting for the others."""
@@ -137,7 +147,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         """The tensors of all processes, one after the other on the first axis."""
         return run_alone(_gathered, tensor, **self._keys("gather", tensor, device))
 
-    def _keys(self, kind: str, tensor: Any, device: str) -> dict[str, Any]:
+    def _keys(self, kind: Hashable, tensor: Any, device: str) -> dict[str, Any]:
         """What names a collective alike in all processes: they come to each for the first time in one order."""
         instance = (kind, device, tensor.dtype, tuple(tensor.shape))
         return {
@@ -147,7 +157,12 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             "timeout_seconds": self._seconds,
         }
 
-    def _try(self, what: str, call: Callable[[], Any]) -> Any:
+    def attempt(self, what: str, call: Callable[[], Any]) -> Any:
+        """What a call gives.
+
+        Raises:
+            FrameworkError: another replica has ended, or does not answer.
+        """
         try:
             return call()
         except tf.errors.OpError as error:
