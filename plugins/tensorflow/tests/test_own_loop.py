@@ -19,8 +19,8 @@ import tensorflow as tf
 
 import anyaccel as aa
 from anyaccel.errors import AnyaccelError, CapabilityError, ConfigError, DataError, FrameworkError, StateError
-from anyaccel_tensorflow.cluster import join_cluster
 from anyaccel_tensorflow.own_loop import LoopFunction
+from anyaccel_tensorflow.replica_group import join_cluster
 
 SCRIPT = Path(__file__).with_name("own_loop_script.py")
 _spec = importlib.util.spec_from_file_location("own_loop_script", SCRIPT)
