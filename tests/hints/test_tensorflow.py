@@ -358,7 +358,7 @@ JOINS = "from anyaccel_distributed import join; print(join('tensorflow').size)"
 @pytest.mark.slow
 def test_replicas(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from anyaccel_tensorflow import runtime_config
-    from anyaccel_tensorflow.cluster import join_cluster
+    from anyaccel_tensorflow.replica_group import join_cluster
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

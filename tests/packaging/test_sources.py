@@ -18,7 +18,7 @@ TABLES: dict[str, set[str] | None] = {
     "install_hints.py": None,
     "device.py": {"ALIASES"},
     "graph/weight_files.py": {"FRAMEWORK_SUFFIXES"},
-    "saved_folder/shard_index.py": {"USUAL_NAMES"},
+    "saved_folder/shards.py": {"USUAL_NAMES"},
 }
 
 

@@ -309,9 +309,10 @@ def test_batches_of_any_kind_become_arrays() -> None:
     loader = loop.prepare(torch.utils.data.DataLoader(data, batch_size=8))
     batches = list(loader)
     assert len(loader) == 3 and [len(one) for one, _ in batches] == [8, 8, 4]
-    assert all(isinstance(part, jax.Array) for batch in batches for part in batch)
+    assert all(isinstance(part, np.ndarray) for batch in batches for part in batch)
     np.testing.assert_array_equal(np.concatenate([one for one, _ in batches]), x)
-    assert batches[0][1].dtype == jnp.int32
+    loop = Loop("cpu", framework="jax", options={"mesh": jax.make_mesh((2,), ("data",))})
+    assert [part.dtype for part in next(iter(loop.prepare(loader.loader)))] == [jnp.float32, jnp.int32]
 
     class Mixed:
         def __iter__(self) -> Iterator[Any]:
@@ -319,12 +320,14 @@ def test_batches_of_any_kind_become_arrays() -> None:
 
     (batch,) = loop.prepare(Mixed())
     assert list(batch) == ["z", "a", "text", "none"]
-    assert batch["z"].dtype == jnp.float32 and batch["text"] == ["row"] * 20 and batch["none"] is None
+    assert (
+        batch["z"].dtype == batch["a"].dtype == jnp.float32 and batch["text"] == ["row"] * 20 and batch["none"] is None
+    )
 
 
 def test_a_batch_may_change_after_it_was_given() -> None:
     """JAX would compute from the memory of the loader itself."""
-    loop = Loop("cpu", framework="jax")
+    loop = Loop("cpu", framework="jax", options={"mesh": jax.make_mesh((2,), ("data",))})
 
     class Reused:
         def __iter__(self) -> Iterator[Any]:
@@ -540,6 +543,11 @@ def test_padding_that_nothing_leaves_out() -> None:
             pass
     masks = [loader.mask.sum() for _ in loader]
     assert list(map(int, masks)) == [16, 16, 8]
+    np.testing.assert_array_equal(
+        loop.gather(x for x, _ in loop.prepare(Rows(40, 16, shuffle=False), batch="padded")), script.table(40)[0]
+    )
+    with refuses(DataError, "16 rows after the loop, whose last batch had as many, 8 of them real", "within the loop"):
+        loop.gather(np.ones((16, 2)))
 
 
 def test_batches_that_do_not_divide_are_whole_and_named() -> None:

@@ -24,7 +24,7 @@ import anyaccel as aa
 from anyaccel.errors import FrameworkError, PhaseError
 from anyaccel_distributed import join
 from anyaccel_tensorflow import runtime_config
-from anyaccel_tensorflow.cluster import addresses_of_all, join_cluster
+from anyaccel_tensorflow.replica_group import addresses_of_all, join_cluster
 
 SCRIPT = Path(__file__).with_name("replica_script.py")
 FULL = os.environ.get("ANYACCEL_TEST_FULL") == "1"

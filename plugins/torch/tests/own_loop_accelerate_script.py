@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LambdaLR, LinearLR, OneCycleLR
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
 import anyaccel as aa
-from anyaccel.errors import DataError
+from anyaccel.errors import ConfigError, DataError
 
 CHECKS: dict[str, Callable[[], None]] = {}
 
@@ -430,6 +430,45 @@ def nothing_keeps_what_was_prepared() -> None:
     del loop, net, made, optimizer, loader, batch
     gc.collect()
     assert [reference() for reference in references] == [None] * 4
+
+
+# -- complete_cv_example.py: a frozen backbone, whose parameters the optimizer has, too --------------------------------
+
+
+@check
+def frozen_parameters_may_be_thawed_if_they_were_prepared_to_be_trained() -> None:
+    data = points(20)
+
+    def thawed(freeze_first: bool) -> tuple[Any, nn.Module]:
+        loop = aa.Loop("cpu", framework="torch", accumulate=2)
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(1, 3), nn.Linear(3, 1))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        net[0].requires_grad_(not freeze_first)
+        net, optimizer, loader = loop.prepare(net, optimizer, DataLoader(data, batch_size=5))
+        for epoch in range(2):
+            net[0].requires_grad_(epoch == 1)
+            for batch in loader:
+                loop.backward(mse(net, batch))
+                optimizer.step()
+                optimizer.zero_grad()
+        return loop, net
+
+    with pytest.raises(ConfigError, match="was frozen when it was prepared"):
+        thawed(freeze_first=True)
+    loop, net = thawed(freeze_first=False)
+    torch.manual_seed(0)
+    by_hand = nn.Sequential(nn.Linear(1, 3), nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(by_hand.parameters(), lr=0.1)
+    for epoch in range(2):
+        by_hand[0].requires_grad_(epoch == 1)
+        for batch in DataLoader(data, batch_size=10):
+            mse(by_hand, batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    for own, other in zip(net.parameters(), by_hand.parameters(), strict=True):
+        torch.testing.assert_close(own, other, rtol=0, atol=1e-6)
+    assert torch.zeros(1).to(loop.device).device == loop.device
 
 
 # -- test_optimizer.py and test_scheduler.py ---------------------------------------------------------------------------

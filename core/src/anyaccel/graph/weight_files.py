@@ -21,7 +21,7 @@ from anyaccel.errors import NoBackendError, StateError
 from anyaccel.install_hints import distribution_for, install_line
 from anyaccel.registry import registry
 from anyaccel.saved_folder import Storage, storage_of_file, tensor_file
-from anyaccel.saved_folder.shard_index import INDEX_ENDING, shard_map, weight_file_in
+from anyaccel.saved_folder.shards import INDEX_ENDING, shard_map, weight_file_in
 from anyaccel.saved_folder.storage import LocalStorage
 
 SAFETENSORS = ".safetensors"

@@ -206,13 +206,17 @@ class LoopLoader(DeviceLoader):
     def _stream_key(self) -> int | None:
         return self._order.key
 
+    def _batches(self) -> Iterator[Any]:
+        """The batches of an epoch as the loader gives them."""
+        return iter(self.loader)
+
     def _shared(self) -> Iterator[tuple[Any, Share]]:
         """The rows of this process of each batch, and what share they are."""
         processes = self.processes
         if self.batch == "per_replica" and processes.size > 1:
             yield from self._own_batches()
             return
-        batches = iter(self.loader)
+        batches = self._batches()
         count = _length(self.loader)
         if count is not None or not self._iterations.needs_last:
             for number, batch in enumerate(batches):
@@ -228,7 +232,7 @@ class LoopLoader(DeviceLoader):
 
     def _own_batches(self) -> Iterator[tuple[Any, Share]]:
         """Of each group of as many batches as there are processes, the one of this process."""
-        batches, size = iter(self.loader), self.processes.size
+        batches, size = self._batches(), self.processes.size
         group = list(itertools.islice(batches, size))
         for number in itertools.count():
             if not group:

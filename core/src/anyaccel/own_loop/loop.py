@@ -31,6 +31,9 @@ from anyaccel.phases.settings import AUTO
 from anyaccel.precision import checked_precision
 from anyaccel.registry import registry
 
+OF_MODELS = "model "
+"""Begins the names of random states that models hold."""
+
 
 @constructor_hints
 class Loop(ABC):
@@ -147,6 +150,13 @@ class Loop(ABC):
         Raises:
             StateError: it is of other models.
         """
+
+    def _model_states(self) -> dict[str, Any]:
+        """The random states that models hold in this process, by names that begin with `OF_MODELS`."""
+        return {}
+
+    def _set_model_states(self, states: Mapping[str, Any]) -> None:
+        """Set what `_model_states` gave in the process of this rank."""
 
     @property
     @abstractmethod
@@ -469,7 +479,7 @@ class Loop(ABC):
             framework=self.framework,
             step=self.step,
             epoch=self.epoch,
-            random=self._processes.gather(to_arrays(self._processes.random_states())),
+            random=self._processes.gather(to_arrays({**self._processes.random_states(), **self._model_states()})),
             loaders=[loader.state_dict() for loader in self._prepared_loaders],
             state=self._on_host({**self._state(), "extra": kept}),
         )
@@ -502,7 +512,9 @@ class Loop(ABC):
         def go_on(whole: bool) -> None:
             if own is not None:
                 states = from_arrays(own)
+                of_models = {name: states.pop(name) for name in list(states) if name.startswith(OF_MODELS)}
                 self._processes.set_random_states(states if whole else frameworks_of(states))
+                self._set_model_states(of_models)
 
         go_on(True)
         for loader, state in zip(self._prepared_loaders, position.loaders, strict=True):

@@ -66,7 +66,8 @@ class JaxLoop(AttributeHints, Loop):
     ```
 
     What a step computes of a global array is of all its rows: its mean, its gradients, its batch statistics. A batch
-    whose rows do not divide among the devices is whole on each, so its numbers are right, too.
+    whose rows do not divide among the devices is whole on each, so its numbers are right, too. In one process on a CPU
+    batches are arrays of NumPy, as the loader gives them.
 
     Attributes:
         mesh: of one device of each process, with the axis `"data"`; or the user's own, given as
@@ -279,18 +280,26 @@ class JaxLoop(AttributeHints, Loop):
     # -- values ----------------------------------------------------------------------------------------------------
 
     def _part(self, value: Any) -> Part:
-        share = self._iterations.share
-        padding = share.padding if isinstance(share, _JaxShare) else None
+        given, share = self._iterations.share, self._iterations.training_share
         self._gathers = share is None and not any(_is_global(leaf) for leaf in leaves(value, registry().owners))
         on_host, rows = super()._part(value)
-        if padding is None or share is None:
+        padding = given.padding if isinstance(given, _JaxShare) else None
+        if padding is None or given is None:
             return on_host, rows
-        padding.is_read = True
-        n_rows, n_padded = share.rows, len(padding.mask)
+        n_rows, n_padded = given.rows, len(padding.mask)
 
         def without(leaf: Any) -> Any:
-            return leaf[:n_rows] if isinstance(leaf, np.ndarray) and leaf.ndim and len(leaf) == n_padded else leaf
+            if not isinstance(leaf, np.ndarray) or not leaf.ndim or len(leaf) != n_padded:
+                return leaf
+            if share is None and n_padded != n_rows:
+                raise DataError(
+                    f"gather() was given an array of {n_padded} rows after the loop, whose last batch had as many, "
+                    f"{n_rows} of them real",
+                    hint="gather what a batch gave within the loop over its loader, and anything else before it",
+                )
+            return leaf[:n_rows]
 
+        padding.is_read = True
         return map_leaves(on_host, without, registry().owners), rows
 
     def _parts_of_all(self, parts: list[Part]) -> list[Part]:
@@ -393,6 +402,7 @@ class _Placing:
         mesh, axis: rows are divided along this axis of it.
         n_shards: among how many devices.
         is_plain: whether arrays are simply on the device.
+        is_host: whether that is the CPU, which computes from arrays of NumPy as they are.
         everywhere: the sharding of what each device has.
         whole: gives an array that is everywhere.
     """
@@ -400,6 +410,7 @@ class _Placing:
     def __init__(self, device: Any, mesh: Mesh | None, devices: Sequence[Any], *, divides: bool) -> None:
         over: Any = PartitionSpec
         self.is_plain = mesh is None and len(devices) == 1
+        self.is_host = self.is_plain and device.platform == "cpu"
         self.mesh = mesh or Mesh(np.array(devices), (_DATA,))
         self.axis = _DATA if _DATA in self.mesh.axis_names else self.mesh.axis_names[0]
         self.n_shards = self.mesh.shape[self.axis]
@@ -422,6 +433,8 @@ class _Placing:
 
     def rows(self, array: np.ndarray) -> Any:
         """The rows of a batch over the devices: divided if that goes, else on each."""
+        if self.is_host:
+            return array
         divides = array.ndim > 0 and array.shape[0] > 0 and array.shape[0] % self.n_shards == 0
         return self.put(array, self._rows if divides else self.everywhere)
 
@@ -695,6 +708,8 @@ class JaxLoader(LoopLoader):
         self._placing, self.count = placing, 0
         self._together = together * (self.processes.size if self.batch == "per_replica" else 1)
         self._n_rows: int | None = None  # of a batch with padding
+        if placing.is_host:
+            self._in_turn = True  # nothing is copied ahead, and a thread costs more than a small step
 
     def __len__(self) -> int:
         return -(-len(self.loader) // self._together)
@@ -733,12 +748,12 @@ class JaxLoader(LoopLoader):
             count = None
         batches, number = iter(self.loader), 0
         while group := [_on_host(batch) for batch in islice(batches, self._together)]:
-            rows = rows_of(group[0])
+            rows = _rows_of(group[0])
             if rows is None and (self.processes.size > 1 or len(group) > 1):
                 raise self._without_rows()
             if len(group) > 1:
-                batch = merged([(batch, rows_of(batch)) for batch in group], np.concatenate, None)
-                rows = rows_of(batch)
+                batch = merged([(batch, _rows_of(batch)) for batch in group], np.concatenate, None)
+                rows = _rows_of(batch)
             else:
                 (batch,) = group
             if number == 0 and rows is not None:
@@ -762,6 +777,8 @@ class JaxLoader(LoopLoader):
     def _moved(self, batch: Any) -> Any:
         contents, share = batch
         rows, n_rows = share.rows, share.rows
+        if self._placing.is_host and self.batch != "padded":
+            return batch
         if self.batch == "padded" and rows is not None:
             n_shards = self._placing.n_shards
             least = self._n_rows or rows
@@ -789,12 +806,24 @@ class JaxLoader(LoopLoader):
 def _on_host(batch: Any) -> Any:
     """A batch with NumPy arrays in place of tensors of any framework; global arrays stay."""
 
+    if _holds_arrays(batch):
+        return batch
+
     def on_host(leaf: Any) -> Any:
         if isinstance(leaf, (np.ndarray, str, bytes)) or _is_global(leaf) or not hasattr(leaf, "__array__"):
             return leaf
         return np.asarray(leaf)
 
     return map_leaves(batch, on_host, registry().owners)
+
+
+def _rows_of(batch: Any) -> int | None:
+    return len(batch[0]) if _holds_arrays(batch) and batch[0].ndim else rows_of(batch)
+
+
+def _holds_arrays(batch: Any) -> bool:
+    """Whether a batch is simply a tuple or list of arrays; most are, and need not be searched."""
+    return type(batch) in (tuple, list) and len(batch) > 0 and all(type(item) is np.ndarray for item in batch)
 
 
 def _check_preparable(given: Any) -> None:

@@ -17,6 +17,7 @@ from anyaccel.backend import Memory
 from anyaccel.capability import Capabilities, lazy
 from anyaccel.device import Device
 from anyaccel.machine import ExpectedDevices, Machine
+from anyaccel.own_loop.capability import OwnLoops
 from anyaccel.precision import ComputesPrecision
 from anyaccel_tensorflow.compute import TensorFlowCompute, TensorFlowMemoryFigures, TensorFlowPrecision
 from anyaccel_tensorflow.exchange import TensorFlowExchange
@@ -49,6 +50,7 @@ class TensorFlowBackend(TensorFlowExchange, TensorFlowCompute):
         "anyaccel_distributed.DeviceReplicas": lazy("anyaccel_tensorflow.device_replicas:TensorFlowReplicas"),
         "anyaccel_distributed.Replicate": lazy("anyaccel_tensorflow.replicas:TensorFlowReplicate"),
         ExpectedDevices: TensorFlowExpectedDevices,
+        OwnLoops: lazy("anyaccel_tensorflow.own_loop:TensorFlowLoops"),
         "anyaccel_devtools.HealthChecks": lazy("anyaccel_tensorflow.health_checks:TensorFlowHealthChecks"),
     }
 

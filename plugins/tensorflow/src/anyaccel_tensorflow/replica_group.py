@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+import socket
+import time
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from typing import Any, ClassVar, cast
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context  # what MultiWorkerMirroredStrategy uses; it has no public name
 
 from anyaccel.adapter.array_program import ArrayProgram
 from anyaccel.backend import Program
@@ -20,7 +25,7 @@ from anyaccel_distributed.departure import Departure
 from anyaccel_distributed.gradients import gradients_of, replace_gradients
 from anyaccel_distributed.group import ProgramInputs
 from anyaccel_distributed.messages import gather_plain
-from anyaccel_tensorflow.cluster import join_cluster
+from anyaccel_tensorflow import runtime_config
 from anyaccel_tensorflow.error_translation import first_line
 from anyaccel_tensorflow.tf_functions import run_alone
 
@@ -66,7 +71,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             with tf.device(device):
                 rows = tf.constant(weight, tf.float64)
             flat = run_alone(_weighted, own, rows)
-            summed = self._try("average the gradients", partial(self._add, flat, device))
+            summed = self.attempt("average the gradients", partial(self._add, flat, device))
             means = run_alone(_means, summed, own)
             for i, mean in zip(positions, means, strict=True):
                 gradients[i] = mean
@@ -78,7 +83,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     def _gathered_on_host(self, array: np.ndarray) -> np.ndarray:
         with tf.device(_HOST):
             words = tf.constant(array.view(np.int32)[None])  # bytes cannot be gathered
-        every = self._try("gather values", partial(self._gather, words, _HOST))
+        every = self.attempt("gather values", partial(self._gather, words, _HOST))
         return np.asarray(every.numpy()).view(array.dtype)
 
     def loss_weights(self, programs: Sequence[ProgramInputs], n_rows: float) -> list[dict[str, Any]]:
@@ -91,7 +96,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             with tf.device(device):
                 rows = tf.constant(n_rows, tf.float64)
             stacked = run_alone(_stacked, [weights[i] for i in positions], rows)
-            summed = self._try("add up the weights of losses", partial(self._add, stacked, device))
+            summed = self.attempt("add up the weights of losses", partial(self._add, stacked, device))
             shares = run_alone(_shares, summed, rows, [weights[i] for i in positions])
             for i, weight in zip(positions, shares, strict=True):
                 index, label = keys[i]
@@ -106,12 +111,22 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         every: list[list[Any]] = [[None] * len(given[0]) for _ in range(sum(counts))]
         for device, positions in _positions(given[0]):
             rows = run_alone(_rows, [[shard[i] for i in positions] for shard in given], n_rows=max(counts))
-            gathered = self._try("gather the gradients", partial(self._gather, rows, device))
+            gathered = self.attempt("gather the gradients", partial(self._gather, rows, device))
             pieces = run_alone(_pieces, gathered, [given[0][i] for i in positions], counts=tuple(counts))
             for shard, own in zip(every, pieces, strict=True):
                 for i, piece in zip(positions, own, strict=True):
                     shard[i] = piece
         return every
+
+    def sum_of_all(self, tensor: Any, call: Hashable, device: str) -> Any:
+        """The sum of the tensors that all give, in a step of the user's own, traced or not.
+
+        Args:
+            tensor: on `device`.
+            call: which call of the step; calls that run at once must differ.
+            device: TensorFlow's name of it.
+        """
+        return _summed(tensor, **self._keys(("step", call), tensor, device))
 
     def abandon(self, programs: Sequence[Program]) -> None:
         """This process ends without waiting for the others."""
@@ -132,7 +147,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         """The tensors of all processes, one after the other on the first axis."""
         return run_alone(_gathered, tensor, **self._keys("gather", tensor, device))
 
-    def _keys(self, kind: str, tensor: Any, device: str) -> dict[str, Any]:
+    def _keys(self, kind: Hashable, tensor: Any, device: str) -> dict[str, Any]:
         """What names a collective alike in all processes: they come to each for the first time in one order."""
         instance = (kind, device, tensor.dtype, tuple(tensor.shape))
         return {
@@ -142,7 +157,12 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             "timeout_seconds": self._seconds,
         }
 
-    def _try(self, what: str, call: Callable[[], Any]) -> Any:
+    def attempt(self, what: str, call: Callable[[], Any]) -> Any:
+        """What a call gives.
+
+        Raises:
+            FrameworkError: another replica has ended, or does not answer.
+        """
         try:
             return call()
         except tf.errors.OpError as error:
@@ -213,3 +233,134 @@ def _pieces(gathered: Any, like: Sequence[Any], counts: tuple[int, ...]) -> list
     sizes = [math.prod(each.shape) for each in like]
     parts = [zip(tf.split(row, sizes), like, strict=True) for row in rows]
     return [[tf.cast(tf.reshape(part, each.shape), each.dtype) for part, each in shard] for shard in parts]
+
+
+# -- -------------------------------------------------------------------------------------------------------------------
+# Cluster: this process as one of several of TensorFlow, which it becomes only before TensorFlow starts.
+
+
+_JOIN_SECONDS = 300.0
+_JOB = "worker"
+_LEADER = f"/job:{_JOB}/replica:0/task:0"
+_PORT_AFTER = 2
+"""The processes meet at this port after MASTER_PORT, where torch meets; JAX meets at the one between."""
+
+
+def join_cluster(rank: int, size: int) -> None:
+    """Join the other processes: each serves its part of collectives by gRPC, on a port of its own.
+
+    Raises:
+        FrameworkError: TensorFlow has started on its own, or they cannot be joined.
+    """
+    if runtime_config.is_started():
+        raise FrameworkError(
+            f"TensorFlow has started in replica {rank} of {size} before it was joined with the others",
+            cause="its devices get other names with them, also those of tensors that are there",
+            hint="write at the top of the script: from anyaccel_distributed import join; join('tensorflow')",
+        )
+    runtime_config.allow_memory_growth()
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + _PORT_AFTER
+    try:
+        # Let TensorFlow start as one of these processes, and wait for the others.
+        addresses = addresses_of_all(rank, size, host, port, replica_timeout() or _JOIN_SECONDS)
+        started = context.context()
+        started.configure_collective_ops(collective_leader=_LEADER)
+        server = tf.train.ServerDef(
+            cluster=tf.train.ClusterSpec({_JOB: addresses}).as_cluster_def(),
+            job_name=_JOB,
+            task_index=rank,
+            protocol="grpc",
+            default_session_config=started.config,
+        )
+        started.enable_collective_ops(server)
+        started.ensure_initialized()
+    except (OSError, ValueError, tf.errors.OpError) as error:
+        raise FrameworkError(
+            f"replica {rank} of {size} could not join the others by TensorFlow: {first_line(error)}",
+            cause=f"the address {host}:{port}, at which they meet",
+            hint="start all processes with one launcher, or set MASTER_PORT to a port after which two more are free",
+        ) from error
+
+
+_POLL_SECONDS = 0.05
+
+
+def addresses_of_all(rank: int, size: int, host: str, port: int, seconds: float) -> list[str]:
+    """HOST:PORT of every process, by rank, each with a port that is free on its machine.
+
+    Args:
+        rank, size: which process of how many.
+        host, port: where the first one listens meanwhile.
+        seconds: how long to wait for all.
+
+    Raises:
+        OSError: the port is taken, or some do not come in time.
+    """
+    deadline = time.monotonic() + seconds
+    if rank == 0:
+        return _collected(f"{host}:{_free_port()}", size, port, deadline)
+    with _connected(host, port, deadline) as connection:
+        own = f"{_bracketed(connection.getsockname()[0])}:{_free_port()}"
+        connection.sendall(json.dumps([rank, own]).encode() + b"\n")
+        return [str(address) for address in _line(connection)]
+
+
+def _collected(own: str, size: int, port: int, deadline: float) -> list[str]:
+    """What the first process hears, and then tells all."""
+    found, connections = {0: own}, list[socket.socket]()
+    with socket.create_server(("", port), backlog=size) as server:
+        try:
+            while len(found) < size:
+                server.settimeout(max(_POLL_SECONDS, deadline - time.monotonic()))
+                connection, _ = server.accept()
+                connections.append(connection)
+                connection.settimeout(max(_POLL_SECONDS, deadline - time.monotonic()))
+                rank, address = _line(connection)
+                if rank in found or not 0 < rank < size:
+                    raise OSError(f"two processes say that they are replica {rank} of {size}")
+                found[rank] = address
+            every = [found[rank] for rank in range(size)]
+            for connection in connections:
+                connection.sendall(json.dumps(every).encode() + b"\n")
+        except TimeoutError:
+            missing = ", ".join(str(rank) for rank in range(size) if rank not in found)
+            raise OSError(f"replica {missing} of {size} did not come") from None
+        finally:
+            for connection in connections:
+                connection.close()
+    return every
+
+
+def _connected(host: str, port: int, deadline: float) -> socket.socket:
+    """A connection to the first process, which may not have come yet."""
+    while True:
+        with suppress(ConnectionRefusedError):
+            connection = socket.create_connection((host, port), max(_POLL_SECONDS, deadline - time.monotonic()))
+            connection.settimeout(max(_POLL_SECONDS, deadline - time.monotonic()))
+            return connection
+        if time.monotonic() > deadline:
+            raise OSError(f"nobody listens at {host}:{port}")
+        time.sleep(_POLL_SECONDS)
+
+
+def _line(connection: socket.socket) -> Any:
+    """A line of JSON.
+
+    Raises:
+        OSError: the other one has ended.
+    """
+    with connection.makefile("rb") as lines:
+        text = lines.readline()
+    if not text.endswith(b"\n"):
+        raise OSError("another process has ended while they met")
+    return json.loads(text)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

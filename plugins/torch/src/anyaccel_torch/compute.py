@@ -20,7 +20,7 @@ from anyaccel.install_hints import HINTS
 from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec
 from anyaccel.specs import Loss, LossTargets, Optimizer
 from anyaccel_torch.error_translation import translate_errors
-from anyaccel_torch.numpy_views import as_array
+from anyaccel_torch.host_transfer import as_array
 from anyaccel_torch.placement import TorchPlacement
 from anyaccel_torch.tree_utils import dtype_name
 

@@ -12,8 +12,15 @@ from anyaccel.device import Device
 from anyaccel.errors import MoveError
 from anyaccel.host_memory import aligned_empty, is_dense, is_own
 from anyaccel_torch.error_translation import first_line, translate_errors
-from anyaccel_torch.host_transfer import can_copy_aside, copied, copied_aside, pinned_empty, shared
-from anyaccel_torch.numpy_views import as_array, numpy_dtype
+from anyaccel_torch.host_transfer import (
+    as_array,
+    can_copy_aside,
+    copied,
+    copied_aside,
+    numpy_dtype,
+    pinned_empty,
+    shared,
+)
 from anyaccel_torch.placement import TorchPlacement
 from anyaccel_torch.tree_utils import check_dtypes
 

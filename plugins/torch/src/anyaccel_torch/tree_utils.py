@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any
 
 from anyaccel.errors import MoveError
-from anyaccel_torch.numpy_views import BFLOAT16, numpy_dtype
+from anyaccel_torch.host_transfer import BFLOAT16, numpy_dtype
 
 
 def tensors_in(obj: Any) -> Iterator[Any]:

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from anyaccel.errors import ENVIRONMENT_ERRORS, StateError
 from anyaccel_torch import keras
 from anyaccel_torch.error_translation import first_line
-from anyaccel_torch.host_transfer import copied
+from anyaccel_torch.host_transfer import as_array, copied
 from anyaccel_torch.module_state import plain_names
-from anyaccel_torch.numpy_views import as_array
 
 _REFUSED = re.compile(r"GLOBAL (\S+)")
 """The class in the error of `torch.load` for one that it does not make."""

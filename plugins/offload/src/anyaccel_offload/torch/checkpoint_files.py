@@ -18,7 +18,7 @@ from torch import Tensor
 from anyaccel.arguments import shown
 from anyaccel.errors import StateError
 from anyaccel.saved_folder import tensor_file
-from anyaccel.saved_folder.shard_index import INDEX_ENDING, shard_map, weight_file_in
+from anyaccel.saved_folder.shards import INDEX_ENDING, shard_map, weight_file_in
 from anyaccel.saved_folder.storage import LocalStorage
 from anyaccel_torch.weight_files import load_tensors
 

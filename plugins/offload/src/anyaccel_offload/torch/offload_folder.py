@@ -17,7 +17,7 @@ from anyaccel.saved_folder import tensor_file
 from anyaccel_offload.torch.checkpoint_files import SAFETENSORS, SafetensorsFile
 from anyaccel_offload.torch.model_blocks import Place, places, shared_tensors
 from anyaccel_offload.torch.stored_tensor import StoredTensor
-from anyaccel_torch.numpy_views import as_array
+from anyaccel_torch.host_transfer import as_array
 
 _INDEX = "model.safetensors.index.json"
 _CPU = torch.device("cpu")

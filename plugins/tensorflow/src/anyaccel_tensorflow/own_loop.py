@@ -1,0 +1,1069 @@
+"""Own loops of TensorFlow: gradients of a GradientTape over all processes, and optimizers that step once an update."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial, update_wrapper
+from types import MethodType
+from typing import Any, ClassVar
+from weakref import WeakValueDictionary
+
+import numpy as np
+import tensorflow as tf
+
+from anyaccel.device import Device
+from anyaccel.errors import AnyaccelError, CapabilityError, ConfigError, DataError, StateError
+from anyaccel.own_loop import Loop, LoopLoader, OwnLoops, Share
+from anyaccel.own_loop.loop import OF_MODELS
+from anyaccel.user_level import user_level
+from anyaccel_tensorflow.object_location import is_optimizer
+from anyaccel_tensorflow.shape_inference import batch_coupling
+from anyaccel_tensorflow.variables import keras, model_variables, named_parts, parts, read, tf_variable, write
+
+_FUNCTION_HINT = "write @loop.function in place of @tf.function"
+_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError, tf.errors.CancelledError)
+_MANY_TRACES = 6
+_NO_SEED = 87654321
+"""What TensorFlow takes beside the seed of an operation where no seed is set for all: with it, these stay the same."""
+_DIGESTED = 4096
+"""So many elements of each tensor tell batches apart."""
+_prepared: WeakValueDictionary[int, Any] = WeakValueDictionary()
+"""By id: a tf.Variable has no hash."""
+
+
+class TensorFlowLoops(OwnLoops):
+    """Loops of TensorFlow."""
+
+    @property
+    def loop(self) -> type[Loop]:
+        return TensorFlowLoop
+
+
+class TensorFlowLoop(Loop):
+    """A loop of TensorFlow with a `GradientTape`, in processes that TensorFlow's collective operations join.
+
+    `prepare` gives the very models and optimizers that it is given, and a loader in place of a `tf.data.Dataset`.
+    Gradients are summed by `gradient`, in one message with the last batch of an update.
+
+    ```python
+    loop = aa.Loop(framework="tensorflow")
+    model, optimizer, dataset = loop.prepare(model, optimizer, dataset)
+
+    @loop.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        gradients = loop.gradient(tape, loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        return loss
+
+    for x, y in dataset:
+        loss = step(x, y)
+    ```
+    """
+
+    framework: ClassVar[str] = "tensorflow"
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        self._models: list[_Model] = []
+        self._optimizers: list[_PreparedOptimizer] = []
+        self._others: list[Any] = []
+        self._window = _Window()
+        self._pending: frozenset[int] = frozenset()  # variables whose gradients no optimizer was given yet
+        self._sites: dict[Any, _Site] = {}
+        self._positions: dict[int, int] = {}  # of the variables that are trained, by id
+        self._traced: _Traced | None = None  # what is called, and perhaps traced, just now
+        self._n_functions = self._n_calls = 0
+        self._row_tensors: dict[float | None, Any] = {}
+        self._is_within = False  # `accumulate`
+        self._is_begun = False
+        super().__init__(*args, **settings)
+        self._check_settings()
+        self._is_plain = self.num_processes == 1 and self.accumulation_steps == 1
+        if self.num_processes > 1 and tf.compat.v1.random.get_seed(0)[0] == _NO_SEED:
+            tf.random.set_seed(_NO_SEED)  # models, and the order of data sets, are to be alike in all processes
+        self._is_begun = True
+
+    def _check_settings(self) -> None:
+        if self.precision == "fp16-mixed":
+            raise ConfigError(
+                "Loop: precision='fp16-mixed' scales the loss, which Keras leaves to its LossScaleOptimizer",
+                available="'float32', 'bf16-mixed'",
+                hint="write keras.config.set_dtype_policy('mixed_float16') before the model is made, "
+                "optimizer = keras.optimizers.LossScaleOptimizer(optimizer), and "
+                "loop.gradient(tape, optimizer.scale_loss(loss), variables)",
+            )
+        if self.precision not in (None, "float32", "bf16-mixed"):
+            raise ConfigError(
+                f"Loop: precision={self.precision!r} changes the dtype of a model's variables",
+                available="'float32', 'bf16-mixed'",
+                hint="write precision='bf16-mixed', or keras.config.set_dtype_policy('float64') before the model is "
+                "made",
+            )
+        if self.sharding is not None:
+            raise CapabilityError(
+                "Loop: sharding='full' divides variables among processes, which TensorFlow does not",
+                hint="leave sharding out, or train a model of torch or JAX",
+            )
+        if self.options:
+            raise ConfigError(
+                f"Loop: options={self.options} are for an engine, and loops of TensorFlow have none",
+                hint="leave options out",
+            )
+        if self.sync_batchnorm and self.num_processes > 1:
+            raise CapabilityError(
+                "Loop: sync_batchnorm=True takes statistics over processes, which Keras' layers do not here",
+                hint="write sync_batchnorm=False for statistics of the rows of each process, whose moving averages are "
+                "kept alike; or use keras.layers.GroupNormalization or LayerNormalization",
+            )
+
+    def _seed_framework(self, seed: int) -> None:
+        if not self._is_begun:  # later it would change the order of data sets that are made, in one process alone
+            tf.random.set_seed(seed % 2**31)
+
+    # -- what is prepared ------------------------------------------------------------------------------------------
+
+    def _make_loader(self, loader: Any, *settings: Any) -> LoopLoader:
+        return (
+            DatasetLoader(loader, *settings) if isinstance(loader, tf.data.Dataset) else LoopLoader(loader, *settings)
+        )
+
+    def _prepare(self, objects: Sequence[Any], frozen: bool) -> list[Any]:
+        for given in objects:
+            _check_preparable(given)
+        prepared = [self._add_model(given, frozen) if _is_model(given) else given for given in objects]
+        for given in prepared:
+            if is_optimizer(given):
+                self._add_optimizer(given)
+            elif not _is_model(given):
+                self._others.append(given)
+        if self._models and self.num_processes > 1:
+            self._processes.part()
+        return prepared
+
+    def _add_model(self, model: Any, frozen: bool) -> Any:
+        if _prepared.get(id(model)) is model:
+            raise ConfigError(
+                f"this {type(model).__name__} is prepared already",
+                hint="prepare each model once, by one Loop, and use what it gave",
+            )
+        if not any(model_variables(model)):
+            raise ConfigError(
+                f"this {type(model).__name__} has no variables yet",
+                hint="let it have them before prepare(): model.build((None, 5)) for rows of 5 columns, or call it once",
+            )
+        norm = "" if frozen else batch_coupling(model)
+        if self.num_processes > 1:
+            self._check_alike(model)
+            if norm and self.sync_batchnorm is None:
+                raise ConfigError(
+                    f"{norm} normalizes over the rows of a batch, and each of {self.num_processes} processes has a "
+                    "part",
+                    hint="write Loop(sync_batchnorm=False) for statistics of each process",
+                )
+        if self.precision == "bf16-mixed":
+            _compute_in_bfloat16(model)
+        model = self.accelerator.place(model)
+        _prepared[id(model)] = model
+        self._models.append(_Model(model, frozen, norm if self.num_processes > 1 else ""))
+        for variable in self._models[-1].trained:
+            self._positions.setdefault(id(tf_variable(variable)), len(self._positions))
+        if self.process_index > 0:
+            self._models[-1].set_apart(self.process_index)
+        return model
+
+    def _check_alike(self, model: Any) -> None:
+        variables = model_variables(model)
+        own = {name: _digest([read(v).numpy()]) for name, v in {**variables.parameters, **variables.buffers}.items()}
+        every = self._processes.gather_plain(own)
+        for rank, other in enumerate(every):
+            name = next((name for name in {**every[0], **other} if every[0].get(name) != other.get(name)), None)
+            if name is not None:
+                raise DataError(
+                    f"the processes have different {type(model).__name__} models: {name!r} of process {rank} is not "
+                    "that of process 0",
+                    hint="make the model after the Loop, which lets all processes begin with the same random "
+                    "numbers, or seed them alike: keras.utils.set_random_seed(0)",
+                )
+
+    def _add_optimizer(self, optimizer: Any) -> None:
+        if _prepared.get(id(optimizer)) is optimizer:
+            raise ConfigError(
+                f"this {type(optimizer).__name__} is prepared already", hint="prepare each optimizer once, by one Loop"
+            )
+        if optimizer.gradient_accumulation_steps and self.accumulation_steps > 1:
+            raise ConfigError(
+                f"{type(optimizer).__name__}(gradient_accumulation_steps={optimizer.gradient_accumulation_steps}) and "
+                f"Loop(accumulate={self.accumulation_steps}) would accumulate twice",
+                hint="leave gradient_accumulation_steps out; the loop divides by the rows of the whole window",
+            )
+        self.accelerator.place(optimizer)
+        own = _PreparedOptimizer(optimizer)
+        if own.is_scaling and not optimizer.built:  # a step traced before would keep the first scale for ever
+            trained = [variable for model in self._models for variable in model.trained]
+            if len(self._optimizers) > 0 or not trained:
+                raise ConfigError(
+                    "a LossScaleOptimizer has no loss scale until it is built",
+                    hint="build it before prepare(): optimizer.build(model.trainable_variables)",
+                )
+            optimizer.build(trained)
+        _prepared[id(optimizer)] = optimizer
+        self._optimizers.append(own)
+        optimizer.apply = partial(self._apply, own)
+        if own.is_scaling:
+            optimizer.was_skipped = False
+            scale_loss = optimizer.scale_loss
+
+            def scaled(loss: Any) -> Any:
+                own.has_scaled = True
+                return scale_loss(loss)
+
+            optimizer.scale_loss = scaled
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def function(self, function: Callable[..., Any] | None = None, **settings: Any) -> Any:
+        """A step of the loop as a `tf.function`, which is traced for the first batch, and once for any number of rows.
+
+        Where batches are accumulated there are two of it: for those that end an update, and for the others; `is_update`
+        is a plain bool in each.
+
+        ```python
+        @loop.function
+        def step(x, y): ...
+        ```
+
+        Args:
+            function: computes one batch.
+            settings: of `tf.function`; `reduce_retracing` is on.
+
+        Raises:
+            ConfigError: `jit_compile` in several processes.
+        """
+        if function is None:
+            return partial(self.function, **settings)
+        if settings.get("jit_compile") and self.num_processes > 1:
+            raise ConfigError(
+                "loop.function(jit_compile=True) in several processes: XLA does not compile TensorFlow's collective "
+                "operations",
+                hint="compile the model alone: forward = tf.function(model, jit_compile=True)",
+            )
+        self._n_functions += 1
+        return LoopFunction(self, function, self._n_functions, {"reduce_retracing": True, **settings})
+
+    @contextmanager
+    def accumulate(self, *models: Any) -> Iterator[None]:
+        """Around what is done with one batch of an update; needed where the batch is of no prepared loader."""
+        share = self._iterations.training_share
+        if not self._window.is_current(share, within=False):
+            self._begin(share)
+        before, self._is_within = self._is_within, True
+        try:
+            yield
+        finally:
+            self._is_within = before
+
+    def _begin(self, share: Share | None) -> None:
+        if self._window.is_closing and any(site.is_open for site in self._sites.values()):
+            raise ConfigError(
+                "loop.gradient() was called for some batches of an update, and not for its last",
+                cause="what was added up would be part of another update",
+                hint="call it for each batch, and leave out what optimizers do: if loop.is_update: ...",
+            )
+        self._window.begin(share, self.accumulation_steps)
+        self._n_calls = 0
+        if self._window.is_closing and not self._optimizers:
+            self.step += 1
+
+    @property
+    def is_update(self) -> bool:
+        traced = self._traced
+        if traced is not None and not tf.executing_eagerly():
+            return traced.is_closing
+        return self._will_close()
+
+    def _will_close(self) -> bool:
+        window, share = self._window, self._iterations.training_share
+        if window.is_current(share, within=self._is_within):
+            return window.is_closing
+        return window.will_close(share, self.accumulation_steps)
+
+    @property
+    def _is_whole(self) -> bool:
+        return self._window.is_closing or self._window.n_batches == 0
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def gradient(self, tape: Any, loss: Any, variables: Any, count: Any = None) -> Any:
+        """The gradients of the mean over all rows of the update, in all processes; as `tape.gradient`.
+
+        ```python
+        gradients = loop.gradient(tape, loss, model.trainable_variables)  # a mean over the rows of the batch
+        gradients = loop.gradient(tape, total, variables, count=n_tokens)  # a sum over tokens
+        ```
+
+        Args:
+            tape: a `tf.GradientTape` that has recorded the loss.
+            loss: a mean over the rows of the batch; with `count`, a sum.
+            variables: of prepared models, also nested.
+            count: over how many terms the loss is a sum, a number or a tensor: the sums of all batches of the update,
+                and of all processes, are divided by their count.
+
+        Returns:
+            for each variable its gradient; zeros for a batch that is not the last of its update, after which optimizers
+            do nothing.
+
+        Raises:
+            ConfigError: called where the loop cannot know the batch, or of variables that are not prepared.
+            DataError: the loss is no scalar.
+            FrameworkError: another process has ended, or does not answer.
+        """
+        traced = self._current()
+        if traced is None:
+            share = self._iterations.training_share
+            if not self._window.is_current(share, within=self._is_within):
+                self._begin(share)
+        flat = tf.nest.flatten(variables)
+        keys = [id(tf_variable(variable)) for variable in flat]
+        self._check_variables(flat, keys)
+        if count is None and loss.shape.rank != 0:
+            raise DataError(
+                f"loop.gradient() was given a loss of shape {loss.shape}, which is no mean over rows",
+                hint="write tf.reduce_mean(loss), or say over how many terms: "
+                "loop.gradient(tape, loss, variables, count=tf.size(loss))",
+            )
+        gradients = tape.gradient(loss, flat)
+        site = self._site(keys, traced, is_counted=count is not None)
+        if not self._is_plain:
+            gradients = self._of_update(site, flat, gradients, count, traced)
+        elif count is not None:
+            gradients = [None if g is None else _divided(g, count) for g in gradients]
+        if traced is None:
+            self._pending |= set(keys)
+            if self.num_processes > 1:
+                loss.anyaccel_share = self._iterations.training_share  # for `reduce`, after other batches
+        else:
+            traced.computed |= set(keys)
+            traced.needs_rows |= count is None and not self._is_plain
+        return tf.nest.pack_sequence_as(variables, gradients)
+
+    def _site(self, keys: Sequence[int], traced: _Traced | None, *, is_counted: bool) -> _Site:
+        """The place of this call in the code, by what is alike in all processes."""
+        number, self._n_calls = self._n_calls, self._n_calls + 1
+        first = self._positions[keys[0]] if keys else 0
+        place = (0 if traced is None else traced.number, number, first, len(keys))
+        site = self._sites.setdefault(place, _Site(place, keys, is_counted=is_counted))
+        site.check(keys, is_counted=is_counted)
+        if self.accumulation_steps > 1:
+            if traced is None:
+                site.is_open = not self._window.is_closing
+            else:
+                traced.sites.append(site)
+        return site
+
+    def _current(self) -> _Traced | None:
+        """The function that is traced; None where nothing is."""
+        if tf.executing_eagerly():
+            return None
+        if self._traced is None or self._traced.graph is not tf.compat.v1.get_default_graph():
+            raise ConfigError(
+                "the step is traced by a tf.function that the loop does not know, and would keep what it knows of the "
+                "first batch",
+                available="loop.gradient() and optimizers in a function of the loop itself, outside of tf.function, "
+                "tf.cond and tf.while_loop in it",
+                hint=_FUNCTION_HINT,
+            )
+        return self._traced
+
+    def _check_variables(self, variables: Sequence[Any], keys: Sequence[int]) -> None:
+        for variable, key in zip(variables, keys, strict=True):
+            if key not in self._positions:
+                raise ConfigError(
+                    f"loop.gradient() was given {getattr(variable, 'path', variable.name)!r}, a variable of no model "
+                    "that is prepared and trained",
+                    hint="prepare what is trained, and use what prepare() gives: model = loop.prepare(model)",
+                )
+
+    def _rows_of(self, share: Share | None) -> float:
+        """How many rows this process has of a batch; NaN where nothing says it."""
+        return math.nan if share is None or share.rows is None or share.total is None else float(share.rows)
+
+    def _of_update(
+        self, site: _Site, variables: Sequence[Any], gradients: Sequence[Any], count: Any, traced: _Traced | None
+    ) -> list[Any]:
+        share = self._iterations.training_share
+        if count is None and math.isnan(self._rows_of(share)):
+            raise _no_rows()
+        rows = tf.constant(self._rows_of(share), tf.float32) if traced is None else traced.rows
+        is_closing = self._window.is_closing if traced is None else traced.is_closing
+        if count is None:
+            weight = terms = rows
+        else:  # what a process without rows is given counts nowhere
+            weight = tf.cast(tf.not_equal(rows, 0.0), tf.float32)
+            terms = weight * tf.cast(count, tf.float32)
+        results = [
+            None if gradient is None else tf.zeros(variable.shape, variable.dtype)
+            for variable, gradient in zip(variables, gradients, strict=True)
+        ]
+        for dtype in (tf.float32, tf.float64):
+            places = [i for i, gradient in enumerate(gradients) if gradient is not None and _wide(gradient) == dtype]
+            if not places:
+                continue
+            dense = [tf.reshape(tf.cast(tf.convert_to_tensor(gradients[i]), dtype), [-1]) for i in places]
+            message = tf.math.multiply_no_nan(tf.concat(dense, 0), tf.cast(weight, dtype))
+            message = tf.concat([message, tf.cast(terms, dtype)[None]], 0)
+            sums = site.sums_of(message, variables[places[0]]) if self.accumulation_steps > 1 else None
+            if not is_closing:
+                sums.assign_add(message)  # type: ignore[union-attr]
+                continue
+            if sums is not None:
+                message = sums + message
+                sums.assign(tf.zeros_like(sums))
+            message = self._sum_of_all(message, (site.place, dtype.name))
+            means = tf.math.divide_no_nan(message[:-1], message[-1])
+            sizes = [math.prod(variables[i].shape) for i in places]
+            for i, mean in zip(places, tf.split(means, sizes), strict=True):
+                results[i] = tf.cast(tf.reshape(mean, variables[i].shape), variables[i].dtype)
+        if is_closing:
+            self._average_statistics(site, rows)
+        return results
+
+    def _sum_of_all(self, message: Any, call: Any) -> Any:
+        if self.num_processes == 1:
+            return message
+        group, device = self._processes.group, self._models[0].device
+        with tf.device(device):
+            if tf.executing_eagerly():
+                return group.attempt("average the gradients", partial(group.sum_of_all, message, call, device))
+            return group.sum_of_all(message, call, device)
+
+    def _average_statistics(self, site: _Site, rows: Any) -> None:
+        """Moving averages of layers become their means over processes: the same in all."""
+        for i, model in enumerate(self._models):
+            if not model.norm or model.keys.isdisjoint(site.keys):
+                continue
+            held = [tf_variable(variable) for variable in model.statistics]
+            flat = tf.concat([tf.reshape(tf.cast(variable, tf.float32), [-1]) for variable in held], 0)
+            weight = tf.where(tf.math.is_nan(rows), 1.0, rows)
+            message = tf.concat([tf.math.multiply_no_nan(flat, weight), weight[None]], 0)
+            message = self._sum_of_all(message, (site.place, "statistics", i))
+            means = tf.split(message[:-1] / message[-1], [math.prod(variable.shape) for variable in held])
+            for variable, mean in zip(held, means, strict=True):
+                variable.assign(tf.cast(tf.reshape(mean, variable.shape), variable.dtype))
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def _apply(self, own: _PreparedOptimizer, grads: Any, trainable_variables: Any = None) -> None:
+        """What `optimizer.apply`, and with it `apply_gradients`, does: nothing until an update is full."""
+        traced, optimizer = self._current(), own.optimizer
+        grads = list(grads)
+        if trainable_variables is None:
+            raise ConfigError(
+                "optimizer.apply() was given gradients without their variables",
+                hint="write optimizer.apply_gradients(zip(gradients, variables))",
+            )
+        given = list(trainable_variables)
+        keys = {id(tf_variable(variable)) for variable in given}
+        pending = self._pending | (traced.computed if traced is not None else set())
+        if not keys <= pending:
+            raise ConfigError(
+                f"{type(optimizer).__name__} was given gradients that are not of loop.gradient()",
+                cause="in several processes each would train on its own rows alone",
+                hint="write gradients = loop.gradient(tape, loss, model.trainable_variables), once for each update",
+            )
+        if own.is_scaling and not own.has_scaled:
+            raise ConfigError(
+                "the LossScaleOptimizer would divide gradients by a loss scale that the loss was not multiplied by",
+                hint="write loop.gradient(tape, optimizer.scale_loss(loss), model.trainable_variables)",
+            )
+        own.has_scaled = False
+        is_closing = self._window.is_closing if traced is None else traced.is_closing
+        if is_closing:
+            own.build(given)
+            own.apply(grads, given)
+        if traced is not None:
+            traced.given |= keys
+            traced.applied.append(own)
+            return
+        self._pending -= keys
+        if is_closing:
+            self._count(own)
+
+    # -- calls of steps --------------------------------------------------------------------------------------------
+
+    def call(self, function: LoopFunction, args: Any, kwargs: Any) -> Any:
+        """Call a step, which is traced if it must be, and note what it has done."""
+        share = self._iterations.training_share
+        rows = self._rows_of(share)
+        traced = function.traced(is_closing=self._will_close())
+        if traced.needs_rows and math.isnan(rows):
+            raise _no_rows()
+        before, self._traced, calls = self._traced, traced, self._n_calls
+        try:
+            result = traced.run(*args, **kwargs) if self._is_plain else traced.run(self._tensor(rows), *args, **kwargs)
+        except tf.errors.OpError as error:
+            if self.num_processes > 1 and (isinstance(error, _LOST) or "ollective" in str(error)):
+                self._processes.group.attempt("average the gradients", partial(_raise, error))
+            raise
+        except Exception as error:
+            if isinstance(error.__context__, AnyaccelError):  # which autograph has put into an error of its own
+                raise error.__context__ from None
+            raise
+        finally:
+            self._traced, self._n_calls = before, calls
+        if traced.is_new:
+            traced.finish()
+        if traced.has_gradients and not self._window.is_current(share, within=self._is_within):
+            self._begin(share)
+        self._pending = (self._pending | traced.leaves) - traced.takes
+        for site in traced.sites:
+            site.is_open = not traced.is_closing
+        if traced.is_closing:
+            for own in traced.applied:
+                self._count(own)
+        if self.num_processes > 1:
+            for leaf in tf.nest.flatten(result):
+                if isinstance(leaf, tf.Tensor):
+                    leaf.anyaccel_share = share  # for `reduce`, after other batches
+        return result
+
+    def begin_trace(self, rows: Any) -> None:
+        """The function that is being called is traced."""
+        assert self._traced is not None
+        self._traced.begin(rows)
+        self._n_calls = 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a batch in this process is all of an update."""
+        return self._is_plain
+
+    @property
+    def device_name(self) -> str:
+        """TensorFlow's name of the device of the loop."""
+        return self.accelerator.device_string("tensorflow")
+
+    def _tensor(self, rows: float) -> Any:
+        key = None if math.isnan(rows) else rows
+        if key not in self._row_tensors:
+            self._row_tensors[key] = tf.constant(rows, tf.float32)
+        return self._row_tensors[key]
+
+    def _count(self, own: _PreparedOptimizer) -> None:
+        """An optimizer has updated variables."""
+        if own.is_scaling and own.was_skipped():
+            return
+        if own is self._optimizers[0]:
+            self.step += 1
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    def unwrap(self, model: Any) -> Any:
+        """The model that was prepared: it is never wrapped."""
+        return model
+
+    def _model_states(self) -> dict[str, Any]:
+        return {
+            f"{OF_MODELS}{i} {path}": read(state).numpy()
+            for i, model in enumerate(self._models)
+            for path, state in model.generators.items()
+        }
+
+    def _set_model_states(self, states: Mapping[str, Any]) -> None:
+        for i, model in enumerate(self._models):
+            for path, state in model.generators.items():
+                if f"{OF_MODELS}{i} {path}" in states:
+                    write(state, states[f"{OF_MODELS}{i} {path}"])
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "models": [{name: read(v) for name, v in model.variables.items()} for model in self._models],
+            "optimizers": [own.state() for own in self._optimizers],
+            "others": [other.state_dict() for other in self._others],
+        }
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        for what, mine in (("models", self._models), ("optimizers", self._optimizers), ("others", self._others)):
+            if len(state[what]) != len(mine):
+                raise StateError(
+                    f"the checkpoint has {len(state[what])} {what}, and this loop {len(mine)}",
+                    hint="prepare what was prepared in the run that wrote the checkpoint, in the same order",
+                )
+        for saved, model in zip(state["models"], self._models, strict=True):
+            _check_fits(saved, model.variables)
+        for saved, own in zip(state["optimizers"], self._optimizers, strict=True):
+            own.check_state(saved)
+        for saved, model in zip(state["models"], self._models, strict=True):
+            for name, variable in model.variables.items():
+                write(variable, saved[name])
+        for saved, own in zip(state["optimizers"], self._optimizers, strict=True):
+            own.load(saved)
+        for saved, other in zip(state["others"], self._others, strict=True):
+            other.load_state_dict(saved)
+        self._window, self._pending = _Window(), frozenset()
+        for site in self._sites.values():
+            site.clear()
+
+    # -- values ----------------------------------------------------------------------------------------------------
+
+    def _to_numpy(self, tensor: Any) -> Any:
+        if isinstance(tensor, tf.RaggedTensor):
+            return tensor.to_list()
+        if not tf.is_tensor(tensor) and not keras().is_variable(tensor):
+            return None
+        array = np.asarray(tf_variable(tensor).numpy())
+        return array.tolist() if array.dtype == object else array  # text
+
+    def _concatenated(self, rows: Sequence[np.ndarray]) -> Any:
+        with tf.device("/CPU:0"):
+            return tf.constant(np.concatenate(rows) if rows[0].ndim else rows[0])
+
+
+class LoopFunction:
+    """A step of a loop as a `tf.function`; see `TensorFlowLoop.function`.
+
+    Args:
+        loop: that it is of.
+        function: computes one batch.
+        number: of the function within the loop, from 1.
+        settings: of `tf.function`.
+    """
+
+    def __init__(self, loop: TensorFlowLoop, function: Callable[..., Any], number: int, settings: Any) -> None:
+        self._loop, self._function = loop, function
+        self._of_updates = _Traced(loop, function, number, settings, is_closing=True)
+        self._of_others = _Traced(loop, function, number, settings, is_closing=False)
+        update_wrapper(self, function)
+
+    def __get__(self, owner: Any, kind: Any = None) -> Any:
+        return self if owner is None else MethodType(self, owner)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not tf.executing_eagerly():  # a part of another step
+            return self._function(*args, **kwargs)
+        return self._loop.call(self, args, kwargs)
+
+    def traced(self, *, is_closing: bool) -> _Traced:
+        """What is called for a batch; one that computes no gradients is traced for all alike."""
+        of_updates = self._of_updates
+        return of_updates if is_closing or (not of_updates.is_new and not of_updates.has_gradients) else self._of_others
+
+    def experimental_get_tracing_count(self) -> int:
+        """How often it was traced, as of `tf.function`."""
+        count: int = sum(traced.run.experimental_get_tracing_count() for traced in (self._of_updates, self._of_others))
+        return count
+
+
+class _Traced:
+    """A step for batches that end an update, or for the others, and what it does to gradients.
+
+    Attributes:
+        run: the tf.function; where a loop is not plain, its first argument are the rows that this process has.
+        is_closing: whether batches end an update.
+        number: of the function.
+        graph: that was traced last.
+        rows: tensor of it.
+        is_new: whether it was traced since `finish`.
+        computed, given: variables whose gradients are computed, and given to optimizers, as far as it is traced.
+        applied: optimizers that are called.
+        sites: where gradients are computed, if they are added up.
+        leaves, takes: variables whose gradients are left to others, or taken from others.
+        has_gradients: whether gradients are computed.
+        needs_rows: whether a loss is a mean over the rows of a batch.
+    """
+
+    def __init__(
+        self, loop: TensorFlowLoop, function: Callable[..., Any], number: int, settings: Any, *, is_closing: bool
+    ) -> None:
+        self.number, self.is_closing = number, is_closing
+        self._name, self._n_traces = getattr(function, "__name__", "the step"), 0
+        self.graph: Any = None
+        self.rows: Any = None
+        self.is_new, self.has_gradients, self.needs_rows = True, False, False
+        self.computed, self.given = set[int](), set[int]()
+        self.applied: list[_PreparedOptimizer] = []
+        self.sites: list[_Site] = []
+        self.leaves = self.takes = frozenset[int]()
+        device = loop.device_name
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            loop.begin_trace(None)
+            with tf.device(device):
+                return function(*args, **kwargs)
+
+        def counted_step(rows: Any, *args: Any, **kwargs: Any) -> Any:
+            loop.begin_trace(rows)
+            with tf.device(device):
+                return function(*args, **kwargs)
+
+        # a partial has no code, by which TensorFlow counts traces: steps of all loops would be one function to it
+        self.run = tf.function(partial(step if loop.is_plain else counted_step), **settings)
+
+    def begin(self, rows: Any) -> None:
+        """It is traced."""
+        self.graph, self.rows, self.is_new = tf.compat.v1.get_default_graph(), rows, True
+        self.computed, self.given, self.applied, self.sites = set(), set(), [], []
+        self.needs_rows = False
+
+    def finish(self) -> None:
+        """It was traced."""
+        self.is_new = False
+        self.leaves, self.takes = frozenset(self.computed - self.given), frozenset(self.given - self.computed)
+        self.has_gradients = bool(self.computed)
+        self._n_traces += 1
+        if self._n_traces == _MANY_TRACES:
+            warnings.warn(
+                f"{self._name}() was traced {_MANY_TRACES} times, which takes longer than to call it. Hint: give it "
+                "tensors, such as tf.constant(rate), in place of Python numbers that change",
+                RuntimeWarning,
+                stacklevel=user_level(),
+            )
+
+
+class _Site:
+    """One place in the code that computes gradients, and their sums in the window that goes on.
+
+    Args:
+        place: number of the function, and of the call in it.
+        keys: ids of the variables.
+        is_counted: whether it says over how many terms its loss is a sum.
+
+    Attributes:
+        is_open: whether something is added up.
+    """
+
+    def __init__(self, place: Any, keys: Sequence[int], *, is_counted: bool) -> None:
+        self.place, self.keys, self._is_counted = place, tuple(keys), is_counted
+        self.is_open = False
+        self._sums: dict[Any, tf.Variable] = {}
+
+    def check(self, keys: Sequence[int], *, is_counted: bool) -> None:
+        """It is called alike each time.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        if self.keys != tuple(keys):
+            raise ConfigError(
+                "loop.gradient() is called for other variables than in the batch before",
+                available="the same calls of loop.gradient(), in the same order, for each batch",
+                hint="compute gradients in one function for each kind of step",
+            )
+        if is_counted != self._is_counted:
+            raise ConfigError(
+                "loop.gradient() was called with count= for one batch, and without for another",
+                cause="the number of rows, such as x.shape[0], is None where a function is traced for any number",
+                hint="say count= for each batch, as a tensor: count=tf.shape(x)[0]",
+            )
+
+    def sums_of(self, message: Any, variable: Any) -> Any:
+        """The variable that adds up what is exchanged, on the device of a variable of the model."""
+        dtype = message.dtype
+        if dtype not in self._sums:
+            with tf.init_scope(), tf.device(tf_variable(variable).device):
+                self._sums[dtype] = tf.Variable(tf.zeros(message.shape, dtype), trainable=False)
+        return self._sums[dtype]
+
+    def clear(self) -> None:
+        """A window begins."""
+        self.is_open = False
+        for sums in self._sums.values():
+            sums.assign(tf.zeros_like(sums))
+
+
+class _Window:
+    """The batches of one update.
+
+    Attributes:
+        n_batches: that have begun.
+        is_closing: whether the last of them has.
+    """
+
+    def __init__(self) -> None:
+        self.n_batches, self.is_closing = 0, False
+        self._share: Share | None = None
+
+    def is_current(self, share: Share | None, *, within: bool) -> bool:
+        """Whether a batch is the one that has begun last.
+
+        Args:
+            share: of the batch; None if it is of no prepared loader.
+            within: whether this is asked within `accumulate`.
+        """
+        return self.n_batches > 0 and (share is self._share if share is not None else within)
+
+    def will_close(self, share: Share | None, steps: int) -> bool:
+        """Whether a batch that has not begun is the last of an update."""
+        number = 1 if self.is_closing else self.n_batches + 1
+        return number >= steps or (share is not None and share.is_last)
+
+    def begin(self, share: Share | None, steps: int) -> None:
+        """A batch begins."""
+        closes = self.will_close(share, steps)
+        self.n_batches = 1 if self.is_closing else self.n_batches + 1
+        self.is_closing, self._share = closes, share
+
+
+class _Model:
+    """A prepared model.
+
+    Attributes:
+        model: as placed.
+        trained: its variables that gradients change.
+        keys: of the same.
+        device: TensorFlow's name of where they are.
+        generators: variables that hold random states, by path; each process has its own.
+        variables: all others, by path.
+        norm: name of a layer that takes statistics over the rows of a process; else empty.
+        statistics: variables of such layers.
+    """
+
+    def __init__(self, model: Any, frozen: bool, norm: str) -> None:
+        self.model, self.norm = model, norm
+        parameters, buffers = model_variables(model)
+        self.trained = [] if frozen else list(parameters.values())
+        self.keys = {id(tf_variable(variable)) for variable in self.trained}
+        self.device = tf_variable(next(iter({**parameters, **buffers}.values()))).device
+        self.generators = {path: part.state for path, part in named_parts(model) if keras().is_random(part)}
+        states = {id(state) for state in self.generators.values()}
+        self.variables = {name: v for name, v in {**parameters, **buffers}.items() if id(v) not in states}
+        norms = [part for part in parts(model) if norm and batch_coupling(part)]
+        held = {id(variable) for part in norms for variable in model_variables(part).buffers.values()}
+        self.statistics = [v for v in buffers.values() if id(v) in held and tf.as_dtype(v.dtype).is_floating]
+
+    def set_apart(self, rank: int) -> None:
+        """Random numbers of the process of this rank are its own."""
+        for state in self.generators.values():
+            value = read(state).numpy()
+            seed = [rank, *(int(number) % 2**32 for number in value.flat)]
+            write(state, np.random.default_rng(seed).integers(2**31, size=value.shape).astype(value.dtype))
+
+
+class _PreparedOptimizer:
+    """An optimizer that steps when an update is full.
+
+    Attributes:
+        optimizer: as prepared.
+        apply: its own method.
+        is_scaling: whether it undoes a loss scale.
+        has_scaled: whether a loss was multiplied by it since the last update.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer, self.apply = optimizer, optimizer.apply
+        self.is_scaling = hasattr(optimizer, "scale_loss") and hasattr(optimizer, "inner_optimizer")
+        self.has_scaled = False
+        self._saved: Mapping[str, Any] | None = None
+        self._n_updates = 0
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Make the variables of an optimizer that has none, outside of what is traced."""
+        if self.optimizer.built:
+            return
+        with tf.init_scope():
+            self.optimizer.build(variables)
+            if self._saved is not None:
+                saved, self._saved = self._saved, None
+                self.check_state(saved)
+                self.load(saved)
+
+    def was_skipped(self) -> bool:
+        """Whether the last update was not done, as gradients were not finite."""
+        before, self._n_updates = self._n_updates, int(self.optimizer.iterations.numpy())
+        self.optimizer.was_skipped = before == self._n_updates
+        return bool(self.optimizer.was_skipped)
+
+    def state(self) -> Mapping[str, Any]:
+        """Its variables in their order; none where it is not built."""
+        if not self.optimizer.built:
+            return self._saved or {"names": [], "values": []}
+        variables = list(self.optimizer.variables)
+        return {"names": [variable.path for variable in variables], "values": [read(v) for v in variables]}
+
+    def check_state(self, saved: Mapping[str, Any]) -> None:
+        """Compare with what is loaded.
+
+        Raises:
+            StateError: it is of another optimizer.
+        """
+        if not saved["names"] or not self.optimizer.built:
+            return
+        own = list(self.optimizer.variables)
+        kind = type(self.optimizer).__name__
+        if len(own) != len(saved["values"]):
+            raise StateError(
+                f"the checkpoint is of another optimizer: {len(saved['values'])} variables, and this {kind} has "
+                f"{len(own)}",
+                hint="make the optimizer as it was made for the run that wrote the checkpoint",
+            )
+        for name, value, variable in zip(saved["names"], saved["values"], own, strict=True):
+            if tuple(value.shape) != tuple(variable.shape):
+                raise StateError(
+                    f"the checkpoint is of another optimizer: {name!r} has shape {list(value.shape)} there, and "
+                    f"{list(variable.shape)} here",
+                    hint="make the optimizer as it was made for the run that wrote the checkpoint",
+                )
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Set what `state` gave, at once or when it is built."""
+        if not saved["names"]:
+            return
+        if not self.optimizer.built:
+            self._saved = saved
+            return
+        for value, variable in zip(saved["values"], self.optimizer.variables, strict=True):
+            write(variable, value)
+        self._n_updates = int(self.optimizer.iterations.numpy())
+
+
+class DatasetLoader(LoopLoader):
+    """A `tf.data.Dataset`, whose order follows from how often it was iterated over; its first batch tells it."""
+
+    def __init__(self, loader: Any, *settings: Any) -> None:
+        super().__init__(loader, *settings)
+        if self.accelerator.device.kind == "cpu":
+            self._in_turn = True  # nothing is copied, and TensorFlow itself reads ahead: dataset.prefetch()
+        self._is_there = self.accelerator.device == Device("cpu", 0)
+        self._n_epochs = 0  # that were begun
+        self._first = ""
+        self._expected: str | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Refused: the order of a data set cannot be set."""
+        raise ConfigError(
+            "set_epoch() of a tf.data.Dataset, whose order follows from its seed and how often it was iterated over",
+            hint="make a data set for the epoch: dataset.shuffle(n, seed=epoch, reshuffle_each_iteration=False)",
+        )
+
+    def _moved(self, batch: Any) -> Any:
+        return batch if self._is_there else super()._moved(batch)
+
+    def _batches(self) -> Iterator[Any]:
+        self._n_epochs += 1
+        batches = iter(self.loader)
+        first = next(batches, self.END)
+        if first is self.END:
+            return iter(())
+        self._first = _digest_of(first)
+        self._check_first()
+        return itertools.chain([first], batches)
+
+    def _check_first(self) -> None:
+        expected, self._expected = self._expected, None
+        if expected is not None and expected != self._first:
+            raise StateError(
+                "the data set gives other rows than in the run that wrote the checkpoint",
+                cause="rows are shuffled without a seed, or this data set was iterated over before",
+                hint="make it after Loop(seed=0), or give each shuffle a seed: dataset.shuffle(n, seed=0)",
+            )
+        if self.processes.size > 1 and len(set(self.processes.gather_plain(self._first))) > 1:
+            raise DataError(
+                "the data set gives other rows in each process",
+                cause="it was shuffled without a seed before the Loop was made, or divided by shard()",
+                hint="make it after the Loop, without shard(); or give each shuffle a seed: dataset.shuffle(n, seed=0)",
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it is."""
+        return {**super().state_dict(), "begun": self._n_epochs, "first": self._first if self.given else ""}
+
+    def load_state_dict(self, state: Mapping[str, Any], *settings: Any) -> None:
+        """Go on there with the next iteration."""
+        super().load_state_dict(state, *settings)
+        for _ in range(self._n_epochs, state["begun"] - bool(state["given"])):
+            iter(self.loader)  # each has the next order
+            self._n_epochs += 1
+        self._expected = state["first"] or None
+
+
+def _is_model(given: Any) -> bool:
+    return not is_optimizer(given) and (keras().is_part(given) or keras().is_variable(given))
+
+
+def _check_preparable(given: Any) -> None:
+    module = sys.modules.get("keras")
+    if module is not None and isinstance(given, module.metrics.Metric):
+        raise DataError(
+            f"prepare() cannot prepare the metric {given.name!r}: each process would see its own rows alone",
+            hint="update it with the rows of all: metric.update_state(*loop.gather((y, predictions)))",
+        )
+    if _is_model(given) or is_optimizer(given):
+        return
+    if isinstance(given, type) or not (hasattr(given, "state_dict") and hasattr(given, "load_state_dict")):
+        raise DataError(
+            f"prepare() cannot prepare a {type(given).__name__}",
+            available="Keras models and optimizers, tf.Modules, variables, data sets and other iterables of batches, "
+            "and what has state_dict() and load_state_dict()",
+            hint="write model, optimizer, dataset = loop.prepare(model, optimizer, dataset)",
+        )
+
+
+def _compute_in_bfloat16(model: Any) -> None:
+    layers = [part for part in parts(model) if keras().is_layer(part)]
+    if not layers:
+        raise ConfigError(
+            f"Loop: precision='bf16-mixed' is for layers of Keras, and {type(model).__name__} has none",
+            hint="leave precision out, and cast where the model computes: tf.cast(x, tf.bfloat16)",
+        )
+    for layer in layers:
+        if layer.dtype_policy.name == "float32":
+            layer.dtype_policy = "mixed_bfloat16"
+
+
+def _check_fits(saved: Mapping[str, Any], variables: Mapping[str, Any]) -> None:
+    hint = "make the model as it was made for the run that wrote the checkpoint"
+    for name in dict.fromkeys([*variables, *saved]):
+        if name not in saved or name not in variables:
+            where = "this loop's" if name in variables else "the checkpoint's"
+            raise StateError(f"the checkpoint is of another model: {name!r} is in {where} model alone", hint=hint)
+        ours, theirs = list(variables[name].shape), list(saved[name].shape)
+        if ours != theirs:
+            raise StateError(
+                f"the checkpoint is of another model: {name!r} has shape {theirs} there, and {ours} here", hint=hint
+            )
+
+
+def _no_rows() -> ConfigError:
+    return ConfigError(
+        "loop.gradient() does not know over how many rows the loss is a mean",
+        hint="prepare the data set, or say it: loop.gradient(tape, loss * len(x), variables, count=len(x))",
+    )
+
+
+def _wide(gradient: Any) -> Any:
+    """The dtype that gradients are added up in."""
+    if gradient.dtype.is_complex:
+        raise CapabilityError(
+            "loop.gradient() of complex variables, which TensorFlow's collective operations do not add up",
+            hint="hold the real and the imaginary part in a variable each",
+        )
+    return tf.float64 if gradient.dtype == tf.float64 else tf.float32
+
+
+def _divided(gradient: Any, count: Any) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        values = tf.math.divide_no_nan(gradient.values, tf.cast(count, gradient.dtype))
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return tf.math.divide_no_nan(gradient, tf.cast(count, gradient.dtype))
+
+
+def _digest_of(batch: Any) -> str:
+    """Of some elements of each tensor of a batch."""
+    arrays = [np.asarray(leaf) for leaf in tf.nest.flatten(batch, expand_composites=True)]
+    return _digest([array.reshape(-1)[:: max(1, array.size // _DIGESTED)] for array in arrays])
+
+
+def _digest(arrays: Sequence[np.ndarray]) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for array in arrays:
+        digest.update(f"{array.dtype} {array.shape}".encode())
+        digest.update(repr(array.tolist()).encode() if array.dtype == object else np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def _raise(error: BaseException) -> None:
+    raise error
