@@ -247,14 +247,22 @@ class LoopLoader(DeviceLoader):
             group = following
 
     def _cut(self, batch: Any, *, is_last: bool, number: int) -> tuple[Any, Share]:
-        n_rows = rows_of(batch)
+        n_rows = self._rows_of(batch)
         if self.processes.size == 1:
             return batch, Share(n_rows, n_rows, is_last, number)
         if n_rows is None:
             raise self._without_rows()
         first, after = bounds(n_rows, self.processes.rank, self.processes.size)
         own = slice(first, after) if after > first else slice(0, 1)
-        return take_rows(batch, own, n_rows), Share(after - first, n_rows, is_last, number)
+        return self._take_rows(batch, own, n_rows), Share(after - first, n_rows, is_last, number)
+
+    def _rows_of(self, batch: Any) -> int | None:
+        """How many rows a batch has; None if nothing in it has any."""
+        return rows_of(batch)
+
+    def _take_rows(self, batch: Any, rows: slice, n_rows: int) -> Any:
+        """Some rows of all in a batch that has `n_rows`."""
+        return take_rows(batch, rows, n_rows)
 
     def _without_rows(self) -> DataError:
         return DataError(

@@ -767,12 +767,25 @@ class _PreparedOptimizer:
 
 
 class TensorLoader(LoopLoader):
-    """Batches of tensors, which on a CPU are where they are to be."""
+    """Batches of tensors, which need no search; on a CPU they are where they are to be."""
+
+    def _rows_of(self, batch: Any) -> int | None:
+        return len(batch[0]) if _is_plain(batch) else super()._rows_of(batch)
+
+    def _take_rows(self, batch: Any, rows: slice, n_rows: int) -> Any:
+        if _is_plain(batch) and all(len(part) == n_rows for part in batch):
+            return type(batch)([part[rows] for part in batch])
+        return super()._take_rows(batch, rows, n_rows)
 
     def _moved(self, batch: Any) -> Any:
         contents, _ = batch
-        stays = type(contents) in (list, tuple) and all(type(part) is Tensor and part.is_cpu for part in contents)
-        return batch if stays and self.accelerator.device.kind == "cpu" else super()._moved(batch)
+        stays = self.accelerator.device.kind == "cpu" and _is_plain(contents) and all(part.is_cpu for part in contents)
+        return batch if stays else super()._moved(batch)
+
+
+def _is_plain(batch: Any) -> bool:
+    """Whether a batch is a list or tuple of tensors with rows."""
+    return type(batch) in (list, tuple) and len(batch) > 0 and all(type(part) is Tensor and part.ndim for part in batch)
 
 
 class TorchLoader(TensorLoader):
