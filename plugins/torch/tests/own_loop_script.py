@@ -202,6 +202,19 @@ def interrupted_window() -> list[Any]:
     return [losses, len(outputs), loop.step, numbers(net)]
 
 
+def counted() -> list[Any]:
+    """What an evaluation adds up itself: a process that has no row of a batch is given none."""
+    loop = aa.Loop("cpu", framework="torch")
+    x, _ = rows_of(41)
+    test, plain = loop.prepare(DataLoader(TensorDataset(x), batch_size=10), list(x.split(10)).__iter__())
+    count, total = 0, 0.0
+    with torch.no_grad():
+        for (rows,) in test:
+            count, total = count + len(rows), total + rows.sum()
+        more = sum(len(rows) for rows in plain)
+    return [int(loop.reduce(count, "sum")), float(loop.reduce(total, "sum")), int(loop.reduce(more, "sum"))]
+
+
 def agreed() -> list[Any]:
     """What all processes do together."""
     loop = aa.Loop("cpu", framework="torch")
@@ -233,6 +246,7 @@ CASES = (
     normalized,
     skipped,
     interrupted_window,
+    counted,
     agreed,
 )
 

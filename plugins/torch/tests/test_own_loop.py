@@ -199,5 +199,9 @@ def test_a_step_is_skipped_in_all(told: dict[str, Any]) -> None:
     assert rates == [pytest.approx(0.1 / 4)]
 
 
+def test_an_evaluation_that_adds_up_itself_counts_each_row_once(told: dict[str, Any]) -> None:
+    assert told["counted"] == [41, pytest.approx(float(rows_of(41)[0].sum())), 41]
+
+
 def test_all_agree(told: dict[str, Any]) -> None:
     assert told["agreed"] == [True, "a", [0.0, 1.0, 2.0], True, True]

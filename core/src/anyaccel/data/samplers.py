@@ -191,9 +191,11 @@ def sampler_from_config(config: Mapping[str, Any]) -> Sampler:
         return SimpleSampler.from_config(config)
     cls = load(SAVED, f"sampler.{kind}") if isinstance(kind, str) else None
     if cls is None:
-        available = ", ".join([*sorted(saved_names("sampler")), "no type for a SimpleSampler"])
+        available = ", ".join(sorted(saved_names("sampler")))
         raise ConfigError(
-            f"a sampler has no type {shown(kind)}", available=available, hint="write {'type': 'pair', ...}"
+            f"a sampler has no type {shown(kind)}",
+            available=available,
+            hint="write {'type': 'pair', ...}",
         )
     sampler: Sampler = cls.from_config(config)
     return sampler

@@ -196,6 +196,8 @@ class LoopLoader(DeviceLoader):
         """Whether nothing that must be alike in all processes is drawn after the first batch of an epoch."""
         return self.processes.size == 1
 
+    _stand_in_rows = 1
+    """How many rows of another process a process is given where it has none, which count nowhere."""
     _reads_elsewhere = False
     """Whether other processes read the batches."""
 
@@ -253,7 +255,7 @@ class LoopLoader(DeviceLoader):
         if n_rows is None:
             raise self._without_rows()
         first, after = bounds(n_rows, self.processes.rank, self.processes.size)
-        own = slice(first, after) if after > first else slice(0, 1)
+        own = slice(first, after) if after > first else slice(0, self._stand_in_rows)
         return self._take_rows(batch, own, n_rows), Share(after - first, n_rows, is_last, number)
 
     def _rows_of(self, batch: Any) -> int | None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -36,7 +35,7 @@ OF_MODELS = "model "
 
 
 @constructor_hints
-class Loop(ABC):
+class Loop:
     """Keeps a training loop that exists, and runs it on any device, in one process or in those of a launcher.
 
     ```python
@@ -80,6 +79,10 @@ class Loop(ABC):
     """
 
     framework: ClassVar[str]
+
+    if TYPE_CHECKING:  # a checker sees what is alike in all frameworks, and takes what each adds
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __new__(cls, *args: Any, framework: str | None = None, **settings: Any) -> Loop:
         return object.__new__(_loop_class(framework) if cls is Loop else cls)
@@ -132,24 +135,24 @@ class Loop(ABC):
 
     # -- what a framework's class has ------------------------------------------------------------------------------
 
-    @abstractmethod
     def _prepare(self, objects: Sequence[Any], frozen: bool) -> list[Any]:
         """Models, optimizers and what else is no loader, in their order: placed, and known from now on."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _state(self) -> dict[str, Any]:
         """The state of what was prepared, by name: nested dicts, lists and tuples of arrays and plain values.
 
         Called in all processes at once; only the first one's is written.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def _load(self, state: Mapping[str, Any]) -> None:
         """Set what `_state` gave, in a run with any number of processes.
 
         Raises:
             StateError: it is of other models.
         """
+        raise NotImplementedError
 
     def _model_states(self) -> dict[str, Any]:
         """The random states that models hold in this process, by names that begin with `OF_MODELS`."""
@@ -159,17 +162,17 @@ class Loop(ABC):
         """Set what `_model_states` gave in the process of this rank."""
 
     @property
-    @abstractmethod
     def is_update(self) -> bool:
         """Whether the batch that was given last is the last of its `accumulate`: whether optimizers step after it."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _to_numpy(self, tensor: Any) -> np.ndarray | None:
         """A tensor of the framework in host memory; None of anything else."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _concatenated(self, rows: Sequence[np.ndarray]) -> Any:
         """The rows of several arrays as what `gather` gives for a tensor."""
+        raise NotImplementedError
 
     def _make_loader(self, loader: Any, *settings: Any) -> LoopLoader:
         """Around a loader; `settings` are the further arguments of `LoopLoader`."""
@@ -413,7 +416,7 @@ class Loop(ABC):
         if self.num_processes == 1:
             if count is None:
                 return value
-            return map_leaves(value, lambda leaf: leaf / max(float(count), 1.0), registry().owners)
+            return map_leaves(value, lambda leaf: leaf / (float(count) or 1.0), registry().owners)
         on_host = self._on_host(value)
         every = self._processes.gather((on_host, rows, None if count is None else float(count)))
         return self._from_host(_reduced(every, how))
@@ -593,7 +596,7 @@ def _reduced(every: Sequence[tuple[Any, float, float | None]], how: str) -> Any:
     stacked = np.stack([array.astype(np.result_type(array, np.float32)) for array in arrays])
     if how == "mean":
         if None not in counts:
-            return np.asarray(stacked.sum(0) / max(math.fsum(counts), 1.0), stacked.dtype)
+            return np.asarray(stacked.sum(0) / (math.fsum(counts) or 1.0), stacked.dtype)
         weights = np.asarray(rows, np.float64)
         there = weights > 0
         weighted = np.tensordot(weights[there], stacked[there].astype(np.float64), 1)

@@ -43,7 +43,8 @@ class LoopProcesses:
 
     def __init__(self, group: Any, seed: int | None, seed_framework: Callable[[int], object]) -> None:
         self.group, self.seed, self._seed_framework = group, seed, seed_framework
-        self.rank, self.size = group.rank, group.size
+        self.rank: int = group.rank
+        self.size: int = group.size
 
     def gather_plain(self, value: Any) -> list[Any]:
         """The plain values that all give, by rank."""

@@ -175,7 +175,7 @@ class JaxLoop(AttributeHints, Loop):
                 number, _, path = name.partition("/")
                 raise DataError(
                     f"the processes have different states: {path!r} of process {rank} is not that of process 0",
-                    available=f"a {type(objects[int(number)]).__name__} that is made alike in all",
+                    cause=f"one {type(objects[int(number)]).__name__}, made alike in all",
                     hint="make it from the same key in all processes: jax.random.key(0)",
                 )
 
@@ -344,7 +344,7 @@ class JaxLoop(AttributeHints, Loop):
         if len(values) != len(prepared) or not all(map(_Prepared.is_like, prepared, values)):
             raise StateError(
                 "loop.state was given something that is not like the prepared state",
-                available=f"{len(prepared)} of the structure and shapes that prepare() was given, in their order",
+                cause=f"{len(prepared)} of the structure and shapes that prepare() was given, in their order",
                 hint="write loop.state = state",
             )
         self._states.tell(list(zip(prepared, values, strict=True)))
@@ -736,7 +736,7 @@ class JaxLoader(LoopLoader):
                     raise DataError(
                         f"the last batch has {self.share.rows} rows, and padding up to {padding.mask.shape[0]}, which "  # type: ignore[union-attr]
                         "nothing has left out",
-                        available="loader.mask, which says what rows are real",
+                        cause="loader.mask says what rows are real",
                         hint="write value, grads = loop.value_and_grad(loss)(params, x, y, mask=loader.mask), or leave "
                         "batch='padded' out",
                     )

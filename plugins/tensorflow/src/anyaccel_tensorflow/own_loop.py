@@ -996,8 +996,7 @@ def _check_preparable(given: Any) -> None:
     if isinstance(given, type) or not (hasattr(given, "state_dict") and hasattr(given, "load_state_dict")):
         raise DataError(
             f"prepare() cannot prepare a {type(given).__name__}",
-            available="Keras models and optimizers, tf.Modules, variables, data sets and other iterables of batches, "
-            "and what has state_dict() and load_state_dict()",
+            cause="it is no model, optimizer, variable or iterable, and has no state_dict() and load_state_dict()",
             hint="write model, optimizer, dataset = loop.prepare(model, optimizer, dataset)",
         )
 

@@ -309,7 +309,7 @@ class TorchLoop(Loop):
         models = models or self._named
         if self._updates.is_plain and not models:
             if count is not None:
-                loss = loss / max(count, 1)
+                loss = loss / (count + (count == 0))
             loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
             return
         window, share = self._updates.window, self._iterations.training_share
@@ -633,9 +633,9 @@ class _Window:
         if self._factor is None:
             if self._is_counted:
                 total = sum(processes.gather_plain(float(self.own_count)))
-                self._factor = self.unit / max(total, 1.0)
+                self._factor = self.unit / (total or 1.0)
             else:
-                self._factor = self.unit / max(self._total, 1.0)
+                self._factor = self.unit / (self._total or 1.0)
         return self._factor
 
 
@@ -769,6 +769,11 @@ class _PreparedOptimizer:
 class TensorLoader(LoopLoader):
     """Batches of tensors, which need no search; on a CPU they are where they are to be."""
 
+    def __iter__(self) -> Iterator[Any]:
+        # An evaluation adds up what it counts itself: there a process without rows is given none.
+        self._stand_in_rows = int(torch.is_grad_enabled())
+        return super().__iter__()
+
     def _rows_of(self, batch: Any) -> int | None:
         return len(batch[0]) if _is_plain(batch) else super()._rows_of(batch)
 
@@ -844,7 +849,10 @@ class TorchLoader(TensorLoader):
             yield from super()._shared()
             return
         for batch in self._own:
-            yield batch, self._rows.shares.popleft()
+            share = self._rows.shares.popleft()
+            if share.rows == 0 and self._stand_in_rows == 0:
+                batch = self._take_rows(batch, slice(0, 0), self._rows_of(batch) or 0)
+            yield batch, share
 
     def _skip(self, n_batches: int) -> int:
         if self._rows is None or self.processes.seed is None:
