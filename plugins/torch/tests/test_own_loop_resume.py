@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -126,3 +127,24 @@ def test_an_accumulation_is_not_saved_halfway(tmp_path: Path) -> None:
         break
     with pytest.raises(StateError, match=r"if loop\.is_update: loop\.save"):
         loop.save(tmp_path)
+
+
+def test_the_batch_size_is_halved_while_memory_runs_out() -> None:
+    tried = []
+
+    def train(batch_size: int) -> int:
+        tried.append(batch_size)
+        if batch_size > 20:
+            raise torch.OutOfMemoryError("CUDA out of memory") if batch_size > 40 else MemoryError("8 bytes")
+        return batch_size
+
+    loop = aa.Loop("cpu", framework="torch")
+    assert loop.find_batch_size(train, start=64) == 16 and tried == [64, 32, 16]
+    with pytest.raises(MemoryError):
+        loop.find_batch_size(lambda size: np.empty(2**59, np.int8), start=2)
+    with pytest.raises(ValueError, match="wrong"):
+        loop.find_batch_size(wrong)
+
+
+def wrong(batch_size: int) -> None:
+    raise ValueError("wrong")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from typing import Any, ClassVar
 
@@ -138,7 +138,12 @@ class DeviceLoader:
         batches, batch = opened or self._open()
         while batch is not _END:
             yield self._moved(batch)
-            batch = next(batches, _END)
+            with self._drawing_in_turn():
+                batch = next(batches, _END)
+
+    def _drawing_in_turn(self) -> AbstractContextManager[Any]:
+        """Around what reads a batch between two steps."""
+        return nullcontext()
 
     def _open_watched(self) -> tuple[Iterator[Any], Any]:
         with watched_rng() as passed:

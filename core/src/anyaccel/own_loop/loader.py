@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -13,6 +14,7 @@ from anyaccel.data.streaming.random_states import RandomStates, from_arrays, to_
 from anyaccel.errors import DataError, StateError
 from anyaccel.own_loop.device_loader import DeviceLoader
 from anyaccel.own_loop.processes import LoopProcesses, Order
+from anyaccel.phases.loading.source_loader import SourceRandomness
 from anyaccel.registry import registry
 
 _NO_ROWS = (str, bytes, Mapping)
@@ -132,7 +134,8 @@ class LoopLoader(DeviceLoader):
             available = ", ".join(map(repr, self.ways))
             raise DataError(f"unknown batch={batch!r}", available=available, hint="write batch='global'")
 
-        if accelerator.device.kind == "cpu" and self._draws_alike:
+        self._stream: SourceRandomness | None = None
+        if accelerator.device.kind == "cpu":
             self._in_turn = True  # there is no copy to run beside the compute
 
     def __repr__(self) -> str:
@@ -158,6 +161,7 @@ class LoopLoader(DeviceLoader):
             self._states, skipped, go_on = self._resumed
             self._resumed = None
             RandomStates(self.loader).load(self._states)
+        self._stream = None
         self._order = self.processes.order(self.loader, self._order_of)
         self._iterations.begin(self)
         batches = cast("Generator[tuple[Any, Share]]", super().__iter__())
@@ -204,6 +208,13 @@ class LoopLoader(DeviceLoader):
     def _skip(self, n_batches: int) -> int:
         """How many of the first batches are read again for what they draw; the others are left out unread."""
         return n_batches
+
+    def _drawing_in_turn(self) -> AbstractContextManager[Any]:
+        if self._draws_alike or self._order.key is None:
+            return nullcontext()
+        if self._stream is None:
+            self._stream = SourceRandomness(self._order.key, in_turn=True)
+        return self._stream.drawing()
 
     def _stream_key(self) -> int | None:
         return self._order.key

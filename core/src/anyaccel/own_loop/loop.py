@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,6 +26,7 @@ from anyaccel.own_loop.processes import LoopProcesses
 from anyaccel.own_loop.run_folder import LoopFolder, Position, Schedule
 from anyaccel.own_loop.tracking import Tracking
 from anyaccel.phases.bound_phase import best_common_device
+from anyaccel.phases.memory_error import release_frames
 from anyaccel.phases.process_group import SingleProcess
 from anyaccel.phases.process_groups import shared_groups
 from anyaccel.phases.settings import AUTO
@@ -32,6 +35,10 @@ from anyaccel.registry import registry
 
 OF_MODELS = "model "
 """Begins the names of random states that models hold."""
+
+
+_OUT_OF_MEMORY = re.compile("OutOfMemory|ResourceExhausted|RESOURCE_EXHAUSTED")
+"""In the errors of frameworks whose memory has run out."""
 
 
 @constructor_hints
@@ -227,6 +234,38 @@ class Loop:
     def is_local_main_process(self) -> bool:
         """Whether this process is the first on its machine."""
         return self.local_process_index == 0
+
+    def find_batch_size(self, train: Callable[[int], Any], start: int = 128) -> Any:
+        """Call a function with a batch size, and with half of it each time that memory runs out; gives what it gives.
+
+        ```python
+        loop.find_batch_size(train, start=512)  # train(512), train(256), ...
+        ```
+
+        Args:
+            train: makes its model, optimizer and loader itself, so that nothing of a failed call is left.
+            start: the first batch size.
+
+        Raises:
+            OutOfMemoryError: there is no room for one row.
+            ConfigError: there are several processes, of which the others would wait for the one that failed.
+        """
+        if self.num_processes > 1:
+            raise ConfigError(
+                "find_batch_size() in several processes: the others would wait for the one whose memory has run out",
+                hint="find it in one process, and write Loop(accumulate=2) for batches of half the size",
+            )
+        while True:
+            try:
+                return train(start)
+            except Exception as error:
+                if not (isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(f"{type(error).__name__}: {error}")):
+                    raise
+                if start <= 1:
+                    raise
+                release_frames(error)
+            gc.collect()
+            start //= 2
 
     def print(self, *values: Any, **settings: Any) -> None:
         """Print in the first process alone, as `print`."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import weakref
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ class Tracking:
         if self._trackers is None:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._trackers = [make(self._folder) for make in extensions("loop_trackers")]
+            self._closing = weakref.finalize(self, _close, self._trackers)  # with the loop, or at the end of Python
         with (self._folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
         for tracker in self._trackers:
@@ -45,6 +47,11 @@ class Tracking:
 
     def close(self) -> None:
         """Let trackers write what they hold."""
-        for tracker in self._trackers or ():
-            tracker.close()
+        if self._trackers is not None:
+            self._closing()
         self._trackers = None
+
+
+def _close(trackers: Sequence[Any]) -> None:
+    for tracker in trackers:
+        tracker.close()
