@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import math
 import os
 import re
@@ -92,7 +93,8 @@ class Loop:
         def __getattr__(self, name: str) -> Any: ...
 
     def __new__(cls, *args: Any, framework: str | None = None, **settings: Any) -> Loop:
-        return object.__new__(_loop_class(framework) if cls is Loop else cls)
+        is_known = settings.keys() <= inspect.signature(Loop.__init__).parameters.keys()  # else __init__ says what is
+        return object.__new__(_loop_class(framework) if cls is Loop and is_known else cls)
 
     def __init__(
         self,
