@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import math
 import os
 import re
@@ -92,9 +91,20 @@ class Loop:
 
         def __getattr__(self, name: str) -> Any: ...
 
-    def __new__(cls, *args: Any, framework: str | None = None, **settings: Any) -> Loop:
-        is_known = settings.keys() <= inspect.signature(Loop.__init__).parameters.keys()  # else __init__ says what is
-        return object.__new__(_loop_class(framework) if cls is Loop and is_known else cls)
+    def __new__(
+        cls,
+        accelerator: Any = AUTO,
+        *,
+        framework: str | None = None,
+        precision: str | None = None,
+        accumulate: int = 1,
+        sharding: str | None = None,
+        sync_batchnorm: bool | None = None,
+        seed: int | None = None,
+        log: str | os.PathLike[str] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Loop:
+        return object.__new__(_loop_class(framework) if cls is Loop else cls)
 
     def __init__(
         self,
