@@ -56,7 +56,7 @@ nitpicky = True
 INNER = (
     *("Harness", "Cell", "Pipeline", "ComparedColumn", "Curve", "FakeEntryPoint", "Shapes", "SimDevice", "T", "Kind"),
     *("EpochPlan", "EvaluationRows", "LossParts", "PhaseExecution", "PhasePrograms", "PhaseResults", "PhaseSettings"),
-    *("Setting", "ModelKind", "Section"),
+    *("Setting", "ModelKind", "Section", "Transforms"),
 )
 nitpick_ignore_regex = [
     ("py:.*", r"(?!anyaccel\b).*"),
