@@ -202,6 +202,31 @@ def interrupted_window() -> list[Any]:
     return [losses, len(outputs), loop.step, numbers(net)]
 
 
+def several_counts(accumulate: int) -> list[Any]:
+    """Each loss is divided by its own count, that of a second model by the model's."""
+    loop = aa.Loop("cpu", framework="torch", accumulate=accumulate)
+    net, other = network(), network(2)
+    optimizer = torch.optim.SGD([*net.parameters(), *other.parameters()], lr=0.1)
+    loader = DataLoader(TensorDataset(*masked_rows()), batch_size=6)
+    net, other, optimizer, loader = loop.prepare(net, other, optimizer, loader)
+    for x, y, mask in loader:
+        optimizer.zero_grad()
+        loop.backward(((net(x) - y).square() * mask).sum(), net, count=mask.sum())
+        if accumulate == 1:
+            loop.backward((net(x) - y).abs().sum(), net, count=len(x))
+        loop.backward((other(x) - y).square().sum(), other, count=3 * len(x))
+        optimizer.step()
+    return [numbers(net), numbers(other)]
+
+
+def one_batch_several_counts() -> list[Any]:
+    return several_counts(1)
+
+
+def window_of_several_counts() -> list[Any]:
+    return several_counts(2)
+
+
 def counted() -> list[Any]:
     """What an evaluation adds up itself: a process that has no row of a batch is given none."""
     loop = aa.Loop("cpu", framework="torch")
@@ -246,6 +271,8 @@ CASES = (
     normalized,
     skipped,
     interrupted_window,
+    one_batch_several_counts,
+    window_of_several_counts,
     counted,
     agreed,
 )

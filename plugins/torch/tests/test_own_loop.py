@@ -162,6 +162,21 @@ def interrupted_window() -> list[Any]:
     return [losses, 11, steps, numbers(net)]
 
 
+def several_counts(accumulate: int) -> list[Any]:
+    net, other = network(), network(2)
+    optimizer = torch.optim.SGD([*net.parameters(), *other.parameters()], lr=0.1)
+    batches = list(DataLoader(TensorDataset(*masked_rows()), batch_size=6))
+    for start in range(0, len(batches), accumulate):
+        x, y, mask = (torch.cat(parts) for parts in zip(*batches[start : start + accumulate], strict=True))
+        optimizer.zero_grad()
+        loss = ((net(x) - y).square() * mask).sum() / mask.sum()
+        if accumulate == 1:
+            loss = loss + (net(x) - y).abs().mean()
+        (loss + (other(x) - y).square().mean() / 3).backward()
+        optimizer.step()
+    return [numbers(net), numbers(other)]
+
+
 BY_HAND: dict[str, Callable[[], list[Any]]] = {
     "ragged": lambda: updates(107, 16),
     "one_row": lambda: updates(97, 16),
@@ -172,6 +187,8 @@ BY_HAND: dict[str, Callable[[], list[Any]]] = {
     "adversaries": adversaries,
     "normalized": normalized,
     "interrupted_window": interrupted_window,
+    "one_batch_several_counts": lambda: several_counts(1),
+    "window_of_several_counts": lambda: several_counts(2),
 }
 
 

@@ -216,7 +216,7 @@ class TorchLoop(Loop):
                 hint="prepare the model with its optimizer: net, optimizer = loop.prepare(net, optimizer)",
             )
         self.accelerator.place(optimizer)
-        own = _PreparedOptimizer(self._updates, optimizer, is_first=not self._optimizers)
+        own = _PreparedOptimizer(self._updates, optimizer, self._models, is_first=not self._optimizers)
         self._optimizers.append(own)
 
     def _gate(self, target: Any, name: str, is_open: Callable[[], bool]) -> None:
@@ -316,7 +316,7 @@ class TorchLoop(Loop):
         if not window.is_current(share, within=self._is_within):
             self._updates.begin(share)
         chosen = self._chosen(models)
-        weight, is_counted = self._weight(share, count)
+        weight = self._weight(share, count)
         factor = self.num_processes * weight / window.unit
         vars(loss)["anyaccel_share"] = share  # for `reduce`, when other batches were given meanwhile
         if self.scaler is not None:
@@ -336,7 +336,7 @@ class TorchLoop(Loop):
             torch.autograd.backward(roots, inputs=inputs, retain_graph=retain_graph)
         for parameter, gradient in kept:
             parameter.grad = gradient
-        window.add(share, weight if is_counted else None, key=id(chosen[0]) if models else 0)
+        window.add(chosen, share, None if self.accumulation_steps == 1 else count)
         for own in self._optimizers:
             own.backward_done(chosen)
 
@@ -357,19 +357,20 @@ class TorchLoop(Loop):
             )
         return chosen
 
-    def _weight(self, share: Share | None, count: Any) -> tuple[Any, bool]:
-        """What a loss is multiplied by, and whether the terms are counted by the user."""
+    def _weight(self, share: Share | None, count: Any) -> float:
+        """What a loss is multiplied by."""
         if count is not None:
-            if share is not None and share.rows == 0:
-                return 0.0, True
-            self._updates.window.own_count = self._updates.window.own_count + count
-            return 1.0, True
+            if self.accumulation_steps > 1:  # divided when all batches are in
+                return 1.0
+            # Now, as a model may have several losses with counts of their own.
+            own = 0.0 if share is not None and share.rows == 0 else float(count)
+            return self._updates.window.unit / (sum(self._processes.gather_plain(own)) or 1.0)
         if share is None or share.rows is None or share.total is None:
             raise ConfigError(
                 "backward() does not know over how many rows the loss is a mean",
                 hint="prepare the loader, or say it: loop.backward(loss * len(x), count=len(x))",
             )
-        return float(share.rows), False
+        return float(share.rows)
 
     @property
     def _always_runs(self) -> bool:
@@ -567,10 +568,11 @@ class _Updates:
             )
         if self.scaler is not None:
             self.scaler.unscale_(own.optimizer)
-        factor = self.window.factor(self._processes)
-        if factor != 1.0:
-            gradients = [p.grad for group in own.optimizer.param_groups for p in group["params"] if p.grad is not None]
-            torch._foreach_mul_(gradients, factor)
+        for model in own.models:
+            factor = self.window.factor(model, self._processes)
+            gradients = [p.grad for p in model.parameters if p in own.parameters and p.grad is not None]
+            if factor != 1.0 and gradients:
+                torch._foreach_mul_(gradients, factor)
 
 
 class _Window:
@@ -580,17 +582,15 @@ class _Window:
         n_batches: that have begun.
         is_closing: whether the last of them has.
         unit: what sums are divided by as they are added up, so that they stay of the size of means.
-        own_count: terms of this process that the user has counted.
     """
 
     def __init__(self) -> None:
         self.n_batches, self.is_closing, self.unit = 0, False, 1.0
-        self.own_count: Any = 0.0
         self._share: Share | None = None
-        self._total = 0.0
-        self._is_counted = False
-        self._is_added = False
-        self._factor: float | None = None
+        self._rows: dict[_Model, float] = {}
+        self._counts: dict[_Model, Any] = {}  # of this process, by the user
+        self._added: set[_Model] = set()  # that have a loss of the batch that has begun last
+        self._factors: dict[_Model, float] = {}
 
     def is_current(self, share: Share | None, *, within: bool) -> bool:
         """Whether a batch is the one that has begun last.
@@ -613,30 +613,46 @@ class _Window:
             self.__init__()  # type: ignore[misc]
             self.unit = float(steps * (share.total or 1)) if share is not None else 1.0
         self.n_batches += 1
-        self.is_closing, self._share, self._is_added = closes, share, False
+        self.is_closing, self._share = closes, share
+        self._added.clear()
 
-    def add(self, share: Share | None, counted: Any, key: int) -> None:
-        """A backward pass of the batch is done."""
-        if counted is not None:
-            self._is_counted = True
-        elif not self._is_added and share is not None:
-            self._total += share.total or 0
-        if self._is_counted and self._total:
-            raise ConfigError(
-                "one update has losses with and without count=",
-                hint="say count= for each loss of the update, or for none",
-            )
-        self._is_added, self._factor = True, None
+    def add(self, models: Iterable[_Model], share: Share | None, count: Any) -> None:
+        """A backward pass of the batch is done.
 
-    def factor(self, processes: LoopProcesses) -> float:
-        """What gradients are multiplied by when all batches are in: alike in all processes."""
-        if self._factor is None:
-            if self._is_counted:
-                total = sum(processes.gather_plain(float(self.own_count)))
-                self._factor = self.unit / (total or 1.0)
+        Args:
+            models: that have gradients of it.
+            share: of the batch.
+            count: over how many terms its loss is a sum, where these are divided by the counts of the window.
+        """
+        for model in models:
+            is_first = model not in self._added
+            if model in (self._counts if count is None else self._rows):
+                raise ConfigError(
+                    "one update has losses with and without count=",
+                    hint="say count= for each loss of the update, or for none",
+                )
+            if count is None:
+                if is_first and share is not None:
+                    self._rows[model] = self._rows.get(model, 0.0) + (share.total or 0)
+            elif is_first:
+                has_rows = share is None or share.rows != 0
+                self._counts[model] = self._counts.get(model, 0.0) + (count if has_rows else 0.0)
             else:
-                self._factor = self.unit / (self._total or 1.0)
-        return self._factor
+                raise ConfigError(
+                    "a model has two losses with count= in one batch of an accumulation",
+                    hint="add the losses, if they are sums over the same terms",
+                )
+            self._added.add(model)
+            self._factors.pop(model, None)
+
+    def factor(self, model: _Model, processes: LoopProcesses) -> float:
+        """What gradients of a model are multiplied by when all batches are in: alike in all processes."""
+        if model not in self._factors:
+            total = self._rows.get(model, 0.0)
+            if model in self._counts:
+                total = sum(processes.gather_plain(float(self._counts[model])))
+            self._factors[model] = self.unit / (total or 1.0)
+        return self._factors[model]
 
 
 class _Model:
@@ -680,14 +696,16 @@ class _PreparedOptimizer:
 
     Attributes:
         parameters: all of it.
+        models: whose they are.
         frozen: those that needed no gradients when it was prepared.
         is_stepped: whether its last call of `step` has changed them.
         is_finished: whether gradients are divided and without loss scale.
     """
 
-    def __init__(self, updates: _Updates, optimizer: Optimizer, *, is_first: bool) -> None:
+    def __init__(self, updates: _Updates, optimizer: Optimizer, models: Iterable[_Model], *, is_first: bool) -> None:
         self._updates, self.optimizer = updates, optimizer
         self.parameters = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        self.models = [model for model in models if not self.parameters.isdisjoint(model.parameters)]
         self.frozen = [parameter for parameter in self.parameters if not parameter.requires_grad]
         self.is_stepped, self.is_finished = True, False
         self._has_gradients = self._accumulates = self._is_full = self._is_apart = False
