@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyaccel as aa
-from anyaccel.errors import ConfigError, StateError
+from anyaccel.errors import ConfigError, PhaseError, StateError
 
 SCRIPT = Path(__file__).with_name("own_loop_killed.py")
 train = runpy.run_path(str(SCRIPT))["train"]
@@ -117,6 +117,11 @@ def test_wrong_checkpoints_are_errors_that_say_what_is_there(tmp_path: Path) -> 
     with pytest.raises(StateError, match="'extra/x' is a object, which only pickle could write"):
         first.save(tmp_path / "c", extra={"x": object()})
     assert not (tmp_path / "c").exists()
+
+
+def test_an_unknown_resume_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(PhaseError, match="unknown resume='yes'"):
+        next(iter(aa.Loop("cpu", framework="torch").epochs(1, save=tmp_path, resume="yes")))
 
 
 def test_an_accumulation_is_not_saved_halfway(tmp_path: Path) -> None:

@@ -17,8 +17,6 @@ from anyaccel.own_loop.processes import LoopProcesses, Order
 from anyaccel.phases.loading.source_loader import SourceRandomness
 from anyaccel.registry import registry
 
-_NO_ROWS = (str, bytes, Mapping)
-
 
 @dataclass(frozen=True, slots=True)
 class Share:

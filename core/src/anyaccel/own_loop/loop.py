@@ -26,6 +26,7 @@ from anyaccel.own_loop.processes import LoopProcesses
 from anyaccel.own_loop.run_folder import LoopFolder, Position, Schedule
 from anyaccel.own_loop.tracking import Tracking
 from anyaccel.phases.bound_phase import best_common_device
+from anyaccel.phases.checkpointing.checkpointer import checked_resume
 from anyaccel.phases.memory_error import release_frames
 from anyaccel.phases.process_group import SingleProcess
 from anyaccel.phases.process_groups import shared_groups
@@ -375,8 +376,10 @@ class Loop:
             resume: `"auto"` goes on from the newest checkpoint, if there is one; `"never"` starts anew.
 
         Raises:
+            PhaseError: `resume` is unknown.
             StateError: the checkpoint is of other models, or the folder is of another run.
         """
+        resume = checked_resume(resume)
         folder = None if save is None else LoopFolder(save)
         if folder is not None:
             if resume == "auto" and folder.newest(self.broadcast) is not None:

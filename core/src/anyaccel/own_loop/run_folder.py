@@ -191,7 +191,7 @@ class LoopFolder:
 
     @classmethod
     def read(cls, folder: str | os.PathLike[str], framework: str) -> Position:
-        """The checkpoint of a folder, or its newest one that can be read.
+        """The checkpoint of a folder, or its newest one.
 
         Raises:
             ConfigError: there is none.
