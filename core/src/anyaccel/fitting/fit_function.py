@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
 from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.call_hints import call_hints
-from anyaccel.data.roles import Names
+from anyaccel.data.roles import Names, names_of
 from anyaccel.errors import PhaseError
 from anyaccel.experiment import Experiment
 from anyaccel.fitting.fitted_model import FittedModel
-from anyaccel.fitting.tables import TrainingData, training_data
+from anyaccel.fitting.tables import Preprocessing, TrainingData, loss_of_target, raw_table, training_data
 from anyaccel.graph import AppliedLoss, ModelGraph, ModelNode
 from anyaccel.phases import Callback, EarlyStopping, EvalPhase, TrainPhase
 from anyaccel.phases.settings import checked_callbacks
@@ -26,7 +27,7 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     model: Any,
     data: Any,
     *,
-    loss: Any,
+    loss: Any = None,
     target: Names = None,
     features: Names = None,
     validation: Any = None,
@@ -35,6 +36,10 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     batch_size: int = 32,
     optimizer: Any = "adam",
     early_stopping: int | EarlyStopping | None = None,
+    preprocess: Any = "auto",
+    drop: Names = (),
+    categories: Names = (),
+    embed: Any = "auto",
     scaler: Any = None,
     accelerator: Any = "auto",
     seed: int = 0,
@@ -47,10 +52,15 @@ def fit(  # noqa: PLR0913 - keywords, each documented
 
     Everything it does can be written with ModelGraph, TrainPhase and Experiment, which it returns.
     """
-    spec = loss if isinstance(loss, Loss) else Loss(loss)
     arguments.integer(PhaseError, "fit: ", "epochs", epochs, 0, 10)
+    how = Preprocessing(preprocess, names_of(drop), names_of(categories), embed, is_sized=inspect.isfunction(model))
+    data = raw_table(data, features, target, how)
+    loss = loss_of_target(data, target) if loss is None else loss
+    spec = loss if isinstance(loss, Loss) else Loss(loss)
     names: Any = {"features": features, "target": target}
     prepared = training_data(data, **names, loss=spec, validation=validation, scaler=scaler, seed=seed)
+    if how.is_sized and prepared.widths is not None:
+        model = model(prepared.widths.n_features, prepared.widths.n_outputs)
     graph = ModelGraph([ModelNode(NODE, model, prepared.data.reference())], optimizer, seed=seed)
     own = [*checked_callbacks("fit", callbacks), *_stopping(early_stopping, prepared)]
     loop: Any = {"sampler": batch_size, "n_epochs": epochs, "callbacks": own, "accelerator": accelerator}
