@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -34,6 +34,8 @@ from anyaccel.specs import Loss, takes_classes
 LABEL = "data"
 Columns = Mapping[str, Mapping[str, Any]]
 """`role` and `dtype` (None for text) of columns, by name."""
+LossOf = Callable[[str], Loss | None]
+"""Gives the named loss that compares a target; None where it is a framework's own, or there is none."""
 
 
 def is_table(data: Any) -> bool:
@@ -360,7 +362,7 @@ class RawTable:
     how: Preprocessing
 
 
-def raw_table(given: Any, features: Names, target: Names, how: Preprocessing) -> Any:
+def raw_table(given: Any, features: Names | Mapping[str, Names], target: Names, how: Preprocessing) -> Any:
     """The table of which features are to be made, as it was read; other data, which stay as they are, as given.
 
     Raises:
@@ -369,6 +371,11 @@ def raw_table(given: Any, features: Names, target: Names, how: Preprocessing) ->
     """
     changed = [name for name in ("drop", "categories") if getattr(how, name)]
     changed += ["embed"] if how.embed != "auto" else []
+    if isinstance(features, Mapping):
+        if changed or how.preprocess not in (None, "auto") or how.is_sized:
+            problem = "fit has features by the arguments of the model, and makes one input of a table that it treats"
+            raise PhaseError(problem, hint="name the features in a list, or transform the columns before")
+        return given
     if not is_table(given):
         if isinstance(given, (FeatureSet, FeatureSetView)) and (how.is_sized or how.preprocess not in (None, "auto")):
             data, rows = _selected(given, features, target)
@@ -511,9 +518,9 @@ def _is_no_plain_number(values: Any) -> bool:
 
 
 def training_data(
-    given: Any, *, features: Names, target: Names, loss: Loss, validation: Any, scaler: Any, seed: int
+    given: Any, *, features: Names, target: Names, loss_of: LossOf, validation: Any, scaler: Any, seed: int
 ) -> TrainingData:
-    """Data from the arguments of `fit`.
+    """Data from the arguments of `fit`; `loss_of` gives the named loss that compares a target, or None.
 
     Raises:
         PhaseError: a validation that does not fit the data, or no target.
@@ -552,26 +559,28 @@ def training_data(
             available=", ".join(texts),
             hint="write target='COLUMN'" if texts else _ROLES,
         )
-    data = _with_numeric_targets(data, target, loss)
-    if raw is not None and takes_classes(loss):
-        data = _with_class_names(data)
+    data = _with_numeric_targets(data, target, loss_of)
+    if raw is not None:
+        data = _with_class_names(data, loss_of)
     train, split = _splits(data, rows, validation, seed)
     if raw is not None:
-        data = _treated(data, raw, train, loss, seed)
+        data = _treated(data, raw, train, loss_of, seed)
     if scaler is not None:
         data = data.fit_transform(scaler, data.features, fit_on=train)
     other = split if split or validation is None else {data.label: _other(validation, data)}
-    return TrainingData(data, train, other, _widths(data, loss))
+    return TrainingData(data, train, other, _widths(data, loss_of))
 
 
-def _with_class_names(data: FeatureSet) -> FeatureSet:
+def _with_class_names(data: FeatureSet, loss_of: LossOf) -> FeatureSet:
     """Integers that are names of classes, and not their indices, as indices.
 
     Raises:
         PhaseError: a target has one class.
     """
     for name in data.targets:
-        values = data.array(name)
+        loss, values = loss_of(name), data.array(name)
+        if loss is None or not takes_classes(loss):
+            continue
         classes = np.unique(values)
         if values.ndim == 1 and len(classes) < 2:
             names = next((fitted.class_labels for fitted in data.transforms if name in fitted.results), classes)
@@ -588,7 +597,7 @@ def _with_class_names(data: FeatureSet) -> FeatureSet:
 _SCALED_LOSSES = ("mse", "mae", "huber", "smooth_l1")
 
 
-def _treated(data: FeatureSet, raw: RawTable, train: str, loss: Loss, seed: int) -> FeatureSet:
+def _treated(data: FeatureSet, raw: RawTable, train: str, loss_of: LossOf, seed: int) -> FeatureSet:
     """The data with one feature, which is made of all columns of the features; and with scaled targets."""
     rows, how = data.split(train), raw.how
     target = data.array(data.targets[0])[rows.rows] if len(data.targets) == 1 else None
@@ -607,17 +616,20 @@ def _treated(data: FeatureSet, raw: RawTable, train: str, loss: Loss, seed: int)
         into += "_"
     data = data.fit_transform(treatment, treatment.names, fit_on=train, role="feature", into=into)
     data = data.select(features=into)
-    if loss.own is None and loss.name in _SCALED_LOSSES:
-        scaler = load(SETTINGS, "fit.scaler")("standard")
-        data = data.fit_transform(scaler, data.targets, fit_on=train)
+    for name in data.targets:
+        loss = loss_of(name)
+        if loss is not None and loss.name in _SCALED_LOSSES:
+            data = data.fit_transform(load(SETTINGS, "fit.scaler")("standard"), name, fit_on=train)
     return data
 
 
-def _widths(data: FeatureSet, loss: Loss) -> Widths:
+def _widths(data: FeatureSet, loss_of: LossOf) -> Widths:
     n_features = sum(math.prod(data.spec(name).shape) for name in data.features)
-    n_outputs = sum(math.prod(data.spec(name).shape) for name in data.targets)
-    if takes_classes(loss) and "float" not in data.spec(data.targets[0]).dtype:
-        n_outputs = int(data.array(data.targets[0]).max()) + 1
+    n_outputs = 0
+    for name in data.targets:
+        loss, spec = loss_of(name), data.spec(name)
+        is_classes = loss is not None and takes_classes(loss) and "float" not in spec.dtype
+        n_outputs += int(data.array(name).max()) + 1 if is_classes else math.prod(spec.shape)
     treatment = next((made for made in map(treatment_in, reversed(data.transforms)) if made is not None), None)
     if treatment is None:
         return Widths(n_features, n_outputs, n_features)
@@ -643,27 +655,32 @@ def _texts(data: FeatureSet, target: Names) -> list[str]:
     return [name for name in names if name in data.columns and not is_numeric(data.schema.field(name).type)]
 
 
-def _with_numeric_targets(data: FeatureSet, target: Names, loss: Loss) -> FeatureSet:
+def _with_numeric_targets(data: FeatureSet, target: Names, loss_of: LossOf) -> FeatureSet:
     """Text as indices of classes, and integers as floats where the loss compares floats."""
-    rule = None if loss.own is not None else LOSSES.get(loss.name)
     for name in _texts(data, target):
-        if rule is not None and not rule.takes_classes and not rule.takes_logits:
+        loss = loss_of(name)
+        rule = None if loss is None else LOSSES.get(loss.name)
+        if loss is not None and rule is not None and not rule.takes_classes and not rule.takes_logits:
             raise _no_number(data, name, loss.name)
         data = data.fit_transform(load(SETTINGS, "fit.class_labels")(), name, fit_on="all", role="target")
         classes = len(np.unique(data.array(name)))
-        if loss.own is None and loss.name == "binary_cross_entropy" and classes > 2:
+        if loss is not None and loss.name == "binary_cross_entropy" and classes > 2:
             raise PhaseError(
                 f"the target {name!r} has {classes} classes, and {loss.name} compares two",
                 hint="write loss='cross_entropy', with one output of the model for each class",
             )
-    elementwise = loss.own is None and loss.name in LOSSES and not takes_classes(loss)
     for name in data.targets:
+        loss = loss_of(name)
         is_bool = data.spec(name).dtype == "bool"
-        if takes_classes(loss) and is_bool:
+        if loss is not None and takes_classes(loss) and is_bool:
             data = data.fit_transform(load(SETTINGS, "fit.class_labels")(), name, fit_on="all")
-        elif elementwise and "float" not in data.spec(name).dtype:
+        elif loss is not None and loss.name in LOSSES and not takes_classes(loss) and not _is_float(data, name):
             data = data.cast({name: "float64"})
     return data
+
+
+def _is_float(data: FeatureSet, name: str) -> bool:
+    return "float" in data.spec(name).dtype
 
 
 def _no_number(data: FeatureSet, name: str, loss: str) -> PhaseError:
