@@ -40,12 +40,12 @@ def is_like_an_estimator(obj: object) -> bool:
 
 
 def distribution_for(framework: str) -> str:
-    """The distribution whose plugin runs a framework, `""` if none is known."""
+    """Return the distribution whose plugin runs a framework, `""` if none is known."""
     return HINTS.get(framework, ("", ""))[1]
 
 
 def install_line(distribution: str) -> str:
-    """How to install a distribution; those of anyaccel come from its repository until they are on PyPI."""
+    """Return how to install a distribution; those of anyaccel come from its repository until they are on PyPI."""
     if distribution not in DISTRIBUTIONS:
         return f"python -m pip install {distribution}"
     folder = Path("plugins", distribution.removeprefix("anyaccel-"))
