@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -30,6 +30,8 @@ from anyaccel.specs import Loss, takes_classes
 LABEL = "data"
 Columns = Mapping[str, Mapping[str, Any]]
 """`role` and `dtype` (None for text) of columns, by name."""
+LossOf = Callable[[str], Loss | None]
+"""Gives the named loss that compares a target; None where it is a framework's own, or there is none."""
 
 
 def is_table(data: Any) -> bool:
@@ -270,9 +272,9 @@ class TrainingData:
 
 
 def training_data(
-    given: Any, *, features: Names, target: Names, loss: Loss, validation: Any, scaler: Any, seed: int
+    given: Any, *, features: Names, target: Names, loss_of: LossOf, validation: Any, scaler: Any, seed: int
 ) -> TrainingData:
-    """Data from the arguments of `fit`.
+    """Data from the arguments of `fit`; `loss_of` gives the named loss that compares a target, or None.
 
     Raises:
         PhaseError: a validation that does not fit the data, or no target.
@@ -305,7 +307,7 @@ def training_data(
             available=", ".join(texts),
             hint="write target='COLUMN'" if texts else _ROLES,
         )
-    data = _with_numeric_targets(data, target, loss)
+    data = _with_numeric_targets(data, target, loss_of)
     train, split = _splits(data, rows, validation, seed)
     if scaler is not None:
         data = data.fit_transform(scaler, data.features, fit_on=train)
@@ -331,27 +333,32 @@ def _texts(data: FeatureSet, target: Names) -> list[str]:
     return [name for name in names if name in data.columns and not is_numeric(data.schema.field(name).type)]
 
 
-def _with_numeric_targets(data: FeatureSet, target: Names, loss: Loss) -> FeatureSet:
+def _with_numeric_targets(data: FeatureSet, target: Names, loss_of: LossOf) -> FeatureSet:
     """Text as indices of classes, and integers as floats where the loss compares floats."""
-    rule = None if loss.own is not None else LOSSES.get(loss.name)
     for name in _texts(data, target):
-        if rule is not None and not rule.takes_classes and not rule.takes_logits:
+        loss = loss_of(name)
+        rule = None if loss is None else LOSSES.get(loss.name)
+        if loss is not None and rule is not None and not rule.takes_classes and not rule.takes_logits:
             raise _no_number(data, name, loss.name)
         data = data.fit_transform(load(SETTINGS, "fit.class_labels")(), name, fit_on="all", role="target")
         classes = len(np.unique(data.array(name)))
-        if loss.own is None and loss.name == "binary_cross_entropy" and classes > 2:
+        if loss is not None and loss.name == "binary_cross_entropy" and classes > 2:
             raise PhaseError(
                 f"the target {name!r} has {classes} classes, and {loss.name} compares two",
                 hint="write loss='cross_entropy', with one output of the model for each class",
             )
-    elementwise = loss.own is None and loss.name in LOSSES and not takes_classes(loss)
     for name in data.targets:
+        loss = loss_of(name)
         is_bool = data.spec(name).dtype == "bool"
-        if takes_classes(loss) and is_bool:
+        if loss is not None and takes_classes(loss) and is_bool:
             data = data.fit_transform(load(SETTINGS, "fit.class_labels")(), name, fit_on="all")
-        elif elementwise and "float" not in data.spec(name).dtype:
+        elif loss is not None and loss.name in LOSSES and not takes_classes(loss) and not _is_float(data, name):
             data = data.cast({name: "float64"})
     return data
+
+
+def _is_float(data: FeatureSet, name: str) -> bool:
+    return "float" in data.spec(name).dtype
 
 
 def _no_number(data: FeatureSet, name: str, loss: str) -> PhaseError:
