@@ -13,9 +13,24 @@ call, by an environment variable, and as a callback of one phase or experiment.
         def finish(self, error):
             print("end")
 
-    switch = TrackerSwitch("anyaccel_print", "print", PrintTracker, "ANYACCEL_PRINT", check=str)
+    switch = TrackerSwitch("anyaccel_print", "print", PrintTracker, "ANYACCEL_PRINT", check=lambda it, setting: it)
     log_to = switch.log_to
-    phase_start, before_placement, epoch_end, phase_end = switch.hooks()
+
+    @hookimpl
+    def phase_start(run):
+        switch.phase_start(run)
+
+    @hookimpl
+    def before_placement(run):
+        switch.plan(run)
+
+    @hookimpl
+    def epoch_end(run):
+        switch.epoch(run)
+
+    @hookimpl
+    def phase_end(run, error):
+        switch.end(run, error)
 """
 
 from __future__ import annotations
@@ -32,7 +47,6 @@ from types import TracebackType
 from typing import Any
 
 from anyaccel.errors import ConfigError, PhaseError, PluginError
-from anyaccel.hookspecs import hookimpl
 from anyaccel.phases import Callback
 from anyaccel.registry import registry
 from anyaccel.user_level import user_level
@@ -41,8 +55,8 @@ from anyaccel.user_level import user_level
 class Tracker(ABC):
     """One run in an experiment tracker: made when a phase begins, in the main process only.
 
-    Names are those of the results: `loss`, `val_loss`, `val_accuracy` after each epoch of a TrainPhase; `LABEL_loss` and
-    `LABEL_accuracy` at the end of an EvalPhase with that label.
+    Names are those of the results: `loss`, `val_loss`, `val_accuracy` after each epoch of a TrainPhase; `LABEL_loss`
+    and `LABEL_accuracy` at the end of an EvalPhase with that label.
 
     Args:
         run: the run of the phase, with `run.phase`, `run.graph` and `run.experiment`.
@@ -133,7 +147,7 @@ class RunTrackers:
             return
         try:
             call(self._trackers[run])
-        except Exception as error:  # noqa: BLE001 - of a network, a disk or a server; the training is worth more
+        except Exception as error:  # of a network, a disk or a server: the training is worth more
             if run not in self._failed:
                 what = f"{self._name} could not log phase {run.phase.label!r}, which goes on untracked"
                 warnings.warn(f"{what}: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=user_level())
@@ -171,8 +185,8 @@ class TrackingScope:
         self._calls[:] = [self._before] if self._before else []
 
 
-class TrackerSwitch:
-    """Whether phases are tracked, and where: by `log_to` or by an environment variable; and the plugin's hooks.
+class TrackerSwitch(RunTrackers):
+    """The trackers of a plugin, which `log_to` or an environment variable turns on.
 
     Args:
         module: the module with the hooks, which the plugin's entry point names.
@@ -190,8 +204,8 @@ class TrackerSwitch:
         variable: str,
         check: Callable[[Any, str], Any],
     ) -> None:
+        super().__init__(make, name)
         self._module, self._variable, self._check = module, variable, check
-        self.trackers = RunTrackers(make, name)
         self._calls: list[TrackingScope] = []
 
     def log_to(self, target: Any, **settings: Any) -> TrackingScope:
@@ -226,32 +240,15 @@ class TrackerSwitch:
         text = os.environ.get(self._variable, "").strip()
         return self._check(text, self._variable) if text else None
 
-    def hooks(self) -> tuple[Callable[..., None], ...]:
-        """Return the hooks phase_start, before_placement, epoch_end and phase_end for the plugin's module."""
+    def phase_start(self, run: Any) -> None:
+        """Open a run if tracking is on; for the plugin's hook of this name.
 
-        @hookimpl
-        def phase_start(run: Any) -> None:
-            """Open a run if tracking is on."""
-            target = self.target()
-            if target is not None:
-                self.trackers.start(run, target)
-
-        @hookimpl
-        def before_placement(run: Any) -> None:
-            """Log the plan."""
-            self.trackers.plan(run)
-
-        @hookimpl
-        def epoch_end(run: Any) -> None:
-            """Log the figures of an epoch."""
-            self.trackers.epoch(run)
-
-        @hookimpl
-        def phase_end(run: Any, error: BaseException | None) -> None:
-            """Log the outcome, and close the run."""
-            self.trackers.end(run, error)
-
-        return phase_start, before_placement, epoch_end, phase_end
+        Raises:
+            PhaseError: as of `RunTrackers.start`.
+        """
+        target = self.target()
+        if target is not None:
+            self.start(run, target)
 
 
 class TrackerCallback(Callback):

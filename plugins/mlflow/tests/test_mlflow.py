@@ -21,10 +21,6 @@ from anyaccel.registry import Registry
 from anyaccel_mlflow import MLflowLogger, autolog, load_model, log_model, log_to, save_model
 
 mlflow = pytest.importorskip("mlflow")
-pytestmark = [  # of MLflow's store, and of its import of pyfunc
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*Any type hint is inferred as AnyType:UserWarning"),
-]
 
 
 class Oops(Exception):
@@ -36,8 +32,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A store; its tables are made once."""
     folder = tmp_path_factory.mktemp("store")
     uri = f"sqlite:///{folder / 'mlflow.db'}"
-    mlflow.set_tracking_uri(uri)
-    mlflow.create_experiment("of this test", artifact_location=(folder / "artifacts").as_uri())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)  # below which artifacts are written by default
+        mlflow.set_tracking_uri(uri)
+        mlflow.create_experiment("of this test", artifact_location=(folder / "artifacts").as_uri())
     return uri
 
 
@@ -99,7 +97,7 @@ def test_a_named_experiment_and_the_environment(tmp_path: Path, monkeypatch: pyt
     with log_to("of this test"):
         fit(epochs=1)
     assert len(runs("of this test")) == 1
-    monkeypatch.setattr(anyaccel_mlflow._switch, "_calls", [])
+    monkeypatch.setattr(anyaccel_mlflow._switch, "_calls", [])  # noqa: SLF001 - no call is in effect
     monkeypatch.setenv(anyaccel_mlflow.VARIABLE, "of this test")
     fit(epochs=1)
     with log_to(None):
@@ -162,13 +160,17 @@ def test_what_fails_while_it_trains_warns_and_the_training_goes_on(monkeypatch: 
         raise OSError("no space")
 
     monkeypatch.setattr(anyaccel_mlflow.MLflowRun, "log", fails)
-    with pytest.warns(RuntimeWarning, match="MLflow could not log phase 'train', which goes on untracked: OSError: no"):
+    with pytest.warns(
+        RuntimeWarning, match=r"MLflow could not log phase 'train', which goes on untracked: OSError: no"
+    ):
         assert fit(callbacks=[MLflowLogger()]).results.loss.size == 3
 
 
 def test_a_store_that_is_not_there_ends_the_phase_before_it_moves(tmp_path: Path) -> None:
     mlflow.set_tracking_uri("sqlite:////dev/null/mlflow.db")
-    with pytest.raises(PhaseError, match=r"phase 'train' cannot be logged to MLflow at 'sqlite:.*Hint: set another store"):
+    with pytest.raises(
+        PhaseError, match=r"phase 'train' cannot be logged to MLflow at 'sqlite:.*Hint: set another store"
+    ):
         fit(callbacks=[MLflowLogger("digits")])
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/other.db")  # as the hint says
     fit(epochs=1, callbacks=[MLflowLogger("digits")])
@@ -178,13 +180,13 @@ def test_a_store_that_is_not_there_ends_the_phase_before_it_moves(tmp_path: Path
 def test_names_of_experiments_are_checked(name: Any) -> None:
     with pytest.raises(ConfigError, match=r"is not the name of an experiment\. Hint: write the name, such as 'digits'"):
         log_to(name)
-    with pytest.raises(ConfigError, match="MLflowLogger: .* is not the name of an experiment"):
+    with pytest.raises(ConfigError, match=r"MLflowLogger: .* is not the name of an experiment"):
         MLflowLogger(name)
 
 
 def test_a_plugin_that_is_not_loaded_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anyaccel.registry._registry", [Registry(NumpyBackend, list)])
-    with pytest.raises(PluginError, match="the plugin 'mlflow' is not loaded.*ANYACCEL_PLUGINS=mlflow"):
+    with pytest.raises(PluginError, match=r"the plugin 'mlflow' is not loaded.*ANYACCEL_PLUGINS=mlflow"):
         autolog()
 
 
@@ -227,8 +229,8 @@ def test_a_saved_folder_is_served_in_another_process(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="SequentialMLP is not a FittedModel. Hint: give what aa.fit returned"):
+    with pytest.raises(ConfigError, match=r"SequentialMLP is not a FittedModel. Hint: give what aa.fit returned"):
         save_model(aa.SequentialMLP(), tmp_path / "model")
     (tmp_path / "there").mkdir()
-    with pytest.raises(ConfigError, match="exists already. Hint: name a new folder"):
+    with pytest.raises(ConfigError, match=r"exists already. Hint: name a new folder"):
         save_model(fit(), tmp_path / "there")

@@ -60,6 +60,7 @@ def runs() -> list[list[tuple[str, Any]]]:
     """The records of each run in the folder."""
     from wandb.proto import wandb_internal_pb2
 
+    wandb.teardown()  # its process may still be writing
     told = []
     for path in sorted(Path("wandb").glob("offline-run-*/*.wandb")):
         records = []
@@ -116,7 +117,12 @@ def test_a_fit_is_one_run_with_the_figures_of_its_results() -> None:
     (begun,) = {record.run_id for kind, record in run if kind == "run"}
     assert begun
     record = next(record for kind, record in run if kind == "run")
-    assert (record.project, record.run_group, record.display_name, record.job_type) == ("digits", "fit", "train", "train")
+    assert (record.project, record.run_group, record.display_name, record.job_type) == (
+        "digits",
+        "fit",
+        "train",
+        "train",
+    )
     config = configured(run)
     assert config["graph"]["optimizer"]["name"] == "adam" and config["phase"]["label"] == "train"
     assert config["plan"]
@@ -145,7 +151,7 @@ def test_phases_log_into_the_open_run_which_stays_open() -> None:
 
 
 def test_the_environment_switches_it_on_and_a_call_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(anyaccel_wandb._switch, "_calls", [])
+    monkeypatch.setattr(anyaccel_wandb._switch, "_calls", [])  # noqa: SLF001 - no call is in effect
     monkeypatch.setenv(anyaccel_wandb.VARIABLE, "named")
     fit()
     with log_to(None):
@@ -168,9 +174,9 @@ def test_a_phase_that_fails_is_a_failed_run() -> None:
 def test_the_trained_graph_is_an_artifact() -> None:
     fitted = fit(callbacks=[WandbLogger("digits", log_model=True)])
     (run,) = runs()
-    (artifact,) = [record for kind, record in run if kind == "request" and record.WhichOneof("request_type") == "log_artifact"] or [
-        record for kind, record in run if kind == "artifact"
-    ]
+    (artifact,) = [
+        record for kind, record in run if kind == "request" and record.WhichOneof("request_type") == "log_artifact"
+    ] or [record for kind, record in run if kind == "artifact"]
     names = str(artifact)
     assert "graph.json" in names or "manifest" in names
     assert fitted
@@ -189,7 +195,9 @@ def test_what_fails_while_it_trains_warns_and_the_training_goes_on(monkeypatch: 
         raise OSError("no space")
 
     monkeypatch.setattr(anyaccel_wandb.WandbRun, "log", fails)
-    with pytest.warns(RuntimeWarning, match="Weights & Biases could not log phase 'train', which goes on untracked: OSE"):
+    with pytest.warns(
+        RuntimeWarning, match="Weights & Biases could not log phase 'train', which goes on untracked: OSE"
+    ):
         assert fit(callbacks=[WandbLogger("digits")]).results.loss.size == 3
 
 
@@ -198,7 +206,9 @@ def test_a_run_that_cannot_start_ends_the_phase_before_it_moves(monkeypatch: pyt
         raise wandb.errors.CommError("no key")
 
     monkeypatch.setattr(wandb, "init", fails)
-    with pytest.raises(PhaseError, match="phase 'train' cannot be logged to Weights & Biases: no key. Hint: log in by"):
+    with pytest.raises(
+        PhaseError, match=r"phase 'train' cannot be logged to Weights & Biases: no key. Hint: log in by"
+    ):
         fit(callbacks=[WandbLogger("digits")])
 
 
@@ -206,19 +216,19 @@ def test_a_run_that_cannot_start_ends_the_phase_before_it_moves(monkeypatch: pyt
 def test_names_of_projects_are_checked(name: Any) -> None:
     with pytest.raises(ConfigError, match=r"is not the name of a project\. Hint: write the name, such as 'digits'"):
         log_to(name)
-    with pytest.raises(ConfigError, match="WandbLogger: .* is not the name of a project"):
+    with pytest.raises(ConfigError, match=r"WandbLogger: .* is not the name of a project"):
         WandbLogger(name)
 
 
 def test_a_plugin_that_is_not_loaded_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anyaccel.registry._registry", [Registry(NumpyBackend, list)])
-    with pytest.raises(PluginError, match="the plugin 'wandb' is not loaded.*ANYACCEL_PLUGINS=wandb"):
+    with pytest.raises(PluginError, match=r"the plugin 'wandb' is not loaded.*ANYACCEL_PLUGINS=wandb"):
         log_to("digits")
 
 
 def test_the_same_callback_twice_is_an_error() -> None:
     callback = WandbLogger("digits")
-    with pytest.raises(PhaseError, match="the same callback of Weights & Biases twice"):
+    with pytest.raises(PhaseError, match=r"the same callback of Weights & Biases twice"):
         fit(callbacks=[callback, callback])
 
 

@@ -1,9 +1,9 @@
-"""MLflow for anyaccel: every phase becomes a run, or logs into the active run; models are saved for `mlflow models serve`.
+"""MLflow for anyaccel: every phase becomes a run, or logs into the active run; models for `mlflow models serve`.
 
 Tracking is off until you turn it on: with `anyaccel_mlflow.autolog()`, with `ANYACCEL_MLFLOW=EXPERIMENT` in the
 environment, with `log_to("EXPERIMENT")`, or with `MLflowLogger("EXPERIMENT")` among the callbacks of a phase or an
-experiment. `MLFLOW_TRACKING_URI` and `mlflow.set_tracking_uri` work as always. `mlflow` is imported when the first tracked
-phase begins.
+experiment. `MLFLOW_TRACKING_URI` and `mlflow.set_tracking_uri` work as always. `mlflow` is imported when the first
+tracked phase begins.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from anyaccel.call_hints import call_hints, constructor_hints
 from anyaccel.errors import ConfigError, PhaseError
+from anyaccel.hookspecs import hookimpl
 from anyaccel.trackers import Tracker, TrackerCallback, TrackerSwitch, TrackingScope, flat, settings_of
 
 if TYPE_CHECKING:
@@ -129,7 +130,34 @@ def _target(name: Any, setting: str, **settings: Any) -> Target:
 
 
 _switch = TrackerSwitch(__name__, "MLflow", MLflowRun, VARIABLE, _target)
-phase_start, before_placement, epoch_end, phase_end = _switch.hooks()
+
+
+@hookimpl
+def phase_start(run: Any) -> None:
+    """Open a run if tracking is on.
+
+    Raises:
+        PhaseError: it cannot be started.
+    """
+    _switch.phase_start(run)
+
+
+@hookimpl
+def before_placement(run: Any) -> None:
+    """Log the plan."""
+    _switch.plan(run)
+
+
+@hookimpl
+def epoch_end(run: Any) -> None:
+    """Log the figures of an epoch."""
+    _switch.epoch(run)
+
+
+@hookimpl
+def phase_end(run: Any, error: BaseException | None) -> None:
+    """Log the outcome, and close the run."""
+    _switch.end(run, error)
 
 
 @call_hints

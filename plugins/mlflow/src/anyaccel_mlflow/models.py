@@ -39,9 +39,7 @@ def save_model(
         ConfigError: `fitted` is not a `FittedModel`, or the folder exists.
     """
     if not isinstance(fitted, aa.FittedModel):
-        raise ConfigError(
-            f"save_model: {type(fitted).__name__} is not a FittedModel", hint="give what aa.fit returned"
-        )
+        raise ConfigError(f"save_model: {type(fitted).__name__} is not a FittedModel", hint="give what aa.fit returned")
     folder = Path(path)
     if folder.exists():
         raise ConfigError(f"save_model: {str(folder)!r} exists already", hint="name a new folder")

@@ -1,8 +1,8 @@
 """Weights & Biases for anyaccel: every phase becomes a run, or logs into the run that is open.
 
-Tracking is off until you turn it on: with `ANYACCEL_WANDB=PROJECT` in the environment, with `log_to("PROJECT")`, or with
-`WandbLogger(project="PROJECT")` among the callbacks of a phase or an experiment. `wandb` is imported when the first
-tracked phase begins.
+Tracking is off until you turn it on: with `ANYACCEL_WANDB=PROJECT` in the environment, with `log_to("PROJECT")`, or
+with `WandbLogger(project="PROJECT")` among the callbacks of a phase or an experiment. `wandb` is imported when the
+first tracked phase begins.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from anyaccel.call_hints import call_hints, constructor_hints
 from anyaccel.errors import ConfigError, PhaseError
+from anyaccel.hookspecs import hookimpl
 from anyaccel.trackers import Tracker, TrackerCallback, TrackerSwitch, TrackingScope, settings_of
 
 __all__ = ["WandbLogger", "before_placement", "epoch_end", "log_to", "phase_end", "phase_start"]
@@ -96,7 +97,34 @@ def _project(name: Any, setting: str, **settings: Any) -> Project:
 
 
 _switch = TrackerSwitch(__name__, "Weights & Biases", WandbRun, VARIABLE, _project)
-phase_start, before_placement, epoch_end, phase_end = _switch.hooks()
+
+
+@hookimpl
+def phase_start(run: Any) -> None:
+    """Open a run if tracking is on.
+
+    Raises:
+        PhaseError: it cannot be started.
+    """
+    _switch.phase_start(run)
+
+
+@hookimpl
+def before_placement(run: Any) -> None:
+    """Log the plan."""
+    _switch.plan(run)
+
+
+@hookimpl
+def epoch_end(run: Any) -> None:
+    """Log the figures of an epoch."""
+    _switch.epoch(run)
+
+
+@hookimpl
+def phase_end(run: Any, error: BaseException | None) -> None:
+    """Log the outcome, and close the run."""
+    _switch.end(run, error)
 
 
 @call_hints
