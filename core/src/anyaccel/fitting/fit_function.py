@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -10,11 +11,11 @@ from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.call_hints import call_hints
 from anyaccel.data import Sampler
-from anyaccel.data.roles import Names
+from anyaccel.data.roles import Names, names_of
 from anyaccel.errors import PhaseError
 from anyaccel.experiment import Experiment
 from anyaccel.fitting.fitted_model import FittedModel
-from anyaccel.fitting.tables import TrainingData, training_data
+from anyaccel.fitting.tables import Preprocessing, TrainingData, loss_of_target, raw_table, training_data
 from anyaccel.fitting.wiring import Features, FitLosses, feature_names, inputs_of
 from anyaccel.graph import AppliedLoss, ModelGraph, ModelNode
 from anyaccel.phases import Callback, Checkpoint, EarlyStopping, EvalPhase, TrainPhase
@@ -38,6 +39,10 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     batch_size: int = 32,
     optimizer: Any = "adam",
     early_stopping: int | EarlyStopping | None = None,
+    preprocess: Any = "auto",
+    drop: Names = (),
+    categories: Names = (),
+    embed: Any = "auto",
     scaler: Any = None,
     accelerator: Any = "auto",
     seed: int = 0,
@@ -70,14 +75,18 @@ def fit(  # noqa: PLR0913 - keywords, each documented
 
     Everything it does can be written with ModelGraph, TrainPhase and Experiment, which it returns.
     """
-    losses = FitLosses(loss)
-    if loss is None and step is None:
-        raise PhaseError("fit needs a loss", hint="write loss='cross_entropy' for classes, loss='mse' for numbers")
     arguments.integer(PhaseError, "fit: ", "epochs", epochs, 0, 10)
+    losses = FitLosses(loss)
     target = losses.targets if target is None else target
     names: Any = {"features": feature_names(features, target), "target": target}
+    how = Preprocessing(preprocess, names_of(drop), names_of(categories), embed, is_sized=inspect.isfunction(model))
+    data = raw_table(data, features, target, how)
+    if loss is None and step is None:
+        losses = FitLosses(loss_of_target(data, target))
     evaluated = _split_of(validation) if isinstance(validation, EvalPhase) else validation
     prepared = training_data(data, **names, loss_of=losses.of, validation=evaluated, scaler=scaler, seed=seed)
+    if how.is_sized and prepared.widths is not None:
+        model = model(prepared.widths.n_features, prepared.widths.n_outputs)
     inputs = inputs_of(model, prepared.data, features)
     graph = ModelGraph([ModelNode(NODE, model, inputs, outputs=outputs)], optimizer, seed=seed)
     applied = losses.applied(graph)
@@ -117,14 +126,17 @@ def fit(  # noqa: PLR0913 - keywords, each documented
 # Beside the function, which a text for each of its arguments would make too long to read.
 _ARGUMENTS = """
     Args:
-        model: of any framework that has a plugin; it is trained itself, no copy of it.
+        model: of any framework that has a plugin; it is trained itself, no copy of it. Or a function that makes one of
+            the widths that the data have: `lambda n_features, n_outputs: torch.nn.Linear(n_features, n_outputs)`.
         data: a data frame (pandas, Polars, Arrow), a mapping of arrays, a pair (x, y) of arrays or of a frame and a
             series, the path of a CSV or Parquet file, a data set of Hugging Face, a FeatureSet or a view of it; or a
             loader, a data set or another source of batches, which is streamed.
         loss: a name (`"cross_entropy"`, `"mse"`, ...), or a loss of the model's framework. Several by the column of
             their target, `{"price": "mse", "kind": "cross_entropy"}`, for a model that gives a dict with these keys (or
             see `outputs`); or a list of AppliedLoss objects on `"model"`, which may have weights. With `step`, what a
-            validation measures and predictions mean; it may be left out then.
+            validation measures and predictions mean; it may be left out then. None: cross_entropy for a target of text,
+            booleans or at most 20 different integers, mse for other numbers, which are scaled and given back in their
+            units.
         target: name of the target's column, or of several. Targets that are text are encoded as indices of classes,
             and predictions decoded. A FeatureSet and a pair have theirs.
         features: names of the columns that the model gets, joined; by default all others. A model with several
@@ -140,6 +152,14 @@ _ARGUMENTS = """
             schedule=Schedule("cosine", steps=1000, warmup=100))`.
         early_stopping: stop after so many epochs without a lower `val_loss`, with the parameters of the best; or an
             EarlyStopping.
+        preprocess: how features are made of the columns of a table, from the rows to train on. `"auto"` takes text,
+            booleans, categories, dates and gaps as well as numbers, and joins all into one matrix (see
+            `FittedModel.columns`); a table of plain numbers for a model that you made stays as it is. Or a transformer
+            of scikit-learn; or None, for numbers as they are.
+        drop: names of columns to leave out.
+        categories: names of columns that are categories although they are numbers, or text that looks like them.
+        embed: names of columns whose categories become codes 0, 1, ... for a model that embeds them, as the last
+            features; True for all, False for none. `"auto"`: none for a model that you made.
         scaler: a transform in the style of scikit-learn for all features together, or the name of one of its scalers
             (`"standard"`, `"minmax"`, `"maxabs"`, `"robust"`), fitted to the rows to train on; saved with the model and
             applied to what it predicts for.

@@ -16,7 +16,15 @@ from anyaccel.data import FeatureSet, FeatureSetView
 from anyaccel.data.roles import listed
 from anyaccel.errors import ConfigError, DataError, NaNWarning, ResultError
 from anyaccel.experiment import Experiment
-from anyaccel.fitting.tables import Columns, columns_before_transforms, is_table, new_rows, transformed_like
+from anyaccel.fitting.table_columns import TableColumns
+from anyaccel.fitting.tables import (
+    Columns,
+    columns_before_transforms,
+    is_table,
+    new_rows,
+    transformed_like,
+    treatment_in,
+)
 from anyaccel.graph import AppliedLoss, ModelGraph, Plan
 from anyaccel.graph.weight_loading import Change, Names
 from anyaccel.phases import EvalPhase, TrainPhase
@@ -81,6 +89,19 @@ class FittedModel:
     def graph(self) -> ModelGraph:
         """The graph, with the model as its node."""
         return self.experiment.graph
+
+    @property
+    def columns(self) -> TableColumns:
+        """What became of each column of the table: its kind, its treatment, gaps and categories; it prints as a table.
+
+        Raises:
+            ResultError: the columns are numbers that the model takes as they are.
+        """
+        treatments = [made for made in map(treatment_in, self._data.transforms) if made is not None]
+        if not treatments:
+            problem = f"the columns {listed(self._columns)} were not treated: the model takes them as they are"
+            raise ResultError(problem, hint="see graph for the data, and fit(..., preprocess=) for treatments")
+        return TableColumns(treatments[-1].columns)
 
     @property
     def phase(self) -> TrainPhase:
