@@ -1,4 +1,4 @@
-"""Offload to simulated devices: the tests of two files beside this one, in a process of their own."""
+"""Offload to simulated devices: the tests of files beside this one, in a process of their own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ def test_offload_to_simulated_devices() -> None:
     settings = {"ANYACCEL_PLUGINS": "torch", "ANYACCEL_TORCH_SIMULATE": "2"}
     settings["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # those of others may warn, which is an error here
     options = ["-q", "-p", "no:cacheprovider", "-W", "error"]
-    files = [str(HERE / name) for name in ("test_offload_on_devices.py", "test_nodes_on_devices.py")]
+    names = ("test_offload_on_devices.py", "test_nodes_on_devices.py", "test_peaks_on_devices.py")
+    files = [str(HERE / name) for name in names]
     command = [sys.executable, "-m", "pytest", *options, *files]
     done = subprocess.run(command, capture_output=True, text=True, env=kept | settings, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
