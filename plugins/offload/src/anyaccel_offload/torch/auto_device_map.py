@@ -132,7 +132,7 @@ def infer_auto_device_map(
         "headroom": headroom,
         "offload_buffers": offload_buffers,
     }
-    made = planned_map(model, names, max_memory, dtype, offload_buffers=offload_buffers, **settings)
+    made = planned_map(model, names, max_memory, dtype, **settings)
     _planned[model] = made
     return made
 
