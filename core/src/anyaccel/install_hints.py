@@ -16,7 +16,9 @@ HINTS = {root: (framework, f"anyaccel-{framework}") for framework, roots in _ROO
 BACKEND_PLUGINS = {**{framework: framework for framework in _ROOTS}, "mps": "torch"}
 """anyaccel's own plugins of frameworks by name, each with its framework: they are loaded when that is in use."""
 _ESTIMATORS = ("sklearn", "xgboost", "lightgbm")
-_FEATURES = ("devtools", "distributed", "offload", "resources", "sklearn", "tensorboard", "ray")
+_FEATURES = ("devtools", "distributed", "offload", "resources", "sklearn", "tensorboard", "transformers", "ray")
+LIBRARIES = {"transformers": "anyaccel-transformers"}
+"""By the top-level package of models that compute their own loss: what tells `fit` of them."""
 DISTRIBUTIONS = frozenset(f"anyaccel-{name}" for name in (*BACKEND_PLUGINS, *_FEATURES))
 """anyaccel's own distributions beside core; all have the same version."""
 

@@ -12,6 +12,9 @@ from anyaccel.data.roles import Names
 from anyaccel.errors import PhaseError
 from anyaccel.experiment import Experiment
 from anyaccel.fitting.fitted_model import FittedModel
+from anyaccel.fitting.fitted_model_loss import FittedModelLoss
+from anyaccel.fitting.labelled_data import LabelledData, labelled_data
+from anyaccel.fitting.model_loss import model_loss
 from anyaccel.fitting.tables import TrainingData, training_data
 from anyaccel.graph import AppliedLoss, ModelGraph, ModelNode
 from anyaccel.phases import Callback, EarlyStopping, EvalPhase, TrainPhase
@@ -26,7 +29,7 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     model: Any,
     data: Any,
     *,
-    loss: Any,
+    loss: Any = None,
     target: Names = None,
     features: Names = None,
     validation: Any = None,
@@ -47,18 +50,38 @@ def fit(  # noqa: PLR0913 - keywords, each documented
 
     Everything it does can be written with ModelGraph, TrainPhase and Experiment, which it returns.
     """
-    spec = loss if isinstance(loss, Loss) else Loss(loss)
+    rules = model_loss(model) if loss is None else None
     arguments.integer(PhaseError, "fit: ", "epochs", epochs, 0, 10)
     names: Any = {"features": features, "target": target}
-    prepared = training_data(data, **names, loss=spec, validation=validation, scaler=scaler, seed=seed)
-    graph = ModelGraph([ModelNode(NODE, model, prepared.data.reference())], optimizer, seed=seed)
+    prepared: TrainingData | LabelledData
+    inputs: Any
+    if rules is not None:
+        if scaler is not None:
+            problem = f"fit has scaler={shown(scaler)}, and {rules.name} takes its inputs as they are"
+            raise PhaseError(problem, hint="leave scaler out")
+        rules.check_metrics(metrics)
+        prepared = labelled_data(rules, data, NODE, **names, validation=validation, seed=seed)
+        inputs, applied = prepared.inputs, prepared.loss
+    else:
+        if loss is None:
+            raise PhaseError(
+                f"fit has no loss, and a {type(model).__name__} computes none itself: its call takes no labels",
+                available="cross_entropy for classes, mse for numbers, and more",
+                hint="write loss='cross_entropy' or loss='mse'",
+            )
+        spec = loss if isinstance(loss, Loss) else Loss(loss)
+        prepared = training_data(data, **names, loss=spec, validation=validation, scaler=scaler, seed=seed)
+        inputs, applied = prepared.data.reference(), AppliedLoss(spec, on=NODE)
+    graph = ModelGraph([ModelNode(NODE, model, inputs)], optimizer, seed=seed)
     own = [*checked_callbacks("fit", callbacks), *_stopping(early_stopping, prepared)]
     loop: Any = {"sampler": batch_size, "n_epochs": epochs, "callbacks": own, "accelerator": accelerator}
     checks = _validation(prepared, metrics)
     loop |= {"validation": checks, "checkpoint": checkpoint}
-    phase = TrainPhase(data=prepared.train, losses=AppliedLoss(spec, on=NODE), **loop)
+    phase = TrainPhase(data=prepared.train, losses=applied, **loop)
     experiment = Experiment("fit", graph, progress=progress)
     experiment.run_phase(phase, resume=resume)
+    if rules is not None and isinstance(prepared, LabelledData):
+        return FittedModelLoss(experiment, rules, prepared.wiring)
     return FittedModel(experiment, spec if spec.own is None else None)
 
 
@@ -69,9 +92,11 @@ _ARGUMENTS = """
         data: a data frame (pandas, Polars, Arrow), a mapping of arrays, a pair (x, y) of arrays or of a frame and a
             series, the path of a CSV or Parquet file, a data set of Hugging Face, a FeatureSet or a view of it; or a
             loader, a data set or another source of batches, which is streamed.
-        loss: a name (`"cross_entropy"`, `"mse"`, ...), or a loss of the model's framework.
-        target: name of the target's column, or of several. Targets that are text are encoded as indices of classes,
-            and predictions decoded. A FeatureSet and a pair have theirs.
+        loss: a name (`"cross_entropy"`, `"mse"`, ...), or a loss of the model's framework. None, the default, is the
+            loss that the model computes itself: columns are then given to its call by their names, labels among them.
+        target: name of the target's column, or of several. For a model that computes its own loss the column of its
+            labels, by default the one called like its argument (`labels`). Targets that are text are encoded as
+            indices of classes, and predictions decoded. A FeatureSet and a pair have theirs.
         features: names of the columns that the model gets, joined; by default all others.
         validation: the share of rows to validate on, drawn at random; the name of a split; another table or source; or
             None.
@@ -99,7 +124,7 @@ _ARGUMENTS = """
 fit.__doc__ = f"{fit.__doc__}{_ARGUMENTS}"
 
 
-def _validation(prepared: TrainingData, metrics: Any) -> EvalPhase | None:
+def _validation(prepared: TrainingData | LabelledData, metrics: Any) -> EvalPhase | None:
     if prepared.validation is not None:
         return EvalPhase("validation", data=prepared.validation, metrics=metrics)
     if metrics or not isinstance(metrics, (list, tuple)):
@@ -108,7 +133,7 @@ def _validation(prepared: TrainingData, metrics: Any) -> EvalPhase | None:
     return None
 
 
-def _stopping(given: Any, prepared: TrainingData) -> list[Callback]:
+def _stopping(given: Any, prepared: TrainingData | LabelledData) -> list[Callback]:
     if given is None:
         return []
     if isinstance(given, EarlyStopping):

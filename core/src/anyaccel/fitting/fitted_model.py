@@ -25,7 +25,7 @@ from anyaccel.results.base import read_results, results_parts
 from anyaccel.specs import Loss
 from anyaccel.user_level import user_level
 
-_PART = "fit"
+PART = "fit"
 _CLASSES, _YES_OR_NO = "cross_entropy", "binary_cross_entropy"
 
 
@@ -194,7 +194,7 @@ class FittedModel:
         loss = None if self.loss is None else self.loss.get_config()
         runs = [run for run in self.experiment.history if isinstance(run, TrainResults)]
         results = [results_parts(run, {}) for run in runs]  # these have no arrays
-        self.graph.save(folder, extra={_PART: {"loss": loss, "columns": self._columns, "results": results}})
+        self.graph.save(folder, extra={PART: {"loss": loss, "columns": self._columns, "results": results}})
 
 
 @call_hints
@@ -224,10 +224,16 @@ def load(
         ConfigError: not such a folder, or the model must be given.
         StateError: a file was changed or is incomplete, or the model is not like the saved one.
     """
-    part = saved_folder.part(folder, _PART)
+    part = saved_folder.part(folder, PART)
     if not isinstance(part, Mapping) or not isinstance(part.get("columns"), Mapping):
         problem = f"{str(folder)!r} holds {shown(part)} in place of what FittedModel.save wrote"
         raise ConfigError(problem, hint="give the folder that save() wrote")
+    if part.get("model_loss") is not None:
+        from anyaccel.fitting.fitted_model_loss import load_model_loss  # which stands on this module
+
+        return load_model_loss(
+            folder, part, models=models, optimizer=optimizer, allow=allow, names=names, change=change, strict=strict
+        )
     given: dict[str, Any] = {"models": models, "feature_sets": feature_sets, "optimizer": optimizer, "allow": allow}
     graph = ModelGraph.load(folder, **given, names=names, change=change, strict=strict)
     loss = None if part.get("loss") is None else Loss.from_config(part["loss"])

@@ -167,7 +167,7 @@ def new_rows(data: Any, columns: Columns, *, with_target: bool = True) -> Featur
     try:
         table = feature_set_of(data, features, targets, by_role["tag"])
     except ColumnError as error:
-        names = _column_names(data)
+        names = column_names(data)
         needed = (*features, *by_role["tag"], *targets)
         missing = [name for name in needed if names is not None and name not in names]
         if not names or not missing:
@@ -177,7 +177,7 @@ def new_rows(data: Any, columns: Columns, *, with_target: bool = True) -> Featur
     return table.cast({name: dtype for name, dtype in dtypes.items() if table.spec(name).dtype != dtype})
 
 
-def _column_names(data: Any) -> list[str] | None:
+def column_names(data: Any) -> list[str] | None:
     """The names of a table's columns; None where they are not known without reading it."""
     if isinstance(data, (str, os.PathLike)):
         path = Path(data).expanduser()
