@@ -169,6 +169,10 @@ class UndefinedMetricWarning(UserWarning):
     """A metric is not defined for the rows that it measured, and is what scikit-learn gives then, mostly NaN."""
 
 
+class TableWarning(UserWarning):
+    """Columns of a table are left out, or rows to predict for have what was not in the rows of the training."""
+
+
 class NaNWarning(UserWarning):
     """A loss of a TrainPhase is NaN or infinite, or will be: data with NaN reach a node trained by gradients.
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from torch.utils.data import DataLoader
 
 import anyaccel as aa
 
-from .conftest import BERT, GPT2, LLAMA, batch_of, padded, random_rows
+from .conftest import BERT, LLAMA, batch_of, random_rows
 
 BATCH, EPOCHS, LR = 8, 2, 1e-2
 
@@ -75,9 +73,7 @@ def test_a_table_is_padded_by_the_batch_and_weighted_by_tokens(gpt2: Any, rows: 
     batch = batch_of(rows)
     expected = gpt2.eval()(**batch).loss.item()
     data = {"input_ids": rows}
-    fitted = aa.fit(
-        gpt2, data, target="input_ids", epochs=1, batch_size=len(rows), accelerator="cpu", progress="none"
-    )
+    fitted = aa.fit(gpt2, data, target="input_ids", epochs=1, batch_size=len(rows), accelerator="cpu", progress="none")
     assert math.isclose(fitted.results.loss[0], expected, rel_tol=1e-6)
 
 

@@ -15,10 +15,10 @@ from anyaccel.distributions import MODEL_LIBRARIES, load
 from anyaccel.errors import ConfigError, DataError
 from anyaccel.experiment import Experiment
 from anyaccel.fitting.fitted_model import PART, FittedModel
-from anyaccel.fitting.labelled_data import Wiring, rows_for
+from anyaccel.fitting.labelled_data import InputColumns, rows_for
 from anyaccel.fitting.model_loss import ModelLoss, library_of
 from anyaccel.graph import ModelGraph, ModelNode
-from anyaccel.phases import EvalPhase
+from anyaccel.phases import EvalPhase, TrainPhase
 from anyaccel.results import EvalResults, TrainResults
 from anyaccel.results.base import read_results, results_parts
 
@@ -30,16 +30,18 @@ class FittedModelLoss(FittedModel):
     Args:
         experiment: over a graph with one node and one feature set.
         rules: how such a model is trained and asked.
-        wiring: which column is given as which argument of the model.
+        inputs: which column is given as which argument of the model.
 
     Attributes:
         experiment: with the results of everything that was run.
-        wiring: as given.
+        inputs: as given.
     """
 
-    def __init__(self, experiment: Experiment, rules: ModelLoss, wiring: Wiring) -> None:
-        super().__init__(experiment, None, {})
-        self._rules, self.wiring = rules, wiring
+    def __init__(
+        self, experiment: Experiment, rules: ModelLoss, inputs: InputColumns, phase: TrainPhase | None = None
+    ) -> None:
+        super().__init__(experiment, None, {}, phase=phase)
+        self._rules, self.inputs = rules, inputs
         (self._node,) = self.graph.output_nodes
         ((_, self._data),) = self.graph.feature_sets.items()
 
@@ -65,8 +67,8 @@ class FittedModelLoss(FittedModel):
         """
         arguments.flag(DataError, "predict: ", "outputs", outputs)
         self._rules.check_prediction()
-        rows, inputs, _ = rows_for(self._rules, self.wiring, self._chosen(data), self._node, with_labels=False)
-        graph = ModelGraph([ModelNode(self._node, self.model, inputs)])
+        rows, references, _ = rows_for(self._rules, self.inputs, self._chosen(data), self._node, with_labels=False)
+        graph = ModelGraph([ModelNode(self._node, self.model, references)])
         results = self._run_on(graph, EvalPhase("predict", data=self._data_of(rows), outputs=self._node))
         values = self._rules.outputs(results, graph.shapes.outputs[self._node])
         values = _without_padding(values, rows)
@@ -86,8 +88,8 @@ class FittedModelLoss(FittedModel):
             PhaseError: metrics that compare other labels than the loss does.
         """
         self._rules.check_metrics(metrics)
-        rows, inputs, loss = rows_for(self._rules, self.wiring, self._chosen(data), self._node, with_labels=True)
-        graph = ModelGraph([ModelNode(self._node, self.model, inputs)])
+        rows, references, loss = rows_for(self._rules, self.inputs, self._chosen(data), self._node, with_labels=True)
+        graph = ModelGraph([ModelNode(self._node, self.model, references)])
         phase = EvalPhase("evaluate", data=self._data_of(rows), metrics=metrics, losses=[loss])
         return self._run_on(graph, phase)
 
@@ -117,8 +119,8 @@ class FittedModelLoss(FittedModel):
         runs = [run for run in self.experiment.history if isinstance(run, TrainResults)]
         package, _ = library_of(self.model)
         part = {
-            "inputs": dict(self.wiring.inputs),
-            "labels": dict(self.wiring.labels),
+            "inputs": dict(self.inputs.inputs),
+            "labels": dict(self.inputs.labels),
             "package": package,
             "model": self._rules.get_config(),
         }
@@ -148,8 +150,8 @@ def load_model_loss(folder: Any, part: Mapping[str, Any], *, models: Any, **sett
     _, library = library_of(model)
     experiment = Experiment("fit", graph)
     experiment.history.extend(read_results(run, {}) for run in part.get("results", ()))
-    wiring = Wiring(saved["inputs"], saved["labels"])
-    return FittedModelLoss(experiment, (library or ModelLoss)(model), wiring)
+    inputs = InputColumns(saved["inputs"], saved["labels"])
+    return FittedModelLoss(experiment, (library or ModelLoss)(model), inputs)
 
 
 def _without_padding(values: Any, rows: Any) -> Any:

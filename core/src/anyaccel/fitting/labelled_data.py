@@ -7,13 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.data import FeatureSet, FeatureSetView, IterableSource, MapSource, Pad, Reference, Source
 from anyaccel.data.arrow_columns import is_list, is_numeric, list_leaf
@@ -29,7 +28,8 @@ from anyaccel.data.streaming.to_numpy import number_array
 from anyaccel.errors import ColumnError, DataError, PhaseError, SourceError
 from anyaccel.fitting import tables
 from anyaccel.fitting.model_loss import ModelLoss
-from anyaccel.fitting.tables import LABEL, TRAIN, VALIDATION, is_table
+from anyaccel.fitting.tables import LABEL, VALIDATION, chosen_splits, is_table
+from anyaccel.fitting.wiring import Features
 from anyaccel.graph import AppliedLoss
 
 COUNTED = "counted"
@@ -37,7 +37,7 @@ COUNTED = "counted"
 
 
 @dataclass(frozen=True)
-class Wiring:
+class InputColumns:
     """Which column is given as which argument of a model.
 
     Attributes:
@@ -74,7 +74,7 @@ class LabelledData:
         validation: the data of the validation; None for none.
         inputs: the reference for each argument.
         loss: the model's own, weighted by what counts.
-        wiring: which column is given as which argument.
+        columns: which column is given as which argument.
     """
 
     data: FeatureSet | Source
@@ -82,11 +82,11 @@ class LabelledData:
     validation: Any
     inputs: Mapping[str, Reference]
     loss: AppliedLoss
-    wiring: Wiring
+    columns: InputColumns
 
 
 def labelled_data(
-    rules: ModelLoss, data: Any, node: str, *, features: Names, target: Names, validation: Any, seed: int
+    rules: ModelLoss, data: Any, node: str, *, features: Features, target: Names, validation: Any, seed: int
 ) -> LabelledData:
     """Data to train a model on, and to validate it.
 
@@ -94,39 +94,47 @@ def labelled_data(
         PhaseError: a validation that does not fit the data.
         DataError, ColumnError: columns are missing, or do not fit.
     """
-    data, validation = _chosen_splits(data, validation)
-    wiring = wire(rules, column_names(data), features, target)
+    _check_one_table(data, validation)
+    wired = wire(rules, column_names(data), features, target)
     if is_streamed(data):
         if isinstance(validation, (Real, str)):
             raise PhaseError(
                 f"validation={validation!r} of a source of batches, which cannot be split",
                 hint="give the source of the validation: validation=other_loader",
             )
-        source, has_counts = labelled_source(rules, wiring, data)
+        source, has_counts = labelled_source(rules, wired, data)
         other: Any = None
         if validation is not None and is_streamed(validation):
-            other, _ = labelled_source(rules, wiring, validation)
+            other, _ = labelled_source(rules, wired, validation)
         elif validation is not None:
-            (rows,), _ = labelled_sets(rules, wiring, [validation], counts=has_counts)
+            (rows,), _ = labelled_sets(rules, wired, [validation], counts=has_counts)
             other = {LABEL: rows}
-        return LabelledData(source, source, other, *_wired(rules, source, wiring, node, has_counts), wiring)
-    share = _share(validation)
-    parts = [data] if share or validation is None else [data, validation]
-    if len(parts) > 1 and is_streamed(validation):
-        raise PhaseError(
-            f"validation={shown(validation)} does not fit a table",
-            hint="give a share of the rows, or another table: validation=0.2",
-        )
-    (data, *others), has_counts = labelled_sets(rules, wiring, parts)
-    train, checks = "all", cast("Any", {LABEL: others[0]} if others else None)
-    if share:
-        data.view().split_random({TRAIN: 1.0 - share, VALIDATION: share}, seed)
-        train, checks = TRAIN, VALIDATION
-    return LabelledData(data, train, checks, *_wired(rules, data, wiring, node, has_counts), wiring)
+        return LabelledData(source, source, other, *_wired(rules, source, wired, node, has_counts), wired)
+    is_set = isinstance(data, (FeatureSet, FeatureSetView))
+    base = data.view().feature_set if is_set else data
+    by_name = isinstance(validation, str) and is_set
+    own_rows = None
+    if is_set and isinstance(validation, FeatureSetView) and validation.feature_set is base:
+        own_rows = validation.rows
+    has_table_to_check = not (validation is None or by_name or isinstance(validation, Real) or own_rows is not None)
+    if has_table_to_check and is_streamed(validation):
+        problem = f"validation={shown(validation)} does not fit a table"
+        raise PhaseError(problem, hint="give a share of the rows, or another table: validation=0.2")
+    parts = [base, validation] if has_table_to_check else [base]
+    (made, *others), has_counts = labelled_sets(rules, wired, parts)
+    for name, view in base.splits.items() if is_set else ():
+        made.add_split(name, view.rows)
+    chosen = data.rows if isinstance(data, FeatureSetView) else None
+    checked: Any = {LABEL: others[0]} if others else None
+    if own_rows is not None:
+        made.add_split(VALIDATION, own_rows)
+        checked = VALIDATION
+    train, split = chosen_splits(made, chosen, None if checked else validation, seed)
+    return LabelledData(made, train, checked or split, *_wired(rules, made, wired, node, has_counts), wired)
 
 
 def rows_for(
-    rules: ModelLoss, wiring: Wiring, data: Any, node: str, *, with_labels: bool
+    rules: ModelLoss, wired: InputColumns, data: Any, node: str, *, with_labels: bool
 ) -> tuple[FeatureSet | Source, Mapping[str, Reference], AppliedLoss]:
     """New rows with the reference for each argument, and the loss over them.
 
@@ -134,33 +142,26 @@ def rows_for(
         DataError, ColumnError: columns are missing, or do not fit.
     """
     if is_streamed(data):
-        made = {argument: argument for argument, name in wiring.labels.items() if name in wiring.inputs.values()}
-        wiring = Wiring(wiring.inputs, {**wiring.labels, **made})  # a loader brings labels that fit made of a table
-        data, has_counts = labelled_source(rules, wiring, data, with_labels=with_labels)
+        made = {argument: argument for argument, name in wired.labels.items() if name in wired.inputs.values()}
+        wired = InputColumns(wired.inputs, {**wired.labels, **made})  # a loader brings labels that fit made of a table
+        data, has_counts = labelled_source(rules, wired, data, with_labels=with_labels)
     else:
-        (data,), has_counts = labelled_sets(rules, wiring, [data], with_labels=with_labels)
-    return data, *_wired(rules, data, wiring, node, has_counts, with_labels=with_labels)
+        (data,), has_counts = labelled_sets(rules, wired, [data], with_labels=with_labels)
+    return data, *_wired(rules, data, wired, node, has_counts, with_labels=with_labels)
 
 
 def _wired(
-    rules: ModelLoss, data: Any, wiring: Wiring, node: str, has_counts: bool, *, with_labels: bool = True
+    rules: ModelLoss, data: Any, wired: InputColumns, node: str, has_counts: bool, *, with_labels: bool = True
 ) -> tuple[dict[str, Reference], AppliedLoss]:
     names = data.example.columns if isinstance(data, Source) else data.columns
-    taken = dict.fromkeys([*wiring.columns(with_labels=with_labels), rules.mask])
+    taken = dict.fromkeys([*wired.columns(with_labels=with_labels), rules.mask])
     inputs = {name: data.reference(name) for name in taken if name in names}
     mask = f"{LABEL}.{COUNTED}" if has_counts else None
     return inputs, AppliedLoss.from_output(node, rules.output, mask=mask)
 
 
-def _share(validation: Any) -> float:
-    if not isinstance(validation, Real) or isinstance(validation, bool):
-        return 0.0
-    wanted = "a share of the rows"
-    return float(arguments.number(PhaseError, "", "validation", validation, lambda it: 0 < it < 1, wanted, 0.2))
-
-
-def _chosen_splits(data: Any, validation: Any) -> tuple[Any, Any]:
-    """The rows to train on and those of a named split to validate on."""
+def _check_one_table(data: Any, validation: Any) -> None:
+    """Refuse data sets by name, and a split of data that have none."""
     if isinstance(data, Mapping) and data and all(map(has_table, data.values())):
         first, second = (*data, *data)[:2]
         raise DataError(
@@ -168,15 +169,10 @@ def _chosen_splits(data: Any, validation: Any) -> tuple[Any, Any]:
             available=listed(data),
             hint=f"give one: fit(model, data[{first!r}], validation=data[{second!r}], ...)",
         )
-    if isinstance(validation, str) and isinstance(data, (FeatureSet, FeatureSetView)):
-        base = data.view().feature_set
-        if isinstance(data, FeatureSet):
-            data = base[TRAIN]
-        return data, base[validation]
-    if isinstance(validation, str) and not is_table(validation):
+    is_set = isinstance(data, (FeatureSet, FeatureSetView))
+    if isinstance(validation, str) and not is_set and not Path(validation).exists():
         problem = f"validation={shown(validation)} names a split, and the data have none"
         raise PhaseError(problem, hint="write validation=0.2")
-    return data, validation
 
 
 # -- which column is which argument ------------------------------------------------------------------------------------
@@ -232,14 +228,22 @@ def _first_batch(data: Any) -> Mapping[str, Any]:
     return first
 
 
-def wire(rules: ModelLoss, names: Sequence[str], features: Names, target: Names) -> Wiring:
+def wire(rules: ModelLoss, names: Sequence[str], features: Features, target: Names) -> InputColumns:
     """Match columns with arguments by name.
 
     Raises:
         ColumnError: no column for labels, for a required input, or for any.
     """
-    chosen, targets = names_of(features), names_of(target)
-    for name in (*chosen, *targets):
+    targets = names_of(target)
+    by_argument = features if isinstance(features, Mapping) else {name: name for name in names_of(features)}
+    several = next((argument for argument, columns in by_argument.items() if len(names_of(columns)) != 1), None)
+    if several is not None:
+        raise ColumnError(
+            f"features={shown(features)} give several columns as {several!r}, and {rules.name} takes each by itself",
+            hint=f"name one: features={{{several!r}: 'COLUMN'}}",
+        )
+    chosen = {argument: names_of(columns)[0] for argument, columns in by_argument.items()}
+    for name in (*chosen.values(), *targets):
         if name not in names:
             raise ColumnError(f"there is no column {name!r}", available=listed(names), hint="correct the name")
     for name in chosen:
@@ -247,7 +251,7 @@ def wire(rules: ModelLoss, names: Sequence[str], features: Names, target: Names)
             raise ColumnError(
                 f"the feature {name!r} is no argument of {rules.name}",
                 available=listed(name for name in rules.arguments if name not in rules.labels),
-                hint="rename the column to the name of one of these",
+                hint=f"say which it is: features={{'ARGUMENT': {chosen[name]!r}}}",
             )
     if targets and not set(targets) & set(rules.labels):
         if len(targets) > 1:
@@ -263,7 +267,7 @@ def wire(rules: ModelLoss, names: Sequence[str], features: Names, target: Names)
         labels = {argument: column for argument, column in columns.items() if column}
         labels = {argument: column for argument, column in labels.items() if not targets or column in targets}
     inputs = {name: name for name in names if name in rules.arguments and name not in rules.labels}
-    inputs = {name: name for name in inputs if features is None or name in chosen}
+    inputs = inputs if features is None else {name: column for name, column in chosen.items() if name not in labels}
     if not inputs:
         raise rules.no_inputs(names)
     if not labels:
@@ -275,28 +279,28 @@ def wire(rules: ModelLoss, names: Sequence[str], features: Names, target: Names)
             available=listed(names),
             hint=f"rename the column to {missing[0]!r}",
         )
-    return Wiring(inputs, labels)
+    return InputColumns(inputs, labels)
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
 def labelled_sets(
-    rules: ModelLoss, wiring: Wiring, data: Sequence[Any], *, with_labels: bool = True, counts: bool = False
+    rules: ModelLoss, wired: InputColumns, data: Sequence[Any], *, with_labels: bool = True, counts: bool = False
 ) -> tuple[list[FeatureSet], bool]:
     """A feature set of each table, all padded alike, and whether they have the column of what counts.
 
     Args:
         rules: how the model is fitted.
-        wiring: which column is given as which argument.
+        wired: which column is given as which argument.
         data: tables or feature sets.
         with_labels: whether they must have labels.
         counts: have that column even if each row counts the same.
     """
     pads: dict[str, Pad] = {}
-    parts = [_columns(rules, wiring, table, pads, with_labels=with_labels) for table in data]
+    parts = [_columns(rules, wired, table, pads, with_labels=with_labels) for table in data]
     if with_labels:
-        all_counts = [_counts(rules, wiring, columns) for columns in parts]
+        all_counts = [_counts(rules, wired, columns) for columns in parts]
         counts = counts or len({total for found in all_counts if found for total in found[1].tolist()}) > 1
         if counts and all(found is not None for found in all_counts):
             for columns, found in zip(parts, all_counts, strict=True):
@@ -309,8 +313,8 @@ def labelled_sets(
         if len({length for each in ragged for length in each.tolist()}) < 2 and len(ragged) == len(lengths):
             pads.pop(name, None)
         elif ragged:
-            pads[name] = pads.get(name) or _pad(rules, wiring, name)
-    labels = tuple(name for name in wiring.labels if with_labels)
+            pads[name] = pads.get(name) or _pad(rules, wired, name)
+    labels = tuple(name for name in wired.labels if with_labels)
     sets = []
     for columns in parts:
         names = RoleNames(tuple(name for name in columns if name not in labels), labels, ())
@@ -320,9 +324,11 @@ def labelled_sets(
     return sets, counts
 
 
-def _columns(rules: ModelLoss, wiring: Wiring, data: Any, pads: dict[str, Pad], *, with_labels: bool) -> dict[str, Any]:
+def _columns(
+    rules: ModelLoss, wired: InputColumns, data: Any, pads: dict[str, Pad], *, with_labels: bool
+) -> dict[str, Any]:
     """Arrow columns by argument: numbers, fixed-size lists, or lists; pads of a feature set are added to `pads`."""
-    wanted = wiring.columns_in(column_names(data), rules, with_labels=with_labels)
+    wanted = wired.columns_in(column_names(data), rules, with_labels=with_labels)
     if isinstance(data, (FeatureSet, FeatureSetView)):
         schema = data.to_arrow().schema
         table = _arrow(data.to_arrow(), wanted.values())
@@ -345,8 +351,8 @@ def _columns(rules: ModelLoss, wiring: Wiring, data: Any, pads: dict[str, Pad], 
     takes_mask = rules.mask in rules.arguments and rules.mask not in columns
     if lengths is not None and len(set(lengths.tolist())) > 1 and takes_mask:
         columns[rules.mask] = _as_lists(np.ones(int(lengths.sum()), np.int64), lengths)
-    for argument, name in wiring.labels.items():
-        if argument in columns and name in wiring.inputs.values():
+    for argument, name in wired.labels.items():
+        if argument in columns and name in wired.inputs.values():
             values, lengths = _flat(columns[argument])
             mask = _flat(columns[rules.mask])[0] if rules.mask in columns else None
             columns[argument] = _as_lists(rules.labels_from_input(values, mask), lengths)
@@ -413,11 +419,11 @@ def _check_numbers(rules: ModelLoss, argument: str, name: str, column: Any) -> N
     raise rules.no_numbers(argument, name, column)
 
 
-def _counts(rules: ModelLoss, wiring: Wiring, columns: Mapping[str, Any]) -> tuple[Any, np.ndarray] | None:
+def _counts(rules: ModelLoss, wired: InputColumns, columns: Mapping[str, Any]) -> tuple[Any, np.ndarray] | None:
     """The column of what counts, and how many in each row; None where each row counts the same."""
-    if len(wiring.labels) != 1:
+    if len(wired.labels) != 1:
         return None
-    ((argument, name),) = wiring.labels.items()
+    ((argument, name),) = wired.labels.items()
     values, lengths = _flat(columns[argument])
     counted = rules.counted(values, lengths)
     if counted is None:
@@ -431,12 +437,12 @@ def _counts(rules: ModelLoss, wiring: Wiring, columns: Mapping[str, Any]) -> tup
     return _as_lists(counted.astype(np.int64), lengths), totals
 
 
-def _pad(rules: ModelLoss, wiring: Wiring, argument: str) -> Pad:
+def _pad(rules: ModelLoss, wired: InputColumns, argument: str) -> Pad:
     if argument == COUNTED:
         return Pad(0)
     if argument in rules.pads:
         return Pad(rules.pads[argument])
-    name = {**wiring.inputs, **wiring.labels}.get(argument, argument)
+    name = {**wired.inputs, **wired.labels}.get(argument, argument)
     raise ColumnError(
         f"the rows of {name!r} differ in length, and nothing says what fills the places behind shorter ones",
         hint=f"give a FeatureSet: FeatureSet.from_dict('data', table, [...], [...], pad={{{name!r}: 0}})",
@@ -556,7 +562,9 @@ class LabelledRows:
         return {argument: value[0] for argument, value in row.items()}
 
 
-def labelled_source(rules: ModelLoss, wiring: Wiring, data: Any, *, with_labels: bool = True) -> tuple[Source, bool]:
+def labelled_source(
+    rules: ModelLoss, wired: InputColumns, data: Any, *, with_labels: bool = True
+) -> tuple[Source, bool]:
     """A source of loaders and data sets, and whether it has the column of what counts.
 
     Raises:
@@ -568,12 +576,12 @@ def labelled_source(rules: ModelLoss, wiring: Wiring, data: Any, *, with_labels:
             hint="give what the source was made of: a loader, a data set, a list of batches",
         )
     first = _first_batch(data)
-    columns = wiring.columns_in(list(first), rules, with_labels=with_labels)
+    columns = wired.columns_in(list(first), rules, with_labels=with_labels)
     missing = [name for name in columns.values() if name not in first]
     if missing:
         raise ColumnError(f"there is no column {missing[0]!r}", available=listed(first), hint="correct the name")
-    for argument, name in wiring.labels.items():
-        if with_labels and name in wiring.inputs.values():
+    for argument, name in wired.labels.items():
+        if with_labels and name in wired.inputs.values():
             raise ColumnError(
                 f"target={name!r} is an input, and labels are not made of the batches of a loader",
                 available=listed(first),
@@ -586,15 +594,15 @@ def labelled_source(rules: ModelLoss, wiring: Wiring, data: Any, *, with_labels:
         if array is None or array.dtype.kind not in "biuf":
             raise rules.no_numbers(argument, name, first[name])
         arrays[argument] = array
-    labels = next(iter(wiring.labels)) if with_labels and len(wiring.labels) == 1 else ""
+    labels = next(iter(wired.labels)) if with_labels and len(wired.labels) == 1 else ""
     labels = labels if labels and rules.counted(arrays[labels], None) is not None else ""
     pads = {
         argument: rules.pads[argument] for argument in columns if argument in rules.pads and arrays[argument].ndim > 1
     }
     pads |= {COUNTED: 0.0} if labels and arrays[labels].ndim > 1 else {}
     roles: Any = {
-        "features": [*(name for name in columns if name not in wiring.labels), *([COUNTED] if labels else [])],
-        "targets": [*wiring.labels] if with_labels else [],
+        "features": [*(name for name in columns if name not in wired.labels), *([COUNTED] if labels else [])],
+        "targets": [*wired.labels] if with_labels else [],
         "pad": pads,
     }
     if by_row:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from anyaccel.arguments import shown
 from anyaccel.data.roles import listed
 from anyaccel.distributions import MODEL_LIBRARIES, load
 from anyaccel.errors import ColumnError, DataError, PhaseError
@@ -196,12 +197,28 @@ def model_loss(model: Any) -> ModelLoss | None:
     return rules  # type: ignore[no-any-return]
 
 
+def refuse_table_settings(rules: ModelLoss, *, scaler: Any, preprocess: Any, drop: Any, categories: Any) -> None:
+    """Refuse settings that treat the columns of a table: such a model takes its inputs as they are.
+
+    Raises:
+        PhaseError: one is set.
+    """
+    settings = {"scaler": scaler, "drop": drop or None, "categories": categories or None}
+    settings["preprocess"] = None if isinstance(preprocess, str) and preprocess == "auto" else preprocess
+    for name, value in settings.items():
+        if value is not None:
+            problem = f"fit has {name}={shown(value)}, and {rules.name} takes its inputs as they are"
+            raise PhaseError(problem, hint=f"leave {name} out")
+
+
 def _parameters(model: Any) -> dict[str, inspect.Parameter]:
     """The arguments of a model's call by name; none where they are not known."""
     if isinstance(model, (str, type)) or inspect.isroutine(model):
         return {}
-    backends = registry()
-    backend = backends.computing(backends.owner(model))
+    owners = registry().owners(model)
+    if not owners:
+        return {}
+    backend = registry().computing(owners[0])
     signature = backend.signature(model) if backend.calls_by_keyword else None
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = {} if signature is None else signature.parameters
