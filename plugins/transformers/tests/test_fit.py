@@ -19,6 +19,7 @@ import anyaccel as aa
 from .conftest import BERT, LLAMA, batch_of, random_rows
 
 BATCH, EPOCHS, LR = 8, 2, 1e-2
+QUIET: dict[str, Any] = {"accelerator": "cpu", "progress": "none", "compile": "off"}
 
 
 def loop_by_hand(model: Any, batches: list[dict[str, torch.Tensor]], weights: list[int]) -> list[float]:
@@ -41,8 +42,14 @@ def loop_by_hand(model: Any, batches: list[dict[str, torch.Tensor]], weights: li
 def in_order(model: Any, data: Any, target: Any = None, **settings: Any) -> Any:
     """Fit on batches in the order of the rows."""
     items = [data[i : i + BATCH] for i in range(0, len(data), BATCH)]
-    settings = {"epochs": EPOCHS, "optimizer": aa.Optimizer("adam", lr=LR), "progress": "none", **settings}
-    return aa.fit(model, items, target=target, accelerator="cpu", **settings)
+    settings = {
+        "epochs": EPOCHS,
+        "optimizer": aa.Optimizer("adam", lr=LR),
+        "progress": "none",
+        "compile": "off",
+        **settings,
+    }
+    return aa.fit(model, items, target=target, **settings)
 
 
 def test_gpt2_trains_as_a_loop_by_hand_with_the_mean_over_all_tokens(gpt2: Any, rows: list[list[int]]) -> None:
@@ -51,7 +58,13 @@ def test_gpt2_trains_as_a_loop_by_hand_with_the_mean_over_all_tokens(gpt2: Any, 
     counts = [int((batch["labels"][:, 1:] != -100).sum()) for batch in batches]
     means = loop_by_hand(expected, batches, counts)
     fitted = aa.fit(
-        gpt2, batches, epochs=EPOCHS, optimizer=aa.Optimizer("adam", lr=LR), accelerator="cpu", progress="none"
+        gpt2,
+        batches,
+        epochs=EPOCHS,
+        optimizer=aa.Optimizer("adam", lr=LR),
+        accelerator="cpu",
+        progress="none",
+        compile="off",
     )
     np.testing.assert_allclose(fitted.results.loss, means, rtol=1e-6)
 
@@ -73,7 +86,16 @@ def test_a_table_is_padded_by_the_batch_and_weighted_by_tokens(gpt2: Any, rows: 
     batch = batch_of(rows)
     expected = gpt2.eval()(**batch).loss.item()
     data = {"input_ids": rows}
-    fitted = aa.fit(gpt2, data, target="input_ids", epochs=1, batch_size=len(rows), accelerator="cpu", progress="none")
+    fitted = aa.fit(
+        gpt2,
+        data,
+        target="input_ids",
+        epochs=1,
+        batch_size=len(rows),
+        accelerator="cpu",
+        progress="none",
+        compile="off",
+    )
     assert math.isclose(fitted.results.loss[0], expected, rel_tol=1e-6)
 
 
@@ -81,7 +103,7 @@ def test_a_table_is_padded_by_the_batch_and_weighted_by_tokens(gpt2: Any, rows: 
 def test_evaluate_is_the_mean_over_all_tokens_whatever_the_batches(
     gpt2: Any, rows: list[list[int]], batch_size: int
 ) -> None:
-    fitted = aa.fit(gpt2, {"input_ids": rows}, target="input_ids", epochs=1, accelerator="cpu", progress="none")
+    fitted = aa.fit(gpt2, {"input_ids": rows}, target="input_ids", epochs=1, **QUIET)
     total, count = 0.0, 0
     for row in rows:
         with torch.no_grad():
@@ -143,6 +165,15 @@ def test_steps_have_the_losses_of_the_trainer(name: str, tmp_path: Path) -> None
     steps = Steps()
     loader = DataLoader(data, batch_size=BATCH, collate_fn=collate)
     optimizer = aa.Optimizer("adamw", lr=LR, weight_decay=0.0, clip_norm=1.0)
-    aa.fit(model, loader, epochs=2, optimizer=optimizer, callbacks=[steps], accelerator="cpu", progress="none")
+    aa.fit(
+        model,
+        loader,
+        epochs=2,
+        optimizer=optimizer,
+        callbacks=[steps],
+        accelerator="cpu",
+        progress="none",
+        compile="off",
+    )
     expected = trainer_losses(other, data.with_format("python"), collate, tmp_path, 20)
     np.testing.assert_allclose(steps.losses, expected, rtol=1e-6)

@@ -142,7 +142,7 @@ def fit(  # noqa: PLR0913 - keywords, each documented
 _ARGUMENTS = """
     Args:
         model: of any framework that has a plugin; it is trained itself, no copy of it. Or a function that makes one of
-            the widths that the data have: `lambda n_features, n_outputs: torch.nn.Linear(n_features, n_outputs)`.
+            the widths that the data have: `lambda n_features, n_outputs: Net(n_features, n_outputs)`.
         data: a data frame (pandas, Polars, Arrow), a mapping of arrays, a pair (x, y) of arrays or of a frame and a
             series, the path of a CSV or Parquet file, a data set of Hugging Face, a FeatureSet or a view of it; or a
             loader, a data set or another source of batches, which is streamed.

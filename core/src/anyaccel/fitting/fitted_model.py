@@ -16,6 +16,7 @@ from anyaccel.data import FeatureSet, FeatureSetView
 from anyaccel.data.roles import listed
 from anyaccel.errors import ConfigError, DataError, NaNWarning, ResultError
 from anyaccel.experiment import Experiment
+from anyaccel.extensions import extensions
 from anyaccel.fitting.table_columns import TableColumns
 from anyaccel.fitting.tables import (
     Columns,
@@ -324,12 +325,12 @@ def load(
     if not isinstance(part, Mapping) or not isinstance(part.get("columns"), Mapping):
         problem = f"{str(folder)!r} holds {shown(part)} in place of what FittedModel.save wrote"
         raise ConfigError(problem, hint="give the folder that save() wrote")
-    if part.get("model_loss") is not None:
-        from anyaccel.fitting.fitted_model_loss import load_model_loss  # which stands on this module
-
-        return load_model_loss(
-            folder, part, models=models, optimizer=optimizer, allow=allow, names=names, change=change, strict=strict
-        )
+    for kind, read in extensions("fitted_models"):
+        if kind in part:
+            fitted: FittedModel = read(
+                folder, part, models=models, optimizer=optimizer, allow=allow, names=names, change=change, strict=strict
+            )
+            return fitted
     given: dict[str, Any] = {"models": models, "feature_sets": feature_sets, "optimizer": optimizer, "allow": allow}
     graph = ModelGraph.load(folder, **given, names=names, change=change, strict=strict)
     loss = None if part.get("loss") is None else Loss.from_config(part["loss"])

@@ -14,6 +14,7 @@ from anyaccel.data import FeatureSet
 from anyaccel.distributions import MODEL_LIBRARIES, load
 from anyaccel.errors import ConfigError, DataError
 from anyaccel.experiment import Experiment
+from anyaccel.extensions import extend
 from anyaccel.fitting.fitted_model import PART, FittedModel
 from anyaccel.fitting.labelled_data import InputColumns, rows_for
 from anyaccel.fitting.model_loss import ModelLoss, library_of
@@ -30,6 +31,7 @@ class FittedModelLoss(FittedModel):
     Args:
         experiment: over a graph with one node and one feature set.
         rules: how such a model is trained and asked.
+        phase: that trained it; None for one that was loaded.
         inputs: which column is given as which argument of the model.
 
     Attributes:
@@ -141,7 +143,7 @@ def load_model_loss(folder: Any, part: Mapping[str, Any], *, models: Any, **sett
         if library is None:
             raise ConfigError(
                 f"{str(folder)!r} holds a model of {saved['package']}, of which no installed distribution knows",
-                hint="give it: load(folder, models={'model': model})",
+                hint="give the model: load(folder, models={'model': model})",
             )
         models = {"model": library.built(config)}
     graph = ModelGraph.load(folder, models=models, **settings)
@@ -152,6 +154,9 @@ def load_model_loss(folder: Any, part: Mapping[str, Any], *, models: Any, **sett
     experiment.history.extend(read_results(run, {}) for run in part.get("results", ()))
     inputs = InputColumns(saved["inputs"], saved["labels"])
     return FittedModelLoss(experiment, (library or ModelLoss)(model), inputs)
+
+
+extend("fitted_models", ("model_loss", load_model_loss))
 
 
 def _without_padding(values: Any, rows: Any) -> Any:

@@ -153,9 +153,9 @@ class PretrainedLoss(ModelLoss):
 
     def check(self, columns: Mapping[str, Any]) -> None:
         """Refuse tokens that are not in the vocabulary, rows with more places than the model has, and wrong labels."""
-        embeddings = self.model.get_input_embeddings()
-        vocabulary = getattr(embeddings, "num_embeddings", None)
         ids = columns.get("input_ids")
+        embeddings = None if ids is None else self.model.get_input_embeddings()
+        vocabulary = getattr(embeddings, "num_embeddings", None)
         if ids is not None and vocabulary is not None:
             self._check_range("input_ids", ids, vocabulary, f"the vocabulary of {self.name} has {vocabulary} tokens")
         longest = None if ids is None else _longest(ids)
