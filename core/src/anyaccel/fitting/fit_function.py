@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -12,10 +13,11 @@ from anyaccel.arguments import shown
 from anyaccel.call_hints import call_hints
 from anyaccel.data import Sampler
 from anyaccel.data.roles import Names, names_of
-from anyaccel.errors import PhaseError
+from anyaccel.errors import PhaseError, ShapeError
 from anyaccel.experiment import Experiment
 from anyaccel.fitting.fitted_model import FittedModel
-from anyaccel.fitting.tables import Preprocessing, TrainingData, loss_of_target, raw_table, training_data
+from anyaccel.fitting.scaled_targets import metrics_in_units
+from anyaccel.fitting.tables import Preprocessing, TrainingData, loss_of_target, raw_table, training_data, treatment_in
 from anyaccel.fitting.wiring import Features, FitLosses, feature_names, inputs_of
 from anyaccel.graph import AppliedLoss, ModelGraph, ModelNode
 from anyaccel.phases import Callback, Checkpoint, EarlyStopping, EvalPhase, TrainPhase
@@ -119,7 +121,16 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         matmul_precision=matmul_precision,
     )
     experiment = Experiment("fit", graph, progress=progress)
-    experiment.run_phase(phase, resume=resume)
+    try:
+        results = experiment.run_phase(phase, resume=resume)
+    except ShapeError as error:
+        raise _of_other_width(error, prepared) from error.__cause__
+    if on_nan == "warn" and early_stopping is None and results.loss.size and not math.isfinite(results.loss[-1]):
+        raise PhaseError(
+            f"the loss is {results.loss[-1]} after {results.loss.size} epochs, so the model predicts nothing",
+            hint="lower lr, optimizer=Optimizer('adam', lr=1e-4), or look for NaN in the data; on_nan='ignore' returns "
+            "the model as it is",
+        )
     return FittedModel(experiment, losses=applied, phase=phase)
 
 
@@ -135,8 +146,7 @@ _ARGUMENTS = """
             their target, `{"price": "mse", "kind": "cross_entropy"}`, for a model that gives a dict with these keys (or
             see `outputs`); or a list of AppliedLoss objects on `"model"`, which may have weights. With `step`, what a
             validation measures and predictions mean; it may be left out then. None: cross_entropy for a target of text,
-            booleans or at most 20 different integers, mse for other numbers, which are scaled and given back in their
-            units.
+            booleans or at most 20 different integers, mse for other numbers.
         target: name of the target's column, or of several. Targets that are text are encoded as indices of classes,
             and predictions decoded. A FeatureSet and a pair have theirs.
         features: names of the columns that the model gets, joined; by default all others. A model with several
@@ -154,8 +164,9 @@ _ARGUMENTS = """
             EarlyStopping.
         preprocess: how features are made of the columns of a table, from the rows to train on. `"auto"` takes text,
             booleans, categories, dates and gaps as well as numbers, and joins all into one matrix (see
-            `FittedModel.columns`); a table of plain numbers for a model that you made stays as it is. Or a transformer
-            of scikit-learn; or None, for numbers as they are.
+            `FittedModel.columns`), and scales targets of mse, mae, huber and smooth_l1: losses are then those of scaled
+            targets, predictions and metrics in the units of the target. A table of plain numbers for a model that you
+            made stays as it is. Or a transformer of scikit-learn; or None, for numbers as they are.
         drop: names of columns to leave out.
         categories: names of columns that are categories although they are numbers, or text that looks like them.
         embed: names of columns whose categories become codes 0, 1, ... for a model that embeds them, as the last
@@ -185,6 +196,20 @@ _ARGUMENTS = """
 fit.__doc__ = f"{fit.__doc__}{_ARGUMENTS}"
 
 
+def _of_other_width(error: ShapeError, prepared: TrainingData) -> ShapeError:
+    """The error for a model that does not take the features that were made of a table; another as it is."""
+    data, widths = prepared.data, prepared.widths
+    if widths is None or not any(treatment_in(fitted) for fitted in getattr(data, "transforms", ())):
+        return error
+    if f"{data.label}.{data.features[0]}" not in error.problem:
+        return error
+    return ShapeError(
+        f"{error.problem}; preprocess='auto' makes {widths.n_features} numbers of the columns of the table",
+        hint=f"give the first layer {widths.n_features} inputs; or give a function that makes the model: "
+        "lambda n_features, n_outputs: MODEL",
+    )
+
+
 def _split_of(validation: EvalPhase) -> str:
     if isinstance(validation.data, str):
         return validation.data
@@ -203,7 +228,8 @@ def _validation(given: Any, prepared: TrainingData, metrics: Any, losses: Sequen
             raise PhaseError(problem, hint="write EvalPhase(..., metrics=[...])")
         return given
     if prepared.validation is not None:
-        return EvalPhase("validation", data=prepared.validation, metrics=metrics, losses=losses)
+        measured = metrics_in_units(metrics, prepared.data)
+        return EvalPhase("validation", data=prepared.validation, metrics=measured, losses=losses)
     if has_metrics:
         problem = f"fit has metrics={shown(metrics)} and no validation, on which they are measured"
         raise PhaseError(problem, hint="write validation=0.2")

@@ -193,7 +193,7 @@ def _says_nothing(name: str, present: np.ndarray, n_missing: int) -> TableColumn
     """The report of a column of numbers that is the same in all rows; None for another."""
     if present.size and (n_missing or (present != present[0]).any()):
         return None
-    return _dropped(name, n_missing, len(present) + n_missing, present[0] if present.size else None)
+    return _dropped(name, n_missing, len(present) + n_missing, present[0].item() if present.size else None)
 
 
 def _dropped(name: str, n_missing: int, n_rows: int, value: Any) -> TableColumn:
