@@ -84,7 +84,7 @@ class SpecModel(tf.Module):  # type: ignore[misc]
         return self.forward(values, given, training, key_of(rng.key(0, "dropout", self._n_calls)))
 
     def forward(self, values: Mapping[str, Any], inputs: Sequence[Any], training: bool, key: Any) -> Any:
-        """The output as a function of the parameters by name; dropout follows from `key`."""
+        """Return the output as a function of the parameters by name; dropout follows from `key`."""
         rate = self.spec.dropout if training else 0.0
         x = self._features(values, inputs, lambda x, i: dropout(x, rate, key, i) if rate else x)
         shape = self.spec.output_shape
@@ -98,7 +98,7 @@ class SpecModel(tf.Module):  # type: ignore[misc]
         return _ACTIVATIONS.get(self.spec.activation, tf.identity)(x)
 
     def get_config(self) -> dict[str, Any]:
-        """A plain dict; its entries are the keywords that create an equal model."""
+        """Return a plain dict; its entries are the keywords that create an equal model."""
         return self.spec.get_config()
 
 
