@@ -16,6 +16,9 @@ from anyaccel.data.roles import Names, names_of
 from anyaccel.errors import PhaseError, ShapeError
 from anyaccel.experiment import Experiment
 from anyaccel.fitting.fitted_model import FittedModel
+from anyaccel.fitting.fitted_model_loss import FittedModelLoss
+from anyaccel.fitting.labelled_data import LabelledData, labelled_data
+from anyaccel.fitting.model_loss import model_loss, refuse_table_settings
 from anyaccel.fitting.scaled_targets import metrics_in_units
 from anyaccel.fitting.tables import Preprocessing, TrainingData, loss_of_target, raw_table, training_data, treatment_in
 from anyaccel.fitting.wiring import Features, FitLosses, feature_names, inputs_of
@@ -78,20 +81,31 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     Everything it does can be written with ModelGraph, TrainPhase and Experiment, which it returns.
     """
     arguments.integer(PhaseError, "fit: ", "epochs", epochs, 0, 10)
-    losses = FitLosses(loss)
-    target = losses.targets if target is None else target
-    names: Any = {"features": feature_names(features, target), "target": target}
-    how = Preprocessing(preprocess, names_of(drop), names_of(categories), embed, is_sized=inspect.isfunction(model))
-    data = raw_table(data, features, target, how)
-    if loss is None and step is None:
-        losses = FitLosses(loss_of_target(data, target))
-    evaluated = _split_of(validation) if isinstance(validation, EvalPhase) else validation
-    prepared = training_data(data, **names, loss_of=losses.of, validation=evaluated, scaler=scaler, seed=seed)
-    if how.is_sized and prepared.widths is not None:
-        model = model(prepared.widths.n_features, prepared.widths.n_outputs)
-    inputs = inputs_of(model, prepared.data, features)
+    rules = model_loss(model) if loss is None and step is None else None
+    prepared: TrainingData | LabelledData
+    inputs: Any
+    if rules is not None:
+        refuse_table_settings(rules, scaler=scaler, preprocess=preprocess, drop=drop, categories=categories)
+        rules.check_metrics(metrics)
+        evaluated = _split_of(validation) if isinstance(validation, EvalPhase) else validation
+        prepared = labelled_data(rules, data, NODE, features=features, target=target, validation=evaluated, seed=seed)
+        inputs = prepared.inputs
+    else:
+        losses = FitLosses(loss)
+        target = losses.targets if target is None else target
+        names: Any = {"features": feature_names(features, target), "target": target}
+        how = Preprocessing(preprocess, names_of(drop), names_of(categories), embed, is_sized=inspect.isfunction(model))
+        data = raw_table(data, features, target, how)
+        if loss is None and step is None:
+            losses = FitLosses(loss_of_target(data, target))
+        evaluated = _split_of(validation) if isinstance(validation, EvalPhase) else validation
+        prepared = training_data(data, **names, loss_of=losses.of, validation=evaluated, scaler=scaler, seed=seed)
+        if how.is_sized and prepared.widths is not None:
+            model = model(prepared.widths.n_features, prepared.widths.n_outputs)
+        inputs = inputs_of(model, prepared.data, features)
+        metrics = metrics if prepared.validation is None else metrics_in_units(metrics, prepared.data)
     graph = ModelGraph([ModelNode(NODE, model, inputs, outputs=outputs)], optimizer, seed=seed)
-    applied = losses.applied(graph)
+    applied = (prepared.loss,) if isinstance(prepared, LabelledData) else losses.applied(graph)
     phase = TrainPhase(
         data=prepared.train,
         losses=applied if step is None else (),
@@ -124,13 +138,15 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     try:
         results = experiment.run_phase(phase, resume=resume)
     except ShapeError as error:
-        raise _of_other_width(error, prepared) from error.__cause__
+        raise _of_other_width(error, prepared.data) from error.__cause__
     if on_nan == "warn" and early_stopping is None and results.loss.size and not math.isfinite(results.loss[-1]):
         raise PhaseError(
             f"the loss is {results.loss[-1]} after {results.loss.size} epochs, so the model predicts nothing",
             hint="lower lr, optimizer=Optimizer('adam', lr=1e-4), or look for NaN in the data; on_nan='ignore' returns "
             "the model as it is",
         )
+    if rules is not None and isinstance(prepared, LabelledData):
+        return FittedModelLoss(experiment, rules, prepared.columns, phase=phase)
     return FittedModel(experiment, losses=applied, phase=phase)
 
 
@@ -138,14 +154,15 @@ def fit(  # noqa: PLR0913 - keywords, each documented
 _ARGUMENTS = """
     Args:
         model: of any framework that has a plugin; it is trained itself, no copy of it. Or a function that makes one of
-            the widths that the data have: `lambda n_features, n_outputs: torch.nn.Linear(n_features, n_outputs)`.
+            the widths that the data have: `lambda n_features, n_outputs: Net(n_features, n_outputs)`.
         data: a data frame (pandas, Polars, Arrow), a mapping of arrays, a pair (x, y) of arrays or of a frame and a
             series, the path of a CSV or Parquet file, a data set of Hugging Face, a FeatureSet or a view of it; or a
             loader, a data set or another source of batches, which is streamed.
         loss: a name (`"cross_entropy"`, `"mse"`, ...), or a loss of the model's framework. Several by the column of
             their target, `{"price": "mse", "kind": "cross_entropy"}`, for a model that gives a dict with these keys (or
             see `outputs`); or a list of AppliedLoss objects on `"model"`, which may have weights. With `step`, what a
-            validation measures and predictions mean; it may be left out then. None: cross_entropy for a target of text,
+            validation measures and predictions mean; it may be left out then. None: the loss that the model computes
+            itself, if its call takes labels, which are found by their name; else cross_entropy for a target of text,
             booleans or at most 20 different integers, mse for other numbers.
         target: name of the target's column, or of several. Targets that are text are encoded as indices of classes,
             and predictions decoded. A FeatureSet and a pair have theirs.
@@ -196,16 +213,17 @@ _ARGUMENTS = """
 fit.__doc__ = f"{fit.__doc__}{_ARGUMENTS}"
 
 
-def _of_other_width(error: ShapeError, prepared: TrainingData) -> ShapeError:
+def _of_other_width(error: ShapeError, data: Any) -> ShapeError:
     """The error for a model that does not take the features that were made of a table; another as it is."""
-    data, widths = prepared.data, prepared.widths
-    if widths is None or not any(treatment_in(fitted) for fitted in getattr(data, "transforms", ())):
+    if not any(treatment_in(fitted) for fitted in getattr(data, "transforms", ())):
         return error
-    if f"{data.label}.{data.features[0]}" not in error.problem:
+    (feature,) = data.features
+    if f"{data.label}.{feature}" not in error.problem:
         return error
+    width = data.spec(feature).shape[0]
     return ShapeError(
-        f"{error.problem}; preprocess='auto' makes {widths.n_features} numbers of the columns of the table",
-        hint=f"give the first layer {widths.n_features} inputs; or give a function that makes the model: "
+        f"{error.problem}; preprocess= makes {width} numbers of the columns of the table",
+        hint=f"give the first layer {width} inputs; or give a function that makes the model: "
         "lambda n_features, n_outputs: MODEL",
     )
 
@@ -220,7 +238,9 @@ def _split_of(validation: EvalPhase) -> str:
     )
 
 
-def _validation(given: Any, prepared: TrainingData, metrics: Any, losses: Sequence[AppliedLoss]) -> EvalPhase | None:
+def _validation(
+    given: Any, prepared: TrainingData | LabelledData, metrics: Any, losses: Sequence[AppliedLoss]
+) -> EvalPhase | None:
     has_metrics = bool(metrics) or not isinstance(metrics, (list, tuple))
     if isinstance(given, EvalPhase):
         if has_metrics:
@@ -228,15 +248,14 @@ def _validation(given: Any, prepared: TrainingData, metrics: Any, losses: Sequen
             raise PhaseError(problem, hint="write EvalPhase(..., metrics=[...])")
         return given
     if prepared.validation is not None:
-        measured = metrics_in_units(metrics, prepared.data)
-        return EvalPhase("validation", data=prepared.validation, metrics=measured, losses=losses)
+        return EvalPhase("validation", data=prepared.validation, metrics=metrics, losses=losses)
     if has_metrics:
         problem = f"fit has metrics={shown(metrics)} and no validation, on which they are measured"
         raise PhaseError(problem, hint="write validation=0.2")
     return None
 
 
-def _stopping(given: Any, prepared: TrainingData) -> list[Callback]:
+def _stopping(given: Any, prepared: TrainingData | LabelledData) -> list[Callback]:
     if given is None:
         return []
     if isinstance(given, EarlyStopping):
