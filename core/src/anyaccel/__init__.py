@@ -1,7 +1,7 @@
 """anyaccel: one device layer for models of any machine-learning framework, and graphs that train across frameworks.
 
 Importing this package imports no framework, plugin, NumPy or Arrow, and does not look for plugins: each public name is
-imported on first use, names of anyaccel's other distributions from these. The modules beside this file are the kernel,
+imported on first use, names of anyaccel's other distributions from these. The modules in this folder are the kernel,
 which is all that `place` and `move` need.
 """
 
@@ -162,7 +162,7 @@ def __getattr__(name: str) -> _Any:
 
 
 def __dir__() -> list[str]:
-    """Return the names of core, and of what is installed beside it."""
+    """Return the names of core and of the other installed distributions."""
     return sorted({*__all__, *(entry.name for entry in _distributions.entry_points(_distributions.NAMES))})
 
 

@@ -1,7 +1,7 @@
-"""The NumPy backend: models in plain NumPy with written-out gradients, on the CPU and on simulated devices.
+"""The NumPy backend: models in plain NumPy with explicit gradients, on the CPU and on simulated devices.
 
-It offers the layers, `SequentialMLP`, `SequentialCNN`, and `simulate`, which makes devices with memory of their own.
-It stands on the kernel, `adapter` and `precision`.
+It offers the layers, `SequentialMLP`, `SequentialCNN`, and `simulate`, which creates devices with separate memory. It
+stands on the kernel, `adapter` and `precision`.
 """
 
 from anyaccel.adapter import VjpResult
