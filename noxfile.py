@@ -601,7 +601,7 @@ def site(session: nox.Session) -> None:
 
 @nox.session(python=False)
 def develop(session: nox.Session) -> None:
-    """Make the environment `.venv`: core, all features and the plugins after `--`, editable, and what the tests need."""
+    """Make the environment `.venv`: core, all features and the plugins after `--`, editable, and what tests need."""
     unknown = set(session.posargs) - set(PLUGINS)
     if unknown:
         session.error(f"no plugin {', '.join(sorted(unknown))}; there are {', '.join(PLUGINS)}")
