@@ -12,6 +12,7 @@ from anyaccel.data.roles import Names
 from anyaccel.errors import PhaseError
 from anyaccel.experiment import Experiment
 from anyaccel.fitting.fitted_model import FittedModel
+from anyaccel.fitting.table_models import DEFAULTS, MLP_DEFAULTS, is_sized, sized_model
 from anyaccel.fitting.tables import TrainingData, training_data
 from anyaccel.graph import AppliedLoss, ModelGraph, ModelNode
 from anyaccel.phases import Callback, EarlyStopping, EvalPhase, TrainPhase
@@ -31,11 +32,12 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     features: Names = None,
     validation: Any = None,
     metrics: Any = (),
-    epochs: int = 10,
-    batch_size: int = 32,
-    optimizer: Any = "adam",
-    early_stopping: int | EarlyStopping | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    optimizer: Any = None,
+    early_stopping: int | EarlyStopping | bool | None = None,
     scaler: Any = None,
+    framework: str | None = None,
     accelerator: Any = "auto",
     seed: int = 0,
     callbacks: Iterable[Callback] = (),
@@ -48,9 +50,20 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     Everything it does can be written with ModelGraph, TrainPhase and Experiment, which it returns.
     """
     spec = loss if isinstance(loss, Loss) else Loss(loss)
-    arguments.integer(PhaseError, "fit: ", "epochs", epochs, 0, 10)
+    defaults = MLP_DEFAULTS if isinstance(model, str) else DEFAULTS
+    epochs = arguments.integer(PhaseError, "fit: ", "epochs", defaults["epochs"] if epochs is None else epochs, 0, 10)
+    batch_size = defaults["batch_size"] if batch_size is None else batch_size
+    optimizer = defaults["optimizer"] if optimizer is None else optimizer
     names: Any = {"features": features, "target": target}
     prepared = training_data(data, **names, loss=spec, validation=validation, scaler=scaler, seed=seed)
+    if is_sized(model):
+        sizes: Any = {"framework": framework, "accelerator": accelerator}
+        model = sized_model(model, prepared.data, spec, **sizes)
+    elif framework is not None:
+        problem = f"fit has framework={framework!r} and a model, which has one"
+        raise PhaseError(problem, hint="leave framework= out, or write fit('mlp', ...)")
+    if early_stopping is None and prepared.validation is not None:
+        early_stopping = defaults.get("early_stopping")
     graph = ModelGraph([ModelNode(NODE, model, prepared.data.reference())], optimizer, seed=seed)
     own = [*checked_callbacks("fit", callbacks), *_stopping(early_stopping, prepared)]
     loop: Any = {"sampler": batch_size, "n_epochs": epochs, "callbacks": own, "accelerator": accelerator}
@@ -65,7 +78,9 @@ def fit(  # noqa: PLR0913 - keywords, each documented
 # Beside the function, which a text for each of its arguments would make too long to read.
 _ARGUMENTS = """
     Args:
-        model: of any framework that has a plugin; it is trained itself, no copy of it.
+        model: of any framework that has a plugin; it is trained itself, no copy of it. Or `"mlp"`, a `TabularMLP` that
+            is as wide as the data say, with defaults of its own. Or a function of (n_features, n_outputs) that makes a
+            model for these widths: `lambda n_features, n_outputs: nn.Linear(n_features, n_outputs)`, or a class.
         data: a data frame (pandas, Polars, Arrow), a mapping of arrays, a pair (x, y) of arrays or of a frame and a
             series, the path of a CSV or Parquet file, a data set of Hugging Face, a FeatureSet or a view of it; or a
             loader, a data set or another source of batches, which is streamed.
@@ -76,14 +91,16 @@ _ARGUMENTS = """
         validation: the share of rows to validate on, drawn at random; the name of a split; another table or source; or
             None.
         metrics: of the validation, as of an EvalPhase.
-        epochs: at most so many.
-        batch_size: rows of a batch; they are shuffled.
-        optimizer: as of a ModelGraph.
+        epochs: at most so many; by default 10, and 100 for `"mlp"`.
+        batch_size: rows of a batch, which are shuffled; by default 32, and 128 for `"mlp"`.
+        optimizer: as of a ModelGraph; by default `"adam"`, and AdamW with a learning rate of 0.001 for `"mlp"`.
         early_stopping: stop after so many epochs without a lower `val_loss`, with the parameters of the best; or an
-            EarlyStopping.
+            EarlyStopping; or False. By default no, and 10 for `"mlp"` with a validation.
         scaler: a transform in the style of scikit-learn for all features together, or the name of one of its scalers
             (`"standard"`, `"minmax"`, `"maxabs"`, `"robust"`), fitted to the rows to train on; saved with the model and
             applied to what it predicts for.
+        framework: of `"mlp"`: `"torch"`, `"jax"`, `"tensorflow"` or `"numpy"`; by default the first of these that is
+            installed and has the accelerator.
         accelerator: `"auto"` is the best device on which the model's framework runs; else as of a TrainPhase.
         seed: of the random split, the order of rows and all random streams; the model's own parameters are its own.
         callbacks: Callback objects, besides.
@@ -109,7 +126,7 @@ def _validation(prepared: TrainingData, metrics: Any) -> EvalPhase | None:
 
 
 def _stopping(given: Any, prepared: TrainingData) -> list[Callback]:
-    if given is None:
+    if given is None or given is False:
         return []
     if isinstance(given, EarlyStopping):
         return [given]
