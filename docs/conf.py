@@ -24,6 +24,7 @@ extensions = [
     "sphinx_copybutton",
     "docstrings",  # of this folder: docstrings are written with Markdown's backticks
     "public",  # of this folder: the reference of all public names
+    "search",  # of this folder: what the search leaves out
     "scripts",  # of this folder: each script of examples/ is a page
 ]
 root_doc = "index"
@@ -74,6 +75,7 @@ html_theme = "furo"
 html_title = "anyaccel"
 html_static_path = ["_static"]
 html_css_files = ["anyaccel.css"]
+html_search_scorer = str(HERE / "_static/scorer.js")
 html_copy_source = False
 html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True}

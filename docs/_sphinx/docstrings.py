@@ -21,7 +21,7 @@ def as_markup(lines: list[str]) -> list[str]:
     """Lines of a docstring as reStructuredText.
 
     Code may continue on the next line. An indented block below a line that ends with a colon is an example and does
-    not change; a block between fences of Markdown is one, too.
+    not change; a block between fences of Markdown is one, too, and so is a paragraph that begins with `>>>`.
     """
     lines_out: list[str] = []
     for index, part in enumerate(_between_fences(lines)):
@@ -52,7 +52,7 @@ def _text_as_markup(lines: list[str]) -> list[str]:
     lines_out: list[str] = []
     example_of = -1  # the indentation of the paragraph that an example belongs to
     for block in _blocks(lines):
-        if example_of >= 0 and _indent(block) > example_of:
+        if (example_of >= 0 and _indent(block) > example_of) or "".join(block).lstrip().startswith(">>>"):
             lines_out += block
             continue
         lines_out += _translated(block)

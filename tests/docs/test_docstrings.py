@@ -42,6 +42,11 @@ def test_what_is_between_fences_is_an_example() -> None:
     assert read.startswith("Do:\n\n") and read.endswith(r"More \*text.")
 
 
+def test_a_paragraph_of_a_session_is_an_example() -> None:
+    written = ["Do *it:", "", ">>> f(*args)", "[`x`, a_]", "", "More *text."]
+    assert as_markup(written) == [r"Do \*it:", "", ">>> f(*args)", "[`x`, a_]", "", r"More \*text."]
+
+
 def test_a_colon_without_an_example_is_a_colon() -> None:
     assert as_markup(["Two things:", "", "one."]) == ["Two things:", "", "one."]
 

@@ -198,7 +198,8 @@ def in_two(script: str, folder: Path, *options: str) -> dict[str, Any]:
     """What a script found in the first of the processes that `anyaccel run` starts."""
     (folder / "script.py").write_text(START + textwrap.dedent(script) + END)
     command = [sys.executable, "-m", "anyaccel", "run", *options, str(folder / "script.py"), str(folder / "told")]
-    subprocess.run(command, check=True, timeout=240, capture_output=True)
+    completed = subprocess.run(command, timeout=240, capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stdout[-4000:] + completed.stderr[-8000:]
     told: dict[str, Any] = json.loads((folder / "told").read_text())
     return told
 

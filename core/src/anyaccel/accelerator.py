@@ -35,18 +35,26 @@ SCALARS = (str, bytes, bool, int, float, complex, type(None))  # on no device: `
 @constructor_hints
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Accelerator:
-    """A request for a device, with options: `Accelerator("gpu:0", pin_memory=True)`.
+    """Request a device, with options: `Accelerator("gpu:0", pin_memory=True)`.
 
-    Accelerators are equal if device, vendor (of `cuda` and `rocm`, `""` for any) and options are. `spec` keeps what was
-    written. Creating one does not look at the machine: what is missing is an error when it is used.
+    Creating an Accelerator does not look at the machine. If the device is missing, an error is raised when it is used.
+    Two accelerators are equal if their device, vendor (`cuda` and `rocm` imply one, other words imply `""`) and options
+    are equal. `spec` stores the text as you wrote it.
 
     Args:
-        device: `"gpu:1"`, any `kind[:index]`; a request, as for DeviceRequest, with anyaccel-resources; a Device;
-            or a framework's own.
-        pin_memory: copy from pinned memory, where that is available.
+        device: A device as text such as `"gpu:1"` (any `kind[:index]`), a Device, or a framework's own device object.
+            With anyaccel-resources also a request, as DeviceRequest takes it.
+        pin_memory: Copy from pinned memory where it is available.
 
     Raises:
         DeviceParseError: `device` does not name a device.
+
+    Example:
+        >>> import anyaccel as aa
+        >>> aa.Accelerator("cuda:1").device == aa.Accelerator("gpu:1").device
+        True
+        >>> aa.Accelerator("cpu").is_available()
+        True
     """
 
     device: Device
@@ -82,37 +90,37 @@ class Accelerator:
 
     @classmethod
     def of(cls, value: Accelerator | Device | str | Any) -> Accelerator:
-        """`value` itself if it is an Accelerator, else `Accelerator(value)`."""
+        """Return `value` itself if it is an Accelerator; otherwise return `Accelerator(value)`."""
         return value if isinstance(value, cls) else cls(value)
 
     @classmethod
     def cpu(cls) -> Accelerator:
-        """The CPU."""
+        """Request the CPU."""
         return cls("cpu")
 
     @classmethod
     def gpu(cls, index: int = 0, *, pin_memory: bool = False) -> Accelerator:
-        """A GPU of any vendor."""
+        """Request a GPU of any vendor."""
         return cls(Device("gpu", index), pin_memory=pin_memory)
 
     @classmethod
     def cuda(cls, index: int = 0, *, pin_memory: bool = False) -> Accelerator:
-        """An NVIDIA GPU."""
+        """Request an NVIDIA GPU."""
         return cls(f"cuda:{index}", pin_memory=pin_memory)
 
     @classmethod
     def mps(cls) -> Accelerator:
-        """The GPU of an Apple computer."""
+        """Request the GPU of an Apple computer."""
         return cls("mps")
 
     def at(self, device: Device) -> Accelerator:
-        """An Accelerator of this device with the same options, which shows what was written here."""
+        """Return an Accelerator for this device that has the same options and shows the same text."""
         made = Accelerator(device, pin_memory=self.pin_memory)
         assign_fields(made, spec=self.spec, vendor=self.vendor)
         return made
 
     def on_one_device(self, *frameworks: str, strict: bool = False, known: Registry | None = None) -> Accelerator:
-        """This accelerator; of a request, that of the device which it gets of this machine."""
+        """Return this accelerator; for a request, return the accelerator of the device that it gets on this machine."""
         return self
 
     def requested_devices(
@@ -123,17 +131,21 @@ class Accelerator:
         replicas: int | None = None,
         strict: bool = False,
     ) -> Sequence[Device]:
-        """All devices that a request gets of a machine, `replicas` of them if it is for one; none of one device."""
+        """Return the devices that a request gets on a machine, `replicas` of them if set; nothing if this names one
+        device.
+        """
         return ()
 
     def refused(
         self, frameworks: Sequence[str], known: Registry, *, of_all: bool, strict: bool
     ) -> Sequence[tuple[str, str]]:
-        """What a request might have got and did not, each with the reason; nothing of one device."""
+        """Return the devices that a request could have got but did not, each with the reason; nothing if this names one
+        device.
+        """
         return ()
 
     def is_available(self, framework: str | None = None) -> bool:
-        """Whether the device is usable now: by that framework, or by any."""
+        """Return whether the device can be used now, by that framework or, without one, by any framework."""
         if not isinstance(framework, str | None):
             self.check(framework)
         for name in registry().frameworks if framework is None else [framework]:
@@ -150,16 +162,18 @@ class Accelerator:
         return registry().serving(framework, self.device, vendor=self.vendor)
 
     def device_string(self, framework: str) -> str:
-        """A framework's own name for the device, such as `"cuda:0"`; FrameworkError if it has none there."""
+        """Return the framework's own name for the device, such as `"cuda:0"`; raise FrameworkError if it has none
+        there.
+        """
         known = registry()
         return str(known.ask(known.find(framework, self.device.kind), "device_string", self.device, required=True))
 
     def scope(self, framework: str) -> AbstractContextManager[Any]:
-        """As `anyaccel.scope(self, framework)`."""
+        """Return a context in which new tensors of `framework` are created on this device; see `anyaccel.scope`."""
         return self._backend(framework).scope(self.device)
 
     def place(self, obj: Any) -> Any:
-        """As `anyaccel.place(obj, self)`."""
+        """Put a model, an optimizer or a container on this device, and return it; see `anyaccel.place`."""
         known, backend = registry(), functools.cache(self._backend)
         found: list[Backend] = []
 
@@ -183,7 +197,7 @@ class Accelerator:
         return map_leaves(obj, placed, known.owners)
 
     def move(self, obj: Any, *, framework: str | None = None) -> Any:
-        """As `anyaccel.move(obj, self, framework=framework)`."""
+        """Copy tensors to this device; see `anyaccel.move`."""
         known, backend = registry(), functools.cache(self._backend)
         from_host = None
         if framework is not None:
@@ -218,12 +232,14 @@ class Accelerator:
         return map_leaves(obj, moved, known.owners)
 
     def get_config(self) -> dict[str, Any]:
-        """A plain dict for `from_config`; keeps the vendor word."""
+        """Return a plain dict for `from_config`. A vendor word such as `cuda` is kept."""
         return {"device": self.spec, "pin_memory": self.pin_memory}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Accelerator:
-        """The accelerator of a configuration from `get_config`; another is a ConfigError or DeviceParseError."""
+        """Rebuild an accelerator from the output of `get_config`; raise ConfigError or DeviceParseError for anything
+        else.
+        """
         if not isinstance(config, Mapping) or set(config) - {"device", "pin_memory"} or "device" not in config:
             hint = "Accelerator.from_config({'device': 'gpu:0', 'pin_memory': False})"
             problem, available = f"{config!r} is not the configuration of an accelerator", "keys device and pin_memory"

@@ -26,10 +26,17 @@ _SPELLING = re.compile(r"([a-z][a-z0-9_]*)(?::(0|[1-9][0-9]{0,4}))?")
 @constructor_hints
 @dataclass(frozen=True, slots=True, order=True)
 class Device:
-    """A device: a lower-case kind (`cpu`, `gpu`, `mps`, `xpu`, ...; an open set) and an index.
+    """A device: a lower-case kind (`cpu`, `gpu`, `mps`, `xpu`, ...; other kinds are allowed) and an index.
 
-    `str()` gives `kind:index`, which parses back to an equal value. Vendor words are aliases:
-    `Device.parse("cuda") == Device("gpu", 0)`.
+    `str()` returns `kind:index`, and `Device.parse` reads it back. Vendor words are aliases: `cuda` and `rocm` mean
+    `gpu`.
+
+    Example:
+        >>> import anyaccel as aa
+        >>> aa.Device.parse("cuda")
+        Device(kind='gpu', index=0)
+        >>> str(aa.Device("gpu", 1))
+        'gpu:1'
     """
 
     kind: str
@@ -50,10 +57,10 @@ class Device:
 
     @classmethod
     def parse(cls, value: Any) -> Device:
-        """The device that `value` names.
+        """Return the device that `value` names.
 
         Args:
-            value: text such as `"gpu:1"`, `"cuda"` or `"cpu"`; a Device; or a framework's own device object, that is
+            value: Text such as `"gpu:1"`, `"cuda"` or `"cpu"`; a Device; or a framework's own device object, that is
                 any object with `type` (str) and `index` (int or None).
 
         Raises:
@@ -63,7 +70,7 @@ class Device:
 
 
 def spelling(value: Any) -> str:
-    """The lower-case text that names the device `value`; accepts what `Device.parse` accepts.
+    """Return the lower-case text that names the device `value`; accept everything that `Device.parse` accepts.
 
     Raises:
         DeviceParseError: `value` is neither text nor a device object.
@@ -79,7 +86,7 @@ def spelling(value: Any) -> str:
 
 
 def vendor_of(text: str) -> str:
-    """The vendor that the text of a device implies (`"nvidia"` for `"cuda:1"`), `""` if none."""
+    """Return the vendor that the text of a device implies (`"nvidia"` for `"cuda:1"`), or `""`."""
     return {**ALIASES, "mps": ("mps", "apple")}.get(text.partition(":")[0], ("", ""))[1]
 
 

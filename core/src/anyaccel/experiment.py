@@ -39,15 +39,25 @@ _PART, _RUN = "experiment", "run"
 
 @class_hints
 class Experiment(AttributeHints):
-    """Runs phases over one graph and keeps their results in `history`.
+    """Run phases over one graph and keep their results in `history`.
 
     Args:
-        label: name of the experiment; it may be left out, `Experiment(graph)`, and is then that of the graph.
-        graph: the ModelGraph.
-        phases: the phases that `run()` runs, in order.
-        callbacks: called in every phase, before the callbacks of the phase.
-        progress: `"auto"` shows HTML in a notebook, bars if standard error is a terminal, and otherwise writes a line
-            to standard error every ten seconds; `"html"`, `"rich"`, `"lines"`, `"none"`, or a Progress object.
+        label: Name of the experiment. You can leave it out: `Experiment(graph)` takes the label of the graph.
+        graph: The ModelGraph.
+        phases: The phases that `run()` runs, in order.
+        callbacks: Callbacks for every phase; they are called before the callbacks of the phase.
+        progress: `"auto"`, `"html"`, `"rich"`, `"lines"`, `"none"` or a Progress object. `"auto"` shows HTML in a
+            notebook and bars in a terminal; otherwise it writes a line to standard error every ten seconds.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> x = np.linspace(0, 1, 64, dtype="float32").reshape(64, 1)
+        >>> data = aa.FeatureSet.from_dict("line", {"x": x, "y": 2 * x}, ["x"], ["y"])
+        >>> graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP([1]), data)], "adam", seed=0)
+        >>> experiment = aa.Experiment("line", graph, progress="none")
+        >>> results = experiment.run_phase(aa.TrainPhase("train", data=data, losses=aa.AppliedLoss("mse")))
+        >>> experiment.last_run is results
+        True
     """
 
     def __init__(
@@ -93,10 +103,10 @@ class Experiment(AttributeHints):
 
     @classmethod
     def from_active_context(cls, *args: Any, **settings: Any) -> Experiment:
-        """Not available: an experiment is given its graph. For whoever knows it from ModularML.
+        """Raise a ConfigError: an experiment takes its graph as an argument. Kept for users who know it from ModularML.
 
         Raises:
-            ConfigError: always; says what to write.
+            ConfigError: always; the hint says what to write.
         """
         raise ConfigError(
             "Experiment.from_active_context does not exist: there is no active context",
@@ -111,7 +121,7 @@ class Experiment(AttributeHints):
 
     @property
     def last_run(self) -> Results:
-        """Results of the last run.
+        """The results of the last run.
 
         Raises:
             ResultError: nothing has been run.
@@ -121,11 +131,12 @@ class Experiment(AttributeHints):
         return self.history[-1]
 
     def plan(self, phase: Phase, inventory: Any = None) -> Plan:
-        """The plan of a phase: which node goes where and why, what crosses, and what memory it takes. Nothing runs.
+        """Plan a phase without running it: where each node goes and why, what is copied between devices, and the
+        memory.
 
         Args:
-            phase: what to plan.
-            inventory: another machine, as an Inventory or in words such as `"8x H100-80GB"`; None for this one.
+            phase: The phase to plan.
+            inventory: Another machine, as an Inventory or as text such as `"8x H100-80GB"`; None for this machine.
 
         Raises:
             AnyaccelError: the phase cannot run.
@@ -137,35 +148,36 @@ class Experiment(AttributeHints):
         return checked  # type: ignore[no-any-return]
 
     def run_phase(self, phase: Phase, *, resume: str = "never") -> Any:
-        """Run a phase. Its results are added to `history`, also if it fails or is interrupted.
+        """Run a phase. Its results are added to `history`, even if it fails or is interrupted.
 
         Args:
-            phase: what to run.
-            resume: `"auto"`: a TrainPhase with a `checkpoint` goes on from the newest one in its folder, and begins
-                anew if there is none. The results are those of the whole run. `"never"`: the folder must be empty.
+            phase: The phase to run.
+            resume: `"auto"` resumes a TrainPhase with a `checkpoint` from the newest checkpoint in its folder, or
+                starts from scratch if there is none; the results then cover the whole run. `"never"` requires an empty
+                folder.
 
         Returns:
             TrainResults, EvalResults or FitResults.
 
         Raises:
-            AnyaccelError: the phase cannot run; raised before anything moves wherever that can be known.
+            AnyaccelError: the phase cannot run. It is raised before anything moves if the reason can be known then.
         """
         return self._checked(phase).run_once(
             self.graph, self.label, self.callbacks, self.progress, resume, self.history
         )
 
     def plot(self, figure: str = "loss", *, ax: Any = None) -> Any:
-        """Plot one value of every TrainPhase in `history` over its epoch numbers.
+        """Plot one value of every TrainPhase in `history` against its epoch numbers.
 
         Args:
             figure: `loss`, `val_loss`, `val_METRIC`, ...
-            ax: matplotlib Axes to draw on; a new figure if None.
+            ax: matplotlib Axes to draw on; None creates a new figure.
 
         Returns:
-            the Axes.
+            The Axes.
 
         Raises:
-            ResultError: no run has it, or matplotlib is not installed.
+            ResultError: no run has the value, or matplotlib is not installed.
         """
         runs = [results for results in self.history if isinstance(results, TrainResults)]
         curves = {
@@ -180,28 +192,28 @@ class Experiment(AttributeHints):
         return plots.line_plot(curves, ax, title=self.label, xlabel="epoch", ylabel=figure)
 
     def compare(self, *figures: str) -> Comparison:
-        """A table of the runs; see `anyaccel.compare`.
+        """Compare the runs in a table; see `anyaccel.compare`.
 
         Args:
-            figures: names of values; by default all but the losses of single nodes.
+            figures: Names of values. By default, the table has every value except the losses of single nodes.
 
         Raises:
-            ResultError: nothing has been run, or no run has a value of this name.
+            ResultError: nothing has been run, or no run has a value with this name.
         """
         return compare(self.history, figures=figures)
 
     def run(self, *phases: Phase, resume: str = "never") -> list[Any]:
-        """Run the given phases in order, or those of the experiment.
+        """Run the given phases in order, or the phases of the experiment.
 
-        They are checked before the first starts, up to one that fits estimators, as what these give is known only then,
-        or that has a callback of your own, which may change the graph.
+        Phases are checked before the first one starts. The check ends at a phase that fits estimators, because their
+        outputs are unknown before, or that has a custom callback, which may change the graph.
 
         Args:
-            phases: to run.
-            resume: as of `run_phase`, for those phases that have a `checkpoint`; others run anew.
+            phases: The phases to run.
+            resume: See `run_phase`; it applies to phases with a `checkpoint`. The other phases run from scratch.
 
         Returns:
-            a list of results.
+            A list of results.
 
         Raises:
             AnyaccelError: there are no phases, or one of them cannot run.
@@ -214,7 +226,7 @@ class Experiment(AttributeHints):
         return run_in_order(to_run, self.graph, self.callbacks, resume, self.run_phase)
 
     def get_config(self) -> dict[str, Any]:
-        """The experiment as plain data, ready for JSON, without results and callbacks.
+        """Return the experiment as plain data, ready for JSON, without results and callbacks.
 
         Raises:
             ConfigError: a part of it has no registered name.
@@ -227,14 +239,14 @@ class Experiment(AttributeHints):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], **given: Any) -> Experiment:
-        """Read what `get_config` wrote.
+        """Rebuild an experiment from the output of `get_config`.
 
         Args:
-            config: the configuration.
+            config: The configuration.
             given: `feature_sets`, `models` and `allow`; see `ModelGraph.from_config`.
 
         Raises:
-            ConfigError: malformed, or it names something that is neither registered nor given.
+            ConfigError: malformed, or it names an object that is neither registered nor given.
         """
         if not isinstance(config, Mapping) or set(config) - {"label", "graph", "phases"} or "graph" not in config:
             raise ConfigError(
@@ -251,16 +263,17 @@ class Experiment(AttributeHints):
         return cls(config.get("label", "experiment"), graph, read)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write graph, phases, callbacks and all results into a folder, which `ModelGraph.load` reads, too; no pickle.
+        """Write graph, phases, callbacks and all results into a folder, without pickle. `ModelGraph.load` reads it,
+        too.
 
-        A phase or callback without a configuration (steps or losses of your own, data without a name) is named in the
-        folder, and given to `load` again. What a callback has learned is not written.
+        A phase or callback without a configuration (custom steps or losses, data without a name) is only named in the
+        folder; pass it to `load` again. The state of callbacks is not written.
 
         Args:
-            folder: as of `ModelGraph.save`; what this method wrote there earlier is replaced at once.
+            folder: See `ModelGraph.save`. Anything that this method wrote there earlier is replaced atomically.
 
         Raises:
-            ConfigError, StateError: as `ModelGraph.save`, or the folder holds something else.
+            ConfigError, StateError: `ModelGraph.save` would raise it, or the folder holds something else.
             ResultError: a run has predictions that are neither numbers nor text.
         """
         check_replaceable(folder, _PART)
@@ -293,19 +306,19 @@ class Experiment(AttributeHints):
         change: Change | None = None,
         strict: bool = True,
     ) -> Experiment:
-        """The experiment that `save` wrote, with its graph in its state on the CPU, and its results.
+        """Load the experiment that `save` wrote: its graph with its state, on the CPU, and its results.
 
         Args:
-            folder: that `save` wrote, or its URL.
-            models, feature_sets, optimizer, names, change, strict: as of `ModelGraph.load`.
-            phases: in place of the saved ones; needed if one of them has no configuration.
-            callbacks: likewise.
-            allow: classes of models, transforms and callbacks that the folder may name besides those that are known.
-            progress: as of an Experiment.
+            folder: A folder that `save` wrote, or its URL.
+            models, feature_sets, optimizer, names, change, strict: See `ModelGraph.load`.
+            phases: Phases to use instead of the saved ones. Required if one of them has no configuration.
+            callbacks: Callbacks to use instead of the saved ones. Required if one of them has no configuration.
+            allow: Classes of models, transforms and callbacks that the folder may name in addition to the known ones.
+            progress: `"auto"`, `"html"`, `"rich"`, `"lines"`, `"none"` or a Progress object.
 
         Raises:
-            ConfigError: as `ModelGraph.load`, or a phase or callback must be given.
-            StateError: as `ModelGraph.load`.
+            ConfigError: `ModelGraph.load` would raise it, or a phase or callback must be given.
+            StateError: `ModelGraph.load` would raise it.
         """
         classes = checked_classes(allow)
         part, arrays = _read(folder)

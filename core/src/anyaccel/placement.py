@@ -22,7 +22,7 @@ _ONLY_BY_NAME = frozenset({"cpu", "sim"})  # `best_device` chooses none of these
 
 
 class Devices(list[Device]):
-    """A list of devices that a notebook shows as a table, with `listed`: each framework with each of its devices."""
+    """A list of devices that a notebook shows as a table. `listed` holds each framework with each of its devices."""
 
     def __init__(self, devices: Iterable[Device], listed: Iterable[tuple[str, Device]]) -> None:
         super().__init__(devices)
@@ -41,14 +41,19 @@ class Devices(list[Device]):
 
 @call_hints
 def devices(kind: str | None = None, framework: str | None = None) -> list[Device]:
-    """Devices of this machine, best first: GPUs, other accelerators, CPUs, simulated devices.
+    """List the devices of this machine, best first: GPUs, other accelerators, CPUs, simulated devices.
 
     Args:
-        kind: only this kind; aliases such as `"cuda"` are understood. An unknown kind gives an empty list.
-        framework: only devices on which this framework runs.
+        kind: List only this kind; aliases such as `"cuda"` are understood. An unknown kind returns an empty list.
+        framework: List only devices on which this framework runs.
 
     Raises:
         FrameworkError: no plugin runs the framework.
+
+    Example:
+        >>> import anyaccel as aa
+        >>> aa.devices("cpu")
+        [Device(kind='cpu', index=0)]
     """
     wanted = Device.parse(kind).kind if kind is not None else None
     if framework is not None:
@@ -60,21 +65,33 @@ def devices(kind: str | None = None, framework: str | None = None) -> list[Devic
 
 @call_hints
 def devices_or_cpu(kind: str = "gpu") -> list[Device]:
-    """Every device of a kind, or the CPU if there is none; never empty."""
+    """List every device of a kind, or the CPU if the machine has none of them. The list is never empty.
+
+    Example:
+        >>> import anyaccel as aa
+        >>> len(aa.devices_or_cpu("gpu")) >= 1
+        True
+    """
     return devices(Device.parse(kind).kind) or Devices([Device("cpu")], registry().devices())
 
 
 @call_hints
 def best_device(i: int = 0, framework: str | None = None) -> Device:
-    """GPU number `i` if there is one, else accelerator number `i` of another kind (mps, xpu, ...), else the CPU.
+    """Return GPU number `i` if it exists, otherwise accelerator number `i` of another kind (mps, xpu, ...), otherwise
+    the CPU.
 
     Args:
-        i: index of the device among those of its kind.
-        framework: only devices on which this framework runs.
+        i: Index of the device among those of its kind.
+        framework: Consider only devices on which this framework runs.
 
     Raises:
         DeviceParseError: `i` is not an index.
         FrameworkError: no plugin runs the framework.
+
+    Example:
+        >>> import anyaccel as aa
+        >>> aa.best_device().kind in {"gpu", "mps", "xpu", "cpu"}
+        True
     """
     index = Device("gpu", i).index
     matching = (d for d in devices(framework=framework) if d.kind not in _ONLY_BY_NAME and d.index == index)
@@ -83,11 +100,16 @@ def best_device(i: int = 0, framework: str | None = None) -> Device:
 
 @call_hints
 def device_of(obj: Any) -> Device | None:
-    """The device of a tensor, a model or a container of them; None if it holds no tensor.
+    """Return the device of a tensor, a model or a container of them; None if it holds no tensor.
 
     Raises:
         DeviceMismatchError: a container holds tensors on several devices.
-        NoBackendError: no backend owns something in it.
+        NoBackendError: no backend owns an object in it.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> aa.device_of({"x": np.zeros(3)})
+        Device(kind='cpu', index=0)
     """
     known = registry()
     tensors = (leaf for leaf in leaves(obj, known.owners) if not isinstance(leaf, SCALARS))
@@ -103,18 +125,31 @@ def device_of(obj: Any) -> Device | None:
 
 @call_hints
 def scope(where: Accelerator | Device | str, framework: str) -> AbstractContextManager[Any]:
-    """A context in which new tensors of `framework` are created on the device. Raises as `place` does."""
+    """Return a context in which new tensors of `framework` are created on the device. Raises the errors that `place`
+    raises.
+
+    Example:
+        >>> import anyaccel as aa
+        >>> with aa.scope("cpu", "numpy"):
+        ...     pass
+    """
     return Accelerator.of(where).scope(framework)
 
 
 @call_hints
 def place(obj: T, where: Accelerator | Device | str) -> T:
-    """Put an object with state (a model, an optimizer), or a container as in `move`, on a device; **use the result**.
+    """Put a model, an optimizer or another object with state on a device; **use the result**.
+
+    Containers are handled as in `move`.
 
     Raises:
         NoBackendError: no backend owns it; the hint says what to install.
         FrameworkError: no plugin runs its framework on this kind of device.
         DeviceUnavailableError: the device is not on this machine.
+
+    Example:
+        >>> import anyaccel as aa
+        >>> net = aa.place(aa.SequentialMLP([1]), "cpu")
     """
     result: T = Accelerator.of(where).place(obj)
     return result
@@ -122,21 +157,29 @@ def place(obj: T, where: Accelerator | Device | str) -> T:
 
 @call_hints
 def move(obj: T, where: Accelerator | Device | str, *, framework: str | None = None) -> T:
-    """The same tensors on a device; what is there already is returned as it is.
+    """Copy tensors to a device. Tensors that are there already are returned unchanged.
 
-    Handles dicts, lists, tuples, named tuples and dataclasses; and objects with `__anyaccel_move__(move)`, which gets a
-    function that moves and returns the object to use. Text, numbers and None stay as they are. Dtypes never change.
+    Dicts, lists, tuples, named tuples and dataclasses are handled, and objects with `__anyaccel_move__(move)`: that
+    method receives a function that moves and returns the object to use. Text, numbers and None are returned unchanged.
+    Dtypes never change.
 
     Args:
-        obj: a tensor, or a container.
-        where: the device.
-        framework: turn NumPy arrays into tensors of this framework; other tensors must belong to it already.
+        obj: A tensor, or a container.
+        where: The device.
+        framework: Turn NumPy arrays into tensors of this framework. Other tensors must belong to it already.
 
     Raises:
-        MoveError: a dtype that the device lacks, a tensor of another framework, or a container that cannot be rebuilt.
-        NoBackendError: no backend owns something in it.
+        MoveError: the device does not support a dtype, a tensor belongs to another framework, or a container cannot be
+            rebuilt.
+        NoBackendError: no backend owns an object in it.
         FrameworkError: no plugin runs its framework on this kind of device.
         DeviceUnavailableError: the device is not on this machine.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> batch = aa.move({"x": np.ones((2, 3)), "name": "first"}, "cpu")
+        >>> batch["x"].shape, batch["name"]
+        ((2, 3), 'first')
     """
     result: T = Accelerator.of(where).move(obj, framework=framework)
     return result

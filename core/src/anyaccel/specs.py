@@ -22,7 +22,7 @@ _MEANT = {f"{kind}categorical_crossentropy": "write 'cross_entropy', which takes
 
 @constructor_hints
 class Spec:
-    """Base of specs: reads its own configuration."""
+    """Base class of specs, which read their own configuration."""
 
     __slots__ = ()
     _called: ClassVar[str]
@@ -30,7 +30,7 @@ class Spec:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """The spec of a configuration from `get_config`; another one is a ConfigError or a SpecError."""
+        """Rebuild a spec from the output of `get_config`; raise ConfigError or SpecError for anything else."""
         hint = f"give the dict that get_config() of {cls._called} made"
         if not isinstance(config, Mapping) or not config or not all(isinstance(key, str) for key in config):
             raise ConfigError(f"{config!r} is not the configuration of {cls._called}", hint=hint)
@@ -46,13 +46,19 @@ class Spec:
 class Schedule(Spec):
     """A factor on the learning rate at step t, counted from 0 over the life of the optimizer.
 
-    Names: `constant`; `linear(steps, final=0.0)` and `cosine(steps, final=0.0)` fall from 1 to `final` over `steps`
-    and stay there; `exponential(rate, every=1)` is `rate ** (t / every)`; `step(rate, every)` is
-    `rate ** (t // every)`. With `warmup=n`, the factor first rises linearly from 1/n to 1 in n steps; the schedule
-    counts its steps from there. In place of a name, a function of t that gives the factor.
+    Names: `constant`; `linear(steps, final=0.0)` and `cosine(steps, final=0.0)` fall from 1 to `final` over `steps` and
+    stay there; `exponential(rate, every=1)` is `rate ** (t / every)`; `step(rate, every)` is `rate ** (t // every)`.
+    With `warmup=n`, the factor first rises linearly from 1/n to 1 in n steps; the schedule counts its steps from there.
+    Instead of a name you can pass a function of t that returns the factor.
 
     Raises:
         SpecError: an unknown name, an unknown or missing setting, a count that is not positive, or a negative factor.
+
+    Example:
+        >>> import anyaccel as aa
+        >>> schedule = aa.Schedule("cosine", steps=100, warmup=10)
+        >>> schedule.factor(0), schedule.factor(60)
+        (0.1, 0.5)
     """
 
     _called = "a schedule"
@@ -76,7 +82,7 @@ class Schedule(Spec):
         self.factor(warmup if own else 0)
 
     def factor(self, step: int) -> float:
-        """The factor at `step` (0 is the first), computed in float64."""
+        """Return the factor at `step` (0 is the first), computed in float64."""
         if step < self.warmup:
             return (step + 1) / self.warmup
         if self.own is None:
@@ -84,7 +90,7 @@ class Schedule(Spec):
         return float(_checked(f"schedule {self.name!r}: ", "factor", self.own(step - self.warmup)))
 
     def get_config(self) -> dict[str, Any]:
-        """A plain dict for `from_config`; a schedule that is a function has none and is a ConfigError."""
+        """Return a plain dict for `from_config`; raise ConfigError if the schedule is a function."""
         _check_named("schedule", self.name, self.own)
         return {"name": self.name, "warmup": self.warmup, **dict(self.settings)}
 
@@ -98,7 +104,7 @@ def _name_of(own: Any) -> str:
 
 
 def is_own_optimizer(given: Any) -> bool:
-    """Whether an object could be a framework's own optimizer: a class, a function, or an object that updates."""
+    """Return whether an object could be a framework's own optimizer: a class, a function, or an object that updates."""
     updates = any(hasattr(given, name) for name in ("update", "apply_gradients", "param_groups"))
     return callable(given) or (updates and not isinstance(given, Mapping))
 
@@ -106,22 +112,28 @@ def is_own_optimizer(given: Any) -> bool:
 @constructor_hints
 @dataclass(frozen=True, slots=True, init=False)
 class Optimizer(Spec):
-    """An optimizer: one by name, available in every framework, or a framework's own.
+    """An optimizer: one by name, available in every framework, or an optimizer of a framework.
 
     Args:
-        name: `sgd`, `momentum`, `adam`, `adamw`; or a class, function or object of the node's framework, if its plugin
-            supports it (`torch.optim.NAdam`, `optax.lion`, `keras.optimizers.Adam(1e-2)`).
-        lr: learning rate, positive; 1e-3 by default. For an object that has a rate (`optax.adam(3e-4)`), a factor on
-            its updates, or on that rate where it is an optimizer of Keras or torch; 1 by default.
-        opt_kwargs: further settings as a dict; the same as keyword arguments.
-        schedule: factor on `lr`, or on the rates that a class gives its groups, over the steps; None is constant.
-        clip_norm: the largest global L2 norm of the gradients of this optimizer's parameters; larger ones are scaled.
-            By default the `global_clipnorm` of an object that has one.
-        clip_value: the largest absolute value of each element of these gradients; give at most one of the two.
-        groups: settings by pattern of names, or by function of (name, parameter): `{"*bias": {"weight_decay": 0.0}}`.
+        name: `sgd`, `momentum`, `adam` or `adamw`; or a class, function or object of the node's framework, if its
+            plugin supports it (`torch.optim.NAdam`, `optax.lion`, `keras.optimizers.Adam(1e-2)`).
+        lr: Learning rate, positive; 1e-3 by default. For an object that has a learning rate (`optax.adam(3e-4)`), it is
+            a factor: on that rate for Keras and torch optimizers, otherwise on the updates; 1 by default.
+        opt_kwargs: More settings as a dict; the same as keyword arguments.
+        schedule: Factor on `lr` over the steps, or on the rates that a class sets for its groups; None is constant.
+        clip_norm: Maximum global L2 norm of the gradients of this optimizer's parameters; larger gradients are scaled
+            down. By default the `global_clipnorm` of an object that has one.
+        clip_value: Maximum absolute value of each element of these gradients. Set at most one of the two.
+        groups: Settings by pattern of names, or by function of (name, parameter): `{"*bias": {"weight_decay": 0.0}}`.
 
     Raises:
         SpecError: an unknown name or setting, or a number out of range.
+
+    Example:
+        >>> import anyaccel as aa
+        >>> adamw = aa.Optimizer("adamw", lr=1e-2, weight_decay=0.1, schedule=aa.Schedule("linear", steps=100))
+        >>> adamw.rate(50)
+        0.005
     """
 
     _called = "an optimizer"
@@ -187,11 +199,11 @@ class Optimizer(Spec):
         assign_fields(self, groups=tuple((key, Optimizer(name, **{**usual, **own})) for key, own in by_pattern))
 
     def rate(self, step: int) -> float:
-        """The learning rate at `step` (0 is the first), in float64."""
+        """Return the learning rate at `step` (0 is the first), in float64."""
         return self.lr * self.schedule.factor(step)
 
     def get_config(self) -> dict[str, Any]:
-        """A plain dict for `from_config`; a framework's own optimizer has none and is a ConfigError."""
+        """Return a plain dict for `from_config`; raise ConfigError for an optimizer of a framework."""
         _check_named("optimizer", self.name, self.own)
         plain = {key: getattr(self, key) for key in ("name", "lr", *_CLIPPING)} | {**self.settings}
         for key, _ in self.groups:
@@ -204,22 +216,28 @@ class Optimizer(Spec):
 @constructor_hints
 @dataclass(frozen=True, slots=True, init=False)
 class Loss(Spec):
-    """A loss: one by name, available in every framework, or a framework's own class, object or function.
+    """A loss: one by name, available in every framework, or a class, object or function of a framework.
 
-    Named losses are exact means over what counts and never broadcast: `mse` and `mae` over elements; `cross_entropy` of
-    logits [batch, ..., classes] and integer class indices [batch, ...] (or probabilities of the logits' shape) over
-    positions; `binary_cross_entropy` of logits and targets in [0, 1] over elements.
+    Named losses are exact means over the elements or positions that count, and they never broadcast. `mse` and `mae`
+    average over elements. `cross_entropy` takes logits [batch, ..., classes] and integer class indices [batch, ...] (or
+    probabilities in the shape of the logits) and averages over positions. `binary_cross_entropy` takes logits and
+    targets in [0, 1] and averages over elements.
 
     Args:
-        loss: a name, a loss class, an instance of one, or a function of (outputs, targets) that gives a scalar mean
-            (on the NumPy backend, which cannot differentiate it: sum, weight and gradients).
-        loss_kwargs: arguments for the class, if `loss` is one.
-        settings: of `cross_entropy`: `ignore_index`, a target that does not count; `class_weights`, a number for each
-            class, by which the mean is weighted; `class_axis`, the axis of the classes with the batch as 0, 1 in
-            [batch, classes, ...]; `label_smoothing`, the part of a target that is spread over all classes.
+        loss: A name, a loss class, an instance of one, or a function of (outputs, targets) that returns a scalar mean.
+            On the NumPy backend, which cannot differentiate, the function returns sum, weight and gradients.
+        loss_kwargs: Arguments for the class, if `loss` is one.
+        settings: For `cross_entropy`: `ignore_index`, a target that is ignored; `class_weights`, one weight per class
+            for the mean; `class_axis`, the axis of the classes with the batch as 0, such as 1 in [batch, classes, ...];
+            `label_smoothing`, the fraction of a target that is spread over all classes.
 
     Raises:
         SpecError: an unknown name or setting, or a value out of range.
+
+    Example:
+        >>> import anyaccel as aa
+        >>> aa.Loss("cross_entropy", label_smoothing=0.1).get_config()
+        {'loss': 'cross_entropy', 'label_smoothing': 0.1}
     """
 
     _called = "a loss"
@@ -244,29 +262,29 @@ class Loss(Spec):
         assign_fields(self, name=name, own=own, kwargs=kwargs)
 
     def get_config(self) -> dict[str, Any]:
-        """A plain dict for `from_config`; a loss that is not a named one has none and is a ConfigError."""
+        """Return a plain dict for `from_config`; raise ConfigError if this is not a named loss."""
         _check_named("loss", self.name, self.own)
         return {"loss": self.name, **{key: list(v) if isinstance(v, tuple) else v for key, v in self.kwargs.items()}}
 
 
 def takes_classes(loss: Loss) -> bool:
-    """Whether a loss is a named one whose outputs have an axis of classes."""
+    """Return whether this is a named loss whose outputs have an axis of classes."""
     return loss.own is None and loss.name in LOSSES and LOSSES[loss.name].takes_classes
 
 
 @dataclass(frozen=True, slots=True)
 class LossTargets:
-    """What a loss of a framework takes as targets; see `Compute.loss_targets`.
+    """The targets that a framework's loss accepts; see `Compute.loss_targets`.
 
     Attributes:
-        kind: `"probabilities"` (each from 0 to 1), `"classes"` (indices; or, where they are floats, probabilities of
-            the classes), `"signs"` (-1 or 1), `"non_negative"` or `"numbers"` (any). But for classes, columns are
-            loaded as floats.
-        class_axis: of its outputs, where 0 is the batch; for classes.
-        ignored: a class index that counts for nothing and may be out of range; None for none.
+        kind: `"probabilities"` (each from 0 to 1), `"classes"` (indices, or floats that are probabilities of the
+            classes), `"signs"` (-1 or 1), `"non_negative"` or `"numbers"` (any). Except for classes, columns are loaded
+            as floats.
+        class_axis: Axis of the classes in the outputs, where 0 is the batch.
+        ignored: A class index that is ignored and may be out of range; None for no such index.
 
     Example:
-        `LossTargets("classes", class_axis=1, ignored=-100)` is what `torch.nn.CrossEntropyLoss()` takes.
+        `LossTargets("classes", class_axis=1, ignored=-100)` describes `torch.nn.CrossEntropyLoss()`.
     """
 
     kind: str

@@ -829,10 +829,14 @@ def normalized() -> None:
         tell(f"normalized-{name}", epochs=epochs, weights=values)
 
 
-def end() -> None:
-    """A step with divided parameters; tells which threads are left when Python has ended."""
+def watch_end() -> None:
+    """Tells which threads are left when Python has ended."""
     names = Path("/proc/self/task").glob("*/comm")
     atexit.register(lambda: tell("ended", threads=[name.read_text().strip() for name in names]))
+
+
+def end() -> None:
+    """A step with divided parameters."""
     rows = data()
     graph, losses = graph_of(rows, model_of(), aa.Optimizer("adam", lr=1e-2)), [aa.AppliedLoss("mse", on="net")]
     phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=len(rows), sharding="full")
@@ -855,7 +859,7 @@ if __name__ == "__main__":
         parallelized,
         lose,
         nodes,
-        end,
+        watch_end,
     )
     functions += (
         end,

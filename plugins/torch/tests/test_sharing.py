@@ -288,9 +288,10 @@ def test_each_of_two_replicas_keeps_about_half(two: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are read from /proc")
-def test_no_thread_of_the_group_is_left_when_python_ends(tmp_path: Path) -> None:
-    """A process that ends with one running is aborted now and then, after all that it did."""
-    for each in told(succeeded("end", tmp_path, 2), "ended", 2):
+@pytest.mark.parametrize("what", ["end", "reads_alone"])
+def test_no_thread_of_the_group_is_left_when_python_ends(what: str, tmp_path: Path) -> None:
+    """A process that ends with one running is aborted now and then, after all that it did, or after an error."""
+    for each in told(succeeded(f"watch_end,{what}", tmp_path, 2), "ended", 2):
         assert each["threads"] and not any("gloo" in name for name in each["threads"])
 
 

@@ -1,7 +1,6 @@
-"""Phases: what to do with a graph (train, evaluate, fit), and the loops that do it.
+"""Phases train, evaluate or fit a graph; this package holds them and the loops that run them.
 
-Stands on `results`, `metrics`, `graph`, `data`, `requests`, `saved_folder`, `adapter`,
-`precision` and the kernel.
+Stands on `results`, `metrics`, `graph`, `data`, `requests`, `saved_folder`, `adapter`, `precision` and the kernel.
 """
 
 from anyaccel.distributions import moved_names

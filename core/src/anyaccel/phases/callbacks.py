@@ -27,30 +27,36 @@ if TYPE_CHECKING:
 class Callback:
     """Base class of callbacks: override the hooks you need.
 
-    They are the hooks of `anyaccel.hookspecs`; plugins are called first.
+    The hooks are those of `anyaccel.hookspecs`; the hooks of plugins are called first. A method may leave out arguments
+    that it does not use: `def phase_end(self, error)`. `phase` is the TrainPhase, EvalPhase or FitPhase.
 
-    A method may leave out arguments that it does not use: `def phase_end(self, error)`. `phase` is the TrainPhase,
-    EvalPhase or FitPhase (Any here: phases hold callbacks, and stand above them).
+    In `epoch_start` and `epoch_end`, the models of the graph have their current values. In `step_end` and `steps_done`,
+    models of JAX and TensorFlow have the values of the last epoch; call `run.model(label)` to get the current ones.
 
-    In `epoch_start` and `epoch_end` the models of the graph have their current values. In `step_end` and `steps_done`
-    those of JAX and TensorFlow have the values of the last epoch: there, `run.model(label)` gives the model with its
-    current ones.
+    You can change a Python value that a loss or a model reads (to anneal it) in `epoch_start` and `epoch_end`: compiled
+    code is then dropped, and an event reports it. With `compile="off"` you can also change it in `step_end` and
+    `steps_done`.
 
-    A Python value that a loss or a model reads (to anneal it) may be changed in `epoch_start` and `epoch_end`: what was
-    compiled is dropped then, and an event says so. With `compile="off"` it may be changed in `step_end` and
-    `steps_done` too.
+    A callback with `get_config()`, which returns its arguments as plain data, is saved with an experiment.
 
     Attributes:
-        every_n_steps: `step_end` is called after every so many steps of an epoch. With 1, the default, each step is a
-            call of its own, except where a program tells of each (torch, uncompiled); with 50, listening costs next to
-            nothing. Steps left over at the end of an epoch are not told of. `steps_done` hears of all steps, and costs
-            as little.
-
-    A callback that has `get_config()`, which gives its arguments as plain data, is saved with an experiment.
+        every_n_steps: Call `step_end` after every n steps of an epoch. With 1, the default, each step is a separate
+            call, unless the program reports each step (torch, uncompiled); with 50, the cost is negligible. Steps left
+            over at the end of an epoch are not reported. `steps_done` receives all steps and costs as little.
 
     Raises:
-        PhaseError: when a class is derived: a public method is called almost like a hook (`epoch_ends`) or like the
-            same hook of another library (`on_epoch_end`), and would never be called.
+        PhaseError: when you derive a class with a public method whose name is close to a hook (`epoch_ends`) or is the
+            same hook in another library (`on_epoch_end`), because it would never be called.
+
+    Example:
+        >>> import anyaccel as aa
+        >>> class StopBelow(aa.Callback):
+        ...     def __init__(self, loss):
+        ...         self.loss = loss
+        ...     def epoch_end(self, run):
+        ...         if run.history[-1].loss < self.loss:
+        ...             run.stop("the loss is low enough")
+        >>> phase = aa.TrainPhase("train", data="train", callbacks=[StopBelow(0.1)])
     """
 
     every_n_steps: int = 1
@@ -70,42 +76,43 @@ class Callback:
                 )
 
     def phase_start(self, phase: Any, run: Run) -> None:
-        """The phase starts; nothing is decided or moved yet."""
+        """Run code when the phase starts; nothing is decided or moved yet."""
 
     def before_placement(self, phase: Any, plan: Plan, run: Run) -> None:
-        """The plan is made; nothing has moved yet."""
+        """Run code when the plan is made and nothing has moved yet."""
 
     def after_placement(self, phase: Any, plan: Plan, run: Run) -> None:
-        """Every model is on the device that the plan names."""
+        """Run code when every model is on the device that the plan names."""
 
     def after_loading(self, phase: Any, plan: Plan, run: Run) -> None:
-        """The data are loaded and the programs are built."""
+        """Run code when the data are loaded and the programs are built."""
 
     def epoch_start(self, run: Run) -> None:
-        """An epoch starts."""
+        """Run code when an epoch starts."""
 
     def step_end(self, run: Run) -> None:
-        """A training step, `run.step` of its epoch, is done; see `every_n_steps`."""
+        """Run code after a training step, number `run.step` of its epoch; see `every_n_steps`."""
 
     def steps_done(self, run: Run, steps: FinishedSteps) -> None:
-        """Some training steps, `steps.numbers` of the epoch, are done; `steps.losses()` gives the loss of each.
+        """Run code after some training steps, `steps.numbers` of the epoch; `steps.losses()` returns the loss of each.
 
-        Unlike `step_end` it leaves many steps in one call: it is called after about a fifth of a second of them, and at
-        the end of an epoch. `run.step` is the last one. Called again for steps that are repeated after memory ran out.
+        Unlike `step_end`, this hook leaves many steps in a single call: it is called after about a fifth of a second of
+        steps and at the end of an epoch. `run.step` is the last step. It is called again for steps that are repeated
+        after memory ran out.
         """
 
     def epoch_end(self, run: Run) -> None:
-        """An epoch is done; `run.history[-1]` holds its losses."""
+        """Run code after an epoch; `run.history[-1]` holds its losses."""
 
     def phase_end(self, phase: Any, plan: Plan | None, run: Run, error: BaseException | None) -> None:
-        """The phase has ended, with or without an error."""
+        """Run code when the phase has ended, with or without an error."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps of this callback: numbers, text and NumPy arrays by name; by default nothing."""
+        """Return the state that a checkpoint stores: numbers, text and NumPy arrays by name; by default nothing."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what `state_dict` gave in an earlier run, which goes on; called after `after_loading`."""
+        """Restore the output of `state_dict` from an earlier run that is resumed; called after `after_loading`."""
 
 
 _NO_HOOKS = ("state_dict", "load_state_dict")
@@ -136,7 +143,7 @@ def _hook_meant(name: str) -> str | None:
 
 
 def mode_of(monitor: str, mode: str, where: str) -> str:
-    """`"min"` or `"max"`; of `"auto"` the one for this value, `""` if it is not known.
+    """Return `"min"` or `"max"`; for `"auto"` the mode of this value, or `""` if it is not known.
 
     Raises:
         PhaseError: another mode.
@@ -150,16 +157,16 @@ def mode_of(monitor: str, mode: str, where: str) -> str:
 
 
 def unknown_mode(monitor: str, where: str) -> PhaseError:
-    """The error for a value of which it is not known whether it is better when it is high."""
+    """Create the error for a value for which it is unknown whether higher is better."""
     problem = f"{where}whether {monitor!r} is better when it is high or low is not known"
     return PhaseError(problem, hint="write mode='max', or mode='min'")
 
 
 def check_callback_state(kind: str, given: Mapping[str, Any], like: Mapping[str, Any]) -> None:
-    """Check that a state has the entries of another, and numbers where that has numbers.
+    """Check that a state has the same entries as another, with numbers in the same places.
 
     Raises:
-        StateError: it lacks some, has others, or other values.
+        StateError: entries are missing, unknown or of another type.
     """
     hint = "give what state_dict() of such a callback gave"
     if not isinstance(given, Mapping) or set(given) != set(like):
@@ -181,20 +188,25 @@ def _is_like(given: Any, number: float) -> bool:
 
 @constructor_hints
 class EarlyStopping(Callback):
-    """Stops the run when a monitored value has stopped improving.
+    """Stop the run when a monitored value has stopped improving.
+
+    An epoch in which the value is NaN does not count as an improvement, and a NaNWarning reports the first one. `best`
+    is the best value so far, NaN at the beginning; `best_epoch` is its epoch within the run, or -1.
 
     Args:
-        monitor: name of a value of an epoch: `loss`, `loss.LABEL`, `val_loss`, `val_METRIC`, ...
-        patience: number of epochs without improvement after which the run stops.
-        min_delta: smallest change that counts as an improvement.
-        mode: `"min"` or `"max"`: which values are better. `"auto"` knows it of losses and of metrics by name.
-        restore_best: restore the parameters and optimizer state of the best epoch when the run stops or ends.
-
-    An epoch in which the value is NaN is none with an improvement, and a NaNWarning tells of the first one.
-    `best` is the best value so far, NaN before there is one; `best_epoch` is its epoch within the run, or -1.
+        monitor: Name of a value of an epoch: `loss`, `loss.LABEL`, `val_loss`, `val_METRIC`, ...
+        patience: Number of epochs without improvement after which the run stops.
+        min_delta: Smallest change that counts as an improvement.
+        mode: `"min"` or `"max"`: which values are better. `"auto"` knows this for losses and for metrics by name.
+        restore_best: Restore the parameters and optimizer state of the best epoch when the run stops or ends.
 
     Raises:
-        PhaseError: a setting out of range; or, when a phase is made with it, a value that its epochs do not have.
+        PhaseError: a setting out of range; or, when a phase is created with it, a value that its epochs do not have.
+
+    Example:
+        >>> import anyaccel as aa
+        >>> stop = aa.EarlyStopping("val_loss", patience=5, restore_best=True)
+        >>> phase = aa.TrainPhase("train", data="train", validation="val", callbacks=[stop])
     """
 
     def __init__(
@@ -217,7 +229,7 @@ class EarlyStopping(Callback):
         self._reset()
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments as plain data."""
+        """Return the arguments as plain data."""
         mode = {1.0: "min", -1.0: "max"}.get(self.sign, "auto")
         stopping = {"monitor": self.monitor, "patience": self.patience, "min_delta": self.min_delta}
         return {**stopping, "mode": mode, "restore_best": self.restore_best}
@@ -226,24 +238,24 @@ class EarlyStopping(Callback):
         self.best, self.best_epoch, self.waited = math.nan, -1, 0
 
     def after_loading(self, phase: Any, plan: Plan, run: Run) -> None:
-        """Reset: a callback may be used in several phases."""
+        """Reset the state, so that the callback can be used in several phases."""
         self._reset()
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value and its epoch, and the epochs since."""
+        """Return the best value, its epoch, and the number of epochs since."""
         return {"best": self.best, "best_epoch": self.best_epoch, "waited": self.waited}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with these.
+        """Continue from these values.
 
         Raises:
-            StateError: they are not what `state` gives.
+            StateError: they do not have the form that `state_dict` returns.
         """
         check_callback_state("EarlyStopping", state, self.state_dict())
         self.best, self.best_epoch, self.waited = state["best"], state["best_epoch"], state["waited"]
 
     def epoch_end(self, run: Run) -> None:
-        """Compare the value with the best one; stop the run if patience is used up."""
+        """Compare the value with the best one, and stop the run if patience is exhausted."""
         value = monitored_value("EarlyStopping", self.monitor, run)
         if value is None:
             return
@@ -269,15 +281,15 @@ class EarlyStopping(Callback):
 
 
 def monitored_value(who: str, name: str, run: Run) -> float | None:
-    """The value of the last epoch; None if it is one of a validation that did not follow this epoch.
+    """Return the value of the last epoch; None if it belongs to a validation that did not run after this epoch.
 
     Args:
-        who: what monitors it, for messages.
-        name: of the value: `loss`, `loss.LABEL`, `val_loss`, `val_METRIC`, or a figure of a step of the user's own.
-        run: whose last epoch it is.
+        who: The object that monitors it, for messages.
+        name: Name of the value: `loss`, `loss.LABEL`, `val_loss`, `val_METRIC`, or a figure of a custom step.
+        run: The run with the epochs.
 
     Raises:
-        PhaseError: epochs have no value of this name.
+        PhaseError: epochs have no value with this name.
     """
     epoch = run.history[-1]
     if name in epoch.figures:
@@ -295,14 +307,14 @@ def monitored_value(who: str, name: str, run: Run) -> float | None:
 
 
 def unknown_value(who: str, name: str, phase: str, values: Sequence[str], *, validates: bool) -> PhaseError:
-    """The error for a value that the epochs of a phase do not have.
+    """Create the error for a value that the epochs of a phase do not have.
 
     Args:
-        who: what monitors it.
-        name: of the value.
-        phase: label of the phase.
-        values: the names that its epochs have.
-        validates: whether the phase has a validation.
+        who: The object that monitors it.
+        name: Name of the value.
+        phase: Label of the phase.
+        values: Names of the values that its epochs have.
+        validates: Whether the phase has a validation.
     """
     hint = did_you_mean(name, values, "monitor one of these, or add a metric to the validation", cutoff=0.75)
     if name.startswith("val_") and not validates:

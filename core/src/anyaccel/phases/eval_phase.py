@@ -65,42 +65,50 @@ def _sampler(phase: Any, name: str, given: Any) -> Any:
 
 @constructor_hints
 class EvalPhase(Phase):
-    """Evaluates a graph: losses, metrics and predictions. Changes nothing.
+    """Evaluate a graph: compute losses, metrics and predictions. The graph does not change.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> x = np.linspace(0, 1, 64, dtype="float32").reshape(64, 1)
+        >>> data = aa.FeatureSet.from_dict("line", {"x": x, "y": 2 * x}, ["x"], ["y"])
+        >>> graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP([1]), data)], seed=0)
+        >>> results = graph.run(aa.EvalPhase("eval", data=data, metrics=["mae"]), progress="none")
+        >>> results.prediction("net").shape, list(results.metrics)
+        ((64, 1), ['mae'])
 
     Args:
-        label: name of the phase in results.
-        data: name of a split that every feature set has, a FeatureSet or view, or a mapping from the label of each
+        label: Name of the phase in results.
+        data: Name of a split that every feature set has, a FeatureSet or view, or a mapping from the label of each
             feature set to one of these. Also a source, or anything that IterableSource or MapSource takes (a
             DataLoader, a dataset, a generator function), which is read into memory.
-        losses: AppliedLoss objects, or one of them; of a validation, by default those of the training.
-        batch_size: samples per forward pass.
-        metrics: names, functions, Metric objects or those of torchmetrics and Keras, or one of them.
-        outputs: labels of nodes whose predictions are kept; by default the output nodes of the graph.
-        sampler: draws the rows to evaluate once, unshuffled: a PairSampler, say, or a mapping with one for each feature
-            set; results are then those of its pairs. By default every row is evaluated as it is.
-        replicas: how many processes share the batches, and gather what they give; None for all that a launcher started.
-            All of them must run the phase. 1, the default, evaluates the whole in each. A validation is shared as its
-            training is.
-        accelerator: where nodes without an accelerator of their own are computed: an Accelerator, a Device, or text
-            such as `"gpu:0"`; `"auto"` is the best device on which all frameworks of the graph run. A node whose
-            framework has no backend for this kind of device runs on the CPU; the plan notes it and a FallbackWarning
-            is issued once.
-        strict: raise an error instead of falling back to the CPU.
-        policy: name of a plugin's placement policy, for nodes without an accelerator of their own.
+        losses: AppliedLoss objects, or one of them. A validation uses the losses of the training by default.
+        batch_size: Samples per forward pass.
+        metrics: Names, functions, Metric objects, or metrics of torchmetrics and Keras; a list or one of them.
+        outputs: Labels of the nodes whose predictions are kept. By default, the output nodes of the graph.
+        sampler: Draws the rows to evaluate once, unshuffled, such as a PairSampler, or a mapping with one for each
+            feature set; results then belong to its pairs. By default, every row is evaluated unchanged.
+        replicas: Number of processes that split the batches and gather the results; None for all that a launcher
+            started. All of them must run the phase. 1, the default, evaluates all batches in each process. A validation
+            is split like its training.
+        accelerator: Device for nodes without an accelerator: an Accelerator, a Device, or text such as `"gpu:0"`.
+            `"auto"` is the best device on which all frameworks of the graph run. A node whose framework has no backend
+            for this kind of device runs on the CPU; the plan notes it and a FallbackWarning is issued once.
+        strict: Raise an error instead of falling back to the CPU.
+        policy: Name of a plugin's placement policy for nodes without an accelerator.
         callbacks: Callback objects.
-        final_device: device to which the nodes are moved when the phase ends; by default they stay where they are.
-        compile: `"auto"` compiles training steps if that pays off, with the reason in `results.events`; `"off"` never
-            compiles nor imports a compiler; `"steps"` compiles whole training steps before the first one. All give the
-            same numbers within rounding.
-        residency: `"resident"` keeps all rows on the devices; `"streamed"` keeps them in host memory and copies them
-            ahead of the compute; `"auto"` decides by free memory, and logs it in `results.events`. All give the same
-            numbers.
-        precision: in which nodes without one of their own are computed: `"float32"`, `"bf16-mixed"`, `"fp16-mixed"`
-            (with scaled losses in training), `"bf16"` or `"float64"`; None for the dtypes of the models. Parameters and
-            what goes from node to node keep their dtypes.
-        matmul_precision: the framework's own setting for matrix products while the phase runs: `"highest"`, `"high"` or
-            `"medium"` (torch), those of `jax.default_matmul_precision`, or whether TensorFlow uses TF32, True or False;
-            a dict by framework where there are several.
+        final_device: Device to which the nodes are moved when the phase ends. By default they stay where they are.
+        compile: `"auto"` compiles training steps if that is faster, and gives the reason in `results.events`. `"off"`
+            never compiles and never imports a compiler. `"steps"` compiles whole training steps before the first one.
+            All three compute the same numbers within rounding.
+        residency: `"resident"` keeps all rows on the devices. `"streamed"` keeps them in host memory and copies them
+            before they are needed. `"auto"` decides by free memory and logs the decision in `results.events`. All three
+            compute the same numbers.
+        precision: Precision of nodes without a precision: `"float32"`, `"bf16-mixed"`, `"fp16-mixed"` (with scaled
+            losses in training), `"bf16"` or `"float64"`; None for the dtypes of the models. Parameters and values
+            between nodes keep their dtypes.
+        matmul_precision: The framework's own setting for matrix multiplication while the phase runs: `"highest"`,
+            `"high"` or `"medium"` (torch), the values of `jax.default_matmul_precision`, or True or False for TF32 in
+            TensorFlow; a dict by framework if the graph has several.
     """
 
     kind = "eval"
@@ -143,7 +151,7 @@ class EvalPhase(Phase):
         precision: str | None = None,
         matmul_precision: Any = None,
     ) -> None:
-        """Check the settings, and keep them."""
+        """Check and store the settings."""
 
     @classmethod
     @of_split
@@ -168,11 +176,11 @@ class EvalPhase(Phase):
         precision: str | None = None,
         matmul_precision: Any = None,
     ) -> Self:
-        """An EvalPhase over the split of this name, in every feature set that the graph uses.
+        """Create an EvalPhase over the split with this name, in every feature set that the graph uses.
 
         Args:
-            label: name of the phase.
-            split: name of the split.
+            label: Name of the phase.
+            split: Name of the split.
         """
 
     @property

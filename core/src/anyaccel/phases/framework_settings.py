@@ -1,4 +1,4 @@
-"""FrameworkSettings: a callback with global settings of frameworks that hold while a phase runs."""
+"""FrameworkSettings: a callback that sets global settings of frameworks while a phase runs."""
 
 from __future__ import annotations
 
@@ -25,16 +25,22 @@ _EXAMPLE = "{'FRAMEWORK.SETTING': True}"
 
 @constructor_hints
 class FrameworkSettings(Callback):
-    """Global settings of frameworks, by their own names, from before placement to the end of the phase.
+    """Set global settings of frameworks, by their own names, from before placement to the end of the phase.
 
-    Then they are as before, also after an error. The precision of matrix products is the phase's `matmul_precision`.
+    The previous values are restored at the end, even after an error. For the matrix multiplication precision, use the
+    phase's `matmul_precision` instead.
 
     Args:
-        values: by full name, such as `{"torch.backends.cudnn.benchmark": True}`.
+        values: Values by full name, such as `{"torch.backends.cudnn.benchmark": True}`.
 
     Raises:
-        PhaseError: no mapping of names; or, before anything moves, a setting that no framework of the graph has, or
-            that does not have this value; or, a phase of another thread holds some.
+        PhaseError: not a mapping of names; or, before anything moves: no framework of the graph has the setting, it
+            cannot have this value, or a phase in another thread uses such settings.
+
+    Example:
+        >>> import anyaccel as aa
+        >>> settings = aa.FrameworkSettings({"torch.backends.cudnn.benchmark": True})
+        >>> phase = aa.TrainPhase("train", data="train", callbacks=[settings])
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -45,7 +51,7 @@ class FrameworkSettings(Callback):
         self._held: dict[int, ExitStack] = {}  # by run: phases may run inside of each other
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments as plain data."""
+        """Return the arguments as plain data."""
         return {"values": dict(self.values)}
 
     def before_placement(self, phase: Any, plan: Plan, run: Run) -> None:
@@ -69,7 +75,7 @@ class FrameworkSettings(Callback):
             held.enter_context(settings.with_settings(values))
 
     def phase_end(self, phase: Any, plan: Plan | None, run: Run, error: BaseException | None) -> None:
-        """Set them back."""
+        """Restore the previous values."""
         held = self._held.pop(id(run), None)
         if held is not None:
             held.close()

@@ -19,27 +19,34 @@ if TYPE_CHECKING:
 
 @constructor_hints
 class ReduceLROnPlateau(Callback):
-    """A schedule that lowers the learning rate when a monitored value has stopped improving.
+    """Lower the learning rate when a monitored value has stopped improving.
 
-    It is given to the optimizer alone, `Optimizer("adam", schedule=ReduceLROnPlateau("val_loss"))`: phases call it
-    after each epoch, as PyTorch's scheduler of this name is called by hand. The reduced rate lasts, also in later
-    phases; give each optimizer, and each new training, an object of its own.
+    Pass it to the optimizer only: `Optimizer("adam", schedule=ReduceLROnPlateau("val_loss"))`. Phases call it after
+    each epoch, so you do not call `step` as with PyTorch's scheduler. The reduced rate also applies in later phases.
+    Use a separate object for each optimizer and for each new training.
+
+    An epoch in which the value is NaN does not count as an improvement, and a NaNWarning reports the first one.
+    `current` is the current factor, `best` the best value so far.
 
     Args:
-        monitor: name of a value of an epoch: `loss`, `loss.LABEL`, `val_loss`, `val_METRIC`, ...
-        factor: the rate is multiplied by it, in (0, 1).
-        patience: so many epochs without improvement are accepted; the next one lowers the rate.
-        threshold: the smallest change that counts as an improvement, as a share of the best value.
-        threshold_mode: `"rel"`; or `"abs"`, for a threshold that is a difference.
-        cooldown: epochs after a reduction in which none is counted.
-        min_factor: the smallest factor of all reductions together.
-        mode: `"min"` or `"max"`: which values are better. `"auto"` knows it of losses and of metrics by name.
-
-    An epoch in which the value is NaN is none with an improvement, and a NaNWarning tells of the first one.
-    `current` is the factor now, `best` the best value so far.
+        monitor: Name of a value of an epoch: `loss`, `loss.LABEL`, `val_loss`, `val_METRIC`, ...
+        factor: Multiplier of the learning rate, in (0, 1).
+        patience: Number of epochs without improvement to accept; the next one lowers the rate.
+        threshold: Smallest change that counts as an improvement, as a fraction of the best value.
+        threshold_mode: `"rel"`; or `"abs"` for a threshold that is a difference.
+        cooldown: Number of epochs after a reduction that are not counted.
+        min_factor: Smallest factor of all reductions together.
+        mode: `"min"` or `"max"`: which values are better. `"auto"` knows this for losses and for metrics by name.
 
     Raises:
         PhaseError: a setting out of range; or, when a phase begins, a value that its epochs will not have.
+
+    Example:
+        >>> import anyaccel as aa
+        >>> schedule = aa.ReduceLROnPlateau("val_loss", factor=0.5, patience=3)
+        >>> optimizer = aa.Optimizer("adam", lr=1e-3, schedule=schedule)
+        >>> optimizer.rate(0)
+        0.001
     """
 
     def __init__(
@@ -69,25 +76,25 @@ class ReduceLROnPlateau(Callback):
         self._bad, self._cooling = 0, 0
 
     def __call__(self, step: int) -> float:
-        """The factor now, whatever the step."""
+        """Return the current factor, for any step."""
         return self.current
 
     def state_dict(self) -> dict[str, Any]:
-        """The factor, the best value, and the epochs that count."""
+        """Return the factor, the best value and the epoch counters."""
         return {"current": self.current, "best": self.best, "bad": self._bad, "cooling": self._cooling}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with these.
+        """Continue from these values.
 
         Raises:
-            StateError: they are not what `state` gives.
+            StateError: they do not have the form that `state_dict` returns.
         """
         check_callback_state("ReduceLROnPlateau", state, self.state_dict())
         self.current, self.best = float(state["current"]), float(state["best"])
         self._bad, self._cooling = int(state["bad"]), int(state["cooling"])
 
     def epoch_end(self, run: Run) -> None:
-        """Compare the value with the best one, and lower the factor if patience is used up."""
+        """Compare the value with the best one, and lower the factor if patience is exhausted."""
         value = monitored_value("ReduceLROnPlateau", self.monitor, run)
         if value is None:
             return
@@ -119,7 +126,7 @@ def _number(where: str, name: str, value: Any, example: float, *, below_one: boo
 
 
 def listening_schedules(optimizers: Iterable[Optimizer | None], callbacks: Iterable[Callback]) -> list[Callback]:
-    """The schedules of optimizers that listen to epochs, each once, without those that are called already."""
+    """Return the schedules of optimizers that listen to epochs, each once, without those that are called already."""
     own: list[Any] = [optimizer.schedule.own for optimizer in optimizers if optimizer is not None]
     known = {id(callback) for callback in callbacks}
     listening: dict[int, Callback] = {id(each): each for each in own if isinstance(each, Callback)}

@@ -1,4 +1,4 @@
-"""Profile: a callback that asks for a profile of some training steps, and the session that makes it."""
+"""Profile: a callback that requests a profile of some training steps, and the session that records it."""
 
 from __future__ import annotations
 
@@ -30,25 +30,30 @@ _RECORDING = threading.Lock()  # profilers record whole processes
 
 @constructor_hints
 class Profile(Callback):
-    """Records some training steps with the profiler of each framework in the graph.
+    """Record some training steps with the profiler of each framework in the graph.
 
-    Each writes a trace that Perfetto (https://ui.perfetto.dev) and Chrome open, with the names of the phase and the
-    nodes; `files` has the paths when the run has ended. Other steps cost what they cost without it. Of several
-    processes the first is profiled.
+    Each profiler writes a trace that Perfetto (https://ui.perfetto.dev) and Chrome open, with the names of the phase
+    and the nodes. `files` holds the paths when the run has ended. The other steps do not become slower. With several
+    processes, only the first is profiled.
 
     Args:
-        steps: the first step and the one after the last, counted from 0 over all epochs of the run: `(10, 20)` is ten
+        steps: The first step, and the one after the last, counted from 0 over all epochs of the run: `(10, 20)` is ten
             steps.
-        folder: where the files go; they replace those of an earlier run. A relative one is below the working folder in
-            which the Profile was made.
+        folder: Folder for the files, which replace those of an earlier run. A relative path is below the working folder
+            at the time the Profile was created.
 
     Attributes:
-        location: the absolute folder.
-        files: the paths of the files.
+        location: The absolute folder.
+        files: The paths of the files.
 
     Raises:
-        PhaseError: a setting out of range; or, when the phase begins, one that trains nothing, or a framework whose
+        PhaseError: a setting out of range; or, when the phase begins, a phase that trains nothing, or a framework whose
             plugin has no profiler.
+
+    Example:
+        >>> import anyaccel as aa
+        >>> profile = aa.Profile((10, 20), "traces")
+        >>> phase = aa.TrainPhase("train", data="train", callbacks=[profile])
     """
 
     def __init__(self, steps: Sequence[int] = (10, 20), folder: str = "profile") -> None:
@@ -63,7 +68,7 @@ class Profile(Callback):
         self.files: list[Path] = []
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments as plain data."""
+        """Return the arguments as plain data."""
         return {"steps": list(self.steps), "folder": self.folder}
 
     def phase_start(self, phase: Any, run: Run) -> None:
@@ -94,12 +99,12 @@ class Profile(Callback):
 
 
 class ProfileSession(LoopExtension):
-    """The profile of one run.
+    """Record the profile of one run.
 
     Args:
-        profile: what is wanted.
-        run: whose steps are counted.
-        pipeline: is waited for before and after, so that the trace has the steps and nothing else.
+        profile: The request.
+        run: The run whose steps are counted.
+        pipeline: It is synchronized before and after, so that the trace holds only these steps.
     """
 
     def __init__(self, profile: Profile, run: Run, pipeline: Pipeline) -> None:
@@ -116,7 +121,7 @@ class ProfileSession(LoopExtension):
         return sum(epoch.steps for epoch in self._run.history) + self._run.step
 
     def most_steps(self, call: Call) -> int:
-        """Up to where the recording begins or ends."""
+        """Return the number of steps until the recording begins or ends."""
         at = self._position
         if at >= self._stop:
             return UNLIMITED
@@ -124,7 +129,7 @@ class ProfileSession(LoopExtension):
 
     @contextmanager
     def around_call(self, call: Call) -> Iterator[None]:
-        """Record it, if it is one of those that are asked for."""
+        """Record the call if its steps are requested."""
         at, n_steps = self._position, call.n_steps
         self._n_steps = at + n_steps
         if not self._first <= at < self._stop or self._is_done:
@@ -185,7 +190,9 @@ class ProfileSession(LoopExtension):
         self._marks, self._files = marks, files
 
     def ended(self) -> None:
-        """End the recording, and say where the files are, or why there are none; a run does not fail for them."""
+        """End the recording, and report where the files are, or why there are none; a run does not fail because of
+        them.
+        """
         if not self._marks:
             if self._from < 0:
                 self._from = self._stop
@@ -207,10 +214,10 @@ class ProfileSession(LoopExtension):
 
 
 def profile_sessions(callbacks: Sequence[Callback], run: Run, pipeline: Pipeline) -> list[ProfileSession]:
-    """The session that a run's callbacks ask for; none without one, or in processes after the first.
+    """Return the session that a run's callbacks request; nothing without a request, or in processes after the first.
 
     Raises:
-        PhaseError: two callbacks ask for one.
+        PhaseError: two callbacks request one.
     """
     wanted = [each for each in callbacks if isinstance(each, Profile)]
     if len(wanted) > 1:

@@ -33,34 +33,34 @@ from anyaccel.specs import Optimizer
 
 
 class Run:
-    """One execution of a phase: its progress and losses so far, and `stop`.
+    """One execution of a phase, as callbacks and plugins see it: its progress and losses so far. Call `stop` to end it.
 
     Args:
-        phase: the phase.
-        graph: the graph it runs on.
-        experiment: label of the experiment, `""` without one.
+        phase: The phase.
+        graph: The graph it runs on.
+        experiment: Label of the experiment, `""` without one.
 
     Attributes:
-        phase, graph, experiment: as given.
-        plan: the plan; None until it is made.
-        epoch: number of the epoch within this run, from 0.
-        step: number of the step within the epoch, from 0.
-        history: the completed epochs.
-        timing: steps, samples and seconds of the last one in this process; None before there is one.
-        batch_size: the most rows of a step, once they are known; 0 before.
-        evaluation: the values of an EvalPhase once it has ended; else None.
-        fitted: what a FitPhase has fitted so far, in order.
-        rows: the data of the phase by feature set, once known; for a source of batches, some of its first rows.
-        error: the exception that ended the run, or None.
-        stop_reason: why the run was asked to stop, `""` if it was not.
-        looping: whether the training loop has started.
-        events: decisions and incidents so far.
-        heard: called with every event that is not `verbose`.
-        last_losses: gives the losses of the steps that `step_losses` is about.
-        final_snapshot: what `return_to` was given; None if it was not called.
-        final_state: the state of the graph that a run which goes on from a checkpoint returns to, as `return_to` was
-            called before it; None otherwise.
-        is_main_process: whether this process shows, tracks and writes the run: of several processes the first.
+        phase, graph, experiment: The arguments.
+        plan: The plan; None until it is made.
+        epoch: Number of the epoch within this run, from 0.
+        step: Number of the step within the epoch, from 0.
+        history: The completed epochs.
+        timing: Steps, samples and seconds of the last epoch in this process; None before the first has ended.
+        batch_size: Largest number of rows of a step; 0 until it is known.
+        evaluation: The values of an EvalPhase once it has ended; otherwise None.
+        fitted: The nodes that a FitPhase has fitted so far, in order.
+        rows: The data of the phase by feature set, once known; for a source of batches, some of its first rows.
+        error: The exception that ended the run, or None.
+        stop_reason: Why the run was asked to stop; `""` if it was not.
+        looping: Whether the training loop has started.
+        events: Decisions and incidents so far.
+        heard: Function that receives every event that is not `verbose`.
+        last_losses: Function that returns the losses of the steps for `step_losses`.
+        final_snapshot: The argument of `return_to`; None if it was not called.
+        final_state: The state of the graph to which a run that resumes from a checkpoint returns, if `return_to` was
+            called before that checkpoint; otherwise None.
+        is_main_process: Whether this process shows, tracks and writes the run: the first of several processes.
     """
 
     def __init__(self, phase: Any, graph: ModelGraph, experiment: str = "") -> None:
@@ -104,8 +104,8 @@ class Run:
     def stop(self, reason: str) -> None:
         """Stop the run after this epoch.
 
-        Called in `step_end`, the run stops after this step and keeps the partial epoch; called in `epoch_start`, it
-        stops before this epoch.
+        In `step_end`, the run stops after this step and keeps the partial epoch. In `epoch_start`, it stops before this
+        epoch.
         """
         self.stop_reason = self.stop_reason or reason or "asked to stop"
 
@@ -115,8 +115,8 @@ class Run:
         Args:
             kind: `"compile"`, `"residency"`, `"memory"`, `"source"`, `"transfer"`, `"rate"`, `"checkpoint"`,
                 `"precision"`, `"profile"` or `"context"`.
-            message: what happened, and why.
-            verbose: leave it out of the progress.
+            message: What happened, and why.
+            verbose: Do not show it in the progress.
         """
         epoch, step = (self.epoch, self.step) if self.looping else (-1, -1)
         event = Event(epoch, step, kind, printable(message), verbose)
@@ -127,13 +127,16 @@ class Run:
 
     @property
     def stats(self) -> RunStats:
-        """Memory of the devices and nodes, and the speed of the last epoch; for `epoch_end`, as it costs a moment."""
+        """Memory of the devices and nodes, and the speed of the last epoch. Read it in `epoch_end`, because it takes a
+        moment.
+        """
         return run_stats(self.plan, self.graph, self.timing, self._work, trains=self.phase.trains)
 
     def measure_step(self) -> RunStats:
-        """Measure the operations and activations of a training step, which `stats` has from then on; gives `stats`.
+        """Measure the operations and activations of a training step, include them in `stats` from now on, and return
+        `stats`.
 
-        Done without the devices, over a copy of the models; takes about a second. For `after_loading`.
+        The devices are not used: it runs on a copy of the models and takes about a second. Call it in `after_loading`.
 
         Raises:
             PhaseError: the run trains nothing, or its programs are not built.
@@ -147,17 +150,17 @@ class Run:
         return self.stats
 
     def step_losses(self) -> dict[str, float]:
-        """Mean losses of the steps since `step_end` was last called, by label. Waits for the devices.
+        """Return the mean losses of the steps since `step_end` was last called, by label. Waits for the devices.
 
-        That is the last step, unless callbacks ask for every n-th (`Callback.every_n_steps`). Of several processes,
-        each has the losses of its own rows; those of epochs are of all rows.
+        That is the last step, unless callbacks ask for every n-th (`Callback.every_n_steps`). With several processes,
+        each has the losses of its own rows; the losses of epochs cover all rows.
         """
         losses = LossAccumulator()
         losses.add(self.last_losses())
         return losses.means()
 
     def model(self, label: str) -> Any:
-        """The model of a node with the values that it has now, also between two steps.
+        """Return the model of a node with its current values, even between two steps.
 
         Raises:
             GraphError: the graph has no such node, or the node has no model.
@@ -175,17 +178,17 @@ class Run:
 
     @property
     def loss_scale(self) -> LossScaleState | None:
-        """Where the loss scale stands, waiting for the steps so far; None where losses are not scaled."""
+        """The state of the loss scale, after waiting for the steps so far; None if losses are not scaled."""
         scalings = () if self._pipeline is None else self._pipeline.loss_scalings
         return next((scaling.state for scaling in scalings), None)
 
     def attach(self, pipeline: Pipeline | None) -> None:
-        """Set the programs of this run; None drops them and everything the run holds on devices."""
+        """Set the programs of this run; None releases them and everything that the run holds on devices."""
         self._pipeline = pipeline
         self.final_snapshot, self.last_losses = None, list
 
     def snapshot(self) -> Any:
-        """A copy of everything that training changes: parameters, buffers, optimizer state, random state."""
+        """Return a copy of everything that training changes: parameters, buffers, optimizer state, random state."""
         return self._programs().snapshot()
 
     def restore(self, snapshot: Any) -> None:
@@ -193,11 +196,11 @@ class Run:
         self._programs().restore(snapshot)
 
     def return_to(self, snapshot: Any) -> None:
-        """Restore this snapshot when the run ends without an error; the last call counts."""
+        """Restore this snapshot when the run ends without an error. If called several times, the last call is used."""
         self.final_snapshot, self.final_state = snapshot, None
 
     def finalize(self) -> None:
-        """Restore the snapshot that `return_to` was given, if any; called after the last epoch."""
+        """Restore the snapshot of `return_to`, if any; called after the last epoch."""
         if self.final_snapshot is not None:
             self.restore(self.final_snapshot)
 
@@ -214,13 +217,13 @@ class Run:
 
 
 class FinishedSteps:
-    """Consecutive steps of an epoch, as `steps_done` of plugins and callbacks gets them.
+    """Consecutive steps of an epoch, passed to `steps_done` of plugins and callbacks.
 
-    It may be kept: it holds the losses, on their device until they are read.
+    You can store it: it holds the losses, on their device until you read them.
 
     Attributes:
-        epoch: number of the epoch within the run, from 0.
-        numbers: of the steps within the epoch, from 0.
+        epoch: Number of the epoch within the run, from 0.
+        numbers: Numbers of the steps within the epoch, from 0.
     """
 
     def __init__(self, epoch: int, numbers: range, losses: Sequence[Losses]) -> None:
@@ -234,9 +237,9 @@ class FinishedSteps:
         return len(self.numbers)
 
     def losses(self) -> dict[str, np.ndarray]:
-        """The mean loss of each step, float64 [number of steps], by label. Waits for the device.
+        """Return the mean loss of each step, float64 [number of steps], by label. Waits for the device.
 
-        With a step of your own, what it gave by name. NaN for a step in which a loss had no rows.
+        With a custom step, these are the figures that it returned, by name. A step in which a loss had no rows is NaN.
         """
         return step_means(self._losses, len(self))
 
@@ -249,10 +252,10 @@ class DeviceStats:
     """The memory of a framework on a device, in bytes.
 
     Attributes:
-        used: now, as the framework tells; None where it does not.
-        peak: the most that was used at once since the process began, or the framework was told to begin anew.
-        total: of the device.
-        identity: of an NVIDIA GPU, by which NVML knows it; `""` for others.
+        used: Bytes in use now, as the framework reports; None if it does not.
+        peak: Largest use since the process began, or since the framework's counter was reset.
+        total: Bytes of the device.
+        identity: Identity of an NVIDIA GPU for NVML; `""` for other devices.
     """
 
     device: Device
@@ -264,7 +267,9 @@ class DeviceStats:
 
     @property
     def utilization(self) -> float | None:
-        """The part of the last moment, from 0 to 1, in which the GPU computed, as NVML tells now; None elsewhere."""
+        """The fraction of the last moment, from 0 to 1, in which the GPU computed, as NVML reports now; None for other
+        devices.
+        """
         return nvidia_utilization(self.identity) if self.identity else None
 
     def __str__(self) -> str:
@@ -277,14 +282,14 @@ class DeviceStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStats:
-    """What the model of a node needs, in bytes; nodes that share a model have its figures each.
+    """The memory that the model of a node needs, in bytes. Nodes that share a model each have its figures.
 
     Attributes:
-        parameters: of the model.
-        gradients: of those parameters, 0 where the phase does not train them.
-        optimizer: state of the optimizer; None where it is one of the user's own.
-        activations: what its forward pass leaves until its backward pass; None before `Run.measure_step`, or where that
-            does not tell.
+        parameters: Bytes of the parameters.
+        gradients: Bytes of their gradients; 0 if the phase does not train them.
+        optimizer: Bytes of the optimizer state; None for a custom optimizer.
+        activations: Bytes that the forward pass keeps for the backward pass; None before `Run.measure_step`, or if that
+            cannot tell.
     """
 
     node: str
@@ -307,14 +312,14 @@ class RunStats:
     """Figures of a run; `print` shows them.
 
     Attributes:
-        devices: each framework on each device of the plan.
-        nodes: those with a model, in the order of computation.
-        steps_per_second, samples_per_second: of the last complete epoch, without its validation; None before there is
-            one. Of several processes, each has those of its own rows.
-        flops_per_step: operations of a step, as `Run.measure_step` found; None before, or where nobody tells.
-        model_flops_utilization: operations a second by those that the makers of the devices state for the dtype that is
-            computed in, from 0 to 1; None where one of these is not known.
-        not_covered: why figures are None that `Run.measure_step` could give, by name.
+        devices: Each framework on each device of the plan.
+        nodes: The nodes with a model, in the order of computation.
+        steps_per_second, samples_per_second: Speed of the last complete epoch, without its validation; None before the
+            first. With several processes, each has the figures of its own rows.
+        flops_per_step: Operations of a step, measured by `Run.measure_step`; None before, or if unknown.
+        model_flops_utilization: Operations per second as a fraction, from 0 to 1, of the rate that the makers of the
+            devices state for the dtype of the computation; None if one of the two is unknown.
+        not_covered: Why figures are None that `Run.measure_step` could return, by name.
     """
 
     devices: tuple[DeviceStats, ...] = ()
@@ -335,7 +340,7 @@ class RunStats:
         return "\n".join([*map(str, self.devices), *map(str, self.nodes), *filter(None, [", ".join(work)]), *speed])
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data for JSON."""
+        """Return the figures as plain data for JSON."""
         plain = asdict(self)
         for entry in (*plain["devices"], *plain["nodes"]):
             entry["device"] = str(Device(**entry["device"]))
@@ -347,14 +352,14 @@ class RunStats:
 def run_stats(
     plan: Plan | None, graph: ModelGraph, timing: EpochTiming | None, work: MeasuredWork, *, trains: bool
 ) -> RunStats:
-    """The figures of a run now; reads the memory of its devices, and waits for none of them.
+    """Return the current figures of a run. This reads the memory of its devices but does not wait for them.
 
     Args:
-        plan: None before it is made.
-        graph: whose models are used.
-        timing: of the last complete epoch; None before there is one.
-        work: what was measured of a step.
-        trains: the phase trains the models that are not frozen.
+        plan: The plan; None before it is made.
+        graph: The graph with the models.
+        timing: Timing of the last complete epoch; None before the first.
+        work: The measurement of a step.
+        trains: Whether the phase trains the models that are not frozen.
     """
     if plan is None:
         return RunStats()
@@ -419,12 +424,12 @@ _NOT_MEASURED = "run.measure_step() was not called"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredWork:
-    """What was measured of a step.
+    """The measurement of a step.
 
     Attributes:
-        cost: of a step.
-        rate: operations a second of its devices together; None if that is not known.
-        not_covered: why something is not known, by the name of the figure.
+        cost: Cost of a step.
+        rate: Operations per second of its devices together; None if unknown.
+        not_covered: Why a figure is unknown, by name.
     """
 
     cost: StepCost = field(default_factory=StepCost)
@@ -434,20 +439,20 @@ class MeasuredWork:
     )
 
     def utilization(self, steps_per_second: float | None) -> float | None:
-        """The part of the stated rate that so many steps a second are."""
+        """Return the fraction of the stated rate that this number of steps per second reaches."""
         if steps_per_second is None or self.cost.flops is None or self.rate is None:
             return None
         return self.cost.flops * steps_per_second / self.rate
 
 
 def measured_work(plan: Plan, stages: Sequence[PipelineStage], batch_size: int, custom_step: bool) -> MeasuredWork:
-    """Measure a training step of so many rows, where a backend can without its devices.
+    """Measure a training step of `batch_size` rows, if a backend can do that without its devices.
 
     Args:
-        plan: says where and in which precision nodes are computed.
-        stages: the segments, with their backends.
-        batch_size: rows of a step.
-        custom_step: the step is the user's own.
+        plan: The plan, with the place and precision of each node.
+        stages: The segments, with their backends.
+        batch_size: Rows of a step.
+        custom_step: Whether the step is a custom step.
     """
     gaps: dict[str, str] = {}
     cost, why = _cost(stages, batch_size, custom_step)

@@ -1,4 +1,4 @@
-"""Runner: phases that plan and run themselves on a graph, and one execution of a phase with the hooks in between."""
+"""Runner: phases that plan and run themselves on a graph, and one execution of a phase with its hooks."""
 
 from __future__ import annotations
 
@@ -57,18 +57,18 @@ from anyaccel.results.records import EvaluationValues
 
 
 class Phase(PhaseSettings):
-    """A phase that can be planned and run; a kind of phase says how it computes, and what its results are.
+    """Base class of phases. Subclasses define how they compute and what their results are.
 
-    A kind of phase of your own has a `kind`, and overrides `draw`, `compute` and `results_of`, and what else of this
-    class and of PhaseSettings, which has the arguments, does not hold for it.
+    A custom kind of phase has a `kind` and overrides `draw`, `compute` and `results_of`, and any other method of this
+    class and PhaseSettings (which documents the arguments) whose default does not apply to it.
     """
 
     def plan(self, graph: ModelGraph, inventory: Any = None) -> Plan:
-        """The plan of the phase on a graph; see `Experiment.plan`.
+        """Plan the phase on a graph without running it; see `Experiment.plan`.
 
         Args:
-            graph: the graph that it would run on.
-            inventory: another machine, as an Inventory or in words such as `"8x H100-80GB"`; None for this one.
+            graph: The graph that it would run on.
+            inventory: Another machine, as an Inventory or as text such as `"8x H100-80GB"`; None for this machine.
 
         Raises:
             AnyaccelError: the phase cannot run.
@@ -106,11 +106,11 @@ class Phase(PhaseSettings):
         """Run the phase on a graph.
 
         Args:
-            graph: the graph.
-            experiment: label of the experiment.
-            callbacks: called before those of the phase.
-            progress, resume: as of an Experiment, and of its `run_phase`.
-            history: gets the results, also if the phase fails or is interrupted.
+            graph: The graph.
+            experiment: Label of the experiment.
+            callbacks: Callbacks that are called before those of the phase.
+            progress, resume: See `Experiment` and `Experiment.run_phase`.
+            history: List that receives the results, even if the phase fails or is interrupted.
 
         Raises:
             AnyaccelError: the phase cannot run.
@@ -135,34 +135,34 @@ class Phase(PhaseSettings):
             return results
 
     def execute(self, execution: PhaseExecution) -> EvaluationValues | None:
-        """Carry out the phase: by one round, from a plan to the end of what it computes.
+        """Execute the phase: one round, from a plan to the end of the computation.
 
         Args:
-            execution: whose `round` may be called several times.
+            execution: The execution; its `round` may be called several times.
 
         Returns:
-            the values of an evaluation; None for other phases.
+            The values of an evaluation; None for other phases.
         """
         return execution.round()
 
     def compute(self, programs: PhasePrograms) -> EvaluationValues | None:
-        """Compute what the phase is for.
+        """Compute the phase.
 
         Args:
-            programs: and all else that is needed for it: models are placed, and rows are loaded.
+            programs: The programs and everything else it needs: models are placed, and rows are loaded.
 
         Returns:
-            as of `execute`.
+            The values of an evaluation; None for other phases.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say what it computes")
 
     def results_of(self, run: Run, values: EvaluationValues | None, record: Mapping[str, Any]) -> PhaseResults:
-        """The results of a run of this phase.
+        """Return the results of a run of this phase.
 
         Args:
-            run: that ended, in an error or not.
-            values: that `execute` gave; None after an error.
-            record: the fields that all PhaseResults have.
+            run: The run, which ended with or without an error.
+            values: The output of `execute`; None after an error.
+            record: The fields that all PhaseResults have.
         """
         return PhaseResults(**record)
 
@@ -170,14 +170,14 @@ class Phase(PhaseSettings):
 def run_in_order(
     phases: Sequence[Phase], graph: ModelGraph, callbacks: Iterable[Callback], resume: str, run: Callable[..., Any]
 ) -> list[Any]:
-    """Run phases one after the other; they are planned before the first runs, as long as the graph is that of now.
+    """Run phases in order. They are planned before the first one runs, up to a phase that may change the graph.
 
     Args:
-        phases: at least one.
-        graph: the graph.
-        callbacks: of all phases.
-        resume: for those that have a checkpoint.
-        run: runs one, with `resume`.
+        phases: At least one phase.
+        graph: The graph.
+        callbacks: Callbacks for all phases.
+        resume: The argument for phases that have a checkpoint.
+        run: Function that runs one phase, with `resume`.
 
     Raises:
         AnyaccelError: one of them cannot run.

@@ -1,4 +1,6 @@
-"""Phase settings: what a phase was told, what it answers when it is planned and run, and its configuration."""
+"""Phase settings: how the settings of a phase are checked, saved and compared, and its answers while it is planned and
+run.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def _as_kept(phase: Any, kept: Any) -> Any:
 
 
 def same(value: Any) -> Any:
-    """The value itself."""
+    """Return the value unchanged."""
     return value
 
 
@@ -58,11 +60,12 @@ class Setting:
     """One setting of a kind of phase.
 
     Attributes:
-        check: gives what the phase keeps, or UNCHANGED; raises PhaseError.
-        save: from the phase and what it keeps to plain data, or UNSAVED; raises ConfigError.
-        load: from plain data to what the phase may be given; raises ConfigError, or TypeError.
-        compare: from what the phase keeps to plain data that replicas of a run must have alike; None if they need not.
-        on_resume: whether a run that goes on from a checkpoint must have it as before, too.
+        check: Return what the phase stores, or UNCHANGED; raise PhaseError.
+        save: Convert the phase and its stored value to plain data, or return UNSAVED; raise ConfigError.
+        load: Convert plain data to an argument of the phase; raise ConfigError or TypeError.
+        compare: Convert the stored value to plain data that must be equal in all replicas of a run; None if it may
+            differ.
+        on_resume: Whether a run that resumes from a checkpoint must have the same value, too.
     """
 
     check: Check = _as_given
@@ -73,19 +76,19 @@ class Setting:
 
 
 def integer(least: int, example: int | None = None) -> Check:
-    """An int, at least so large; `example` stands in the hint."""
+    """Check for an int of at least `least`; the hint shows `example`."""
     return lambda phase, name, given: arguments.integer(
         PhaseError, f"phase {phase.label!r}: ", name, given, least, example
     )
 
 
 def flag(phase: Any, name: str, given: Any) -> bool:
-    """True or False."""
+    """Return `given` if it is True or False."""
     return arguments.flag(PhaseError, f"phase {phase.label!r}: ", name, given)
 
 
 def offered(name: str, *absent: Any) -> Check:
-    """The check of a setting `CLASS.NAME` that a distribution offers, asked where other values than `absent` are given.
+    """Create the check of a setting `CLASS.NAME` that a distribution offers. It is used for values other than `absent`.
 
     Raises:
         MissingDistributionError: it is not installed.
@@ -100,7 +103,7 @@ def offered(name: str, *absent: Any) -> Check:
 
 
 def choice(*choices: str, hints: dict[Any, str] | None = None) -> Check:
-    """One of some words; `hints` are for others that are likely."""
+    """Check for one of some words; `hints` are for likely other words."""
 
     def check(phase: Any, name: str, given: Any) -> str:
         if given in choices:
@@ -114,32 +117,32 @@ def choice(*choices: str, hints: dict[Any, str] | None = None) -> Check:
 
 
 def optional(check: Check) -> Check:
-    """What `check` takes, or None."""
+    """Accept None in addition to the values that `check` accepts."""
     return lambda phase, name, given: None if given is None else check(phase, name, given)
 
 
 def unless(default: Any) -> Callable[[Any, Any], Any]:
-    """Saves values other than the default."""
+    """Save values other than the default."""
     return lambda phase, kept: UNSAVED if kept == default else kept
 
 
 def unsaved(phase: Any, kept: Any) -> Any:
-    """Saves nothing."""
+    """Save nothing."""
     return UNSAVED
 
 
 def config(phase: Any, kept: Any) -> Any:
-    """Saves an object as its configuration; None as it is."""
+    """Save an object as its configuration; None is saved as None."""
     return None if kept is None else kept.get_config()
 
 
 def read(load: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Loads what `config` saved."""
+    """Load an object that `config` saved."""
     return lambda saved: None if saved is None else load(saved)
 
 
 def read_list(name: str, load: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Loads a list of objects that were saved as their configurations."""
+    """Load a list of objects that were saved as their configurations."""
 
     def read(saved: Any) -> list[Any]:
         if not isinstance(saved, (list, tuple)):
@@ -157,7 +160,7 @@ Samplers = Sampler | Mapping[str, Sampler]
 
 
 def checked_samplers(phase: Any, name: str, given: Any) -> Samplers:
-    """Samplers from the argument of a phase; integers (NumPy's too) are batch sizes.
+    """Return the samplers of a phase from its argument; integers (also NumPy's) are batch sizes.
 
     Raises:
         PhaseError: they are neither.
@@ -177,21 +180,21 @@ def _sampler(given: Any) -> Any:
 
 
 def samplers_config(samplers: Samplers) -> dict[str, Any]:
-    """Samplers as plain data."""
+    """Return samplers as plain data."""
     if isinstance(samplers, Sampler):
         return samplers.get_config()
     return {name: sampler.get_config() for name, sampler in samplers.items()}
 
 
 def samplers_from(config: Any) -> Any:
-    """Samplers from what `samplers_config` gave."""
+    """Rebuild samplers from the output of `samplers_config`."""
     if isinstance(config, Mapping) and config and all(isinstance(part, Mapping) for part in config.values()):
         return {name: sampler_from_config(part) for name, part in config.items()}
     return sampler_from_config(config)
 
 
 def check_schedule(phase: Any, name: str, given: Any) -> str | None:
-    """How samplers are combined; None is the default.
+    """Return how samplers are combined; None is the default.
 
     Raises:
         PhaseError: an unknown name, or there is only one sampler.
@@ -236,9 +239,9 @@ def _unknown(owner: Any, name: str) -> PhaseError:
 
 
 def takes_settings(init: Callable[_Settings, None]) -> Callable[_Settings, None]:
-    """For `__init__` of a kind of phase, which is a signature: settings are checked and kept as `settings` of it says.
+    """Decorate `__init__` of a kind of phase: check and store the arguments as its `settings` define.
 
-    One that it does not have is an error with the one that is meant.
+    An unknown setting is an error that suggests the closest name.
     """
     parameters = inspect.signature(init).parameters.values()
     defaults = {each.name: each.default for each in parameters}
@@ -258,7 +261,7 @@ def takes_settings(init: Callable[_Settings, None]) -> Callable[_Settings, None]
 
 
 def of_split(function: Callable[_Settings, _Made]) -> Callable[_Settings, _Made]:
-    """For `from_split` of a kind of phase, which is a signature: as the constructor, with a split in place of data."""
+    """Decorate `from_split` of a kind of phase: call the constructor with a split instead of `data`."""
     default = inspect.signature(function).parameters["label"].default
 
     @functools.wraps(function)
@@ -350,7 +353,7 @@ def _matmul_precision(phase: Any, name: str, given: Any) -> Any:
 
 
 def checked_callbacks(whose: str, given: Any) -> tuple[Callback, ...]:
-    """Callbacks from the argument of a phase or experiment.
+    """Return callbacks from the argument of a phase or experiment.
 
     Raises:
         PhaseError: not a list of Callback objects.
@@ -368,34 +371,33 @@ def checked_callbacks(whose: str, given: Any) -> tuple[Callback, ...]:
 
 @constructor_hints
 class PhaseSettings(AttributeHints, Runnable):
-    """Settings that every phase has.
+    """The settings that every phase has.
 
     Args:
-        label: name of the phase; training phases with the same label count their epochs together.
-        data: name of a split that every feature set has, a FeatureSet or view, or a mapping from the label of each
+        label: Name of the phase. Training phases with the same label count their epochs together.
+        data: Name of a split that every feature set has, a FeatureSet or view, or a mapping from the label of each
             feature set to one of these. Also a source, or anything that IterableSource or MapSource takes (a
             DataLoader, a dataset, a generator function): a TrainPhase streams it, other phases read it into memory.
         losses: AppliedLoss objects, or one of them.
-        accelerator: where nodes without an accelerator of their own are computed: an Accelerator, a Device, or text
-            such as `"gpu:0"`; `"auto"` is the best device on which all frameworks of the graph run. A node whose
-            framework has no backend for this kind of device runs on the CPU; the plan notes it and a FallbackWarning
-            is issued once.
-        strict: raise an error instead of falling back to the CPU.
-        policy: name of a plugin's placement policy, for nodes without an accelerator of their own.
+        accelerator: Device for nodes without an accelerator: an Accelerator, a Device, or text such as `"gpu:0"`.
+            `"auto"` is the best device on which all frameworks of the graph run. A node whose framework has no backend
+            for this kind of device runs on the CPU; the plan notes it and a FallbackWarning is issued once.
+        strict: Raise an error instead of falling back to the CPU.
+        policy: Name of a plugin's placement policy for nodes without an accelerator.
         callbacks: Callback objects.
-        final_device: device to which the nodes are moved when the phase ends; by default they stay where they are.
-        compile: `"auto"` compiles training steps if that pays off, with the reason in `results.events`; `"off"` never
-            compiles nor imports a compiler; `"steps"` compiles whole training steps before the first one. All give the
-            same numbers within rounding.
-        residency: `"resident"` keeps all rows on the devices; `"streamed"` keeps them in host memory and copies them
-            ahead of the compute; `"auto"` decides by free memory, and logs it in `results.events`. All give the same
-            numbers.
-        precision: in which nodes without one of their own are computed: `"float32"`, `"bf16-mixed"`, `"fp16-mixed"`
-            (with scaled losses in training), `"bf16"` or `"float64"`; None for the dtypes of the models. Parameters and
-            what goes from node to node keep their dtypes.
-        matmul_precision: the framework's own setting for matrix products while the phase runs: `"highest"`, `"high"` or
-            `"medium"` (torch), those of `jax.default_matmul_precision`, or whether TensorFlow uses TF32, True or False;
-            a dict by framework where there are several.
+        final_device: Device to which the nodes are moved when the phase ends. By default they stay where they are.
+        compile: `"auto"` compiles training steps if that is faster, and gives the reason in `results.events`. `"off"`
+            never compiles and never imports a compiler. `"steps"` compiles whole training steps before the first one.
+            All three compute the same numbers within rounding.
+        residency: `"resident"` keeps all rows on the devices. `"streamed"` keeps them in host memory and copies them
+            before they are needed. `"auto"` decides by free memory and logs the decision in `results.events`. All three
+            compute the same numbers.
+        precision: Precision of nodes without a precision: `"float32"`, `"bf16-mixed"`, `"fp16-mixed"` (with scaled
+            losses in training), `"bf16"` or `"float64"`; None for the dtypes of the models. Parameters and values
+            between nodes keep their dtypes.
+        matmul_precision: The framework's own setting for matrix multiplication while the phase runs: `"highest"`,
+            `"high"` or `"medium"` (torch), the values of `jax.default_matmul_precision`, or True or False for TF32 in
+            TensorFlow; a dict by framework if the graph has several.
     """
 
     kind: ClassVar[str]
@@ -524,65 +526,68 @@ class PhaseSettings(AttributeHints, Runnable):
         precision: str | None = None,
         matmul_precision: Any = None,
     ) -> None:
-        """Check the settings, and keep them."""
+        """Check and store the settings."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.label!r})"
 
     def check_settings(self) -> None:
-        """Check what concerns several settings.
+        """Check settings that depend on each other.
 
         Raises:
-            PhaseError: some do not go together.
+            PhaseError: some of them cannot be combined.
         """
 
     # -- what a phase answers when it is planned and run; a kind of phase overrides what it does otherwise ------------
 
     @property
     def parts(self) -> tuple[PhaseSettings, ...]:
-        """What is computed over data of its own: the phase, and its validation if it has one."""
+        """The parts that are computed over separate data: the phase, and its validation if it has one."""
         return (self,) if self.validation is None else (self, self.validation)
 
     @property
     def all_losses(self) -> tuple[AppliedLoss, ...]:
-        """The losses of the phase; where its steps are the user's own, those of its validation."""
+        """The losses of the phase; for a custom step, the losses of its validation."""
         return self.losses if self.step is None or self.validation is None else self.validation.losses
 
     @property
     def sampled_by(self) -> Samplers | None:
-        """What draws rows; None if rows are taken as they are."""
+        """The samplers that draw rows; None if all rows are taken unchanged."""
         return None
 
     def learners(self, graph: ModelGraph) -> list[str]:
-        """Labels of the nodes that learn by `partial_fit` in each step."""
+        """Return the labels of the nodes that learn by `partial_fit` in each step."""
         return []
 
     def next_to_fit(self, graph: ModelGraph, done: Collection[str]) -> list[str]:
-        """Labels of the nodes that are fitted at the end of the next round; `done` were fitted in earlier ones."""
+        """Return the labels of the nodes that are fitted at the end of the next round; `done` were fitted in earlier
+        rounds.
+        """
         return []
 
     def kept_nodes(self, graph: ModelGraph, done: Collection[str]) -> Sequence[str]:
-        """Labels of the nodes whose outputs come to the host when the phase runs on its own."""
+        """Return the labels of the nodes whose outputs are copied to the host when the phase runs alone."""
         return ()
 
     def draw(self, rows: Mapping[str, Rows], combinations: Sequence[Combination]) -> tuple[EvaluationRows, EpochPlan]:
-        """The rows in the order in which they are evaluated, and the steps of each epoch.
+        """Return the rows in the order of evaluation, and the steps of each epoch.
 
         Args:
-            rows: by feature set.
-            combinations: what combines several feature sets, which must then give equally many rows to each step.
+            rows: Rows by feature set.
+            combinations: The nodes that combine several feature sets; these must contribute the same number of rows to
+                each step.
 
         Raises:
-            AnyaccelError: rows that samplers cannot draw, or steps that do not fit.
+            AnyaccelError: the samplers cannot draw from these rows, or the steps do not fit.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say which steps it takes")
 
     def plan_notes(self, graph: ModelGraph, done: Collection[str]) -> tuple[str, ...]:
-        """What a plan says of this phase alone."""
+        """Return notes for the plan that concern this phase alone."""
         return ()
 
     def check_monitors(self, callbacks: Iterable[Callback]) -> None:
-        """Refuse callbacks that can never do what they are for; called with those of the experiment, too.
+        """Refuse callbacks that can never work; also called with the callbacks of the experiment.
 
         Raises:
             PhaseError: such a callback.
@@ -591,7 +596,7 @@ class PhaseSettings(AttributeHints, Runnable):
     # -- configuration ---------------------------------------------------------------------------------------------
 
     def get_config(self) -> dict[str, Any]:
-        """The phase as plain data, without its callbacks.
+        """Return the phase as plain data, without its callbacks.
 
         Raises:
             ConfigError: data, a loss or a metric has no name.
@@ -601,7 +606,7 @@ class PhaseSettings(AttributeHints, Runnable):
 
     @staticmethod
     def from_config(config: Mapping[str, Any]) -> PhaseSettings:
-        """A phase of any kind from its configuration.
+        """Rebuild a phase of any kind from its configuration.
 
         Raises:
             ConfigError: malformed, or an unknown type.
@@ -626,12 +631,12 @@ class PhaseSettings(AttributeHints, Runnable):
 
     @classmethod
     def read_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        """Turn a configuration into keyword arguments."""
+        """Convert a configuration into keyword arguments."""
         return {name: cls.settings.get(name, _PLAIN).load(value) for name, value in settings.items()}
 
 
 def node_labels(phase: Any, name: str, given: Any) -> tuple[str, ...] | None:
-    """Labels of nodes from the argument of a phase; a string is one label.
+    """Return labels of nodes from the argument of a phase; a string is one label.
 
     Raises:
         PhaseError: a label is not a string.
@@ -645,7 +650,7 @@ def node_labels(phase: Any, name: str, given: Any) -> tuple[str, ...] | None:
 
 
 def save_labels(phase: Any, kept: tuple[str, ...] | None) -> list[str] | None:
-    """Labels as plain data."""
+    """Return labels as plain data."""
     return None if kept is None else list(kept)
 
 

@@ -101,76 +101,89 @@ def _read_loss_scale(saved: Any) -> Any:
 
 @constructor_hints
 class TrainPhase(Phase):
-    """Trains a graph for some epochs.
+    """Train a graph for a number of epochs.
 
     Estimators in the graph that have `partial_fit` and are not frozen learn, too: after each step, on the host, from
     their inputs in this step. `losses` may then be empty.
 
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> x = np.linspace(0, 1, 64, dtype="float32").reshape(64, 1)
+        >>> data = aa.FeatureSet.from_dict("line", {"x": x, "y": 2 * x}, ["x"], ["y"])
+        >>> splits = data.split_random({"train": 0.75, "val": 0.25}, seed=0)
+        >>> graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP([1]), data)], "adam", seed=0)
+        >>> phase = aa.TrainPhase("train", data="train", losses=aa.AppliedLoss("mse"), n_epochs=3, validation="val")
+        >>> results = graph.run(phase, progress="none")
+        >>> results.figure("val_loss").shape
+        (3,)
+
     Args:
-        label: name of the phase; phases with the same label count their epochs together.
-        data: name of a split that every feature set has, a FeatureSet or view, or a mapping from the label of each
+        label: Name of the phase. Phases with the same label count their epochs together.
+        data: Name of a split that every feature set has, a FeatureSet or view, or a mapping from the label of each
             feature set to one of these. Also a source, or anything that IterableSource or MapSource takes (a
             DataLoader, a dataset, a generator function), which is streamed.
         losses: AppliedLoss objects, or one of them.
-        sampler: batches and their order: a SimpleSampler, PairSampler, TripletSampler, or a batch size; or a mapping
+        sampler: Batches and their order: a SimpleSampler, PairSampler, TripletSampler, or a batch size; or a mapping
             with one of these for each feature set, whose row counts may then differ. A batch size shuffles: 32 means
             `SimpleSampler(32, shuffle=True)`, whereas `SimpleSampler(32)` keeps the order of the rows.
-        schedule: how several samplers are combined. `zip_strict`, the default: each step takes a batch from every
+        schedule: How to combine several samplers. `zip_strict`, the default: each step takes a batch from every
             sampler, and all must have equally many; `zip_cycle`: shorter ones restart until the longest ends.
-            `alternate_strict` and `alternate_cycle`: the same, but each step takes a batch from one sampler in turn.
-        n_epochs: number of epochs; 0 places and loads everything, and trains nothing.
-        validation: an EvalPhase or the name of a split, evaluated after every `validate_every` epochs with the models
-            where they are; its losses are those of the training. A split is evaluated in the pairs or triplets of the
-            phase's sampler, if it draws such.
-        validate_every: epochs between validations.
-        accumulate: batches per optimizer step. Their gradients are added, weighted by rows, which equals one batch of
-            all these rows unless a model mixes the rows of a batch (batch normalization) or has buffers that each call
-            changes (spectral norms, codebooks), which a warning says. A loss of your own that is
-            seen to be no mean over rows (`reduction="sum"`, class weights, targets that it ignores) is refused. A step
-            is an optimizer step. Batches left over at the end of an epoch make a step of their own.
-        microbatching: what to do when memory runs out although rows are streamed: `"exact"` splits a batch into
-            micro-batches only where that gives the same numbers; `"approximate"` also where the rows of a batch depend
-            on each other (batch normalization) or this is unknown (your own losses).
-        step: a training step of your own, in place of losses: a function of (models, batch, optimizers) that gives
-            figures, with the objects of the framework. A subclass may define it as a method instead.
-        on_nan: what to do when a loss is NaN or infinite, which is looked at after each epoch: `"warn"` issues one
-            NaNWarning that names the loss, its node and the step; `"stop"` ends the run after this epoch, too;
-            `"ignore"` does neither, and leaves out the warning of NaN in the data.
-        replicas: how many replicas train the model together, each with its share of every batch: the processes that a
-            launcher started (`anyaccel run --replicas 2 SCRIPT`, torchrun), else so many devices of this process, of
-            the kind of `accelerator`. None for all that there are of either; 1 for this process on its own.
-        per_replica: whether the batch sizes of `sampler` count the rows of each replica, rather than those of all.
-        deterministic: whether losses and values are the same, to the last bit, for 1 to 8 replicas. Each batch is cut
-            into 8 shards whatever their number, whose gradients are added in one order; that takes more time.
-        loss_scale: by what losses are multiplied where nodes are computed in fp16-mixed: a LossScale, or its initial
-            factor; by default that of `torch.amp.GradScaler`.
-        sharding: `"full"` divides parameters, gradients and optimizer states among the replicas, which gather each
-            block while it is computed; `"full offload"` keeps them in host memory. None: each replica has all of them.
-            A node may say otherwise: `ModelNode(sharding=)`.
-        sync_batchnorm: whether batch normalization takes the mean and variance of the rows of all replicas, as in one
-            process. Without, a model that has some is refused by several replicas.
-        checkpoint: a Checkpoint, or the name of a folder: what the run needs to go on after it was interrupted, or its
-            process killed, is written into it. Not with estimators that learn, which only pickle could write.
-        accelerator: where nodes without an accelerator of their own are computed: an Accelerator, a Device, or text
-            such as `"gpu:0"`; `"auto"` is the best device on which all frameworks of the graph run. A node whose
-            framework has no backend for this kind of device runs on the CPU; the plan notes it and a FallbackWarning
-            is issued once.
-        strict: raise an error instead of falling back to the CPU.
-        policy: name of a plugin's placement policy, for nodes without an accelerator of their own.
+            `alternate_strict` and `alternate_cycle` do the same, but each step takes a batch from one sampler in turn.
+        n_epochs: Number of epochs. 0 places and loads everything but does not train.
+        validation: An EvalPhase or the name of a split. It is evaluated after every `validate_every` epochs, on the
+            devices of the models; its losses are the losses of the training. If the sampler of the phase draws pairs or
+            triplets, a split is evaluated in pairs or triplets, too.
+        validate_every: Number of epochs between validations.
+        accumulate: Batches per optimizer step (gradient accumulation). Their gradients are added, weighted by rows.
+            This equals one batch of all these rows unless a model mixes the rows of a batch (batch normalization) or
+            has buffers that each call changes (spectral norms, codebooks); a warning reports that. A custom loss that
+            is not a mean over rows (`reduction="sum"`, class weights, ignored targets) is refused if this can be
+            detected. A step is an optimizer step. Batches left over at the end of an epoch make a separate step.
+        microbatching: What to do if memory runs out even though rows are streamed. `"exact"` splits a batch into
+            micro-batches only if that computes the same numbers. `"approximate"` also splits it if the rows of a batch
+            depend on each other (batch normalization) or if this is unknown (custom losses).
+        step: A custom training step that replaces the losses: a function of (models, batch, optimizers), with the
+            framework's objects, that returns figures. A subclass can define it as a method instead.
+        on_nan: What to do when a loss is NaN or infinite, which is checked after each epoch. `"warn"` issues one
+            NaNWarning that names the loss, its node and the step. `"stop"` also ends the run after this epoch.
+            `"ignore"` does neither, and also omits the warning about NaN in the data.
+        replicas: Number of replicas that train the model together, each on its part of every batch: the processes that
+            a launcher started (`anyaccel run --replicas 2 SCRIPT`, torchrun), otherwise that many devices of this
+            process, of the kind of `accelerator`. None uses all available processes or devices; 1 uses this process
+            alone.
+        per_replica: Whether the batch sizes of `sampler` count the rows of each replica instead of the rows of all
+            replicas.
+        deterministic: Whether losses and values are bitwise equal for 1 to 8 replicas. Each batch is cut into 8 shards,
+            for any number of replicas, and their gradients are added in one order; this takes more time.
+        loss_scale: Loss scaling for nodes that are computed in fp16-mixed: a LossScale or its initial factor. The
+            default equals that of `torch.amp.GradScaler`.
+        sharding: `"full"` shards parameters, gradients and optimizer states over the replicas, which gather each block
+            while it is computed; `"full offload"` keeps them in host memory. None keeps a full copy on each replica.
+            `ModelNode(sharding=)` overrides this for one node.
+        sync_batchnorm: Whether batch normalization uses the mean and variance over the rows of all replicas, as in one
+            process. If False, several replicas refuse a model that has batch normalization.
+        checkpoint: A Checkpoint or the name of a folder. The state is written there, so that the run can resume after
+            it was interrupted or its process was killed. Not available with estimators that learn, because only pickle
+            could write them.
+        accelerator: Device for nodes without an accelerator: an Accelerator, a Device, or text such as `"gpu:0"`.
+            `"auto"` is the best device on which all frameworks of the graph run. A node whose framework has no backend
+            for this kind of device runs on the CPU; the plan notes it and a FallbackWarning is issued once.
+        strict: Raise an error instead of falling back to the CPU.
+        policy: Name of a plugin's placement policy for nodes without an accelerator.
         callbacks: Callback objects.
-        final_device: device to which the nodes are moved when the phase ends; by default they stay where they are.
-        compile: `"auto"` compiles training steps if that pays off, with the reason in `results.events`; `"off"` never
-            compiles nor imports a compiler; `"steps"` compiles whole training steps before the first one. All give the
-            same numbers within rounding.
-        residency: `"resident"` keeps all rows on the devices; `"streamed"` keeps them in host memory and copies them
-            ahead of the compute; `"auto"` decides by free memory, and logs it in `results.events`. All give the same
-            numbers.
-        precision: in which nodes without one of their own are computed: `"float32"`, `"bf16-mixed"`, `"fp16-mixed"`
-            (with scaled losses in training), `"bf16"` or `"float64"`; None for the dtypes of the models. Parameters and
-            what goes from node to node keep their dtypes.
-        matmul_precision: the framework's own setting for matrix products while the phase runs: `"highest"`, `"high"` or
-            `"medium"` (torch), those of `jax.default_matmul_precision`, or whether TensorFlow uses TF32, True or False;
-            a dict by framework where there are several.
+        final_device: Device to which the nodes are moved when the phase ends. By default they stay where they are.
+        compile: `"auto"` compiles training steps if that is faster, and gives the reason in `results.events`. `"off"`
+            never compiles and never imports a compiler. `"steps"` compiles whole training steps before the first one.
+            All three compute the same numbers within rounding.
+        residency: `"resident"` keeps all rows on the devices. `"streamed"` keeps them in host memory and copies them
+            before they are needed. `"auto"` decides by free memory and logs the decision in `results.events`. All three
+            compute the same numbers.
+        precision: Precision of nodes without a precision: `"float32"`, `"bf16-mixed"`, `"fp16-mixed"` (with scaled
+            losses in training), `"bf16"` or `"float64"`; None for the dtypes of the models. Parameters and values
+            between nodes keep their dtypes.
+        matmul_precision: The framework's own setting for matrix multiplication while the phase runs: `"highest"`,
+            `"high"` or `"medium"` (torch), the values of `jax.default_matmul_precision`, or True or False for TF32 in
+            TensorFlow; a dict by framework if the graph has several.
     """
 
     kind = "train"
@@ -260,7 +273,7 @@ class TrainPhase(Phase):
         precision: str | None = None,
         matmul_precision: Any = None,
     ) -> None:
-        """Check the settings, and keep them."""
+        """Check and store the settings."""
 
     @classmethod
     @of_split
@@ -296,16 +309,16 @@ class TrainPhase(Phase):
         precision: str | None = None,
         matmul_precision: Any = None,
     ) -> Self:
-        """A TrainPhase over the split of this name, in every feature set that the graph uses.
+        """Create a TrainPhase over the split with this name, in every feature set that the graph uses.
 
         Args:
-            label: name of the phase.
-            split: name of the split.
+            label: Name of the phase.
+            split: Name of the split.
         """
 
     @classmethod
     def read_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        """As of every phase; a configuration without a sampler is refused."""
+        """Convert a configuration into keyword arguments; refuse a configuration without a sampler."""
         return super().read_settings({"sampler": {}, **settings})
 
     def check_settings(self) -> None:
@@ -318,7 +331,7 @@ class TrainPhase(Phase):
         self.check_monitors(self.callbacks)
 
     def check_monitors(self, callbacks: Iterable[Callback]) -> None:
-        """Refuse callbacks that watch a value that no epoch will have, or do not know which values are better.
+        """Refuse callbacks that monitor a value that no epoch will have, or that do not know which values are better.
 
         Raises:
             PhaseError: such a callback, or the `keep_best` of the checkpoint.

@@ -1,4 +1,4 @@
-"""WeightAveraging: a callback that keeps an average of the weights of training: of steps (EMA), or of epochs (SWA)."""
+"""WeightAveraging: a callback that averages the weights of training, over steps (EMA) or over epochs (SWA)."""
 
 from __future__ import annotations
 
@@ -27,25 +27,38 @@ State = dict[str, np.ndarray]
 
 @constructor_hints
 class WeightAveraging(Callback):
-    """Keeps an average of the parameters of all trained nodes, in host memory.
+    """Average the parameters of all trained nodes, in host memory.
 
-    With `decay`, an exponential moving average (EMA): after each step, `decay * average + (1 - decay) * parameters`.
-    Without, the mean of the parameters after each epoch (stochastic weight averaging, SWA). The first values are taken
-    as they are. Buffers, such as running statistics, are not averaged: they are those of the last update.
+    With `decay`, this is an exponential moving average (EMA): after each step,
+    `decay * average + (1 - decay) * parameters`. Without `decay`, it is the mean of the parameters after each epoch
+    (stochastic weight averaging, SWA). The average starts at the first values. Buffers, such as running statistics, are
+    not averaged; they have the values of the last update.
 
-    Training goes on with its own parameters; `applied(graph)` puts the averages in their place, for evaluations, and
-    `apply(graph)` for good. It continues in later phases: give each new training an object of its own.
+    Training continues with its own parameters. `applied(graph)` puts the averages into the models temporarily, for
+    evaluations; `apply(graph)` does it permanently. The average continues in later phases: use a separate object for
+    each new training. `n_averaged` is the number of updates.
 
     Args:
-        decay: of the moving average, in (0, 1); None for the mean of epochs.
-        every_n_steps: update the moving average after every so many steps of an epoch. An update waits for the device
-            and copies all parameters to the host, so a larger number (and a smaller decay) costs less.
-        start_epoch: the first epoch of a phase, from 0, that counts.
-
-    `n_averaged` is the number of updates.
+        decay: Decay of the moving average, in (0, 1); None for the mean of epochs.
+        every_n_steps: Update the moving average after every n steps of an epoch. An update waits for the device and
+            copies all parameters to the host, so a larger number (with a smaller decay) is cheaper.
+        start_epoch: First epoch of a phase, from 0, that is averaged.
 
     Raises:
         PhaseError: a setting out of range.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> x = np.linspace(0, 1, 64, dtype="float32").reshape(64, 1)
+        >>> data = aa.FeatureSet.from_dict("line", {"x": x, "y": 2 * x}, ["x"], ["y"])
+        >>> graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP([1]), data)], "adam", seed=0)
+        >>> average = aa.WeightAveraging()
+        >>> loss = aa.AppliedLoss("mse")
+        >>> results = graph.run(aa.TrainPhase("train", data=data, losses=loss, callbacks=[average]), progress="none")
+        >>> with average.applied(graph):
+        ...     evaluation = graph.run(aa.EvalPhase("eval", data=data, losses=loss), progress="none")
+        >>> average.n_averaged
+        1
     """
 
     def __init__(self, decay: float | None = None, *, every_n_steps: int = 1, start_epoch: int = 0) -> None:
@@ -62,7 +75,7 @@ class WeightAveraging(Callback):
         self._backends: dict[str, ComputingBackend] = {}
 
     def after_loading(self, phase: Any, plan: Any, run: Run) -> None:
-        """Remember what is trained, and by which backends."""
+        """Remember the trained nodes and their backends."""
         trained = [each for each in plan.assignments if each.parameters and not each.frozen]
         self._backends |= {each.node: each.backend for each in trained}
 
@@ -87,16 +100,16 @@ class WeightAveraging(Callback):
         self.n_averaged += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """The numbers of updates, and the averages as `NODE/parameters/NAME` and `NODE/buffers/NAME`."""
+        """Return the number of updates, and the averages as `NODE/parameters/NAME` and `NODE/buffers/NAME`."""
         counts = {f"{node}/{_COUNT}": count for node, count in self._counts.items()}
         arrays = {f"{node}/{name}": array for node, own in self._averages.items() for name, array in own.items()}
         return {_COUNT: self.n_averaged, **counts, **arrays}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with these averages.
+        """Continue from these averages.
 
         Raises:
-            StateError: it is not what `state` gives.
+            StateError: they do not have the form that `state_dict` returns.
         """
         counts: dict[str, int] = {}
         averages: dict[str, State] = {}
@@ -115,10 +128,10 @@ class WeightAveraging(Callback):
         self._averages, self._counts, self.n_averaged = averages, counts, int(state[_COUNT])
 
     def apply(self, graph: ModelGraph) -> None:
-        """Put the averages into the models of a graph.
+        """Copy the averages into the models of a graph.
 
         Raises:
-            PhaseError: nothing has been averaged yet, or the graph lacks a node, or is no ModelGraph.
+            PhaseError: nothing has been averaged yet, the graph lacks a node, or it is not a ModelGraph.
         """
         self._check(graph)
         for node, average in self._averages.items():
@@ -126,10 +139,11 @@ class WeightAveraging(Callback):
 
     @contextmanager
     def applied(self, graph: ModelGraph) -> Iterator[None]:
-        """A context in which the models of a graph have the averages; afterwards they have their own values again.
+        """Use the averages in the models of a graph inside a `with` block; the models get their own values back
+        afterwards.
 
         Raises:
-            PhaseError: as of `apply`.
+            PhaseError: see `apply`.
         """
         self._check(graph)
         own = {node: graph.shapes.backends[node].state(_model(graph, node)) for node in self._averages}

@@ -1,4 +1,4 @@
-"""The precisions by name, and those of the operations of a segment."""
+"""The names of the precisions, and the precision of each operation of a segment."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _DTYPES = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16", "bf16": "bfloat16"
 
 
 def checked_precision(error: type[AnyaccelError], where: str, value: Any) -> str:
-    """One of `PRECISIONS`; anything else is an error with the one that is meant."""
+    """Return one of `PRECISIONS`; raise an error with the closest name for anything else."""
     if isinstance(value, str) and value in PRECISIONS:
         return value
     meant = _MEANT.get(str(value).lower())
@@ -41,21 +41,21 @@ def checked_precision(error: type[AnyaccelError], where: str, value: Any) -> str
 
 @dataclass(frozen=True, slots=True)
 class NodePrecision:
-    """How a node is computed. Parameters, gradients and optimizer state stay in the model's own dtype.
+    """The precision in which a node is computed. Parameters, gradients and optimizer state keep the dtype of the model.
 
-    Parameters and floating inputs are cast on their way into the model, and its floating outputs back to the dtype of
-    the parameters on their way out. In a mixed precision, normalizations and what else would suffer from 16 bits stay
-    in float32, as far as the framework knows it, and so do buffers.
+    Parameters and floating inputs are cast when they enter the model, and its floating outputs are cast back to the
+    dtype of the parameters. In a mixed precision, normalizations and other operations that suffer from 16 bits stay in
+    float32, to the extent that the framework knows them; so do buffers.
 
     Attributes:
-        name: one of `PRECISIONS`.
+        name: One of `PRECISIONS`.
     """
 
     name: str
 
     @property
     def dtype(self) -> str:
-        """The dtype in which most of the node is computed, by NumPy's name (also `"bfloat16"`)."""
+        """The dtype in which most of the node is computed, by NumPy's name or as `"bfloat16"`."""
         return _DTYPES.get(self.name, self.name)
 
     @property
@@ -65,18 +65,19 @@ class NodePrecision:
 
     @property
     def scales_losses(self) -> bool:
-        """Whether gradients need a loss scale: float16 has none below 6e-8."""
+        """Whether gradients need a loss scale: float16 cannot represent values below 6e-8."""
         return self.name == "fp16-mixed"
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentPrecision:
-    """What is said of the operations of a segment, by their labels; hashable. Operations left out are as they are.
+    """The precision of the operations of a segment, by label; hashable. Operations that are left out keep their
+    model's.
 
     Attributes:
-        precisions: label and precision.
-        recomputed: label and `remat` of the operations whose values are computed again in the backward pass.
-        loss_scale: by what losses are multiplied in training; None where they are not.
+        precisions: Label and precision.
+        recomputed: Label and `remat` of the operations whose values are computed again in the backward pass.
+        loss_scale: Factor on the losses in training; None without a loss scale.
     """
 
     precisions: tuple[tuple[str, NodePrecision], ...] = ()
@@ -84,11 +85,11 @@ class SegmentPrecision:
     loss_scale: LossScale | None = None
 
     def of(self, label: str) -> NodePrecision | None:
-        """The precision of an operation; None for that of its model."""
+        """Return the precision of an operation, or None to use the precision of its model."""
         return dict(self.precisions).get(label)
 
     def remat(self, label: str) -> str:
-        """What is computed again in the backward pass of an operation; `""` for nothing."""
+        """Return what is computed again in the backward pass of an operation; `""` for nothing."""
         return dict(self.recomputed).get(label, "")
 
 
@@ -103,20 +104,25 @@ LARGEST_SCALE = float(2**127)
 @constructor_hints
 @dataclass(frozen=True, slots=True)
 class LossScale:
-    """A factor on losses, by which gradients are divided before anything else sees them.
+    """Scale losses by a factor that adapts, so that float16 gradients do not underflow.
 
-    A step whose gradients are not all finite is skipped: nothing is updated, no optimizer and no schedule counts it,
-    and the factor shrinks. After `growth_interval` steps in a row that were not skipped it grows. The defaults are
-    those of `torch.amp.GradScaler`.
+    Gradients are divided by the factor before anything else reads them. A step whose gradients are not all finite is
+    skipped: nothing is updated, no optimizer or schedule counts it, and the factor shrinks. After `growth_interval`
+    steps in a row without a skip, the factor grows. The defaults equal those of `torch.amp.GradScaler`.
 
     Args:
-        initial: the factor of the first step, positive.
-        growth: by what it is multiplied after `growth_interval` good steps, at least 1.
-        backoff: by what it is multiplied after a skipped step, in (0, 1].
-        growth_interval: a number of steps.
+        initial: Factor of the first step, positive.
+        growth: Multiplier of the factor after `growth_interval` good steps, at least 1.
+        backoff: Multiplier of the factor after a skipped step, in (0, 1].
+        growth_interval: Number of steps.
 
     Raises:
         SpecError: a number out of range.
+
+    Example:
+        >>> import anyaccel as aa
+        >>> scale = aa.LossScale(initial=1024, growth_interval=200)
+        >>> phase = aa.TrainPhase("train", data="train", precision="fp16-mixed", loss_scale=scale)
     """
 
     initial: float = 65536.0
@@ -132,12 +138,12 @@ class LossScale:
         arguments.integer(SpecError, where, "growth_interval", self.growth_interval, 1, 2000)
 
     def get_config(self) -> dict[str, Any]:
-        """A plain dict for `from_config`."""
+        """Return a plain dict for `from_config`."""
         return asdict(self)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """The loss scale that a configuration describes.
+        """Rebuild a loss scale from the output of `get_config`.
 
         Raises:
             ConfigError: malformed.
@@ -151,12 +157,12 @@ class LossScale:
 
 @dataclass(frozen=True, slots=True)
 class LossScaleState:
-    """Where a loss scale stands.
+    """The current state of a loss scale.
 
     Attributes:
-        scale: the factor of the next step.
-        good_steps: steps since it changed.
-        skipped: steps that were skipped so far.
+        scale: Factor of the next step.
+        good_steps: Steps since it changed.
+        skipped: Number of skipped steps so far.
     """
 
     scale: float
@@ -164,7 +170,7 @@ class LossScaleState:
     skipped: int = 0
 
     def after_step(self, spec: LossScale, *, finite: bool) -> LossScaleState:
-        """The state after a step, whose gradients were all finite or not."""
+        """Return the state after a step, given whether all its gradients were finite."""
         if not finite:
             return LossScaleState(self.scale * spec.backoff, 0, self.skipped + 1)
         good = self.good_steps + 1
@@ -174,12 +180,12 @@ class LossScaleState:
         return LossScaleState(grown if grown < LARGEST_SCALE else self.scale, 0, self.skipped)
 
     def to_dict(self) -> dict[str, float]:
-        """The state as plain data."""
+        """Return the state as plain data."""
         return {name: getattr(self, name) for name in _STATE}
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
-        """What `to_dict` gave.
+        """Rebuild a state from the output of `to_dict`.
 
         Raises:
             KeyError, TypeError, ValueError: malformed.
@@ -194,9 +200,9 @@ class LossScaleState:
 
 
 class ComputesPrecision(Capability):
-    """Capability: programs heed `Segment.precision`, a `SegmentPrecision`.
+    """Capability: programs apply `Segment.precision`, a `SegmentPrecision`.
 
-    A backend without it is refused where a phase or node asks for a precision.
+    Without it, a phase or node that asks for a precision is refused.
     """
 
     precisions: ClassVar[tuple[str, ...]]
@@ -206,44 +212,46 @@ class ComputesPrecision(Capability):
 
     @abstractmethod
     def precision_reason(self, model: Any, precision: str, device: Device) -> str:
-        """Why a built model cannot be computed in one of `precisions` on a device; `""` if it can."""
+        """Return why a built model cannot be computed in one of `precisions` on a device; `""` if it can."""
 
     def matmul_precision(self, value: Any) -> AbstractContextManager[Any]:
-        """A context in which matrices are multiplied as one of `matmul_precisions` says; then it is as before."""
+        """Return a context that sets the matrix multiplication precision to one of `matmul_precisions`, and restores it
+        on exit.
+        """
         return nullcontext()
 
     def float32_note(self, model: Any, device: Device) -> str:
-        """What makes a model in float32 less exact on a device by a default of the framework; `""` if nothing does.
+        """Return what makes a float32 model less exact on a device by a default of the framework; `""` if nothing does.
 
-        It begins with the name of the framework, as in `"JAX multiplies float32 in TF32 on gpu:0: ..."`, and says what
-        setting makes it exact.
+        The text begins with the name of the framework, as in `"JAX multiplies float32 in TF32 on gpu:0: ..."`, and
+        names the setting that makes it exact.
         """
         return ""
 
     def remat_blocks(self, model: Any, remat: str) -> Sequence[str]:
-        """Names of the parts of a model whose values `remat` leaves to be computed again in the backward pass.
+        """Return names of the parts of a model whose values are computed again in the backward pass for `remat`.
 
-        `"blocks"` means the repeated parts of a model, another text is a pattern of names. `("",)` is the whole model;
-        the default, nothing, means that the framework cannot.
+        `"blocks"` means the repeated parts of a model; any other text is a pattern of names. `("",)` is the whole
+        model. The default, an empty result, means that the framework cannot do it.
         """
         return ()
 
 
 class ScalesLosses(ABC):
-    """What a program also has whose segment has a loss scale.
+    """Interface of a program whose segment has a loss scale.
 
-    Its `forward_pullback` multiplies losses by the scale, so that gradients and cotangents are of scaled losses; the
-    caller divides the gradients, skips the step where one is not finite, and calls `update_loss_scale`. `train_steps`
-    does all of this by itself, without waiting in between.
+    Its `forward_pullback` multiplies losses by the scale, so gradients and cotangents belong to scaled losses. The
+    caller divides the gradients, skips the step if one of them is not finite, and calls `update_loss_scale`.
+    `train_steps` does all of this without waiting in between.
     """
 
     @abstractmethod
     def loss_scale_state(self) -> LossScaleState:
-        """Where the loss scale stands; waits for the steps so far."""
+        """Return the state of the loss scale; waits for the steps so far."""
 
     @abstractmethod
     def load_loss_scale_state(self, state: LossScaleState) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
 
     @abstractmethod
     def update_loss_scale(self, *, finite: bool) -> None:

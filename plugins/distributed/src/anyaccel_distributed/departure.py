@@ -36,7 +36,7 @@ class Departure:
         atexit.register(self._end)
 
     def _end(self) -> None:
+        if self._leave is not None:
+            self._leave(self._failed)  # before the freeze, which would keep a group that is in circles, and its threads
         if self._failed:
             gc.freeze()  # Python's last collections take a second of processor beside frameworks; the error waits (#14)
-        if self._leave is not None:
-            self._leave(self._failed)

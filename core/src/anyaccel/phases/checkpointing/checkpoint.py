@@ -1,4 +1,4 @@
-"""Checkpoint: where and how often a training phase writes what it needs to go on."""
+"""Checkpoint: where and how often a training phase writes the state from which it can resume."""
 
 from __future__ import annotations
 
@@ -26,39 +26,45 @@ ON_FAILURE = ("warn", "stop")
 
 @constructor_hints
 class Checkpoint:
-    """Where and how often a TrainPhase writes checkpoints, from which another process goes on.
+    """Write checkpoints during a TrainPhase, so that another process can resume the run.
 
-    `TrainPhase(..., checkpoint=Checkpoint("runs/a", every="10min"))` writes them; `run_phase(phase, resume="auto")`
-    goes on from the last one that is complete. One is written at the end, and one when the run is interrupted or its
-    process is asked to end (SIGTERM), too. The training waits for a copy of its state in memory, not for the disk.
+    `TrainPhase(..., checkpoint=Checkpoint("runs/a", every="10min"))` writes them, and `run_phase(phase, resume="auto")`
+    resumes from the last complete one. A checkpoint is also written at the end, when the run is interrupted, and when
+    the process receives SIGTERM. Training waits only for a copy of its state in memory, not for the disk.
 
     Args:
-        folder: of this one phase; made if it is not there; or a URL that fsspec opens. A relative one is below the
-            working folder in which the Checkpoint was made, wherever the script goes later. Each checkpoint is a folder
-            in it, which `ModelGraph.load` reads as well (unless a node has an optimizer of a framework), with the
-            values after the last step; the file `latest` has the name of the newest.
+        folder: Folder for this phase alone; it is created if it does not exist. Or a URL that fsspec opens. A relative
+            path is below the working folder at the time the Checkpoint was created, even if the script changes folder
+            later. Each checkpoint is a folder in it. `ModelGraph.load` also reads it, with the values after the last
+            step, unless a node has an optimizer of a framework. The file `latest` holds the name of the newest one.
         every: `"epoch"`; or a number of optimizer steps, counted over the whole run; or a duration: a timedelta, or
-            text such as `"30s"`, `"10min"` and `"2h"`. One that is due while another is being written is late.
-        keep: the newest so many are kept.
-        keep_best: name of a value of an epoch, such as `"val_loss"`: the checkpoint of the best epoch is kept, too.
-            An epoch in which it is NaN is never the best.
-        mode: `"min"` or `"max"`: which values of `keep_best` are better. `"auto"` knows it of losses and of metrics by
-            name; for a metric of your own write it: `Checkpoint("runs/a", keep_best="val_profit", mode="max")`.
-        on_failure: what to do when one cannot be written (a full disk): `"warn"` goes on training; `"stop"` raises
-            the error, after a step.
-        wait: whether the training waits until each is written. Then a process that is killed loses at most the steps
-            of one interval; otherwise also those done while one was being written.
-        names: for going on in another framework: the name in the model for each in a checkpoint, as of
-            `ModelGraph.load_weights`; a dict of those that differ or a function, None leaves an array out. Only nodes
-            whose framework has changed since the checkpoint are mapped.
-        change: likewise: called with the name in the model and an array of the checkpoint, gives the array in the
-            model's order of axes.
+            text such as `"30s"`, `"10min"` and `"2h"`. If one is scheduled while another is still being written, it is
+            written late.
+        keep: Number of newest checkpoints to keep.
+        keep_best: Name of a value of an epoch, such as `"val_loss"`. The checkpoint of the best epoch is kept, too. An
+            epoch in which the value is NaN is never the best.
+        mode: `"min"` or `"max"`: which values of `keep_best` are better. `"auto"` knows this for losses and for metrics
+            by name. For a custom metric, set it: `Checkpoint("runs/a", keep_best="val_profit", mode="max")`.
+        on_failure: What to do if a checkpoint cannot be written (a full disk): `"warn"` continues training; `"stop"`
+            raises the error after a step.
+        wait: Whether training waits until each checkpoint is written. Then a process that is killed loses at most the
+            steps of one interval; otherwise it also loses the steps done while a checkpoint was being written.
+        names: For resuming in another framework: the name in the model for each name in a checkpoint, as in
+            `ModelGraph.load_weights`. A dict of the names that differ, or a function; None drops an array. Only nodes
+            whose framework changed since the checkpoint are mapped.
+        change: For resuming in another framework: a function of the name in the model and the array of the checkpoint.
+            It returns the array with the axes in the model's order.
 
     Attributes:
-        location: where the checkpoints are: the absolute folder, or the URL.
+        location: The absolute folder of the checkpoints, or their URL.
 
     Raises:
         PhaseError: a setting out of range.
+
+    Example:
+        >>> import anyaccel as aa
+        >>> checkpoint = aa.Checkpoint("runs/a", every=100, keep=3, keep_best="val_loss")
+        >>> phase = aa.TrainPhase("train", data="train", validation="val", checkpoint=checkpoint)
     """
 
     def __init__(
@@ -103,7 +109,7 @@ class Checkpoint:
         self.change = arguments.check(PhaseError, _WHERE, "change", change, is_change, "a function", example)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments as plain data, without `names` and `change`; a timedelta as text."""
+        """Return the arguments as plain data, without `names` and `change`; a timedelta becomes text."""
         every = f"{self.every_seconds}s" if isinstance(self.every, timedelta) else self.every
         kept = {"keep": self.keep, "keep_best": self.keep_best, "on_failure": self.on_failure, "wait": self.wait}
         return {"folder": str(self.folder), "every": every, **kept, "mode": self.mode or "auto"}
@@ -113,7 +119,7 @@ class Checkpoint:
 
 
 def interval(every: Any) -> tuple[int | None, float | None]:
-    """Steps and seconds between checkpoints; both None if they are written after epochs."""
+    """Return the steps and seconds between checkpoints; both are None if they are written after epochs."""
     if isinstance(every, str) and every == "epoch":
         return None, None
     if arguments.is_integer(every):

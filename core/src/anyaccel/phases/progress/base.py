@@ -8,38 +8,48 @@ from anyaccel.results.events import Event
 
 
 class Progress:
-    """Receives the progress of a run; this base class ignores it. Override methods to show it elsewhere.
+    """Base class that receives the progress of a run and ignores it. Override methods to show progress elsewhere.
 
-    An exception raised by a method ends the phase. Methods are called by the thread that runs the phase.
+    The thread that runs the phase calls the methods. If a method raises an exception, the phase ends.
+
+    Example:
+        >>> import anyaccel as aa
+        >>> class Losses(aa.Progress):
+        ...     def epoch(self, figures):
+        ...         print(sorted(figures))
+        >>> Losses().epoch({"loss": 0.5, "val_loss": 0.6})
+        ['loss', 'val_loss']
     """
 
     def begin(self, label: str) -> Progress:
-        """A run of the phase with this label starts. Returns the object to report to, by default this one."""
+        """Begin a run of the phase with this label. Return the object to report to; by default this one."""
         return self
 
     def loading(self, what: str, nbytes: int) -> None:
-        """Data of `nbytes` bytes are about to be copied to devices; `what` names them."""
+        """Announce that `nbytes` bytes of data, named `what`, will be copied to devices."""
 
     def loaded(self, nbytes: int) -> None:
-        """Another `nbytes` bytes are loaded."""
+        """Report that another `nbytes` bytes are loaded."""
 
     def start(self, label: str, epochs: int, steps: int | None) -> None:
-        """The training loop starts: so many epochs of so many steps each; None if the number of steps is unknown."""
+        """Start the training loop of `epochs` epochs with `steps` steps each; `steps` is None if that is unknown."""
 
     def advance(self, steps: int) -> None:
-        """So many more steps are done (or queued on the device). Negative: steps were rolled back and run again."""
+        """Report that `steps` more steps are done or queued on the device. Negative: steps were rolled back and run
+        again.
+        """
 
     def doing(self, text: str) -> None:
-        """The current activity: `"compiling"`, `"validating"`, or `""` for training steps."""
+        """Show the current activity: `"compiling"`, `"validating"`, or `""` for training steps."""
 
     def epoch(self, figures: Mapping[str, float]) -> None:
-        """An epoch is done, with these losses and metrics."""
+        """Report the end of an epoch, with its losses and metrics."""
 
     def event(self, event: Event) -> None:
-        """An event that is not `verbose`; `results.events` has all of them."""
+        """Show an event that is not `verbose`; `results.events` has all of them."""
 
     def stop(self) -> None:
-        """The training loop has ended, with or without an error."""
+        """End the training loop, with or without an error."""
 
     def end(self) -> None:
-        """The run has ended, with or without an error; nothing more is reported."""
+        """End the run, with or without an error; nothing more is reported."""
