@@ -81,7 +81,13 @@ def test_defaults_of_the_name_and_of_a_model():
 
 def test_the_name_stops_early_with_a_validation_unless_told_otherwise():
     noise = {"a": X[:, 0], "y": draw.standard_normal(60).astype("float32")}
-    settings = {"target": "y", "loss": "mse", "validation": 0.5, "epochs": 60, "optimizer": aa.Optimizer("adam", lr=0.1)}
+    settings = {
+        "target": "y",
+        "loss": "mse",
+        "validation": 0.5,
+        "epochs": 60,
+        "optimizer": aa.Optimizer("adam", lr=0.1),
+    }
     assert len(fit("mlp", noise, **settings).results.loss) < 60
     assert len(fit("mlp", noise, **settings, early_stopping=False).results.loss) == 60
     assert len(fit(lambda n, m: TabularMLP(n, (), m), noise, **settings).results.loss) == 60

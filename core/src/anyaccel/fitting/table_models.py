@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from anyaccel.arguments import shown
@@ -26,9 +26,14 @@ NAMES = {"mlp": "TabularMLP"}
 _PREFERRED = ("torch", "jax", "tensorflow")  # in this order, where nothing says which framework is meant
 _BUILT_IN = "numpy"
 
-DEFAULTS = {"epochs": 10, "batch_size": 32, "optimizer": "adam"}
+DEFAULTS: Mapping[str, Any] = {"epochs": 10, "batch_size": 32, "optimizer": "adam"}
 """What `fit` takes where nothing is said, for a model that is given."""
-MLP_DEFAULTS = {"epochs": 100, "batch_size": 128, "optimizer": Optimizer("adamw", lr=1e-3), "early_stopping": 10}
+MLP_DEFAULTS: Mapping[str, Any] = {
+    "epochs": 100,
+    "batch_size": 128,
+    "optimizer": Optimizer("adamw", lr=1e-3),
+    "early_stopping": 10,
+}
 """What it takes for a model that sizes itself; early stopping where there is a validation."""
 
 
