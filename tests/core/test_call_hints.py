@@ -103,11 +103,6 @@ def fitted(optimizer):
             lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", validation=0.2, progress="none"),
         ),
         (
-            lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", sampler=4),
-            r"Hint: it is called 'batch_size'\.",
-            lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", batch_size=4, progress="none"),
-        ),
-        (
             lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", max_grad_norm=1.0),
             r"fit has no argument 'max_grad_norm'\. .* Hint: the optimizer has it: "
             r"optimizer=Optimizer\('adam', clip_norm=1\.0\)\.",

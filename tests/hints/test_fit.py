@@ -341,3 +341,33 @@ def test_results_that_are_saved(hint: Any, tmp_path: Path) -> None:
     results = given.run(aa.EvalPhase("test", data="all", outputs=["net"]), progress="none")
     results.save(tmp_path / "two")
     assert (tmp_path / "two").exists()
+
+
+def test_losses_of_fit(hint: Any) -> None:
+    table = {"a": X[:, 0], "b": X[:, 1], "price": X[:, 2], "kind": np.arange(24) % 3}
+    with hint("write loss='cross_entropy' for classes, loss='mse' for numbers"):
+        fitted(lambda: iter([(X, X[:, :1])]), loss=None)
+    assert fitted(table, 3, target="kind", loss="cross_entropy") and fitted(table, target="price", loss="mse")
+
+
+def test_validations_by_a_phase(hint: Any) -> None:
+    other = features()
+    with hint("write validation=EvalPhase('LABEL', data='SPLIT'), or validation=TABLE with metrics=[...]"):
+        fitted(target="price", validation=aa.EvalPhase("check", data=other))
+    split = aa.EvalPhase("check", data="val")
+    with hint("write EvalPhase(..., metrics=[...])"):
+        fitted(features(splits=True), validation=split, metrics="mse")
+    within = aa.EvalPhase("check", data="val", metrics=["mse"])
+    assert fitted(features(splits=True), validation=within).results.figure("val_mse").size
+    assert fitted(target="price", validation=TABLE, metrics=["mse"]).results.figure("val_mse").size
+
+
+def test_the_phase_of_a_loaded_model(hint: Any, tmp_path: Path) -> None:
+    fitted(target="price").save(tmp_path)
+    model = aa.load(tmp_path)
+    with hint("run a phase: model.graph.run(...)"):
+        _ = model.phase
+    data = model.graph.feature_sets["data"]
+    rows = aa.FeatureSet.from_dict("data", {"a": X[:, 0], "b": X[:, 1], "price": X[:, 2]}, data.features, ["price"])
+    phase = aa.TrainPhase("more", data={"data": rows}, losses=aa.AppliedLoss("mse"))
+    assert model.graph.run(phase, progress="none").loss.size == 1

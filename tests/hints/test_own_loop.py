@@ -206,8 +206,11 @@ def test_checkpoints(hint: Any, tmp_path: Path) -> None:
     kept = Kept({"a": [1, "text", (np.ones(2),)]})
     loop.save(tmp_path / "c", extra={"kept": kept})
     assert kept.state_dict()["value"]["a"][1] == loop.load(tmp_path / "c")["kept"]["value"]["a"][1]
-    from anyaccel.own_loop.run_folder import LoopFolder
+    from anyaccel.own_loop.loop_folder import LoopFolder
+    from anyaccel.own_loop.processes import LoopProcesses
+    from anyaccel.phases.process_group import SingleProcess
 
+    folder = LoopFolder(tmp_path / "c", LoopProcesses(SingleProcess(), None, lambda seed: None))
     with hint("go on with Loop(framework={})"):
-        LoopFolder.read(tmp_path / "c", "jax")
-    assert aa.Loop(framework="torch").framework == LoopFolder.read(tmp_path / "c", "torch").framework
+        folder.newest("jax")
+    assert folder.newest(aa.Loop(framework="torch").framework) is not None

@@ -15,7 +15,11 @@ TABLE = {"a": X[:, 0], "b": X[:, 1], "price": X[:, 2]}
 
 
 def fit(model: Any, data: Any = TABLE, **settings: Any) -> Any:
-    return aa.fit(model, data, **{"loss": "mse", "target": "price", "epochs": 1, "progress": "none", **settings})
+    return aa.fit(
+        model,
+        data,
+        **{"loss": "mse", "target": "price", "epochs": 1, "progress": "none", "preprocess": None, **settings},
+    )
 
 
 def test_names(hint: Any) -> None:
@@ -36,9 +40,9 @@ def test_functions(hint: Any) -> None:
         fit(lambda n_features, n_outputs: None)
     MODEL = Dense(1)
     assert fit(lambda n_features, n_outputs: MODEL)
-    with hint("leave framework= out"):
+    with hint("leave framework= out, or write fit('mlp', ...)"):
         fit(lambda n_features, n_outputs: Dense(n_outputs), framework="numpy")
-    assert fit(lambda n_features, n_outputs: Dense(n_outputs), framework=None)
+    assert fit("mlp", framework="numpy") and fit(lambda n_features, n_outputs: Dense(n_outputs), framework=None)
 
 
 def test_widths(hint: Any) -> None:

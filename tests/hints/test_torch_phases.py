@@ -280,3 +280,43 @@ def test_precisions_and_parts_that_run(hint: Any) -> None:
     node = ModelNode("net", model, data().reference(), remat="blocks")
     phase = TrainPhase("train", data="train", losses=[MSE], compile="off")
     assert ModelGraph([node], "sgd").run(phase, progress="none").loss.size
+
+
+class Two(torch.nn.Module):
+    """Two inputs and two outputs without names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.price, self.kind = torch.nn.Linear(2, 1), torch.nn.Linear(2, 3)
+
+    def forward(self, u: Any, v: Any) -> Any:
+        x = torch.stack([u.reshape(-1), v.reshape(-1)], 1)
+        return self.price(x), self.kind(x)
+
+
+def smooth(outputs: Any, targets: Any) -> Any:
+    return torch.nn.functional.smooth_l1_loss(outputs.reshape(-1), targets.reshape(-1))
+
+
+def test_several_inputs_and_losses_of_fit(hint: Any, tmp_path: Path) -> None:
+    table = {"a": X[:, 0], "b": X[:, 1], "price": X[:, 2], "kind": np.arange(24) % 3}
+    settings: dict[str, Any] = {"epochs": 1, "progress": "none"}
+    for wrong in ({}, ["mse"]):
+        with hint("write loss={'COLUMN': 'mse', 'OTHER': 'cross_entropy'}"):
+            aa.fit(Two(), table, loss=wrong, target="price", **settings)
+    settings["loss"] = {"price": "mse", "kind": "cross_entropy"}
+    with hint("say which column is which: features={{}}"):
+        aa.fit(Two(), table, **settings)
+    settings["features"] = {"u": "a", "v": "b"}
+    with hint("let it give a dict with these keys, or name its outputs in their order: outputs={}"):
+        aa.fit(Two(), table, **settings)
+    model = aa.fit(Two(), table, outputs=["price", "kind"], **settings)
+    assert set(model.predict(table)) == {"price", "kind"}
+    settings["loss"] = {"price": smooth, "kind": "cross_entropy"}
+    aa.fit(Two(), table, outputs=["price", "kind"], **settings).save(tmp_path)
+    loaded = aa.load(tmp_path, models={"model": Two()})
+    rows = aa.FeatureSet.from_dict("data", table, ["a", "b"], ["price", "kind"])
+    with hint("give the loss: AppliedLoss(LOSS, on='model')"):
+        loaded.graph.run(TrainPhase("more", data={"data": rows}, losses=loaded.losses), progress="none")
+    losses = [AppliedLoss(smooth, on="model", inputs=["outputs.price", "data.price"])]
+    assert loaded.graph.run(TrainPhase("more", data={"data": rows}, losses=losses), progress="none").loss.size

@@ -58,7 +58,7 @@ OFFERED: Mapping[str, Mapping[str, str]] = {
         "anyaccel-resources": "plan.inventory",
         "anyaccel-sklearn": (
             "FeatureSet.fit_transform FeatureSet.group_by FeatureSet.stratify_by FeatureSet.transform_like "
-            "fit.class_labels fit.scaler"
+            "fit.class_labels fit.preprocess fit.scaler"
         ),
     },
     METRICS: {

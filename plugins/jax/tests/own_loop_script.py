@@ -75,6 +75,11 @@ def token_loss(params: Any, x: Any, y: Any) -> Any:
     return jnp.where(counts, row_losses(params, x, y), 0).sum(), counts.sum()
 
 
+def thirds(params: Any, x: Any, y: Any) -> Any:
+    """A sum over three times the rows."""
+    return jnp.abs(apply(params, x) - y).sum(), jnp.asarray(3 * len(x))
+
+
 TX = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(optax.exponential_decay(0.1, 5, 0.8), momentum=0.9))
 
 
@@ -131,6 +136,30 @@ def accumulated() -> Result:
 
 def micro_batches() -> Result:
     return trained(Loop("cpu", framework="jax"), token_loss, Rows(220, 48), accumulate=3)
+
+
+def several_counts() -> Result:
+    """Two losses of one model and one of another, each divided by a count of its own."""
+    loop = Loop("cpu", framework="jax", accumulate=3)
+    one, other, loader = loop.prepare(parameters(), {"a": jnp.ones((5, 1))}, Rows(220, 16))
+    of_tokens, of_thirds = loop.value_and_grad(token_loss), loop.value_and_grad(thirds)
+    of_other = loop.value_and_grad(lambda params, x, y: (((x @ params["a"] - y) ** 2).sum(), jnp.asarray(7 * len(x))))
+
+    @loop.compile
+    def step(one: Any, other: Any, x: Any, y: Any) -> Any:
+        first, grads = of_tokens(one, x, y)
+        second, more = of_thirds(one, x, y)
+        third, others = of_other(other, x, y)
+        one = jax.tree.map(lambda p, a, b: p - 0.1 * (a + b), one, grads, more)
+        return one, jax.tree.map(lambda p, grad: p - 0.1 * grad, other, others), (first, second, third)
+
+    losses = []
+    np.random.seed(7)
+    for x, y in loader:
+        one, other, values = step(one, other, x, y)
+        losses += [float(loop.reduce(value)) for value in values]
+    params = {**loop.broadcast(one), "other": loop.broadcast(other)["a"]}
+    return {"losses": losses, "params": {k: v.tolist() for k, v in params.items()}, "steps": loop.step}
 
 
 def padded() -> Result:
@@ -310,7 +339,8 @@ def refused() -> Result:
 CASES = {
     case.__name__: case
     for case in (
-        ragged, one_row, tokens, accumulated, micro_batches, padded, divided, bf16, modules, own_steps, values, refused,
+        ragged, one_row, tokens, accumulated, micro_batches, several_counts, padded, divided, bf16, modules,
+        own_steps, values, refused,
     )
 }  # fmt: skip
 

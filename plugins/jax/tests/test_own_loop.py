@@ -68,12 +68,30 @@ def by_hand(loss: Any, rows: Any, window: int = 1, n_epochs: int = 3) -> dict[st
     return {"losses": losses, "params": params, "outputs": np.ravel(apply(params, x)), "steps": len(losses)}
 
 
+def by_hand_several_counts() -> dict[str, Any]:
+    """Sums and counts of each loss over the batches of a window."""
+    one, other, losses = parameters(), {"a": jnp.ones((5, 1))}, []
+    np.random.seed(7)
+    batches = iter(list(Rows(220, 16)))
+    while group := list(itertools.islice(batches, 3)):
+        x, y = (np.concatenate(parts) for parts in zip(*group, strict=True))
+        (first, n_first), grads = counted(script.token_loss)(one, x, y)
+        (second, n_second), more = counted(script.thirds)(one, x, y)
+        compute = jax.value_and_grad(lambda params, x=x, y=y: ((x @ params["a"] - y) ** 2).sum())
+        third, others = compute(other)
+        losses += [float(first / n_first), float(second / n_second), float(third / (7 * len(x)))]
+        one = {name: one[name] - 0.1 * (grads[name] / n_first + more[name] / n_second) for name in one}
+        other = {"a": other["a"] - 0.1 * others["a"] / (7 * len(x))}
+    return {"losses": losses, "params": {**one, "other": other["a"]}, "steps": len(losses) // 3}
+
+
 EXPECTED: dict[str, Callable[[], dict[str, Any]]] = {
     "ragged": lambda: by_hand(mean_loss, Rows()),
     "one_row": lambda: by_hand(mean_loss, Rows(33, 16)),
     "tokens": lambda: by_hand(token_loss, Rows(107, 6)),
     "accumulated": lambda: by_hand(mean_loss, Rows(220, 16), window=3),
     "micro_batches": lambda: by_hand(token_loss, Rows(220, 48)),
+    "several_counts": by_hand_several_counts,
     "padded": lambda: by_hand(row_losses, Rows()),
     "divided": lambda: by_hand(mean_loss, Rows()),
 }

@@ -194,6 +194,68 @@ def token_means(steps: int = 3) -> dict[str, Any]:
     return {"losses": losses, "weights": weights_of(model)}
 
 
+def by_hand_several_counts(steps: int = 3) -> dict[str, Any]:
+    one, other = model_of(), model_of()
+    x, y, mask = tokens()
+    for first in range(0, 48, 4 * steps):
+        window = slice(first, first + 4 * steps)
+        with tf.GradientTape() as tape:
+            off = tf.reshape(one(x[window].reshape(-1, 5), training=True), y[window].shape) - y[window]
+            loss = tf.reduce_sum(mask[window][..., None] * off**2) / max(mask[window].sum(), 1)
+            loss += tf.reduce_sum(tf.abs(off)) / (2 * tf.size(off, tf.float64))
+        gradients = tape.gradient(loss, one.trainable_variables)
+        for gradient, v in zip(gradients, one.trainable_variables, strict=True):
+            v.assign_sub(0.1 * gradient)
+        with tf.GradientTape() as tape:
+            off = tf.reshape(other(x[window].reshape(-1, 5), training=True), y[window].shape) - y[window]
+            loss = tf.reduce_sum(off**2) / (7 * (window.stop - window.start))
+        for gradient, v in zip(tape.gradient(loss, other.trainable_variables), other.trainable_variables, strict=True):
+            v.assign_sub(0.1 * gradient)
+    return {"weights": weights_of(one, other)}
+
+
+def several_counts(steps: int = 3, *, is_traced: bool = True) -> dict[str, Any]:
+    """Two losses of one model and one of another, each divided by a count of its own."""
+    loop = loop_of(accumulate=steps)
+    one, other, batches = loop.prepare(model_of(), model_of(), tf.data.Dataset.from_tensor_slices(tokens()).batch(4))
+
+    def step(x: Any, y: Any, mask: Any) -> Any:
+        with tf.GradientTape(persistent=True) as tape:
+            off = tf.reshape(one(tf.reshape(x, (-1, 5)), training=True), tf.shape(y)) - y
+            masked, whole = tf.reduce_sum(mask[..., None] * off**2), tf.reduce_sum(tf.abs(off))
+            squares = (tf.reshape(other(tf.reshape(x, (-1, 5)), training=True), tf.shape(y)) - y) ** 2
+            total = tf.reduce_sum(squares)
+        of_masked = loop.gradient(tape, masked, one.trainable_variables, count=tf.reduce_sum(mask))
+        of_whole = loop.gradient(tape, whole, one.trainable_variables, count=2 * tf.size(off))
+        of_other = loop.gradient(tape, total, other.trainable_variables, count=7 * tf.shape(x)[0])
+        for a, b, v in zip(of_masked, of_whole, one.trainable_variables, strict=True):
+            v.assign_sub(0.1 * (a + b))
+        for gradient, v in zip(of_other, other.trainable_variables, strict=True):
+            v.assign_sub(0.1 * gradient)
+
+    if is_traced:
+        step = loop.function(step)
+    for x, y, mask in batches:
+        step(x, y, mask)
+    return {"weights": weights_of(one, other)}
+
+
+def by_hand_several_counts_eager() -> dict[str, Any]:
+    return by_hand_several_counts(2)
+
+
+def several_counts_eager() -> dict[str, Any]:
+    return several_counts(2, is_traced=False)
+
+
+def by_hand_one_batch_several_counts() -> dict[str, Any]:
+    return by_hand_several_counts(1)
+
+
+def one_batch_several_counts() -> dict[str, Any]:
+    return several_counts(1)
+
+
 # -- other loops -------------------------------------------------------------------------------------------------------
 
 
@@ -432,7 +494,7 @@ CASES: dict[str, Any] = {
     case.__name__: case
     for case in (
         updates, single_precision, one_row, accumulated, token_means, adversarial, eager, scaled, statistics,
-        evaluation, values, refused, resumed,
+        evaluation, values, refused, resumed, several_counts, several_counts_eager, one_batch_several_counts,
     )
 }  # fmt: skip
 

@@ -30,7 +30,8 @@ _spec.loader.exec_module(script)
 
 BY_HAND = {name.removeprefix("by_hand_"): case for name, case in vars(script).items() if name.startswith("by_hand_")}
 BOTH = ["accumulated", "one_row", "token_means", "eager", "statistics", "evaluation", "values", "refused"]
-CASES = {2: [*BOTH, "updates", "single_precision", "adversarial", "scaled"], 3: [*BOTH, "updates"]}
+COUNTS = ["several_counts", "several_counts_eager", "one_batch_several_counts"]
+CASES = {2: [*BOTH, *COUNTS, "updates", "single_precision", "adversarial", "scaled"], 3: [*BOTH, "updates"]}
 
 
 def started(size: int, cases: str) -> subprocess.CompletedProcess[str]:
@@ -114,7 +115,7 @@ def test_what_several_processes_refuse(several: tuple[int, dict[str, Any]]) -> N
     assert "'layers.1.bias' of process 1 is not that of process 0" in texts["weights"]
 
 
-@pytest.mark.parametrize("name", ["accumulated", "token_means", "eager", "scaled", "updates"])
+@pytest.mark.parametrize("name", ["accumulated", "token_means", "eager", "scaled", "updates", *COUNTS])
 def test_one_process_trains_as_by_hand(name: str) -> None:
     assert_alike(getattr(script, name)(), BY_HAND[name]())
 
@@ -335,6 +336,13 @@ def refusals() -> dict[str, tuple[type[AnyaccelError], str, Any]]:
         loop, model = prepared()
         loop.gradient(*tape_of(model, mean=False), model.trainable_variables)
 
+    def other_calls() -> None:
+        loop = script.loop_of(accumulate=2)
+        model, batches = loop.prepare(script.model_of(), script.data(32))
+        for number, _ in enumerate(batches):
+            for _ in range(number + 1):
+                loop.gradient(*tape_of(model), model.trainable_variables, count=4)
+
     def own_gradients() -> None:
         loop = script.loop_of()
         model, optimizer = loop.prepare(script.model_of(), script.optimizer_of())
@@ -388,6 +396,7 @@ def refusals() -> dict[str, tuple[type[AnyaccelError], str, Any]]:
         "function": (ConfigError, "write @loop.function in place of @tf.function", traced_by_others),
         "prepared": (ConfigError, "a variable of no model that is prepared", not_prepared),
         "mean": (DataError, "which is no mean over rows", no_mean),
+        "other calls": (ConfigError, "more often in one batch of an update", other_calls),
         "own gradients": (ConfigError, "gradients that are not of loop.gradient()", own_gradients),
         "unscaled": (ConfigError, "a loss scale that the loss was not multiplied by", unscaled),
         "count": (ConfigError, "count=tf.shape(x)[0]", with_and_without_count),

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,15 @@ class Augmented(Dataset[tuple[Tensor, Tensor]]):
         return x, x.sum()[None]
 
 
-def train(folder: str | None, stop: int, workers: int, seed: int | None, sharding: str = "none") -> list[list[float]]:
+def train(
+    folder: str | None,
+    stop: int,
+    workers: int,
+    seed: int | None,
+    sharding: str = "none",
+    n_epochs: int = 3,
+    tell: Callable[[int, float], object] = lambda step, loss: None,
+) -> list[list[float]]:
     """Updates that are done before each step, and losses."""
     if seed is None:
         torch.manual_seed(5)
@@ -42,10 +51,11 @@ def train(folder: str | None, stop: int, workers: int, seed: int | None, shardin
     loader = DataLoader(Augmented(), batch_size=7, shuffle=True, num_workers=workers)
     net, optimizer, schedule, loader = loop.prepare(net, optimizer, schedule, loader)
     told = []
-    for _ in loop.epochs(3, save=folder, every=2):
+    for _ in loop.epochs(n_epochs, save=folder, every=2):
         for x, y in loader:
             loss = F.mse_loss(net(x), y)
             told.append([loop.step, float(loop.reduce(loss.detach()))])
+            tell(*told[-1])
             loop.backward(loss)
             optimizer.step()
             schedule.step()

@@ -134,6 +134,55 @@ def test_an_accumulation_is_not_saved_halfway(tmp_path: Path) -> None:
         loop.save(tmp_path)
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_an_update_is_not_saved_between_its_gradients_and_its_step(tmp_path: Path, accumulate: int) -> None:
+    loop = aa.Loop("cpu", framework="torch", accumulate=accumulate)
+    net, optimizer, loader = loop.prepare(*parts())
+    for _ in loop.epochs(1, save=tmp_path / "run", every=1):
+        for number, (x, y) in enumerate(loader):
+            loop.backward(nn.functional.mse_loss(net(x), y))
+            if loop.is_update:
+                with pytest.raises(StateError, match="gradients of an update that has not come would be lost"):
+                    loop.save(tmp_path / "by hand")
+            if number:  # the first batch is left without a step
+                optimizer.step()
+            optimizer.zero_grad()
+    loop.save(tmp_path / "by hand")
+    steps = {int(name.name[5:14]) for name in (tmp_path / "run").iterdir()}
+    assert steps == {1, 2}
+
+
+def test_an_epoch_that_ends_within_an_update_is_saved_after_it(tmp_path: Path) -> None:
+    loop = aa.Loop("cpu", framework="torch", accumulate=2)
+    net, optimizer, loader = loop.prepare(*parts())
+    found = []
+    for _ in loop.epochs(2, save=tmp_path):
+        for x, y in loader:
+            loop.backward(nn.functional.mse_loss(net(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append([loop.step, sorted(folder.name for folder in tmp_path.iterdir())])
+            if len(found) == 1:
+                break
+    assert [step for step, _ in found] == [0, 1, 1, 2]
+    assert found[1][1] == [] and [name[:24] for name in found[3][1]] == ["step-000000001-epoch-000"]
+
+
+def test_a_damaged_checkpoint_is_left_out_by_name(tmp_path: Path) -> None:
+    whole = train(None, 0, 0, 7)
+    train(str(tmp_path), 7, 0, 7)
+    *_, before, newest = sorted(folder.name for folder in tmp_path.iterdir())
+    file = next((tmp_path / newest).glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.warns(RuntimeWarning, match=f"the run goes on from {before}: .*{file.name}"):
+        rest = train(str(tmp_path), 0, 0, 7)
+    assert rest[0][0] == int(before[5:14]) and rest == whole[-len(rest) :]
+    for manifest in tmp_path.glob("*/manifest.json"):
+        manifest.write_text("{")
+    with pytest.raises(StateError, match=r"no checkpoint in .* can be read"):
+        train(str(tmp_path), 0, 0, 7)
+
+
 def test_the_batch_size_is_halved_while_memory_runs_out() -> None:
     tried = []
 

@@ -19,7 +19,8 @@ PLAIN = aa.Optimizer("adam", lr=0.001)
 
 
 def fit(model="mlp", data=TABLE, **settings):
-    given = {"target": "kind", "loss": "cross_entropy", "progress": "none", "epochs": 1, **settings}
+    given = {"target": "kind", "loss": "cross_entropy", "preprocess": None, **settings}
+    given = {"progress": "none", "epochs": 1, **given}
     if model == "mlp":
         given.setdefault("framework", "numpy")
     return aa.fit(model, data, **given)
@@ -138,5 +139,5 @@ def test_an_unknown_framework_is_refused():
 
 def test_a_source_of_batches_has_no_widths():
     batches = [{"x": X, "y": X[:, :1]}]
-    with pytest.raises(PhaseError, match="from a table, and these data are a source"):
+    with pytest.raises(PhaseError, match="the widths of a table, and these data are a source"):
         fit("mlp", batches, target="y", loss="mse")

@@ -65,19 +65,19 @@ class _Tagged(str):
 
 
 class LayerOptimizerRule(UpdateRule):
-    """An optimizer class of the library, made with the settings of the spec, or an object of one, which is copied.
+    """An optimizer class of the library, created with the settings of the spec, or a copy of an optimizer object.
 
-    It sees the parameters of one node. Those of a model of the library have the names and paths of the model's
-    variables where the class may read them.
+    It sees the parameters of one node. If the class may read them, the parameters of a model of the library have the
+    names and paths of the model's variables.
 
     Args:
-        optimizer: its `own` is the class, or the object.
-        module: the library.
-        outside: entered where variables are made, so that no function that is being traced holds them.
-        put: the value of a variable, copied to the device of a parameter.
+        optimizer: The spec; its `own` is the class or the object.
+        module: The library.
+        outside: Context in which variables are created, so that no traced function holds them.
+        put: Function that copies the value of a variable to the device of a parameter.
 
     Raises:
-        SpecError: an optimizer that cannot be made, or a setting that only the library's own loop heeds.
+        SpecError: the optimizer cannot be created, or only the library's own loop applies one of its settings.
     """
 
     def __init__(
@@ -143,10 +143,10 @@ class LayerOptimizerRule(UpdateRule):
             )
 
     def for_tree(self, tree: Any) -> LayerOptimizerRule:
-        """The rule with what the variables of a model are called, if the class may read it.
+        """Return the rule with the names of a model's variables, if the class may read them.
 
         Args:
-            tree: the variables by the names of the parameters, or an object that has these as `variables`.
+            tree: The variables by the names of the parameters, or an object that has these as `variables`.
         """
         variables: Mapping[str, Any] = getattr(tree, "variables", tree)
         if not variables or not (self._excludes or reads_names(self.optimizer.own, self._module)):
@@ -201,9 +201,9 @@ class LayerOptimizerRule(UpdateRule):
         return made, factor
 
     def rate(self, factor: float) -> float:
-        """What `step` takes as the rate: `factor`, times the rate that a given object has at this time.
+        """Return the rate for `step`: `factor`, times the current rate of a given object.
 
-        A schedule of the library is no part of it, as the object computes it by its own count of steps.
+        A schedule of the library is not included, because the object computes it by its own count of steps.
         """
         if self._given is None:
             return factor
@@ -269,16 +269,16 @@ class LayerOptimizerRule(UpdateRule):
         return variable
 
     def coefficients(self, step: int) -> dict[str, float]:
-        """The learning rate."""
+        """Return the learning rate."""
         return {"rate": self.rate(self.optimizer.rate(step - 1))}
 
     def table(self, step: int, count: int) -> dict[str, np.ndarray]:
-        """As in `UpdateRule`; the rate of a given object is read once."""
+        """Return the scalars of several steps; the rate of a given object is read once."""
         rate = self.rate(1.0)
         return {"rate": np.array([rate * self.optimizer.rate(step - 1 + i) for i in range(count)], dtype=np.float64)}
 
     def slots(self, xp: Any, kept: Slots, parameters: Mapping[str, Any]) -> Slots:
-        """What was kept; at first, what the optimizer begins with."""
+        """Return the kept slots; at first, the initial slots of the optimizer."""
         if parameters.keys() <= kept.keys():
             return {name: kept[name] for name in parameters}
         built = self._for(parameters)
@@ -302,7 +302,7 @@ class LayerOptimizerRule(UpdateRule):
             return not all(bool(ops.all(ops.equal(a, b))) for a, b in zip(*first, strict=True))
 
     def fits(self, slots: Slots, parameters: Mapping[str, Any]) -> bool:
-        """Whether these are the slots that the optimizer has for these parameters."""
+        """Return whether these are the slots that the optimizer has for these parameters."""
         expected = self._for(parameters).slots
         return {n: {slot: tuple(v.shape) for slot, v in own.items()} for n, own in expected.items()} == {
             n: {slot: tuple(v.shape) for slot, v in slots.get(n, {}).items()} for n in expected
@@ -316,7 +316,7 @@ class LayerOptimizerRule(UpdateRule):
         slots: Slots,
         coefficients: Mapping[str, Any],
     ) -> tuple[dict[str, Any], Slots]:
-        """One update of all parameters that have gradients."""
+        """Update all parameters that have gradients."""
         built = self._for({name: parameters[name] for name in gradients})
         given = [(built.parameters[name], parameters[name]) for name in gradients]
         given += [(v, slots[name][slot]) for name, own in built.slots.items() for slot, v in own.items()]
@@ -380,9 +380,9 @@ def _seen_in_steps(variable: Any) -> Any:
 
 
 def reads_names(own: Any, module: Any) -> bool:
-    """Whether an optimizer, a class or an object of one, may read names or paths of variables.
+    """Return whether an optimizer, a class or an object of one, may read names or paths of variables.
 
-    One of the user's may, and one of the library's if its code does.
+    A user's class may; a class of the library does if its code reads them.
     """
     for base in (own if isinstance(own, type) else type(own)).__mro__:
         if not issubclass(base, module.optimizers.Optimizer) or base is module.optimizers.Optimizer:

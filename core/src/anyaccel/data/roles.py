@@ -157,7 +157,7 @@ def assign_roles(label: str, columns: Sequence[str], given: RoleNames) -> dict[s
                     hint="name it once, or give a copy of it under another name",
                 )
             roles[name] = role
-    _check(label, columns, roles)
+    _check(label, columns, roles, needs_feature=given.tags is not ...)
     return roles
 
 
@@ -241,7 +241,7 @@ def read_roles(label: str, schema: Any) -> dict[str, str]:
             raise ColumnError(
                 f"column {name!r} of {label!r} has the role {role!r}", available=f"roles: {listed(ROLES)}"
             )
-    _check(label, schema.names, roles)
+    _check(label, schema.names, roles, needs_feature="tag" not in roles.values())
     return roles
 
 
@@ -254,11 +254,12 @@ def stamp(table: Any, roles: Mapping[str, str]) -> Any:
     return pa.table([table.column(name) for name in roles], schema=pa.schema(fields, table.schema.metadata))
 
 
-def _check(label: str, columns: Iterable[str], roles: Mapping[str, str]) -> None:
+def _check(label: str, columns: Iterable[str], roles: Mapping[str, str], *, needs_feature: bool) -> None:
+    """Check names and roles; of tags alone features can be made by a transform."""
     for name, count in Counter(columns).items():
         if name in roles and count > 1:
             raise ColumnError(f"{label!r} has {count} columns called {name!r}", hint="rename all but one of them")
-    if "feature" not in roles.values():
+    if needs_feature and "feature" not in roles.values():
         raise ColumnError(
             f"{label!r} has no feature",
             available=f"columns: {listed(columns)}",

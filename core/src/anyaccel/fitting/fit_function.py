@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.call_hints import call_hints
-from anyaccel.data.roles import Names
+from anyaccel.data import Sampler
+from anyaccel.data.roles import Names, names_of
 from anyaccel.errors import PhaseError
 from anyaccel.experiment import Experiment
 from anyaccel.fitting.fitted_model import FittedModel
-from anyaccel.fitting.table_models import DEFAULTS, MLP_DEFAULTS, is_sized, sized_model
-from anyaccel.fitting.tables import TrainingData, training_data
+from anyaccel.fitting.table_models import DEFAULTS, MLP_DEFAULTS, TableModel
+from anyaccel.fitting.tables import Preprocessing, TrainingData, loss_of_target, raw_table, training_data
+from anyaccel.fitting.wiring import Features, FitLosses, feature_names, inputs_of
 from anyaccel.graph import AppliedLoss, ModelGraph, ModelNode
-from anyaccel.phases import Callback, EarlyStopping, EvalPhase, TrainPhase
+from anyaccel.phases import Callback, Checkpoint, EarlyStopping, EvalPhase, TrainPhase
 from anyaccel.phases.settings import checked_callbacks
-from anyaccel.specs import Loss
+from anyaccel.precision import LossScale
 
 NODE = "model"
 
@@ -27,75 +30,147 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     model: Any,
     data: Any,
     *,
-    loss: Any,
+    loss: Any = None,
     target: Names = None,
-    features: Names = None,
+    features: Features = None,
     validation: Any = None,
     metrics: Any = (),
     epochs: int | None = None,
     batch_size: int | None = None,
     optimizer: Any = None,
     early_stopping: int | EarlyStopping | bool | None = None,
+    preprocess: Any = "auto",
+    drop: Names = (),
+    categories: Names = (),
+    embed: Any = "auto",
     scaler: Any = None,
     framework: str | None = None,
     accelerator: Any = "auto",
     seed: int = 0,
     callbacks: Iterable[Callback] = (),
     progress: Any = "auto",
-    checkpoint: Any = None,
+    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
     resume: str = "never",
+    outputs: Iterable[str] | None = None,
+    sampler: Sampler | None = None,
+    validate_every: int = 1,
+    accumulate: int = 1,
+    microbatching: str = "exact",
+    on_nan: str = "warn",
+    step: Callable[..., Any] | None = None,
+    replicas: int | None = None,
+    per_replica: bool = False,
+    deterministic: bool = False,
+    loss_scale: LossScale | float | None = None,
+    sharding: str | None = None,
+    sync_batchnorm: bool = False,
+    strict: bool = False,
+    policy: str | None = None,
+    final_device: Any = None,
+    compile: str = "auto",
+    residency: str = "auto",
+    precision: str | None = None,
+    matmul_precision: Any = None,
 ) -> FittedModel:
     """Train a model on a table, and return it with the graph and the experiment that were made for it.
 
     Everything it does can be written with ModelGraph, TrainPhase and Experiment, which it returns.
     """
-    spec = loss if isinstance(loss, Loss) else Loss(loss)
     defaults = MLP_DEFAULTS if isinstance(model, str) else DEFAULTS
     epochs = arguments.integer(PhaseError, "fit: ", "epochs", defaults["epochs"] if epochs is None else epochs, 0, 10)
     batch_size = defaults["batch_size"] if batch_size is None else batch_size
     optimizer = defaults["optimizer"] if optimizer is None else optimizer
-    names: Any = {"features": features, "target": target}
-    prepared = training_data(data, **names, loss=spec, validation=validation, scaler=scaler, seed=seed)
-    if is_sized(model):
-        sizes: Any = {"framework": framework, "accelerator": accelerator}
-        model = sized_model(model, prepared.data, spec, **sizes)
-    elif framework is not None:
-        problem = f"fit has framework={framework!r} and a model, which has one"
-        raise PhaseError(problem, hint="leave framework= out, or write fit('mlp', ...)")
+    table_model = TableModel(model, framework, accelerator)
+    losses = FitLosses(loss)
+    target = losses.targets if target is None else target
+    names: Any = {"features": feature_names(features, target), "target": target}
+    how = Preprocessing(
+        preprocess, names_of(drop), names_of(categories), embed, table_model.is_sized, table_model.embeds
+    )
+    data = raw_table(data, features, target, how)
+    if loss is None and step is None:
+        losses = FitLosses(loss_of_target(data, target))
+    evaluated = _split_of(validation) if isinstance(validation, EvalPhase) else validation
+    prepared = training_data(data, **names, loss_of=losses.of, validation=evaluated, scaler=scaler, seed=seed)
+    model = table_model.made_for(prepared, losses)
     if early_stopping is None and prepared.validation is not None:
         early_stopping = defaults.get("early_stopping")
-    graph = ModelGraph([ModelNode(NODE, model, prepared.data.reference())], optimizer, seed=seed)
-    own = [*checked_callbacks("fit", callbacks), *_stopping(early_stopping, prepared)]
-    loop: Any = {"sampler": batch_size, "n_epochs": epochs, "callbacks": own, "accelerator": accelerator}
-    checks = _validation(prepared, metrics)
-    loop |= {"validation": checks, "checkpoint": checkpoint}
-    phase = TrainPhase(data=prepared.train, losses=AppliedLoss(spec, on=NODE), **loop)
+    inputs = inputs_of(model, prepared.data, features)
+    graph = ModelGraph([ModelNode(NODE, model, inputs, outputs=outputs)], optimizer, seed=seed)
+    applied = losses.applied(graph)
+    phase = TrainPhase(
+        data=prepared.train,
+        losses=applied if step is None else (),
+        sampler=batch_size if sampler is None else sampler,
+        n_epochs=epochs,
+        validation=_validation(validation, prepared, metrics, () if step is None else applied),
+        validate_every=validate_every,
+        accumulate=accumulate,
+        microbatching=microbatching,
+        on_nan=on_nan,
+        step=step,
+        replicas=replicas,
+        per_replica=per_replica,
+        deterministic=deterministic,
+        loss_scale=loss_scale,
+        sharding=sharding,
+        sync_batchnorm=sync_batchnorm,
+        checkpoint=checkpoint,
+        accelerator=accelerator,
+        strict=strict,
+        policy=policy,
+        callbacks=[*checked_callbacks("fit", callbacks), *_stopping(early_stopping, prepared)],
+        final_device=final_device,
+        compile=compile,
+        residency=residency,
+        precision=precision,
+        matmul_precision=matmul_precision,
+    )
     experiment = Experiment("fit", graph, progress=progress)
     experiment.run_phase(phase, resume=resume)
-    return FittedModel(experiment, spec if spec.own is None else None)
+    return FittedModel(experiment, losses=applied, phase=phase)
 
 
 # Beside the function, which a text for each of its arguments would make too long to read.
 _ARGUMENTS = """
     Args:
         model: of any framework that has a plugin; it is trained itself, no copy of it. Or `"mlp"`, a `TabularMLP` that
-            is as wide as the data say, with defaults of its own. Or a function of (n_features, n_outputs) that makes a
-            model for these widths: `lambda n_features, n_outputs: nn.Linear(n_features, n_outputs)`, or a class.
+            is as wide as the data say, with defaults of its own. Or a function or a class that makes a model of these
+            widths: `lambda n_features, n_outputs: torch.nn.Linear(n_features, n_outputs)`.
         data: a data frame (pandas, Polars, Arrow), a mapping of arrays, a pair (x, y) of arrays or of a frame and a
             series, the path of a CSV or Parquet file, a data set of Hugging Face, a FeatureSet or a view of it; or a
             loader, a data set or another source of batches, which is streamed.
-        loss: a name (`"cross_entropy"`, `"mse"`, ...), or a loss of the model's framework.
+        loss: a name (`"cross_entropy"`, `"mse"`, ...), or a loss of the model's framework. Several by the column of
+            their target, `{"price": "mse", "kind": "cross_entropy"}`, for a model that gives a dict with these keys (or
+            see `outputs`); or a list of AppliedLoss objects on `"model"`, which may have weights. With `step`, what a
+            validation measures and predictions mean; it may be left out then. None: cross_entropy for a target of text,
+            booleans or at most 20 different integers, mse for other numbers, which are scaled and given back in their
+            units.
         target: name of the target's column, or of several. Targets that are text are encoded as indices of classes,
             and predictions decoded. A FeatureSet and a pair have theirs.
-        features: names of the columns that the model gets, joined; by default all others.
-        validation: the share of rows to validate on, drawn at random; the name of a split; another table or source; or
-            None.
+        features: names of the columns that the model gets, joined; by default all others. A model with several
+            arguments gets the columns that are named like them, or those that a mapping says:
+            `{"ids": "input_ids", "numbers": ["age", "fare"]}`.
+        validation: the share of rows to validate on, drawn at random; the name of a split; another table or source; an
+            EvalPhase over a split; or None.
         metrics: of the validation, as of an EvalPhase.
         epochs: at most so many; by default 10, and 100 for `"mlp"`.
         batch_size: rows of a batch, which are shuffled; by default 32, and 128 for `"mlp"`.
-        optimizer: as of a ModelGraph; by default `"adam"`, and AdamW with a learning rate of 0.001 for `"mlp"`.
+        optimizer: by default `"adam"`, and AdamW with a learning rate of 0.001 for `"mlp"`. A name, a framework's own
+            optimizer, or an Optimizer with its settings, which include schedules of the learning rate and clipped
+            gradients: `Optimizer("adamw", lr=3e-4, weight_decay=0.01, clip_norm=1.0,
+            schedule=Schedule("cosine", steps=1000, warmup=100))`.
         early_stopping: stop after so many epochs without a lower `val_loss`, with the parameters of the best; or an
-            EarlyStopping; or False. By default no, and 10 for `"mlp"` with a validation.
+            EarlyStopping; or False for none. By default none, and 10 for `"mlp"` with a validation.
+        preprocess: how features are made of the columns of a table, from the rows to train on. `"auto"` takes text,
+            booleans, categories, dates and gaps as well as numbers, and joins all into one matrix (see
+            `FittedModel.columns`); a table of plain numbers for a model that you made stays as it is. Or a transformer
+            of scikit-learn; or None, for numbers as they are.
+        drop: names of columns to leave out.
+        categories: names of columns that are categories although they are numbers, or text that looks like them.
+        embed: names of columns whose categories become codes 0, 1, ... for a model that embeds them, as the last
+            features; True for all, False for none. `"auto"`: those with more than 40 values for `"mlp"`, and none for
+            a model that you made.
         scaler: a transform in the style of scikit-learn for all features together, or the name of one of its scalers
             (`"standard"`, `"minmax"`, `"maxabs"`, `"robust"`), fitted to the rows to train on; saved with the model and
             applied to what it predicts for.
@@ -107,6 +182,13 @@ _ARGUMENTS = """
         progress: as of an Experiment.
         checkpoint: as of a TrainPhase: a Checkpoint, or the name of a folder.
         resume: `"auto"` goes on from the newest checkpoint in this folder, if there is one; as of `run_phase`.
+        outputs: names of what a model gives that returns several values without names, in their order.
+        sampler: draws the batches in place of `batch_size`, such as `SimpleSampler(32)`, which keeps the order of rows.
+        step: a training step of your own, a function of (models, batch, optimizers), in which the model is
+            `models["model"]`.
+        validate_every, accumulate, microbatching, on_nan, replicas, per_replica, deterministic, loss_scale, sharding,
+            sync_batchnorm, strict, policy, final_device, compile, residency, precision, matmul_precision: as of a
+            TrainPhase.
 
     Raises:
         PhaseError: settings that do not fit each other, or no target.
@@ -116,10 +198,26 @@ _ARGUMENTS = """
 fit.__doc__ = f"{fit.__doc__}{_ARGUMENTS}"
 
 
-def _validation(prepared: TrainingData, metrics: Any) -> EvalPhase | None:
+def _split_of(validation: EvalPhase) -> str:
+    if isinstance(validation.data, str):
+        return validation.data
+    raise PhaseError(
+        f"fit: the validation {validation.label!r} has other data, which fit does not transform as those to train on",
+        available="the name of a split of the data",
+        hint="write validation=EvalPhase('LABEL', data='SPLIT'), or validation=TABLE with metrics=[...]",
+    )
+
+
+def _validation(given: Any, prepared: TrainingData, metrics: Any, losses: Sequence[AppliedLoss]) -> EvalPhase | None:
+    has_metrics = bool(metrics) or not isinstance(metrics, (list, tuple))
+    if isinstance(given, EvalPhase):
+        if has_metrics:
+            problem = f"fit has metrics={shown(metrics)} and a validation {given.label!r} with metrics of its own"
+            raise PhaseError(problem, hint="write EvalPhase(..., metrics=[...])")
+        return given
     if prepared.validation is not None:
-        return EvalPhase("validation", data=prepared.validation, metrics=metrics)
-    if metrics or not isinstance(metrics, (list, tuple)):
+        return EvalPhase("validation", data=prepared.validation, metrics=metrics, losses=losses)
+    if has_metrics:
         problem = f"fit has metrics={shown(metrics)} and no validation, on which they are measured"
         raise PhaseError(problem, hint="write validation=0.2")
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,18 @@ from anyaccel.data import FeatureSet, FeatureSetView
 from anyaccel.data.roles import listed
 from anyaccel.errors import ConfigError, DataError, NaNWarning, ResultError
 from anyaccel.experiment import Experiment
-from anyaccel.fitting.tables import Columns, columns_before_transforms, is_table, new_rows, transformed_like
+from anyaccel.fitting.table_columns import TableColumns
+from anyaccel.fitting.tables import (
+    Columns,
+    columns_before_transforms,
+    is_table,
+    new_rows,
+    transformed_like,
+    treatment_in,
+)
 from anyaccel.graph import AppliedLoss, ModelGraph, Plan
 from anyaccel.graph.weight_loading import Change, Names
-from anyaccel.phases import EvalPhase
+from anyaccel.phases import EvalPhase, TrainPhase
 from anyaccel.results import EvalResults, TrainResults
 from anyaccel.results.base import read_results, results_parts
 from anyaccel.specs import Loss
@@ -36,15 +44,26 @@ class FittedModel:
     Args:
         experiment: over a graph with one output node and one feature set.
         loss: the named loss that it was trained with, which says what its outputs mean; None for another.
+        losses: in place of it, those of a model with several outputs or targets.
+        phase: that trained it; None for one that was loaded.
         columns: role and dtype of the columns that features and targets are made of, before all transforms; None for
             those of the graph's data, which then have their rows.
 
     Attributes:
         experiment: with the results of everything that was run.
-        loss: as given.
+        loss: the named loss of a model with one; else None.
+        losses: all that were given.
     """
 
-    def __init__(self, experiment: Experiment, loss: Loss | None = None, columns: Columns | None = None) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        loss: Loss | None = None,
+        columns: Columns | None = None,
+        *,
+        losses: Sequence[AppliedLoss] = (),
+        phase: TrainPhase | None = None,
+    ) -> None:
         if not isinstance(experiment, Experiment):
             problem = f"FittedModel: {shown(experiment)} is not an Experiment"
             raise ConfigError(problem, hint="write FittedModel(Experiment(graph), Loss('mse'))")
@@ -55,7 +74,10 @@ class FittedModel:
                 "feature sets, and not one of each",
                 hint="use the graph itself: ModelGraph.load(folder), EvalPhase",
             )
-        self.experiment, self.loss = experiment, loss
+        self.losses = tuple(losses) if loss is None else (AppliedLoss(loss),)
+        only = self.losses[0].loss if len(self.losses) == 1 else None
+        self.experiment, self.loss = experiment, None if only is None or only.own is not None else only
+        self._phase = phase
         (self._node,), ((self._label, self._data),) = graph.output_nodes, graph.feature_sets.items()
         self._columns = columns_before_transforms(self._data) if columns is None else columns
 
@@ -67,6 +89,30 @@ class FittedModel:
     def graph(self) -> ModelGraph:
         """The graph, with the model as its node."""
         return self.experiment.graph
+
+    @property
+    def columns(self) -> TableColumns:
+        """What became of each column of the table: its kind, its treatment, gaps and categories; it prints as a table.
+
+        Raises:
+            ResultError: the columns are numbers that the model takes as they are.
+        """
+        treatments = [made for made in map(treatment_in, self._data.transforms) if made is not None]
+        if not treatments:
+            problem = f"the columns {listed(self._columns)} were not treated: the model takes them as they are"
+            raise ResultError(problem, hint="see graph for the data, and fit(..., preprocess=) for treatments")
+        return TableColumns(treatments[-1].columns)
+
+    @property
+    def phase(self) -> TrainPhase:
+        """The phase that trained it, with every setting that `fit` was given; run it again to train on.
+
+        Raises:
+            ResultError: the model was loaded, and not trained here.
+        """
+        if self._phase is None:
+            raise ResultError("this model was loaded, and its phase was not", hint="run a phase: model.graph.run(...)")
+        return self._phase
 
     @property
     def results(self) -> TrainResults:
@@ -98,7 +144,7 @@ class FittedModel:
         names = [arguments.text(ResultError, "plot: ", "figure", figure, "a name", "'val_loss'") for figure in figures]
         return self.results.plot(*names, ax=ax)
 
-    def predict(self, data: Any, *, outputs: bool = False) -> np.ndarray:
+    def predict(self, data: Any, *, outputs: bool = False) -> Any:
         """Predictions for new rows, in their order.
 
         Args:
@@ -106,26 +152,23 @@ class FittedModel:
             outputs: return what the model gives (logits), and nothing decoded.
 
         Returns:
-            for cross_entropy and binary_cross_entropy classes [n], as text if the targets were; else values in the
-            original units of the target, [n, *shape].
+            an array: for cross_entropy and binary_cross_entropy classes [n], as text if the targets were; else values
+            in the original units of the target, [n, *shape]. A dict of arrays for a model with several outputs, each
+            as the loss that takes it says.
 
         Raises:
             DataError, ColumnError: columns of the features are missing, or do not fit; or the targets were text and
                 the loss is another one, whose outputs may mean anything.
         """
         arguments.flag(DataError, "predict: ", "outputs", outputs)
-        if not outputs:
-            encoded = [each for each in self._data.transforms if each.class_labels]
-            if encoded and (self.loss is None or self.loss.name not in (_CLASSES, _YES_OR_NO)):
-                raise DataError(
-                    f"the target {encoded[0].results[0]!r} was text, and what outputs mean is known of the losses "
-                    f"{_CLASSES!r} and {_YES_OR_NO!r} only",
-                    available=f"its classes: {listed(encoded[0].class_labels)}",
-                    hint="write predict(data, outputs=True) for what the model gives",
-                )
+        for output in () if outputs else self._decoded_outputs():
+            self._check_decodable(*self._compared(output))
         results = self._run(EvalPhase("predict", data=self._rows(data, with_target=False), outputs=self._node))
-        values: np.ndarray = results.prediction(self._node)
-        return values if outputs else self._decoded(values)
+        values = results.predictions
+        if not outputs:
+            compared = {name: self._compared(name.partition(".")[2]) for name in values}
+            values = {name: self._decoded(array, *compared[name]) for name, array in values.items()}
+        return values[self._node] if self._node in values else {name.partition(".")[2]: values[name] for name in values}
 
     def evaluate(self, data: Any, metrics: Any = ()) -> EvalResults:
         """Loss and metrics over rows with targets, as results of an EvalPhase.
@@ -137,7 +180,7 @@ class FittedModel:
         Raises:
             DataError, ColumnError: columns are missing, or do not fit.
         """
-        losses = [] if self.loss is None else [AppliedLoss(self.loss)]
+        losses = [loss for loss in self.losses if loss.loss.own is None]
         return self._run(EvalPhase("evaluate", data=self._rows(data), metrics=metrics, losses=losses))
 
     def _run(self, phase: EvalPhase) -> EvalResults:
@@ -145,9 +188,39 @@ class FittedModel:
         results: EvalResults = quiet.run_phase(phase)
         return results
 
-    def _decoded(self, values: np.ndarray) -> np.ndarray:
+    def _decoded_outputs(self) -> list[str]:
+        """The outputs that losses take, `""` for the only one."""
+        return [loss.inputs[0].partition(".")[2] for loss in self.losses] or [""]
+
+    def _compared(self, output: str) -> tuple[Loss | None, tuple[str, ...]]:
+        """The named loss that takes an output, None for another, and the targets with which it compares it."""
+        for applied in self.losses:
+            taken, _, name = applied.inputs[0].partition(".")
+            if taken == "outputs" and name in ("", output):
+                columns = [column.partition(".")[2].partition("@")[0] for column in applied.inputs[1:]]
+                targets = [column for column in columns if column in self._data.targets]
+                named = None if applied.loss.own is not None else applied.loss
+                return named, tuple(targets) if "targets" not in applied.inputs else self._data.targets
+        return None, () if output and self.losses else self._data.targets
+
+    def _check_decodable(self, loss: Loss | None, targets: Sequence[str]) -> None:
+        """Refuse outputs for a target that was text, where the loss does not say what they mean.
+
+        Raises:
+            DataError: such an output.
+        """
+        encoded = [it for it in self._data.transforms if it.class_labels and set(it.results) & set(targets)]
+        if encoded and (loss is None or loss.name not in (_CLASSES, _YES_OR_NO)):
+            raise DataError(
+                f"the target {encoded[0].results[0]!r} was text, and what outputs mean is known of the losses "
+                f"{_CLASSES!r} and {_YES_OR_NO!r} only",
+                available=f"its classes: {listed(encoded[0].class_labels)}",
+                hint="write predict(data, outputs=True) for what the model gives",
+            )
+
+    def _decoded(self, values: np.ndarray, loss: Loss | None, targets: Sequence[str]) -> np.ndarray:
         """Classes in place of scores, and everything in the units of the data before their transforms."""
-        name, targets = None if self.loss is None else self.loss.name, self._data.targets
+        name = None if loss is None else loss.name
         if name in (_CLASSES, _YES_OR_NO):
             # Of a class one would not see that it was made of NaN
             broken = np.isnan(values.reshape(len(values), -1)).any(axis=1)
@@ -157,8 +230,8 @@ class FittedModel:
                 )
                 problem += f"{int(broken.argmax())}; classes there mean nothing. Hint: see predict(data, outputs=True)"
                 warnings.warn(problem, NaNWarning, stacklevel=user_level())
-        if self.loss is not None and name == _CLASSES and values.ndim > 1:
-            values = values.argmax(axis=self.loss.kwargs.get("class_axis", -1))
+        if loss is not None and name == _CLASSES and values.ndim > 1:
+            values = values.argmax(axis=loss.kwargs.get("class_axis", -1))
             if any("float" in self._data.spec(target).dtype for target in targets):  # one number for each class
                 return values
         elif name == _YES_OR_NO:
@@ -194,7 +267,30 @@ class FittedModel:
         loss = None if self.loss is None else self.loss.get_config()
         runs = [run for run in self.experiment.history if isinstance(run, TrainResults)]
         results = [results_parts(run, {}) for run in runs]  # these have no arrays
-        self.graph.save(folder, extra={_PART: {"loss": loss, "columns": self._columns, "results": results}})
+        part = {"loss": loss, "columns": self._columns, "results": results}
+        if len(self.losses) > 1 or any(applied.inputs != ("outputs", "targets") for applied in self.losses):
+            part["losses"] = [_loss_config(applied) for applied in self.losses]
+        self.graph.save(folder, extra={_PART: part})
+
+
+def _loss_config(applied: AppliedLoss) -> dict[str, Any]:
+    """An applied loss as plain data; of a loss that has no name, what it compares."""
+    if applied.loss.own is None:
+        return applied.get_config()
+    return {"loss": None, "on": applied.on or None, "inputs": list(applied.inputs), "label": applied.label or None}
+
+
+def _read_loss(config: Mapping[str, Any]) -> AppliedLoss:
+    return AppliedLoss.from_config(config) if config["loss"] else AppliedLoss(**{**config, "loss": _not_saved})
+
+
+def _not_saved(*inputs: Any) -> Any:
+    """Stands for a loss of the user's own in a model that was loaded.
+
+    Raises:
+        ConfigError: always.
+    """
+    raise ConfigError("the loss was not saved, it has no name", hint="give the loss: AppliedLoss(LOSS, on='model')")
 
 
 @call_hints
@@ -238,4 +334,5 @@ def load(
         raise ConfigError(problem, hint="give the folder that save() wrote")
     runs: Iterable[Any] = (read_results(run, {}) for run in results)
     experiment.history.extend(runs)
-    return FittedModel(experiment, loss, part["columns"])
+    losses = [_read_loss(config) for config in part.get("losses", ())]
+    return FittedModel(experiment, None if losses else loss, part["columns"], losses=losses)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from anyaccel.arguments import shown
 from anyaccel.backend import Compute
-from anyaccel.data import FeatureSet, Source
+from anyaccel.data import Source
 from anyaccel.data.roles import listed
 from anyaccel.device import Device
 from anyaccel.errors import PhaseError, PluginError
+from anyaccel.fitting.tables import TrainingData
+from anyaccel.fitting.wiring import FitLosses
 from anyaccel.install_hints import install_line
 from anyaccel.registry import registry
-from anyaccel.specs import Loss, Optimizer, takes_classes
+from anyaccel.specs import Optimizer
 from anyaccel.suggestions import did_you_mean
 from anyaccel.user_level import user_level
 
@@ -37,94 +38,78 @@ MLP_DEFAULTS: Mapping[str, Any] = {
 """What it takes for a model that sizes itself; early stopping where there is a validation."""
 
 
-def is_sized(model: Any) -> bool:
-    """Whether `fit` makes the model: for a name, a function or a class; classes of estimators do not take widths."""
-    is_function = isinstance(model, functools.partial) or inspect.isroutine(model)
-    return isinstance(model, str) or is_function or (isinstance(model, type) and not hasattr(model, "fit"))
-
-
-def sized_model(
-    model: Any,
-    data: FeatureSet | Source,
-    loss: Loss,
-    *,
-    cardinalities: Sequence[int] = (),
-    framework: str | None = None,
-    accelerator: Any = "auto",
-) -> Any:
-    """A model for the features and the target of some data, from its name or from a function of their widths.
+class TableModel:
+    """The model of a fit: one that is given, or one that is made for the widths of the data.
 
     Args:
-        model: a name of `NAMES`, or a function of (n_features, n_outputs).
-        data: with numeric features and targets.
-        loss: that its outputs are compared by.
-        cardinalities: numbers of codes of the last columns of the features, for a model that embeds.
+        model: a model; a name of `NAMES`; or a function or a class of (n_features, n_outputs).
         framework: of a named model; None for the first that is installed and has the accelerator.
         accelerator: as of `fit`.
 
+    Attributes:
+        is_sized: whether it is made for the widths.
+        embeds: whether it takes codes of categories.
+
     Raises:
-        PhaseError: no such name, data that do not say how wide they are, or a function that does not make a model.
+        PhaseError: no such name, or a framework for a model that has one.
     """
-    if isinstance(model, str) and model not in NAMES:
-        raise PhaseError(
-            f"fit has no model called {model!r}",
-            available=", ".join(NAMES),
-            hint=did_you_mean(model, NAMES, "write 'mlp', or give a model of a framework"),
-        )
-    if isinstance(data, Source):
-        raise PhaseError(
-            f"fit sizes {shown(model)} from a table, and these data are a source of batches",
-            hint="give the model itself, or a table",
-        )
-    n_features = sum(math.prod(data.spec(name).shape) for name in data.features)
-    n_outputs = output_width(data, loss)
+
+    def __init__(self, model: Any, framework: str | None, accelerator: Any) -> None:
+        is_function = isinstance(model, functools.partial) or inspect.isroutine(model)
+        is_class = isinstance(model, type) and not hasattr(model, "fit")  # the class of an estimator takes no widths
+        self.is_sized, self.embeds = isinstance(model, str) or is_function or is_class, isinstance(model, str)
+        self._model, self._framework, self._accelerator = model, framework, accelerator
+        if isinstance(model, str) and model not in NAMES:
+            raise PhaseError(
+                f"fit has no model called {model!r}",
+                available=", ".join(NAMES),
+                hint=did_you_mean(model, NAMES, "write 'mlp', or give a model of a framework"),
+            )
+        if framework is not None and not self.embeds:
+            what = "a function, which makes models of its own framework" if self.is_sized else "a model, which has one"
+            problem = f"fit has framework={framework!r} and {what}"
+            raise PhaseError(problem, hint="leave framework= out, or write fit('mlp', ...)")
+
+    def made_for(self, prepared: TrainingData, losses: FitLosses) -> Any:
+        """The model for these data.
+
+        Raises:
+            PhaseError: data that do not say how wide they are, or a function that does not make a model.
+        """
+        if not self.is_sized:
+            return self._model
+        widths, data = prepared.widths, prepared.data
+        if widths is None or isinstance(data, Source):
+            raise PhaseError(
+                f"fit makes {_named(self._model)} for the widths of a table, and these data are a source of batches",
+                hint="give the model itself, or a table",
+            )
+        n_outputs = sum(losses.n_classes(name, data) or 0 for name in data.targets)
+        n_outputs = n_outputs or widths.n_outputs
+        if isinstance(self._model, str):
+            make: Any = _framework_models(self._framework, self._accelerator)[NAMES[self._model]]
+            return make(widths.n_numbers, widths.cardinalities, n_outputs)
+        try:
+            made = self._model(widths.n_features, n_outputs)
+        except TypeError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise  # it comes from the inside of the function
+            raise PhaseError(
+                f"{_named(self._model)} does not take the widths of a model: {error}",
+                cause=f"fit calls it with {widths.n_features} features and {n_outputs} outputs",
+                hint="write lambda n_features, n_outputs: MODEL, or give the model itself",
+            ) from error
+        if made is None or isinstance(made, type):
+            problem = f"{_named(self._model)} gave {shown(made)}, and no model"
+            raise PhaseError(problem, hint="return a model: lambda n_features, n_outputs: MODEL")
+        return made
+
+
+def _named(model: Any) -> str:
+    """A name, a function or a class, for messages."""
     if isinstance(model, str):
-        make: Any = _framework_models(framework, accelerator)[NAMES[model]]
-        return make(n_features - len(cardinalities), cardinalities, n_outputs)
-    if framework is not None:
-        problem = f"fit has framework={framework!r} and a function, which makes models of its own framework"
-        raise PhaseError(problem, hint="leave framework= out")
-    try:
-        made = model(n_features, n_outputs)
-    except TypeError as error:
-        if error.__traceback__ is None or error.__traceback__.tb_next is not None:
-            raise  # it comes from the inside of the function
-        raise PhaseError(
-            f"{named(model)} does not take the widths of a model: {error}",
-            cause=f"fit calls it with {n_features} features and {n_outputs} outputs",
-            hint="write lambda n_features, n_outputs: MODEL, or give the model itself",
-        ) from error
-    if made is None or isinstance(made, type):
-        problem = f"{named(model)} gave {shown(made)}, and no model"
-        raise PhaseError(problem, hint="return a model: lambda n_features, n_outputs: MODEL")
-    return made
-
-
-def named(function: Any) -> str:
-    """A function or a class, for messages."""
-    name = getattr(function, "__qualname__", "").rpartition(".")[2]
-    return f"the function {name or shown(function)}"
-
-
-def output_width(data: FeatureSet, loss: Loss) -> int:
-    """How many outputs a model needs for each row: classes, or values of the targets."""
-    width = sum(math.prod(data.spec(name).shape) for name in data.targets)
-    if not _compares_classes(loss) or any("float" in data.spec(name).dtype for name in data.targets):
-        return width
-    encoded = {fitted.results[0]: fitted.class_labels for fitted in data.transforms if fitted.class_labels}
-    return max(len(encoded[name]) if name in encoded else int(data.array(name).max()) + 1 for name in data.targets)
-
-
-def _compares_classes(loss: Loss) -> bool:
-    if loss.own is None:
-        return takes_classes(loss)
-    owners = registry().owners(loss.own) or [name for name in _PREFERRED if _is_of(loss.own, name)]
-    takes = registry().computing(owners[0]).loss_targets(loss) if owners else None
-    return takes is not None and takes.kind == "classes"
-
-
-def _is_of(loss: Any, framework: str) -> bool:
-    return str(getattr(loss, "__module__", "")).partition(".")[0] == framework
+        return repr(model)
+    return f"the function {getattr(model, '__qualname__', '').rpartition('.')[2] or shown(model)}"
 
 
 def _framework_models(framework: str | None, accelerator: Any) -> Any:

@@ -22,8 +22,8 @@ from anyaccel.launched import launched
 from anyaccel.own_loop.capability import OwnLoops
 from anyaccel.own_loop.gathering import Part, merged
 from anyaccel.own_loop.loader import Iterations, LoopLoader
+from anyaccel.own_loop.loop_folder import LoopCheckpoint, LoopFolder, Saving
 from anyaccel.own_loop.processes import LoopProcesses
-from anyaccel.own_loop.run_folder import LoopFolder, Position, Schedule
 from anyaccel.own_loop.tracking import Tracking
 from anyaccel.phases.bound_phase import best_common_device
 from anyaccel.phases.checkpointing.checkpointer import checked_resume
@@ -146,7 +146,7 @@ class Loop:
         self.tracking = Tracking(log, writes=self.is_main_process)
         self._prepared_loaders: list[LoopLoader] = []
         self._run = os.urandom(8).hex()
-        self._schedule: Schedule | None = None
+        self._saving: Saving | None = None
         self._processes.begin()
 
     def __repr__(self) -> str:
@@ -380,32 +380,37 @@ class Loop:
             StateError: the checkpoint is of other models, or the folder is of another run.
         """
         resume = checked_resume(resume)
-        folder = None if save is None else LoopFolder(save)
-        if folder is not None:
-            if resume == "auto" and folder.newest(self.broadcast) is not None:
-                self.load(folder.path)
-            self._schedule = Schedule(folder, every, keep, self.step)
+        if save is not None:
+            folder = LoopFolder(save, self._processes)
+            newest = folder.newest(self.framework) if resume == "auto" else None
+            if newest is not None:
+                self._go_on_from(newest)
+            self._saving = Saving(folder, every, keep, self.step)
         first = self.epoch
         try:
             for epoch in range(first, n_epochs):
                 self.epoch = epoch
                 yield epoch
                 self.epoch = epoch + 1
-                if self._schedule is not None and self._schedule.after_epoch(is_last=epoch + 1 == n_epochs):
-                    self._save_to(self._schedule.folder, keep)
+                is_last = epoch + 1 == n_epochs
+                if self._saving is not None and self._saving.after_epoch(is_last=is_last):
+                    if self._is_whole or is_last:  # after the last, what an update lacks does not come
+                        self._saving.folder.write(self._checkpoint({}), keep)
+                    else:
+                        self._saving.is_overdue = True
         finally:
-            if self._schedule is not None:
-                self._schedule.folder.wait()
-            self._schedule = None
+            if self._saving is not None:
+                self._saving.folder.wait()
+            self._saving = None
 
     def _steps_done(self) -> None:
-        schedule = self._schedule
-        if schedule is not None and self._is_whole and schedule.is_due(self.step, self._processes.gather_plain):
-            self._save_to(schedule.folder, schedule.keep)
+        saving = self._saving
+        if saving is not None and self._is_whole and saving.is_due(self.step, self._processes.gather_plain):
+            saving.folder.write(self._checkpoint({}), saving.keep)
 
     @property
     def _is_whole(self) -> bool:
-        """Whether no gradients are accumulated for an update that has not come."""
+        """Whether no gradients are there for an update that has not come."""
         return True
 
     # -- values of all processes -----------------------------------------------------------------------------------
@@ -520,18 +525,15 @@ class Loop:
         """
         if not self._is_whole:
             raise StateError(
-                "save() within an accumulation: gradients of an update that has not come would be lost",
+                "save() within an update: gradients of an update that has not come would be lost",
                 hint="write if loop.is_update: loop.save(...), after optimizer.step()",
             )
         self._meet("call loop.save()")
-        LoopFolder.write_one(folder, self._position(extra or {}), self.is_main_process, self._processes.gather_plain)
+        LoopFolder(folder, self._processes).write_itself(self._checkpoint(extra or {}))
 
-    def _save_to(self, folder: LoopFolder, keep: int) -> None:
-        folder.write(self._position({}), keep, self.is_main_process, self._processes.gather_plain)
-
-    def _position(self, extra: Mapping[str, Any]) -> Position:
+    def _checkpoint(self, extra: Mapping[str, Any]) -> LoopCheckpoint:
         kept = {name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in extra.items()}
-        return Position(
+        return LoopCheckpoint(
             run=self._run,
             framework=self.framework,
             step=self.step,
@@ -556,15 +558,28 @@ class Loop:
             ConfigError: there is no checkpoint.
         """
         self._meet("call loop.load()")
-        position = LoopFolder.read(folder, self.framework)
-        if len(position.loaders) != len(self._prepared_loaders):
+        checkpoint = LoopFolder(folder, self._processes).newest(self.framework)
+        if checkpoint is None:
+            raise ConfigError(f"no checkpoint of a loop in {str(folder)!r}", hint="write one: loop.save(FOLDER)")
+        kept = self._go_on_from(checkpoint)
+        for name, target in (extra or {}).items():
+            if name not in kept:
+                raise StateError(
+                    f"the checkpoint has no extra {name!r}", available=", ".join(kept), hint="name one of these"
+                )
+            target.load_state_dict(kept[name])
+        return kept
+
+    def _go_on_from(self, checkpoint: LoopCheckpoint) -> dict[str, Any]:
+        """Set all that a checkpoint holds; gives what is extra."""
+        if len(checkpoint.loaders) != len(self._prepared_loaders):
             raise StateError(
-                f"the checkpoint has {len(position.loaders)} loaders, and this loop {len(self._prepared_loaders)}",
+                f"the checkpoint has {len(checkpoint.loaders)} loaders, and this loop {len(self._prepared_loaders)}",
                 hint="prepare the loaders of the run that wrote the checkpoint, in the same order",
             )
-        self._load(position.state)
-        self._run, self.step, self.epoch = position.run, position.step, position.epoch
-        own = position.random[self.process_index] if self.process_index < len(position.random) else None
+        self._load(checkpoint.state)
+        self._run, self.step, self.epoch = checkpoint.run, checkpoint.step, checkpoint.epoch
+        own = checkpoint.random[self.process_index] if self.process_index < len(checkpoint.random) else None
 
         def go_on(whole: bool) -> None:
             if own is not None:
@@ -574,16 +589,10 @@ class Loop:
                 self._set_model_states(of_models)
 
         go_on(True)
-        for loader, state in zip(self._prepared_loaders, position.loaders, strict=True):
+        for loader, state in zip(self._prepared_loaders, checkpoint.loaders, strict=True):
             loader.load_state_dict(state, go_on)
-        kept: dict[str, Any] = position.state.get("extra", {})
-        for name, target in (extra or {}).items():
-            if name not in kept:
-                raise StateError(
-                    f"the checkpoint has no extra {name!r}", available=", ".join(kept), hint="name one of these"
-                )
-            target.load_state_dict(kept[name])
-        return kept
+        extra: dict[str, Any] = checkpoint.state.get("extra", {})
+        return extra
 
 
 def _loop_class(framework: str | None) -> type[Loop]:

@@ -7,6 +7,7 @@ import itertools
 import math
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, update_wrapper
@@ -21,6 +22,7 @@ from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, CapabilityError, ConfigError, DataError, StateError
 from anyaccel.own_loop import Loop, LoopLoader, OwnLoops, Share
 from anyaccel.own_loop.loop import OF_MODELS
+from anyaccel.own_loop.window import Window
 from anyaccel.user_level import user_level
 from anyaccel_tensorflow.object_location import is_optimizer
 from anyaccel_tensorflow.shape_inference import batch_coupling
@@ -74,12 +76,13 @@ class TensorFlowLoop(Loop):
         self._models: list[_Model] = []
         self._optimizers: list[_PreparedOptimizer] = []
         self._others: list[Any] = []
-        self._window = _Window()
+        self._window = Window()
         self._pending: frozenset[int] = frozenset()  # variables whose gradients no optimizer was given yet
         self._sites: dict[Any, _Site] = {}
         self._positions: dict[int, int] = {}  # of the variables that are trained, by id
         self._traced: _Traced | None = None  # what is called, and perhaps traced, just now
-        self._n_functions = self._n_calls = 0
+        self._n_functions = 0
+        self._n_calls = Counter[tuple[int, int]]()  # of `gradient` for the same variables, in this batch
         self._row_tensors: dict[float | None, Any] = {}
         self._is_within = False  # `accumulate`
         self._is_begun = False
@@ -277,7 +280,10 @@ class TensorFlowLoop(Loop):
                 hint="call it for each batch, and leave out what optimizers do: if loop.is_update: ...",
             )
         self._window.begin(share, self.accumulation_steps)
-        self._n_calls = 0
+        if self._window.n_batches == 1:
+            for site in self._sites.values():
+                site.n_batches = 0
+        self._n_calls.clear()
         if self._window.is_closing and not self._optimizers:
             self.step += 1
 
@@ -296,7 +302,7 @@ class TensorFlowLoop(Loop):
 
     @property
     def _is_whole(self) -> bool:
-        return self._window.is_closing or self._window.n_batches == 0
+        return (self._window.is_closing or self._window.n_batches == 0) and not (self._pending and self._optimizers)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def gradient(self, tape: Any, loss: Any, variables: Any, count: Any = None) -> Any:
@@ -354,14 +360,18 @@ class TensorFlowLoop(Loop):
 
     def _site(self, keys: Sequence[int], traced: _Traced | None, *, is_counted: bool) -> _Site:
         """The place of this call in the code, by what is alike in all processes."""
-        number, self._n_calls = self._n_calls, self._n_calls + 1
-        first = self._positions[keys[0]] if keys else 0
-        place = (0 if traced is None else traced.number, number, first, len(keys))
+        variables = (self._positions[keys[0]] if keys else 0, len(keys))
+        number = self._n_calls[variables]
+        self._n_calls[variables] += 1
+        place = (0 if traced is None else traced.number, number, *variables)
         site = self._sites.setdefault(place, _Site(place, keys, is_counted=is_counted))
         site.check(keys, is_counted=is_counted)
         if self.accumulation_steps > 1:
             if traced is None:
                 site.is_open = not self._window.is_closing
+                site.n_batches += 1
+                if number > 0 and not site.is_open:
+                    site.check_batches(self._sites[(0, 0, *variables)])
             else:
                 traced.sites.append(site)
         return site
@@ -502,7 +512,7 @@ class TensorFlowLoop(Loop):
         traced = function.traced(is_closing=self._will_close())
         if traced.needs_rows and math.isnan(rows):
             raise _no_rows()
-        before, self._traced, calls = self._traced, traced, self._n_calls
+        before, self._traced, calls = self._traced, traced, self._n_calls.copy()
         try:
             result = traced.run(*args, **kwargs) if self._is_plain else traced.run(self._tensor(rows), *args, **kwargs)
         except tf.errors.OpError as error:
@@ -535,7 +545,7 @@ class TensorFlowLoop(Loop):
         """The function that is being called is traced."""
         assert self._traced is not None
         self._traced.begin(rows)
-        self._n_calls = 0
+        self._n_calls.clear()
 
     @property
     def is_plain(self) -> bool:
@@ -604,7 +614,7 @@ class TensorFlowLoop(Loop):
             own.load(saved)
         for saved, other in zip(state["others"], self._others, strict=True):
             other.load_state_dict(saved)
-        self._window, self._pending = _Window(), frozenset()
+        self._window, self._pending = Window(), frozenset()
         for site in self._sites.values():
             site.clear()
 
@@ -734,11 +744,12 @@ class _Site:
 
     Attributes:
         is_open: whether something is added up.
+        n_batches: of the update, in which it was called.
     """
 
     def __init__(self, place: Any, keys: Sequence[int], *, is_counted: bool) -> None:
         self.place, self.keys, self._is_counted = place, tuple(keys), is_counted
-        self.is_open = False
+        self.is_open, self.n_batches = False, 0
         self._sums: dict[Any, tf.Variable] = {}
 
     def check(self, keys: Sequence[int], *, is_counted: bool) -> None:
@@ -760,6 +771,20 @@ class _Site:
                 hint="say count= for each batch, as a tensor: count=tf.shape(x)[0]",
             )
 
+    def check_batches(self, first: _Site) -> None:
+        """It was called in as many batches of the update as the first call for the same variables.
+
+        Raises:
+            ConfigError: it was not, so that one of them has added up losses of both.
+        """
+        if self.n_batches != first.n_batches:
+            raise ConfigError(
+                "loop.gradient() was called for the same variables more often in one batch of an update than in "
+                "another",
+                cause="the sums of one loss would be divided by the count of another",
+                hint="call it as often in each batch; a loss that a batch has not is 0, and so is its count",
+            )
+
     def sums_of(self, message: Any, variable: Any) -> Any:
         """The variable that adds up what is exchanged, on the device of a variable of the model."""
         dtype = message.dtype
@@ -770,42 +795,9 @@ class _Site:
 
     def clear(self) -> None:
         """A window begins."""
-        self.is_open = False
+        self.is_open, self.n_batches = False, 0
         for sums in self._sums.values():
             sums.assign(tf.zeros_like(sums))
-
-
-class _Window:
-    """The batches of one update.
-
-    Attributes:
-        n_batches: that have begun.
-        is_closing: whether the last of them has.
-    """
-
-    def __init__(self) -> None:
-        self.n_batches, self.is_closing = 0, False
-        self._share: Share | None = None
-
-    def is_current(self, share: Share | None, *, within: bool) -> bool:
-        """Whether a batch is the one that has begun last.
-
-        Args:
-            share: of the batch; None if it is of no prepared loader.
-            within: whether this is asked within `accumulate`.
-        """
-        return self.n_batches > 0 and (share is self._share if share is not None else within)
-
-    def will_close(self, share: Share | None, steps: int) -> bool:
-        """Whether a batch that has not begun is the last of an update."""
-        number = 1 if self.is_closing else self.n_batches + 1
-        return number >= steps or (share is not None and share.is_last)
-
-    def begin(self, share: Share | None, steps: int) -> None:
-        """A batch begins."""
-        closes = self.will_close(share, steps)
-        self.n_batches = 1 if self.is_closing else self.n_batches + 1
-        self.is_closing, self._share = closes, share
 
 
 class _Model:

@@ -25,6 +25,7 @@ from anyaccel.errors import ConfigError, DataError, StateError
 from anyaccel.own_loop import Loop, LoopLoader, OwnLoops, Share
 from anyaccel.own_loop.loader import bounds
 from anyaccel.own_loop.processes import LoopProcesses
+from anyaccel.own_loop.window import Window
 from anyaccel.rng import key
 from anyaccel_torch.gradient_buckets import exchanged_bytes
 from anyaccel_torch.module_traits import batch_coupling
@@ -266,7 +267,10 @@ class TorchLoop(Loop):
 
     @property
     def _is_whole(self) -> bool:
-        return self._updates.window.is_closing or self._updates.window.n_batches == 0
+        updates = self._updates
+        return (updates.window.is_closing or updates.window.n_batches == 0) and not (
+            updates.awaits_step and self._optimizers
+        )
 
     @contextmanager
     def accumulate(self, *models: nn.Module) -> Iterator[None]:
@@ -311,6 +315,7 @@ class TorchLoop(Loop):
             if count is not None:
                 loss = loss / (count + (count == 0))
             loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+            self._updates.awaits_step = True
             return
         window, share = self._updates.window, self._iterations.training_share
         if not window.is_current(share, within=self._is_within):
@@ -337,6 +342,7 @@ class TorchLoop(Loop):
         for parameter, gradient in kept:
             parameter.grad = gradient
         window.add(chosen, share, None if self.accumulation_steps == 1 else count)
+        self._updates.awaits_step = window.is_closing
         for own in self._optimizers:
             own.backward_done(chosen)
 
@@ -485,7 +491,7 @@ class TorchLoop(Loop):
             other.load_state_dict(_tensors(saved))
         if self.scaler is not None and state["scaler"]:
             self.scaler.load_state_dict(dict(state["scaler"]))
-        self._updates.window = _Window()
+        self._updates.window, self._updates.awaits_step = _Window(), False
 
     def _load_divided(self, state: Mapping[str, Any]) -> None:
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_state_dict
@@ -535,6 +541,7 @@ class _Updates:
     Attributes:
         window: its batches.
         is_plain: whether a backward pass and a step are all of an update.
+        awaits_step: whether no optimizer has stepped since gradients of the last batch were computed.
     """
 
     def __init__(self, processes: LoopProcesses, steps: int, scaler: Any, count_step: Callable[[], object]) -> None:
@@ -542,6 +549,7 @@ class _Updates:
         self.steps, self.scaler, self.count_step = steps, scaler, count_step
         self.is_plain = processes.size == 1 and steps == 1 and scaler is None
         self.has_stepped = False  # with the scaler, which is updated when all optimizers have
+        self.awaits_step = False
         self._processes = processes
 
     def begin(self, share: Share | None) -> None:
@@ -575,45 +583,26 @@ class _Updates:
                 torch._foreach_mul_(gradients, factor)
 
 
-class _Window:
-    """The batches of one update.
+class _Window(Window):
+    """The batches of one update, and what the sums of their gradients are divided by.
 
     Attributes:
-        n_batches: that have begun.
-        is_closing: whether the last of them has.
         unit: what sums are divided by as they are added up, so that they stay of the size of means.
     """
 
     def __init__(self) -> None:
-        self.n_batches, self.is_closing, self.unit = 0, False, 1.0
-        self._share: Share | None = None
+        super().__init__()
+        self.unit = 1.0
         self._rows: dict[_Model, float] = {}
         self._counts: dict[_Model, Any] = {}  # of this process, by the user
         self._added: set[_Model] = set()  # that have a loss of the batch that has begun last
         self._factors: dict[_Model, float] = {}
 
-    def is_current(self, share: Share | None, *, within: bool) -> bool:
-        """Whether a batch is the one that has begun last.
-
-        Args:
-            share: of the batch; None if it is of no prepared loader.
-            within: whether this is asked within `accumulate`.
-        """
-        return self.n_batches > 0 and (share is self._share if share is not None else within)
-
-    def will_close(self, share: Share | None, steps: int) -> bool:
-        """Whether a batch that has not begun is the last of an update."""
-        number = 1 if self.is_closing else self.n_batches + 1
-        return number >= steps or (share is not None and share.is_last)
-
     def begin(self, share: Share | None, steps: int) -> None:
-        """A batch begins."""
-        closes = self.will_close(share, steps)
-        if self.is_closing or self.n_batches == 0:
-            self.__init__()  # type: ignore[misc]
+        super().begin(share, steps)
+        if self.n_batches == 1:
             self.unit = float(steps * (share.total or 1)) if share is not None else 1.0
-        self.n_batches += 1
-        self.is_closing, self._share = closes, share
+            self._rows, self._counts, self._factors = {}, {}, {}
         self._added.clear()
 
     def add(self, models: Iterable[_Model], share: Share | None, count: Any) -> None:
@@ -710,8 +699,8 @@ class _PreparedOptimizer:
         self.is_stepped, self.is_finished = True, False
         self._has_gradients = self._accumulates = self._is_full = self._is_apart = False
         optimizer.was_skipped = False  # type: ignore[attr-defined]
-        if is_first:
-            optimizer.register_step_post_hook(self._count)
+        self._is_first = is_first
+        optimizer.register_step_post_hook(self._count)
         if updates.is_plain:
             return
         self._inner_step, self._inner_zero = optimizer.step, optimizer.zero_grad
@@ -728,7 +717,10 @@ class _PreparedOptimizer:
         )
 
     def _count(self, *_: Any) -> None:
-        if not self._is_apart:
+        if self._is_apart:
+            return
+        self._updates.awaits_step = False
+        if self._is_first:
             self._updates.count_step()
 
     @contextmanager
@@ -776,6 +768,7 @@ class _PreparedOptimizer:
                 self._within = False
             updates.has_stepped = True
         self.optimizer.was_skipped = not self.is_stepped  # type: ignore[attr-defined]
+        updates.awaits_step = False
         self._has_gradients = self._accumulates = False
         return None
 

@@ -1,10 +1,10 @@
-"""Run folder: the checkpoints of one phase, one folder each, and the file `latest`; for one process at a time."""
+"""Folders of checkpoints, one folder each; and that of a phase, with the file `latest`, for one process at a time."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -19,19 +19,76 @@ _LOCK = ".lock"
 _NAME = re.compile(r"epoch-[0-9]{6,}-step-[0-9]{9,}")
 
 
-class RunFolder:
-    """The folder of a Checkpoint.
+class CheckpointFolder:
+    """A folder of checkpoints, of which each is a folder in it.
 
     Args:
-        folder: a path or a URL; made by `lock` if it is not there.
+        folder: a path or a URL.
+        name: matches the names of checkpoints, in which numbers tell their order.
 
     Attributes:
         path: of the folder, as text.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self._storage = saved_folder.storage_of(folder)
+    def __init__(self, folder: str | os.PathLike[str], name: re.Pattern[str]) -> None:
+        self._storage, self._name = saved_folder.storage_of(folder), name
         self.path = self._storage.name
+
+    def names(self) -> list[str]:
+        """The complete checkpoints, oldest first: a folder becomes one by its manifest, which is written last."""
+        folders = filter(self._name.fullmatch, self._storage.names() or ())
+        complete = [name for name in folders if self._storage.subfolder(name).size(saved_folder.MANIFEST) is not None]
+        return sorted(complete, key=lambda name: [int(part) for part in re.findall("[0-9]+", name)])
+
+    def newest_by(self, read: Callable[[saved_folder.Storage], Any]) -> tuple[str, Any, list[str]] | None:
+        """Name and content of the newest checkpoint that can be read, and why newer ones could not; None if empty.
+
+        Raises:
+            StateError: there are checkpoints, and none can be read.
+            ConfigError: the newest was written by a newer version.
+        """
+        failures: list[str] = []
+        names = self.names()
+        for name in reversed(names):
+            try:
+                return name, read(self._storage.subfolder(name)), failures
+            except (StateError, ConfigError) as error:
+                if saved_folder.is_newer(self._storage.subfolder(name)):
+                    raise
+                failures.append(error.problem)
+        if failures:
+            problem = f"no checkpoint in {self.path!r} can be read: {failures[0]}"
+            raise StateError(problem, available=", ".join(names), hint="start anew in another folder")
+        return None
+
+    def _place_of(self, name: str) -> saved_folder.Storage:
+        """Where a checkpoint is written; what is damaged there is removed: a run that has gone on from the one before
+        comes here again.
+        """
+        folder = self._storage.subfolder(name)
+        if saved_folder.is_damaged(folder):
+            folder.remove_folder()
+        return folder
+
+    def _keep(self, kept: Container[str]) -> None:
+        """Remove all other checkpoints, and parts of such."""
+        for name in self._storage.names() or ():
+            if self._name.fullmatch(name) and name not in kept:
+                folder = self._storage.subfolder(name)
+                with suppress(OSError):  # without its manifest it is no checkpoint any more, should the rest stay
+                    folder.remove(saved_folder.MANIFEST)
+                folder.remove_folder()
+
+
+class RunFolder(CheckpointFolder):
+    """The folder of a Checkpoint.
+
+    Args:
+        folder: a path or a URL; made by `lock` if it is not there.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        super().__init__(folder, _NAME)
         self._unlock: Callable[[], object] | None = None
 
     def lock(self) -> None:
@@ -60,12 +117,6 @@ class RunFolder:
         if unlock is not None:
             unlock()
 
-    def names(self) -> list[str]:
-        """The complete checkpoints, oldest first: a folder becomes one by its manifest, which is written last."""
-        folders = filter(_NAME.fullmatch, self._storage.names() or ())
-        complete = [name for name in folders if self._storage.subfolder(name).size(saved_folder.MANIFEST) is not None]
-        return sorted(complete, key=lambda name: [int(part) for part in re.findall("[0-9]+", name)])
-
     def write(
         self,
         position: Position,
@@ -90,22 +141,11 @@ class RunFolder:
             StateError: the state has arrays that cannot be written.
         """
         own, arrays = position.to_parts()
-        folder, parts = self._storage.subfolder(position.name), {**parts, PART: own}
-        if saved_folder.is_damaged(folder):  # a run that went on from the one before comes here again
-            folder.remove_folder()
-        saved_folder.write(folder, parts, state, arrays, pause=pause, versions=versions)
-        self._storage.publish(LATEST, f"{position.name}\n".encode())
-        self._prune(position.name, keep)
-
-    def _prune(self, newest: str, keep: int) -> None:
+        folder, newest = self._place_of(position.name), position.name
+        saved_folder.write(folder, {**parts, PART: own}, state, arrays, pause=pause, versions=versions)
+        self._storage.publish(LATEST, f"{newest}\n".encode())
         names = [name for name in self.names() if name != newest]
-        kept = {newest, *self._best([*names, newest]), *names[max(len(names) - keep + 1, 0) :]}
-        for name in self._storage.names() or ():
-            if _NAME.fullmatch(name) and name not in kept:
-                folder = self._storage.subfolder(name)
-                with suppress(OSError):  # without its manifest it is no checkpoint any more, should the rest stay
-                    folder.remove(saved_folder.MANIFEST)
-                folder.remove_folder()
+        self._keep({newest, *self._best([*names, newest]), *names[max(len(names) - keep + 1, 0) :]})
 
     def _best(self, names: list[str]) -> Iterator[str]:
         """The checkpoint with the lowest score, the earliest of equal ones."""
@@ -125,21 +165,8 @@ class RunFolder:
             StateError: there are checkpoints, and none can be read.
             ConfigError: the newest was written by a newer version.
         """
-        failures: list[str] = []
-        names = self.names()
-        for name in reversed(names):
-            try:
-                position, state = read(self._storage.subfolder(name))
-            except (StateError, ConfigError) as error:
-                if saved_folder.is_newer(self._storage.subfolder(name)):
-                    raise
-                failures.append(error.problem)
-                continue
-            return position, state, failures
-        if failures:
-            problem = f"no checkpoint in {self.path!r} can be read: {failures[0]}"
-            raise StateError(problem, available=", ".join(names), hint="start anew in another folder")
-        return None
+        found = self.newest_by(read)
+        return None if found is None else (*found[1], found[2])
 
 
 def read(folder: str | os.PathLike[str] | saved_folder.Storage) -> tuple[Position, dict[str, np.ndarray]]:

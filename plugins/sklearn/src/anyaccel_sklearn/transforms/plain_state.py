@@ -16,7 +16,8 @@ from anyaccel.saved_folder.plain_values import HINT, KIND, Arrays, NotPlainError
 # Classes of scikit-learn whose whole state is numbers, text, and other transforms of this table.
 _SKLEARN = {
     "Binarizer KBinsDiscretizer MaxAbsScaler MinMaxScaler Normalizer OneHotEncoder OrdinalEncoder PolynomialFeatures "
-    "PowerTransformer QuantileTransformer RobustScaler SplineTransformer StandardScaler": "sklearn.preprocessing",
+    "PowerTransformer QuantileTransformer RobustScaler SplineTransformer StandardScaler TargetEncoder LabelEncoder "
+    "LabelBinarizer": "sklearn.preprocessing",
     "FactorAnalysis FastICA IncrementalPCA NMF PCA TruncatedSVD": "sklearn.decomposition",
     "MissingIndicator SimpleImputer": "sklearn.impute",
     "SelectKBest VarianceThreshold": "sklearn.feature_selection",
@@ -24,6 +25,8 @@ _SKLEARN = {
 }
 _MODULES = {name: module for names, module in _SKLEARN.items() for name in names.split()}
 _MODULES["ClassEncoder"] = "anyaccel_sklearn.transforms.class_encoder"
+_MODULES["TableColumn"] = "anyaccel.fitting.table_columns"
+_MODULES["TableTreatment"] = "anyaccel_sklearn.tables.treatment"
 
 
 def class_of(transform: Any) -> str:

@@ -1,0 +1,157 @@
+"""Wiring of `fit`: which columns go to which argument of the model, and which loss compares which output and target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from anyaccel.arguments import shown
+from anyaccel.backend import Compute
+from anyaccel.data import FeatureSet, Source
+from anyaccel.data.roles import Names, listed, names_of
+from anyaccel.errors import PhaseError
+from anyaccel.graph import AppliedLoss, ModelGraph
+from anyaccel.graph.nodes import Upstream
+from anyaccel.registry import registry
+from anyaccel.specs import Loss
+
+Features = Names | Mapping[str, Names]
+"""Names of columns that are joined, or those of each argument of the model's call."""
+
+
+def feature_names(features: Features, targets: Names) -> Names:
+    """The columns to read as features; a target that a model takes by name stays a target."""
+    if not isinstance(features, Mapping):
+        return features
+    names = dict.fromkeys(name for columns in features.values() for name in names_of(columns))
+    return [name for name in names if name not in names_of(targets)]
+
+
+def inputs_of(model: Any, data: FeatureSet | Source, features: Features) -> Upstream | dict[str, Upstream]:
+    """What feeds the node: columns by the arguments that were given for them, or one value of all features.
+
+    A model whose call needs several arguments that are named like features gets these by name.
+
+    Raises:
+        PhaseError: it needs several, and they have other names.
+    """
+    if isinstance(features, Mapping):
+        return {name: data.reference(columns) for name, columns in features.items()}
+    needed = _needed_arguments(model)
+    if len(needed) < 2:
+        return data.reference()
+    missing = [name for name in needed if name not in data.features]
+    if missing:
+        raise PhaseError(
+            f"fit: the model needs the inputs {', '.join(needed)}, and no feature is called {missing[0]!r}",
+            available=f"features: {listed(data.features)}",
+            hint=f"say which column is which: features={{{', '.join(f'{name!r}: COLUMN' for name in needed)}}}",
+        )
+    return {name: data.reference(name) for name in needed}
+
+
+def _needed_arguments(model: Any) -> list[str]:
+    """The arguments without a default of a model's call, as far as its framework knows them."""
+    owners = registry().owners(model)
+    signature = registry().computing(owners[0]).signature(model) if owners else None
+    parameters = () if signature is None else signature.parameters.values()
+    named = [
+        parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+    return [parameter.name for parameter in named if parameter.default is parameter.empty]
+
+
+class FitLosses:
+    """The losses of a fit: one, one for each target, or AppliedLoss objects.
+
+    Args:
+        given: a loss, a mapping from the column of a target to its loss, an AppliedLoss or several; None for none.
+
+    Raises:
+        PhaseError, SpecError: these are no losses.
+    """
+
+    def __init__(self, given: Any) -> None:
+        self._by_target: dict[str, Loss] = {}
+        self._applied: tuple[AppliedLoss, ...] = ()
+        if isinstance(given, Mapping):
+            wrong = [name for name in given if not isinstance(name, str)]
+            if wrong or not given:
+                raise PhaseError(
+                    f"fit: loss={shown(given)} must have columns of targets as its keys",
+                    hint="write loss={'COLUMN': 'mse', 'OTHER': 'cross_entropy'}",
+                )
+            self._by_target = {name: _loss(loss) for name, loss in given.items()}
+        elif isinstance(given, AppliedLoss):
+            self._applied = (given,)
+        elif isinstance(given, (list, tuple)):
+            wrong = [loss for loss in given if not isinstance(loss, AppliedLoss)]
+            if wrong or not given:
+                raise PhaseError(
+                    f"fit: loss={shown(given)} is no list of AppliedLoss objects",
+                    available="a loss, {'COLUMN': loss, ...}, or AppliedLoss objects",
+                    hint="write loss={'COLUMN': 'mse', 'OTHER': 'cross_entropy'}",
+                )
+            self._applied = tuple(given)
+        elif given is not None:
+            self._applied = (AppliedLoss(_loss(given), on="model", label="model"),)
+
+    @property
+    def targets(self) -> list[str] | None:
+        """The targets that have a loss of their own; None where it is not said."""
+        return list(self._by_target) or None
+
+    def of(self, column: str) -> Loss | None:
+        """The named loss that compares a target; None where it is a framework's own, or not known."""
+        loss = self._by_target.get(column)
+        for applied in self._applied:
+            compared = [name.partition(".")[2] for name in applied.inputs if not name.startswith("outputs")]
+            if loss is None and ("targets" in applied.inputs or column in compared):
+                loss = applied.loss
+        return None if loss is None or loss.own is not None else loss
+
+    def n_classes(self, column: str, data: FeatureSet) -> int | None:
+        """How many classes a framework's own loss compares with a target; None for a named loss, and for numbers."""
+        losses = [self._by_target.get(column), *(applied.loss for applied in self._applied)]
+        loss = next((loss for loss in losses if loss is not None and loss.own is not None), None)
+        if loss is None or "int" not in data.spec(column).dtype:
+            return None
+        backends = (backend for backend in registry().backends_in_use if isinstance(backend, Compute))
+        takes_classes = any((takes := backend.loss_targets(loss)) and takes.kind == "classes" for backend in backends)
+        return int(data.array(column).max()) + 1 if takes_classes else None
+
+    def applied(self, graph: ModelGraph) -> tuple[AppliedLoss, ...]:
+        """The losses of the phase over a graph with one node and one feature set.
+
+        Raises:
+            PhaseError: there are several, and the model has no outputs of these names.
+        """
+        (label,), (node,) = graph.feature_sets, graph.nodes
+        missing = [
+            name
+            for name in self._by_target
+            if len(self._by_target) > 1 and f"{node}.{name}" not in graph.shapes.outputs[node]
+        ]
+        if missing:
+            names, outputs = (
+                [*self._by_target],
+                [output.partition(".")[2] or "one" for output in graph.shapes.outputs[node]],
+            )
+            raise PhaseError(
+                f"fit: loss has {listed(self._by_target)}, and the model no output {missing[0]!r}",
+                available=f"outputs: {listed(outputs)}",
+                hint=f"let it give a dict with these keys, or name its outputs in their order: outputs={names}",
+            )
+        several = len(self._by_target) > 1
+        return self._applied or tuple(
+            AppliedLoss(
+                loss, on="model", inputs=(f"outputs.{name}" if several else "outputs", f"{label}.{name}"), label=name
+            )
+            for name, loss in self._by_target.items()
+        )
+
+
+def _loss(given: Any) -> Loss:
+    return given if isinstance(given, Loss) else Loss(given)

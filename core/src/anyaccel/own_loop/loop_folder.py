@@ -1,0 +1,256 @@
+"""Checkpoints of loops: one folder each, complete or not there; when they are due; which are kept."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from anyaccel import saved_folder
+from anyaccel.errors import ConfigError, StateError
+from anyaccel.own_loop.plain_state import decoded, encoded
+from anyaccel.own_loop.processes import LoopProcesses
+from anyaccel.phases.checkpointing.checkpoint import interval
+from anyaccel.phases.checkpointing.checkpointer import BackgroundWriter
+from anyaccel.phases.checkpointing.run_folder import CheckpointFolder
+from anyaccel.printable import printable
+from anyaccel.user_level import user_level
+
+PART = "own_loop"
+_NAME = re.compile(r"step-[0-9]{9,}-epoch-[0-9]{6,}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopCheckpoint:
+    """Where a loop is, and the state of what it has prepared.
+
+    Attributes:
+        run: name of the run, which goes over to those that go on from it.
+        framework: of the loop.
+        step, epoch: of the loop.
+        random: random states of each process.
+        loaders: of each prepared loader.
+        state: nested dicts, lists and tuples of arrays and plain values.
+    """
+
+    run: str
+    framework: str
+    step: int
+    epoch: int
+    random: Sequence[Mapping[str, Any]]
+    loaders: Sequence[Mapping[str, Any]]
+    state: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return f"step-{self.step:09d}-epoch-{self.epoch:06d}"
+
+    def to_parts(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Plain data, ready for JSON, and arrays by name.
+
+        Raises:
+            StateError: the state holds something that only pickle could write.
+        """
+        arrays: dict[str, np.ndarray] = {}
+        parts = {
+            "run": self.run,
+            "framework": self.framework,
+            "step": self.step,
+            "epoch": self.epoch,
+            "random": encoded(list(self.random), "random", arrays),
+            "loaders": encoded(list(self.loaders), "loaders", arrays),
+            "state": encoded(self.state, "", arrays),
+        }
+        return parts, arrays
+
+    @classmethod
+    def from_parts(cls, parts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> LoopCheckpoint:
+        """What `to_parts` gave.
+
+        Raises:
+            StateError: it is malformed.
+        """
+        try:
+            return cls(
+                run=str(parts["run"]),
+                framework=str(parts["framework"]),
+                step=int(parts["step"]),
+                epoch=int(parts["epoch"]),
+                random=decoded(parts["random"], arrays),
+                loaders=decoded(parts["loaders"], arrays),
+                state=decoded(parts["state"], arrays),
+            )
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            problem = f"the checkpoint of a loop is malformed: {type(error).__name__}: {error}"
+            raise StateError(problem, hint="take another checkpoint of the folder") from error
+
+
+class LoopFolder(CheckpointFolder):
+    """The folder of a run: its checkpoints.
+
+    Args:
+        folder: a path or a URL.
+        processes: of the loop, of which the first one reads what is there, and writes.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], processes: LoopProcesses) -> None:
+        super().__init__(folder, _NAME)
+        self._processes, self._writer = processes, BackgroundWriter()
+
+    def write(self, checkpoint: LoopCheckpoint, keep: int) -> None:
+        """Write a checkpoint in a thread, and remove those that are not to be kept.
+
+        Raises:
+            StateError: the folder is of another run.
+            OSError: the one before could not be written.
+        """
+        with _told_to_all(self._processes, "write a checkpoint"):
+            if self._processes.rank > 0:
+                return
+            names = self.names()
+            for name in reversed(names):
+                with suppress(ConfigError, KeyError):  # damaged; the one before it tells the run
+                    _check_run(self._storage.subfolder(name), checkpoint, name, self.path)
+                    break
+            parts, arrays = checkpoint.to_parts()
+            arrays = {name: np.array(array) for name, array in arrays.items()}  # the loop goes on meanwhile
+
+            def write(pause: Callable[[], object] | None) -> None:
+                saved_folder.write(self._place_of(checkpoint.name), {PART: parts}, arrays, pause=pause)
+                self._keep(set(self.names()[-keep:]))
+
+            self._writer.start(write)
+
+    def wait(self) -> None:
+        """Until nothing is being written any more."""
+        self._writer.wait()
+
+    def write_itself(self, checkpoint: LoopCheckpoint) -> None:
+        """Write one checkpoint as the folder itself, and wait.
+
+        Raises:
+            StateError: the folder is of another run; or the state cannot be written.
+            OSError: the folder cannot be written to.
+        """
+        with _told_to_all(self._processes, "save"):
+            if self._processes.rank == 0:
+                if saved_folder.is_saved(self._storage):
+                    _check_run(self._storage, checkpoint, "a checkpoint", self.path)
+                parts, arrays = checkpoint.to_parts()
+                saved_folder.write(self._storage, {PART: parts}, arrays)
+
+    def newest(self, framework: str) -> LoopCheckpoint | None:
+        """The checkpoint that the folder itself is, or the newest in it that can be read; None without any.
+
+        Raises:
+            StateError: none can be read, or it is of another framework.
+        """
+        found: tuple[str, LoopCheckpoint] | None = None
+        name: str | None = None
+        with _told_to_all(self._processes, "load"):
+            if self._processes.rank == 0:
+                if saved_folder.is_saved(self._storage):
+                    name, found = "", ("", _read(self._storage))
+                else:
+                    newest = self.newest_by(_read)
+                    if newest is not None:
+                        name, checkpoint, failures = newest
+                        found = name, checkpoint
+                        for failure in failures:
+                            warnings.warn(
+                                printable(
+                                    f"a newer checkpoint is left out, and the run goes on from {name}: {failure}"
+                                ),
+                                RuntimeWarning,
+                                stacklevel=user_level(),
+                            )
+        name = self._processes.gather_plain(name)[0]
+        if name is None:
+            return None
+        checkpoint = found[1] if found is not None else _read(self._storage.subfolder(name) if name else self._storage)
+        if checkpoint.framework != framework:
+            raise StateError(
+                f"the checkpoint is of a loop of {checkpoint.framework}, and this one is of {framework}",
+                hint=f"go on with Loop(framework={checkpoint.framework!r})",
+            )
+        return checkpoint
+
+
+def _read(storage: saved_folder.Storage) -> LoopCheckpoint:
+    manifest, arrays = saved_folder.read(storage, PART)
+    return LoopCheckpoint.from_parts(manifest[PART], arrays)
+
+
+def _check_run(storage: saved_folder.Storage, checkpoint: LoopCheckpoint, name: str, path: str) -> None:
+    if saved_folder.part(storage, PART)["run"] != checkpoint.run:
+        raise StateError(
+            f"{path!r} has checkpoints of another run",
+            cause=name,
+            hint="go on from them: loop.load(FOLDER); or save into another folder",
+        )
+
+
+@contextmanager
+def _told_to_all(processes: LoopProcesses, what: str) -> Iterator[None]:
+    """Around what the first process does, and all wait for: an error of it is one in all.
+
+    Raises:
+        StateError: of the others.
+    """
+    problem: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        problem = error
+    told = processes.gather_plain("" if problem is None else str(problem))[0]
+    if problem is not None:
+        raise problem
+    if told:
+        raise StateError(f"the first process could not {what}: {told}", hint="see its error")
+
+
+class Saving:
+    """When checkpoints are written.
+
+    Args:
+        folder: of the run.
+        every: `"epoch"`, a number of updates, or a duration.
+        keep: how many are kept.
+        step: updates that are done.
+
+    Attributes:
+        folder, keep: as given.
+        is_overdue: whether one was due within an update, and is written after it.
+    """
+
+    def __init__(self, folder: LoopFolder, every: Any, keep: int, step: int) -> None:
+        self.folder, self.keep = folder, keep
+        self._n_steps, self._seconds = interval(every)
+        self._last_step, self._last_time = step, time.monotonic()
+        self.is_overdue = False
+
+    def is_due(self, step: int, gather: Callable[[Any], list[Any]]) -> bool:
+        """Whether one is due after an update within an epoch; alike in all processes."""
+        if self.is_overdue:
+            due = True
+        elif self._n_steps is not None:
+            due = step - self._last_step >= self._n_steps
+        else:
+            due = False
+            if self._seconds is not None and step > self._last_step:
+                due = gather(time.monotonic() - self._last_time >= self._seconds)[0]
+        self.is_overdue = False
+        if due:
+            self._last_step, self._last_time = step, time.monotonic()
+        return due
+
+    def after_epoch(self, *, is_last: bool) -> bool:
+        """Whether one is due after an epoch; always after the last."""
+        return is_last or (self._n_steps is None and self._seconds is None)
