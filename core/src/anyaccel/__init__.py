@@ -163,7 +163,7 @@ def __getattr__(name: str) -> _Any:
 
 
 def __dir__() -> list[str]:
-    """The names of core, and of what is installed beside it."""
+    """Return the names of core, and of what is installed beside it."""
     return sorted({*__all__, *(entry.name for entry in _distributions.entry_points(_distributions.NAMES))})
 
 

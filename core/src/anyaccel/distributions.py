@@ -92,7 +92,7 @@ _lock = threading.Lock()
 
 
 def entry_points(group: str) -> Sequence[EntryPoint]:
-    """The entry points of a group; installed distributions are searched once for each `sys.path`."""
+    """Return the entry points of a group; installed distributions are searched once for each `sys.path`."""
     path = tuple(sys.path)
     with _lock:
         if path not in _found:
@@ -106,7 +106,7 @@ def entry_points(group: str) -> Sequence[EntryPoint]:
 
 
 def named(group: str, name: str) -> EntryPoint | None:
-    """The entry point of this name; None if there is none.
+    """Return the entry point of this name; None if there is none.
 
     Raises:
         PluginError: two distributions offer it.
@@ -152,7 +152,7 @@ def loaded(entry: EntryPoint) -> Any:
 
 
 def saved_names(what: str) -> list[str]:
-    """The kinds of `what` that installed distributions offer."""
+    """Return the kinds of `what` that installed distributions offer."""
     names = (entry.name.partition(".") for entry in entry_points(SAVED))
     return [kind for whose, _, kind in names if whose == what]
 
@@ -170,7 +170,7 @@ def moved_names(package: str, names: str) -> Callable[[str], Any]:
 
 
 def home_of(group: str, name: str) -> str:
-    """Which of anyaccel's own distributions offers a name, installed or not; `""` if none does."""
+    """Return which of anyaccel's own distributions offers a name, installed or not; `""` if none does."""
     offered = OFFERED.get(group, {})
     return next((home for home, names in offered.items() if name in names.split()), "")
 
@@ -178,7 +178,7 @@ def home_of(group: str, name: str) -> str:
 def missing(
     distribution: str, what: str, kind: type[MissingDistributionError] = MissingDistributionError
 ) -> MissingDistributionError:
-    """The error for something that is in a distribution which is not installed."""
+    """Create the error for something that is in a distribution which is not installed."""
     return kind(f"{what} needs {distribution}, which is not installed", hint=install_line(distribution))
 
 
@@ -197,7 +197,7 @@ class MovedModules:
 
     @classmethod
     def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """The spec of `anyaccel.NAME` and what is below it; None for every other module."""
+        """Return the spec of `anyaccel.NAME` and what is below it; None for every other module."""
         package, _, below = name.partition(".")
         olds = (old for old in sorted(MODULES, reverse=True) if f"{below}.".startswith(f"{old}."))  # the longest first
         old = next(olds, "") if package == "anyaccel" else ""
@@ -214,7 +214,7 @@ class MovedModules:
         return ModuleSpec(name, cls(module), origin=moved)  # type: ignore[arg-type]  # importlib.abc is slow to import
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """The module, which is imported already."""
+        """Return the module, which is imported already."""
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:

@@ -52,7 +52,7 @@ def _first_false(array: np.ndarray, fits: np.ndarray) -> tuple[int, Any]:
 
 
 def _representable(array: np.ndarray, target: np.dtype[Any]) -> np.ndarray:
-    """Which values keep their meaning in `target`, bool of the shape of `array`."""
+    """Return which values keep their meaning in `target`, bool of the shape of `array`."""
     if target == array.dtype or array.dtype.kind == "b":
         return np.ones(array.shape, dtype=bool)
     if target.kind == "f":

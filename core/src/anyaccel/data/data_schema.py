@@ -29,7 +29,7 @@ class DataSchema(FeatureSet):
 
     @classmethod
     def of(cls, label: str, columns: Mapping[str, Mapping[str, Any]], transforms: Transforms | None = None) -> Self:
-        """A schema of columns by name, each with `role`, and `dtype` and `shape` unless it is a tag.
+        """Return a schema of columns by name, each with `role`, and `dtype` and `shape` unless it is a tag.
 
         Raises:
             ConfigError: not such columns.
@@ -65,7 +65,7 @@ class DataSchema(FeatureSet):
 
 
 def _empty(name: str, given: Mapping[str, Any]) -> tuple[Any, Any]:
-    """An Arrow field and a column of it without rows."""
+    """Return an Arrow field and a column of it without rows."""
     if not isinstance(given["role"], str):
         raise TypeError(f"the role of {name!r} is no text")
     if "dtype" not in given:

@@ -935,7 +935,7 @@ def cast_table(rows: Rows, dtypes: Mapping[str, Any]) -> Any:
 
 
 def _cast_column(rows: Rows, name: str, dtype: Any) -> tuple[Any, Any]:
-    """The field and values of a column in another dtype."""
+    """Return the field and values of a column in another dtype."""
     rows.role(name)
     field = rows.schema.field(name)
     if padding_of(field) is not None:

@@ -60,7 +60,7 @@ def joined_spec(rows: Rows, names: Sequence[str]) -> TensorSpec:
 
 
 def joined_changes(rows: Rows, names: Sequence[str]) -> tuple[str, ...]:
-    """The columns that change their dtype when joined: `b int64 as float64`.
+    """Return the columns that change their dtype when joined: `b int64 as float64`.
 
     Raises:
         ColumnError: as `joined_spec`.
@@ -111,7 +111,7 @@ def loadable_array(rows: Rows, names: Sequence[str], dtype: Any) -> np.ndarray:
 
 
 def _exact_columns(rows: Rows, names: Sequence[str], joined: str, target: Any) -> list[ChunkedColumn]:
-    """The columns where they lie; integers joined with floats are checked to be exact in both dtypes."""
+    """Return the columns where they lie; integers joined with floats are checked to be exact in both dtypes."""
     if len(names) > 1 and np.dtype(joined).kind == "f":
         for name in names:
             _check_exact(rows, name, [np.dtype(joined), np.dtype(target)])
@@ -179,7 +179,7 @@ _LINE = 64  # bytes between two rows of a block, so that they do not share place
 
 @dataclass(frozen=True)
 class ChunkedColumn:
-    """A column where it lies in memory.
+    """A column where it is in memory.
 
     Attributes:
         chunks: arrays [m, *shape] in the order of the rows, at least one.
@@ -227,7 +227,7 @@ class ChunkedColumn:
                 gather(chunk, rows[low:high] - first, out[low:high])
 
     def _between(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, int]]:
-        """The chunks with rows from `start` to `stop`, and the number of the first row of each."""
+        """Yield the chunks with rows from `start` to `stop`, and the number of the first row of each."""
         number = bisect_right(self._ends, start)
         while number < len(self.chunks) and self._ends[number] - len(self.chunks[number]) < stop:
             yield self.chunks[number], self._ends[number] - len(self.chunks[number])
@@ -318,7 +318,7 @@ def _places(columns: Sequence[ChunkedColumn]) -> np.ndarray | None:
 
 
 def _ascending(columns: Sequence[ChunkedColumn], places: np.ndarray) -> list[ChunkedColumn]:
-    """The columns with the row that goes to `places[i]` as their row i; all that choose rows choose the same."""
+    """Return the columns with the row that goes to `places[i]` as their row i; all that choose rows choose the same."""
     first = next(column for column in columns if column.rows is not None)
     rows: np.ndarray | None = None if first.rows is None else first.rows[places]
     if rows is not None and len(rows) == sum(map(len, first.chunks)) and _ascends(rows):

@@ -30,7 +30,7 @@ class RaggedColumn:
     """Rows of different length.
 
     Attributes:
-        values: of all rows, one after the other, [total, *shape].
+        values: of all rows, in sequence, [total, *shape].
         starts: where each row begins in `values`, int64 [n].
         lengths: of each row, int64 [n].
         padding: how they are padded.
@@ -55,7 +55,7 @@ class RaggedColumn:
         return self.values.nbytes
 
     def width(self, rows: np.ndarray | slice) -> int:
-        """The length to which some rows are padded if they make a batch."""
+        """Return the length to which some rows are padded if they make a batch."""
         return self.padding.rounded(int(self.lengths[rows].max(initial=0)))
 
     def fill(self, rows: np.ndarray | slice, out: np.ndarray) -> None:
@@ -67,17 +67,17 @@ class RaggedColumn:
             out[row, :length] = values[start : start + length]
 
     def padded(self) -> np.ndarray:
-        """All rows in one array [n, longest, *shape]."""
+        """Return all rows in one array [n, longest, *shape]."""
         out = np.empty((len(self), self.padding.longest, *self.values.shape[1:]), self.dtype)
         self.fill(slice(None), out)
         return out
 
     def astype(self, dtype: Any) -> RaggedColumn:
-        """The same rows in another dtype; values that are too large raise as NumPy does."""
+        """Return the same rows in another dtype; values that are too large raise as NumPy does."""
         return self if self.dtype == dtype else replace(self, values=self.values.astype(dtype))
 
     def used_values(self) -> np.ndarray:
-        """The values of these rows and what they are padded with, [m, *shape]."""
+        """Return the values of these rows and what they are padded with, [m, *shape]."""
         parts = [self.values[start : start + n] for start, n in zip(self.starts, self.lengths, strict=True)]
         return np.concatenate([*parts, np.full((1, *self.values.shape[1:]), self.padding.value, self.dtype)])
 
@@ -92,7 +92,7 @@ def field_spec(field: Any) -> TensorSpec:
 
 
 def flat_column(field: Any, column: Any) -> RaggedColumn | None:
-    """A chunked column as flat values; None if its field has no padding."""
+    """Return a chunked column as flat values; None if its field has no padding."""
     padding = padding_of(field)
     if padding is None:
         return None
@@ -139,7 +139,7 @@ def _check_longest(name: str, longest: int, padding: Padding) -> None:
 
 
 def padded_table(table: Any, pads: dict[str, Pad]) -> Any:
-    """A table whose columns in `pads` are ragged ones; masks are added as features at its end."""
+    """Return a table whose columns in `pads` are ragged ones; masks are added as features at its end."""
     masks: dict[str, Any] = {}
     for name, pad in pads.items():
         index = table.schema.get_field_index(name)
@@ -234,13 +234,13 @@ def list_column(name: str, rows: Any) -> Any:
 
 
 def _lists(values: np.ndarray, lengths: np.ndarray) -> Any:
-    """An Arrow array of lists of so many of some values [total, *shape]."""
+    """An Arrow array of lists of that many of some values [total, *shape]."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     return pa.LargeListArray.from_arrays(pa.array(offsets), _nested(values))
 
 
 def _nested(values: np.ndarray) -> Any:
-    """Values [total, *shape] as an Arrow array; as fixed-size lists, as Arrow gathers no tensors that lie in lists."""
+    """Values [total, *shape] as an Arrow array; as fixed-size lists, as Arrow gathers no tensors that are in lists."""
     array = pa.array(np.ascontiguousarray(values).reshape(-1))
     for extent in reversed(values.shape[1:]):
         array = pa.FixedSizeListArray.from_arrays(array, extent)
@@ -253,7 +253,7 @@ def _shown(arrays: list[np.ndarray]) -> str:
 
 
 def cast_lists(field: Any, column: Any, dtype: Any) -> tuple[Any, Any]:
-    """The field and column of a ragged column in another dtype.
+    """Return the field and column of a ragged column in another dtype.
 
     Raises:
         ColumnError: a value, or what it is padded with, cannot be represented.

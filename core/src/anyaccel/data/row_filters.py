@@ -57,7 +57,9 @@ def positions_where(rows: Rows, purpose: str, conditions: Mapping[str, Any]) -> 
 
 
 def column_values(rows: Rows, name: str) -> np.ndarray:
-    """A column as conditions see it: `rows.array(name)` if it is numeric without nulls, else an object array [n]."""
+    """Return a column as conditions see it: `rows.array(name)` if it is numeric without nulls, otherwise an object
+    array [n].
+    """
     rows.role(name)
     column = rows.column(name)
     if is_readable(column):
@@ -127,7 +129,7 @@ def _among(label: str, name: str, values: np.ndarray, wanted: list[Any]) -> np.n
 
 
 def _representable(wanted: list[Any], dtype: np.dtype[Any]) -> list[Any]:
-    """The numbers that a column of `dtype` can equal; floats are rounded to it, as NumPy compares them."""
+    """Return the numbers that a column of `dtype` can equal; floats are rounded to it, as NumPy compares them."""
     if dtype.kind == "f":
         largest = float(np.finfo(dtype).max)
         return [value for value in wanted if abs(value) <= largest or _is_not_finite(value)]

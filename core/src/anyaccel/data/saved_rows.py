@@ -94,7 +94,7 @@ class SavedRows(Rows):
         return self._transforms.inverse(self, values, columns)
 
     def undo_transforms(self) -> SavedRows:
-        """The same rows before their transforms; these rows themselves if there were none."""
+        """Return the same rows before their transforms; these rows themselves if there were none."""
         return self if self._original is None else self._original
 
     def view(self) -> NoReturn:
@@ -119,12 +119,13 @@ class SavedRows(Rows):
 
     @classmethod
     def read(cls, parts: Any, arrays: Mapping[str, np.ndarray], allow: Iterable[type] = ()) -> SavedRows:
-        """What `saved_rows` wrote. A transform that cannot be read is an error of `inverse` only.
+        """Rebuild the object from the output of `saved_rows`. A transform that cannot be read is an error of `inverse`
+        only.
 
         Args:
             parts: plain data.
             arrays: by name.
-            allow: classes of transforms that may be named besides those known here.
+            allow: classes of transforms that may be named in addition to those known here.
 
         Raises:
             ConfigError: malformed.
@@ -162,7 +163,7 @@ def saved_rows(
     Args:
         rows: of a feature set, or a view of them.
         original: the same before their transforms.
-        compared: names of further columns that predictions are compared with.
+        compared: names of more columns that predictions are compared with.
         arrays: is added to.
         prefix: of the names in `arrays`.
     """
@@ -206,7 +207,7 @@ def _largest(base: Rows, name: str) -> int | None:
 
 
 def _stored(table: Any, arrays: dict[str, np.ndarray], path: str) -> str:
-    """A table as the bytes of Arrow's stream, which has every type and the roles of columns."""
+    """Return a table as the bytes of Arrow's stream, which has every type and the roles of columns."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)

@@ -71,7 +71,7 @@ class Transforms:
     applied: tuple[Any, ...] = ()
 
     def undone(self, rows: Rows, count: int | None = None) -> tuple[Any, Transforms]:
-        """The Arrow table of `rows` without the last `count` transforms, None for all, and the transforms left.
+        """Return the Arrow table of `rows` without the last `count` transforms, None for all, and the transforms left.
 
         Raises:
             TransformError: there is none.
@@ -89,7 +89,9 @@ class Transforms:
 
 
 def transform_columns(rows: Rows, columns: Names, more: Sequence[str] = ()) -> tuple[str, ...]:
-    """The names of the columns of a transform; those in `more` are allowed besides the columns of the rows."""
+    """Return the names of the columns of a transform; those in `more` are allowed in addition to the columns of the
+    rows.
+    """
     names = names_of(columns)
     for name in names:
         if name not in rows.columns and name not in more:
@@ -121,7 +123,7 @@ def transforms_of(rows: Rows, other: Any) -> tuple[FittedTransform, ...]:
 
 
 def relevant_transforms(transforms: Sequence[Fitted], names: Sequence[str]) -> list[Fitted]:
-    """The transforms that made columns, or what these were made of; the last first.
+    """Return the transforms that made columns, or what these were made of; the last first.
 
     Args:
         transforms: of a feature set, the oldest first.
@@ -136,12 +138,12 @@ def relevant_transforms(transforms: Sequence[Fitted], names: Sequence[str]) -> l
 
 
 def read_transforms(configs: Sequence[Any], arrays: Mapping[str, np.ndarray], allow: Iterable[type] = ()) -> Transforms:
-    """The transforms that `get_config` of each wrote.
+    """Return the transforms that `get_config` of each wrote.
 
     Args:
         configs: of the transforms, the oldest first.
         arrays: by the names that they have for them.
-        allow: classes of transforms that may be named besides those that are known; nothing else is imported.
+        allow: classes of transforms that may be named in addition to those that are known; nothing else is imported.
 
     Raises:
         ConfigError: malformed, of a class that is not known, or it gives other numbers than when it was written.

@@ -36,12 +36,12 @@ def data_configs(nodes: Iterable[Node]) -> tuple[dict[str, Any], dict[str, np.nd
 
 
 def transform_arrays(nodes: Iterable[Node]) -> dict[str, np.ndarray]:
-    """The arrays of the transforms of a graph's data, by the names that they have in its state."""
+    """Return the arrays of the transforms of a graph's data, by the names that they have in its state."""
     return data_configs(nodes)[1]
 
 
 def _transforms(feature_set: FeatureSet, nodes: Iterable[Node]) -> list[FittedTransform]:
-    """The transforms of the columns that nodes take, and of the targets, the oldest first."""
+    """Return the transforms of the columns that nodes take, and of the targets, the oldest first."""
     references = [up for node in nodes for up in node.upstreams if isinstance(up, Reference)]
     own = [reference for reference in references if reference.feature_set is feature_set]
     names = dict.fromkeys(name for reference in own for name in (*reference.features, *reference.targets))

@@ -54,7 +54,9 @@ class PolicyNode:
 
 
 def precedence(own: Accelerator | None, phase: Accelerator | None) -> tuple[Accelerator, str]:
-    """The rule: a node's own, else the phase's, else that of ANYACCEL_DEVICE, else the CPU. And who decided."""
+    """Return the rule: a node's own, otherwise the phase's, otherwise that of ANYACCEL_DEVICE, otherwise the CPU. And
+    who decided.
+    """
     if own is not None:
         return own, "node"
     if phase is not None:
@@ -65,7 +67,7 @@ def precedence(own: Accelerator | None, phase: Accelerator | None) -> tuple[Acce
 
 
 def accelerator_of_environment() -> Accelerator | None:
-    """The accelerator that ANYACCEL_DEVICE names; None where it is not set.
+    """Return the accelerator that ANYACCEL_DEVICE names; None where it is not set.
 
     Raises:
         DeviceParseError: it names no device.
@@ -100,7 +102,7 @@ class DeviceAssigner:
     replicas: Sequence[Device] = ()
 
     def assign(self, active: Container[str]) -> dict[str, Assignment]:
-        """The assignment of every active node, in topological order.
+        """Return the assignment of every active node, in topological order.
 
         Raises:
             DeviceUnavailableError: a device is not on this machine.
@@ -210,7 +212,7 @@ class DeviceAssigner:
         return self._on(near.device, label, reason="neighbour", requested=near.node, pinned=near.pinned)
 
     def _settled(self, label: str, wanted: Accelerator, reason: str, requested: str) -> Assignment:
-        """The assignment for a request, or on the CPU where that is allowed."""
+        """Return the assignment for a request, or on the CPU where that is allowed."""
         framework = self.shapes.frameworks[label]
         if (
             reason in ("phase", "environment")
@@ -227,7 +229,7 @@ class DeviceAssigner:
         return self._on(wanted.device, label, reason=reason, requested=requested, pinned=wanted.pin_memory)
 
     def _on(self, device: Device, label: str, *, reason: str, requested: str, pinned: bool) -> Assignment:
-        """The assignment of a node to a device on which its framework runs."""
+        """Return the assignment of a node to a device on which its framework runs."""
         framework = self.shapes.frameworks[label]
         backend = self.registry.computing(framework, device.kind)
         return Assignment(
@@ -318,14 +320,14 @@ class LevelRequest:
 
 
 def outranked(decider: str, requests: Iterable[LevelRequest]) -> Iterator[Rejection]:
-    """The requests of lower levels than the one that decided."""
+    """Yield the requests of lower levels than the one that decided."""
     for request in sorted(requests, key=lambda request: LEVELS.index(request.level)):
         if LEVELS.index(request.level) > LEVELS.index(decider):
             yield Rejection(request.level, request.spec, f"{_NAMES[decider]} comes first")
 
 
 def unserved(request: LevelRequest, framework: str, kind: str) -> Rejection:
-    """The request that a node falls back from."""
+    """Return the request that a node falls back from."""
     return Rejection(request.level, request.spec, f"no installed plugin runs {framework} on {kind}")
 
 
@@ -347,12 +349,12 @@ _NARROW = ("float16", "bfloat16")
 
 
 def with_precision(node: Node, assignment: Assignment, request: Request) -> Assignment:
-    """The assignment of a node with its precision, and what is computed again in its backward pass.
+    """Return the assignment of a node with its precision, and what is computed again in its backward pass.
 
     Raises:
         CapabilityError: the framework, the model or the device cannot do it.
         GraphError: it is asked of a model that is computed as it is.
-        PhaseError: the phase has a step of the user's own.
+        PhaseError: the phase has a custom step.
     """
     if not isinstance(node, ModelNode):
         return assignment
@@ -454,7 +456,7 @@ def check_loss_scale(assigned: Mapping[str, Assignment]) -> None:
 def matmul_precisions(
     phase: str, given: Any, assigned: Mapping[str, Assignment]
 ) -> list[tuple[ComputesPrecision, Any]]:
-    """Each backend of a graph with the setting for matrix products that a phase gives it.
+    """Return each backend of a graph with the setting for matrix multiplications that a phase gives it.
 
     Raises:
         PhaseError: a setting that no framework of the graph has, or for a framework that is not in it.
@@ -483,7 +485,7 @@ def matmul_precisions(
 
 
 def float32_notes(given: Any, assigned: Mapping[str, Assignment], nodes: Mapping[str, Node]) -> Iterator[str]:
-    """What defaults of the frameworks make of float32, where a phase has no setting for its matrix products."""
+    """What defaults of the frameworks make of float32, where a phase has no setting for its matrix multiplications."""
     found = []
     for label, each in assigned.items():
         model, computes = getattr(nodes[label], "model", None), each.backend.capability(ComputesPrecision)
@@ -511,9 +513,10 @@ class Request:
         streams: the streams of each feature set's sampler, by the feature set's label.
         learners: labels of the estimators that learn on the host.
         precision: that of nodes without one of their own; None for that of their models.
-        sharding: of the parameters of nodes without a setting of their own, among replicas; None for none.
+        sharding: of the parameters of nodes without their own setting, among replicas; None for none.
         loss_scale: by what losses are multiplied where a node is computed in float16.
-        matmul_precision: of matrix products, as frameworks name it: a value for all, or by framework; None for none.
+        matmul_precision: of matrix multiplications, as frameworks name it: a value for all, or by framework; None for
+            none.
         custom_step: whether steps are the user's own, which may use every node; losses are those of the validation.
         devices: of the replicas that this process trains, the first of which has the nodes; empty where the accelerator
             says it.
@@ -545,8 +548,8 @@ class Resolution:
         backends: the backend of each segment.
         live: names of the values through which gradients flow: a trained node gives them, or depends on one.
         shapes: of the whole graph.
-        matmul_precisions: backends with the setting of the precision of matrix products that holds in the phase.
-        step_columns: names of columns by the names that a step of the user's own finds them under.
+        matmul_precisions: backends with the setting of the precision of matrix multiplications that holds in the phase.
+        step_columns: names of columns by the names that a custom step finds them under.
     """
 
     plan: Plan

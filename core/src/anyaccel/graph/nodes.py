@@ -337,7 +337,7 @@ def _arguments(label: str, given: Any) -> tuple[tuple[Upstream, ...], tuple[Path
 
 
 def _with_batch_axes(label: str, arguments: tuple[Path, ...], count: int, given: Any) -> tuple[Path, ...]:
-    """The paths of a model's arguments with the axes of the batch, if one is not the first."""
+    """Return the paths of a model's arguments with the axes of the batch, if one is not the first."""
     paths = arguments or tuple((i,) for i in range(count))
     names = [".".join(map(str, path)) for path in paths]
     by_name = given if isinstance(given, Mapping) else dict.fromkeys(names, given)
@@ -485,7 +485,7 @@ def layout_config(node: ModelNode) -> dict[str, Any]:
 
 
 def _layout_settings(where: str, *values: Any) -> tuple[Any, Any, Any]:
-    """The settings of a node's layout; those that are set are a distribution's."""
+    """Return the settings of a node's layout; those that are set are a distribution's."""
     for (name, default), value in zip(LAYOUT_SETTINGS.items(), values, strict=True):
         if type(value) is not type(default) or value != default:
             return divided_layout(name).settings(where, *values)

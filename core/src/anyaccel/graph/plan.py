@@ -110,7 +110,7 @@ class Plan:
         return self[node].device
 
     def _where(self, device: Device) -> str:
-        """A device, or those of all replicas."""
+        """Return a device, or those of all replicas."""
         return ", ".join(map(str, self.replicas or (device,)))
 
     def explain(self, node: str) -> str:
@@ -317,14 +317,14 @@ def _recomputed(assignment: Assignment) -> str:
 
 
 def _precision(assignment: Assignment) -> str:
-    """A cell of the table: the precision, who decided, and what is computed again."""
+    """Return a cell of the table: the precision, who decided, and what is computed again."""
     text = f"{assignment.precision} ({assignment.precision_reason})" if assignment.precision else ""
     recomputed = f"{_recomputed(assignment).split()[0]} recomputed" if assignment.recomputed else ""
     return ", ".join(filter(None, (text, recomputed)))
 
 
 def _memory_lines(memory: Sequence[DeviceMemory]) -> list[str]:
-    """A table of the memory of each device."""
+    """Return a table of the memory of each device."""
     rows: list[tuple[str, ...]] = [("memory of", *CATEGORIES, "headroom", "of")]
     rows += [
         (
@@ -373,7 +373,7 @@ def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def _to_dict(entry: Any) -> dict[str, Any]:
-    """The compared fields of a plan's entry or of a spec; the others are objects of backends."""
+    """Return the compared fields of a plan's entry or of a spec; the others are objects of backends."""
     kept = [item for item in fields(entry) if item.compare]
     values = {item.name: getattr(entry, item.name) for item in kept}
     left_out = {item.name for item in kept if item.metadata == LEFT_OUT and values[item.name] == item.default}

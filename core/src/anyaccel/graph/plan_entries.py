@@ -56,17 +56,16 @@ class Assignment:
 
     Attributes:
         device, native_name: the device, and the framework's own name for it.
-        backend, native_device: what computes the node, and its own handle of the device (`torch.device`, ...). They
-            are looked up here once, and are neither compared nor part of `Plan.to_dict`; both None in a plan that was
-            read.
+        backend, native_device: what computes the node, and its own handle of the device (`torch.device`, ...). They are
+            looked up here once, and are neither compared nor part of `Plan.to_dict`; both None in a plan that was read.
         reason: what decided: `node`, `policy`, `phase`, `environment`, `default`, `fallback`, or, for a ConcatNode,
             `neighbour`.
         requested: the device as it was written; the policy's name; for a ConcatNode the neighbour's label.
         parameters, nbytes: number and bytes of the model's parameters.
         precision: in which it is computed; `""` for that of the model.
-        precision_reason: who decided that, `node` or `phase`; `""` for nobody.
-        sharding: how its parameters are divided where replicas train it, `"none"` for not; `""` where nobody says it.
-        sharding_reason: who decided that, `node` or `phase`; `""` for nobody.
+        precision_reason: who decided that, `node` or `phase`; `""` for no one.
+        sharding: how its parameters are divided where replicas train it, `"none"` for not; `""` where no one says it.
+        sharding_reason: who decided that, `node` or `phase`; `""` for no one.
         offload: where the blocks of its model are, and what rests elsewhere; None where all is on the device.
         recomputed: parts of the model whose values are computed again in the backward pass; `("",)` for all of it.
         rejected: what else was asked for, or might have been had, and why it was not taken.
@@ -104,7 +103,7 @@ class Assignment:
 
 
 def layouts(assignments: Iterable[Assignment]) -> dict[str, Any]:
-    """The nodes whose models are not whole on their device, each with where its blocks are."""
+    """Return the nodes whose models are not whole on their device, each with where its blocks are."""
     return {assignment.node: assignment.offload for assignment in assignments if assignment.offload is not None}
 
 
@@ -195,7 +194,7 @@ _NOT_COMPARED = ("backend", "native_device")
 
 
 def read_entry(cls: type, given: Mapping[str, Any]) -> Any:
-    """An entry of a plan from plain data; its backend is None.
+    """Return an entry of a plan from plain data; its backend is None.
 
     Raises:
         KeyError, TypeError, ValueError: malformed.
@@ -237,7 +236,7 @@ def _spec(given: Mapping[str, Any]) -> TensorSpec:
 
 
 def _checked(entry: Any) -> Any:
-    """An entry that was read, whose fields have the types that are declared."""
+    """Return an entry that was read, whose fields have the types that are declared."""
     for item in fields(entry):
         value, declared = getattr(entry, item.name), item.type
         kind = {"str": str, "int": int, "bool": bool}.get(str(declared))

@@ -65,7 +65,7 @@ class DeviceMemory:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> DeviceMemory:
-        """What `to_dict` wrote.
+        """Rebuild the object from the output of `to_dict`.
 
         Raises:
             KeyError, TypeError, ValueError: malformed.
@@ -103,7 +103,7 @@ class NodeActivations:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> NodeActivations:
-        """What `to_dict` wrote.
+        """Rebuild the object from the output of `to_dict`.
 
         Raises:
             KeyError, TypeError, ValueError: malformed.
@@ -122,7 +122,7 @@ class Decision:
 
 
 def step_bytes(nbytes: int, batch_size: int | None) -> int | None:
-    """Bytes of a step, of something that takes so many for a sample; None if the batch size is not known."""
+    """Return bytes of a step, of something that takes so many for a sample; None if the batch size is not known."""
     return None if batch_size is None else nbytes * batch_size
 
 

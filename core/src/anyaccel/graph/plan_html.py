@@ -123,11 +123,11 @@ def plan_report(
     picture: Markup,
     json: str,
 ) -> str:
-    """The whole file.
+    """Return the whole file.
 
     Args:
-        title: what the plan is of, and for which machine.
-        memory, crossings, decisions, not_covered, batch_size, activations: of the plan.
+        title: what the plan is of, and for which machine. memory, crossings, decisions, not_covered, batch_size,
+            activations: of the plan.
         nodes: the tables of a notebook.
         picture: the graph as SVG, or nothing.
         json: the plan as JSON, which is shown as text.
@@ -215,7 +215,7 @@ def _title(value: int | None) -> str:
 
 
 def _bar(memory: DeviceMemory) -> Markup:
-    """The categories beside each other, as parts of the capacity or of what is taken, whichever is more."""
+    """Return the categories beside each other, as parts of the capacity or of what is taken, whichever is more."""
     whole = max(memory.known, memory.capacity or 0, 1)
     pieces = []
     for name in CATEGORIES:

@@ -192,7 +192,7 @@ class _Resolver:
         return loss
 
     def _loss_nodes(self) -> list[str]:
-        """Labels of the nodes whose outputs are inputs of losses; of all nodes, if steps are the user's own."""
+        """Return labels of the nodes whose outputs are inputs of losses; of all nodes, if steps are the user's own."""
         if self._request.custom_step:
             return list(self._nodes)
         named = [text.partition(".")[0] for loss in self._request.losses for text in loss.inputs]
@@ -213,7 +213,9 @@ class _Resolver:
         )
 
     def _in_training(self) -> list[str]:
-        """The nodes in training mode: not frozen, or frozen in this mode; those without parameters may be random."""
+        """Return the nodes in training mode: not frozen, or frozen in this mode; those without parameters may be
+        random.
+        """
         needed = topology.ancestors(self._loss_nodes(), self._nodes)
         assigned = {label: assignment for label, assignment in self._assigned.items() if label in needed}
         labels = [label for label, assignment in assigned.items() if not assignment.frozen]
@@ -273,7 +275,7 @@ class _Resolver:
                 )
 
     def _live(self, trained: Sequence[str]) -> frozenset[str]:
-        """Names of the values through which gradients flow."""
+        """Return names of the values through which gradients flow."""
         live: set[str] = set()
         needed = topology.ancestors(self._loss_nodes(), self._nodes)
         for label in (label for label in self._assigned if label in needed):
@@ -335,7 +337,7 @@ class _Resolver:
         return step_columns(table, self._nodes, self._shapes, self._assigned)
 
     def _inputs(self, label: str, table: ColumnTable) -> tuple[str, ...]:
-        """Names of a node's inputs, with columns in the form in which this node takes them."""
+        """Return names of a node's inputs, with columns in the form in which this node takes them."""
         names: list[str] = []
         for upstream in self._nodes[label].upstreams:
             if isinstance(upstream, Reference):
@@ -369,7 +371,7 @@ class _Resolver:
         return parts
 
     def _depends_on(self, label: str) -> list[str]:
-        """A node's upstreams, and the other nodes whose outputs are inputs of the losses on it."""
+        """Return a node's upstreams, and the other nodes whose outputs are inputs of the losses on it."""
         parents = list(topology.parents(self._nodes[label], self._nodes))
         for loss in self._request.losses:
             for other in self._compared(loss) if loss.on == label else ():
@@ -442,7 +444,7 @@ def _joinable(
     label: str,
     before: set[int],
 ) -> int | None:
-    """The latest segment of the same owner such that no other segment that `label` depends on depends on it."""
+    """Return the latest segment of the same owner such that no other segment that `label` depends on depends on it."""
     reach = {i: _closure(needs, i) for i in before}
     for i in reversed(range(len(segments))):
         if owner[segments[i][0]] == owner[label] and not any(i in reached for j, reached in reach.items() if j != i):
@@ -464,7 +466,7 @@ def _closure(needs: Sequence[set[int]], start: int) -> set[int]:
 
 
 def check_custom_step(phase: str, assigned: Sequence[Assignment]) -> None:
-    """Check that one framework computes all nodes, and can run a step of the user's own.
+    """Check that one framework computes all nodes, and can run a custom step.
 
     Raises:
         PhaseError: it is several, or one that cannot.
@@ -487,7 +489,7 @@ def check_custom_step(phase: str, assigned: Sequence[Assignment]) -> None:
 def step_columns(
     table: ColumnTable, nodes: Mapping[str, Node], shapes: Shapes, assigned: Mapping[str, Assignment]
 ) -> dict[str, str]:
-    """Names of the loaded columns by the names that a step finds them under.
+    """Return names of the loaded columns by the names that a step finds them under.
 
     These are what the nodes take, in the form in which they take it, and each target of the same data, as stored but
     for its floating dtype. A column goes by its own name (joined ones by `a+b`, those of other streams by `a@STREAM`),
@@ -551,7 +553,7 @@ class SegmentBuilder:
     request: Request
 
     def segment(self, label: str, part: Sequence[str]) -> Segment:
-        """The segment of some nodes, given in topological order."""
+        """Return the segment of some nodes, given in topological order."""
         operations = tuple(map(self._operation, part))
         losses = tuple(term for term in self.terms if term.on in part)
         computed = {name for operation in operations for name in operation.outputs}
@@ -618,7 +620,7 @@ def _in_order(results: Sequence[OutputSpec | None], returned: Sequence[OutputSpe
 
 
 def _arrivals(operations: Iterable[Operation], losses: Iterable[LossTerm]) -> dict[str, Device]:
-    """The device on which each value arrives: that of the first operation or loss that takes it."""
+    """Return the device on which each value arrives: that of the first operation or loss that takes it."""
     takers: list[Operation | LossTerm] = [*operations, *losses]
     devices: dict[str, Device] = {}
     for taker in takers:
@@ -631,7 +633,7 @@ def _arrivals(operations: Iterable[Operation], losses: Iterable[LossTerm]) -> di
 
 
 def with_sharding(node: Node, assignment: Assignment, request: Request) -> Assignment:
-    """The assignment of a node of a training with what is asked of its parameters.
+    """Return the assignment of a node of a training with what is asked of its parameters.
 
     Raises:
         GraphError: it is asked of a model that is computed as it is.
@@ -678,7 +680,9 @@ device, for a node that may write to it, and `host` goes through host memory."""
 def route(
     source: Backend, origin: Device, target: Backend, destination: Device, known: Registry | None = None
 ) -> Route:
-    """The cheapest route for a value that nobody writes to; `known` has the devices, by default the process's."""
+    """Return the cheapest route for a value that no one writes to; `known` has the devices, by default the
+    process's.
+    """
     if source.framework == target.framework:
         return "move"
     ask = (known or registry()).ask  # a wrong answer names no memory space
@@ -701,7 +705,7 @@ class Crossings:
     registry: Registry | None = None
 
     def of(self, segments: Iterable[Segment]) -> Iterator[Crossing]:
-        """All crossings, segments in order: each value once for each device that it goes to, and its gradient.
+        """Yield all crossings, segments in order: each value once for each device that it goes to, and its gradient.
 
         Raises:
             GraphError: the gradient of a complex value would cross.
@@ -750,7 +754,7 @@ class Crossings:
         return taker.model is not None and backend.mutates_inputs(taker.model, self.shapes.wanted(target), *arguments)
 
     def _gradients(self, segment: Segment, crossings: Mapping[tuple[str, Device], Crossing]) -> Iterator[Crossing]:
-        """The way back of values whose takers pass gradients on."""
+        """Yield the way back of values whose takers pass gradients on."""
         back = {
             (name, taker.device)
             for _, taker in _takers(segment)
@@ -850,7 +854,7 @@ class LossBinder:
     table: ColumnTable
 
     def term(self, loss: AppliedLoss) -> LossTerm:
-        """The term of a loss.
+        """Return the term of a loss.
 
         Raises:
             ColumnError, ShapeError, SpecError: an input does not exist, does not fit, or is ambiguous.
@@ -880,7 +884,7 @@ class LossBinder:
         )
 
     def _weights(self, loss: AppliedLoss, output: TensorSpec, positions: tuple[int, ...] | None) -> Iterator[str]:
-        """The columns that weigh a loss, which `positions` has for each sample; None for any shape."""
+        """Yield the columns that weigh a loss, which `positions` has for each sample; None for any shape."""
         for text in loss.weights:
             chosen = named_column(text, self.nodes)
             if chosen is None:
@@ -893,7 +897,7 @@ class LossBinder:
             yield self.table.want(chosen, spec, self.assigned[loss.on], "weights").name
 
     def _from_output(self, loss: AppliedLoss, assignment: Assignment) -> LossTerm:
-        """A loss that the node's model computes; it is weighted by the rows of the node's first input."""
+        """Return a loss that the node's model computes; it is weighted by the rows of the node's first input."""
         name = f"{loss.on}.{loss.inputs[0].partition('.')[2]}"
         name = self.shapes.aliases.get(name, name)
         whole = self.shapes.batch_values(loss.on)
@@ -918,7 +922,9 @@ class LossBinder:
         )
 
     def _outputs(self, loss: AppliedLoss, text: str) -> tuple[str, ...]:
-        """The outputs that an input names: `outputs`, `outputs.NAME`, a label or `label.NAME`; none for a column."""
+        """Return the outputs that an input names: `outputs`, `outputs.NAME`, a label or `label.NAME`; none for a
+        column.
+        """
         name = f"{loss.on}.{text.partition('.')[2]}" if text.startswith("outputs.") else text
         name = self.shapes.aliases.get(name, name)
         if text == "outputs" or name in self.nodes:
@@ -976,7 +982,7 @@ class LossBinder:
 def target_spec(
     loss: AppliedLoss, selection: ColumnSelection, output: TensorSpec, takes: LossTargets | None
 ) -> TensorSpec:
-    """The form in which a loss compares columns with an output.
+    """Return the form in which a loss compares columns with an output.
 
     Args:
         loss: the loss.
@@ -1039,13 +1045,13 @@ def is_indices(loss: AppliedLoss, target: TensorSpec) -> bool:
 
 
 def class_axis(settings: Any, output: TensorSpec) -> int:
-    """The axis of the classes within a sample, from the settings of `cross_entropy`; -1 without axes."""
+    """Return the axis of the classes within a sample, from the settings of `cross_entropy`; -1 without axes."""
     axis: int = settings.get("class_axis", -1)
     return axis - 1 if axis > 0 else axis % len(output.shape) if output.shape else -1
 
 
 def positions_of(loss: AppliedLoss, output: TensorSpec) -> tuple[int, ...]:
-    """The shape of what a named loss is a mean over, per sample: elements, or positions that have classes each.
+    """Return the shape of what a named loss is a mean over, per sample: elements, or positions that have classes each.
 
     Raises:
         ShapeError: the output has no such axis of classes.
@@ -1105,7 +1111,7 @@ def check_weighing(loss: AppliedLoss, output: TensorSpec, backend: ComputingBack
 def weight_spec(
     loss: AppliedLoss, selection: ColumnSelection, output: TensorSpec, shape: tuple[int, ...] | None
 ) -> TensorSpec:
-    """The form in which a loss takes a column that weighs it.
+    """Return the form in which a loss takes a column that weighs it.
 
     Args:
         loss: the loss.
@@ -1221,7 +1227,7 @@ class ColumnTable:
         return tuple(self._columns.values())
 
     def want(self, selection: ColumnSelection, spec: TensorSpec, to: Assignment, role: str) -> Column:
-        """The column of a selection in this form on a node's device; created on first use.
+        """Return the column of a selection in this form on a node's device; created on first use.
 
         Raises:
             SamplerError: the sampler of its feature set has no such stream.
@@ -1248,7 +1254,7 @@ class ColumnTable:
         return self._columns[key]
 
     def _stream(self, selection: ColumnSelection) -> str:
-        """The stream that is read, `""` for the first."""
+        """Return the stream that is read, `""` for the first."""
         stream, known = selection.stream or "", self._streams.get(selection.feature_set.label)
         if known is not None:
             check_stream(stream, selection.feature_set.label, known)
@@ -1267,7 +1273,9 @@ def _keeps_length(spec: TensorSpec, stored: TensorSpec) -> bool:
 
 
 def feature_column(table: ColumnTable, reference: Reference, shapes: Shapes, to: Assignment) -> Column:
-    """The column of a reference as a node takes it: floating values in its dtype, scalars as [1] if it needs that."""
+    """Return the column of a reference as a node takes it: floating values in its dtype, scalars as [1] if it needs
+    that.
+    """
     spec = cast(joined_spec(reference.feature_set, reference.features), shapes.dtypes[to.node])
     spec = lifted(spec) if to.node in shapes.lifted else spec
     return table.want(
@@ -1291,7 +1299,8 @@ def check_stream(stream: str, label: str, known: Sequence[str]) -> None:
 
 
 def targets_of(loss: AppliedLoss, nodes: Mapping[str, Node]) -> ColumnSelection:
-    """The columns that `"targets"` means for a loss: the targets of the data that feed its node, in their stream.
+    """Return the columns that `"targets"` means for a loss: the targets of the data that feed its node, in their
+    stream.
 
     Raises:
         ColumnError: there are none, or several.
@@ -1313,7 +1322,7 @@ def targets_of(loss: AppliedLoss, nodes: Mapping[str, Node]) -> ColumnSelection:
 
 
 def named_column(text: str, nodes: Mapping[str, Node]) -> ColumnSelection | None:
-    """The columns that `"FEATURE_SET.COLUMN"` names; None if it names no feature set of the graph.
+    """Return the columns that `"FEATURE_SET.COLUMN"` names; None if it names no feature set of the graph.
 
     `"FEATURE_SET.A+B"` names two, joined; `"FEATURE_SET.COLUMN@STREAM"` another stream than the first.
 

@@ -104,14 +104,14 @@ def checked_classes(allow: Iterable[type]) -> tuple[type, ...]:
 
 
 def optimizer_entry(optimizer: Optimizer | None) -> dict[str, Any] | None:
-    """The optimizer of a saved graph: its configuration, or the name of a framework's own, which has none."""
+    """Return the optimizer of a saved graph: its configuration, or the name of a framework's own, which has none."""
     if optimizer is None or optimizer.own is None:
         return None if optimizer is None else optimizer.get_config()
     return {_OWN: optimizer.name}
 
 
 def read_optimizer(entry: Any) -> Optimizer | None:
-    """The optimizer of a graph's configuration.
+    """Return the optimizer of a graph's configuration.
 
     Raises:
         ConfigError: malformed, or it was a framework's own.
@@ -125,7 +125,7 @@ def read_optimizer(entry: Any) -> Optimizer | None:
 
 
 def without_optimizer(config: Any) -> Any:
-    """The configuration of a graph without its optimizer; what is not a configuration as it is."""
+    """Return the configuration of a graph without its optimizer; what is not a configuration as it is."""
     return {**config, "optimizer": None} if isinstance(config, Mapping) else config
 
 
@@ -165,7 +165,7 @@ def _node_config(node: Node) -> dict[str, Any]:
 
 
 def _model_config(model: Any) -> dict[str, Any] | None:
-    """A model by its backend's name for it, or by its class; None if it has no configuration."""
+    """Return a model by its backend's name for it, or by its class; None if it has no configuration."""
     if not hasattr(model, "get_config"):
         return None
     for backend in registry().backends_in_use:
@@ -177,13 +177,15 @@ def _model_config(model: Any) -> dict[str, Any] | None:
 
 
 def _loaded_models(backend: Any, model: Any) -> Mapping[str, type]:
-    """The backend's named models; none if the object is not its own, because listing them imports its framework."""
+    """Return the backend's named models; none if the object is not its own, because listing them imports its
+    framework.
+    """
     models: Mapping[str, type] = backend.models() if backend.framework in registry().owners(model) else {}
     return models
 
 
 def class_name(cls: type) -> str:
-    """A class as text: `module:qualname`."""
+    """Return a class as text: `module:qualname`."""
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
@@ -264,7 +266,7 @@ def _is_path(path: Any) -> bool:
 
 
 def _read_batch_axes(entry: Mapping[str, Any]) -> dict[str, int]:
-    """The axes of the batch by input, as ModelNode takes them."""
+    """Return the axes of the batch by input, as ModelNode takes them."""
     axes, paths = entry.get("batch_axes") or [], entry.get("arguments") or []
     if not isinstance(axes, (list, tuple)) or len(axes) not in (0, len(paths)):
         problem = f"node {entry['label']!r}: batch_axes={shown(axes)} are not the axes of {len(paths)} inputs"

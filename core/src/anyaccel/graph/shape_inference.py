@@ -52,8 +52,8 @@ class Shapes:
         frameworks: of each node.
         backends: the backend that each node's framework has without regard to a device; a plan's assignments have the
             backends that compute.
-        inputs, outputs: names of each node's values; an estimator that is not fitted, and every node that it feeds,
-            has no outputs.
+        inputs, outputs: names of each node's values; an estimator that is not fitted, and every node that it feeds, has
+            no outputs.
         specs: of every value: columns as they are stored, outputs as the models give them.
         dtypes: dtype to which each node's floating inputs are cast, or None.
         arguments: by node, the path of each input in the call of its model; empty where they are positional.
@@ -62,7 +62,7 @@ class Shapes:
         unfitted: labels of the estimators that are not fitted.
         lifted: labels of the nodes that take a scalar column as [1].
         training_only: names of the outputs that exist only in training, of each node that has such; `specs` has them.
-        training: what each node's model returns in training, as far as that was asked for.
+        training: what each node's model returns in training, to the extent that that was asked for.
         examples: samples of the columns of each node whose model does not accept zeros, by the names of the values.
     """
 
@@ -104,12 +104,12 @@ def _received(
 
 
 def lifted(spec: TensorSpec) -> TensorSpec:
-    """A scalar per sample as [1]; other specs as they are."""
+    """Return a scalar per sample as [1]; other specs as they are."""
     return spec if spec.shape else replace(spec, shape=(1,))
 
 
 def cast(spec: TensorSpec, dtype: str | None) -> TensorSpec:
-    """The spec with floating values in `dtype`; other dtypes and None change nothing."""
+    """Return the spec with floating values in `dtype`; other dtypes and None change nothing."""
     return replace(spec, dtype=dtype) if dtype and is_floating(spec.dtype) else spec
 
 
@@ -119,7 +119,7 @@ def is_floating(dtype: str) -> bool:
 
 
 def unfitted(nodes: Mapping[str, Node]) -> tuple[str, ...]:
-    """Labels of the estimators that are not fitted."""
+    """Return labels of the estimators that are not fitted."""
     return tuple(label for label, node in nodes.items() if not node.kind.has_outputs)
 
 
@@ -145,7 +145,9 @@ def infer(nodes: Mapping[str, Node], registry: Registry, seed: int) -> Shapes:
 
 
 def _frameworks(nodes: Mapping[str, Node], order: Sequence[str], registry: Registry) -> dict[str, str]:
-    """The framework of each node: of a ConcatNode that of its consumer, else of its source, else NumPy."""
+    """Return the framework of each node: of a ConcatNode that of its consumer, otherwise of its source, otherwise
+    NumPy.
+    """
     frameworks: dict[str, str] = {}
     for label in order:
         node = nodes[label]
@@ -163,7 +165,9 @@ def _frameworks(nodes: Mapping[str, Node], order: Sequence[str], registry: Regis
 
 
 def _framework(node: ModelNode, registry: Registry) -> str:
-    """The framework of a node's model; for an object that no framework owns, that of what an extension makes of it."""
+    """Return the framework of a node's model; for an object that no framework owns, that of what an extension makes of
+    it.
+    """
     try:
         if node.framework is not None:
             registry.kinds(node.framework)
@@ -184,7 +188,7 @@ def _framework(node: ModelNode, registry: Registry) -> str:
 
 
 def _made_of(node: ModelNode) -> Any:
-    """The model that an extension makes of the object of a node; None if none does."""
+    """Return the model that an extension makes of the object of a node; None if none does."""
     made = (make(node.model) for make in extensions("node_models"))
     model = next((model for model in made if model is not None), None)
     if model is None and is_like_an_estimator(node.model) and not named(NAMES, "Estimator"):
@@ -358,7 +362,7 @@ class _Inference:
         return with_examples(names, specs, self._examples.get(label, {}))
 
     def _training_beyond(self, label: str, node: Node, returned: Sequence[OutputSpec]) -> Sequence[OutputSpec]:
-        """The outputs that a node names beyond those of evaluation."""
+        """Return the outputs that a node names beyond those of evaluation."""
         count = sum(output.batch_axis is not None for output in returned)
         if not isinstance(node, ModelNode) or not count or len(node.outputs or ()) <= count:
             return ()
@@ -415,7 +419,7 @@ def _not_accepted(
 
 
 def concatenated(node: ConcatNode, specs: Sequence[TensorSpec]) -> TensorSpec:
-    """The spec of what a node joins.
+    """Return the spec of what a node joins.
 
     Raises:
         ShapeError: specs that cannot be joined along its axis.
@@ -497,12 +501,13 @@ def infer_training(
 
 
 def with_batch(returned: Outputs) -> list[OutputSpec]:
-    """The outputs of a node among what its model returns."""
+    """Return the outputs of a node among what its model returns."""
     return [output for output in returned if output.batch_axis is not None]
 
 
 def matched(evaluated: Outputs, training: Outputs) -> list[OutputSpec | None] | None:
-    """The outputs in training, those of evaluation first, found by their paths or else in order; None if they differ.
+    """Return the outputs in training, those of evaluation first, found by their paths or else in order; None if they
+    differ.
 
     In the place of an output that only evaluation gives, such as a cache, is None, if others have the same paths.
 
@@ -524,7 +529,7 @@ def _same_specs(usual: Outputs, training: Sequence[OutputSpec | None]) -> bool:
 
 
 def named_beyond(node: ModelNode, evaluated: Outputs, training: Outputs) -> list[OutputSpec]:
-    """The outputs that a node names, and that its model gives in training only; none if others differ too."""
+    """Return the outputs that a node names, and that its model gives in training only; none if others differ too."""
     outputs, count = matched(evaluated, training) or [], len(with_batch(evaluated))
     is_named = node.outputs is not None and len(node.outputs) == len(outputs) > count
     return [output for output in outputs[count:] if output is not None] if is_named else []
@@ -600,7 +605,9 @@ def check_not_taken(label: str, names: Sequence[str], training: Sequence[OutputS
 
 
 def training_results(evaluated: Outputs, training: Outputs, count: int) -> list[OutputSpec | None]:
-    """The first `count` outputs in training, those of evaluation first; as in evaluation where nothing is known."""
+    """Return the first `count` outputs in training, those of evaluation first; as in evaluation where nothing is
+    known.
+    """
     return (matched(evaluated, training) or [*with_batch(evaluated)])[:count]
 
 
@@ -610,7 +617,7 @@ def _shown(outputs: Outputs) -> str:
 
 
 def values_read(losses: Iterable[AppliedLoss], inputs: Iterable[Sequence[str]]) -> set[str]:
-    """Names of the values that losses and nodes read.
+    """Return names of the values that losses and nodes read.
 
     Args:
         losses: of a phase.
@@ -671,7 +678,9 @@ N_SAMPLES = 3  # the largest batch that models are called with
 
 
 def example_columns(node: Node) -> dict[str, np.ndarray]:
-    """The first samples of each column that a node takes, by the name of the value; of sources there are none."""
+    """Return the first samples of each column that a node takes, by the name of the value; of sources there are
+    none.
+    """
     columns = {}
     for upstream in node.upstreams:
         if isinstance(upstream, Reference) and isinstance(upstream.feature_set, Rows) and len(upstream.feature_set):
@@ -694,7 +703,7 @@ def with_examples(
 
 
 def path_name(path: Path) -> str:
-    """A path as text: its steps, joined by dots."""
+    """Return a path as text: its steps, joined by dots."""
     return ".".join(map(str, path))
 
 
@@ -702,7 +711,7 @@ def path_name(path: Path) -> str:
 
 
 def output_names(node: Node, paths: Sequence[Path]) -> tuple[str, ...]:
-    """Names of a node's outputs, from their paths: the label for one, `label.PATH` for several.
+    """Return names of a node's outputs, from their paths: the label for one, `label.PATH` for several.
 
     Raises:
         GraphError: the node names another number of outputs.
@@ -724,7 +733,7 @@ def output_names(node: Node, paths: Sequence[Path]) -> tuple[str, ...]:
 def input_names(
     node: Node, outputs: Mapping[str, Sequence[str]], aliases: Mapping[str, str], specs: dict[str, TensorSpec]
 ) -> tuple[str, ...]:
-    """Names of the values that a node takes, in order; adds those of columns to `specs`.
+    """Return names of the values that a node takes, in order; adds those of columns to `specs`.
 
     Args:
         node: the node.
@@ -792,7 +801,7 @@ def _outputs_named(
 
 
 def check_call(node: ModelNode, backend: ComputingBackend) -> None:
-    """Check that a model can be called with what feeds its node, as far as names tell.
+    """Check that a model can be called with what feeds its node, to the extent that names tell.
 
     Raises:
         GraphError: the backend has no keywords, the model has no such argument, or a column would be taken as another
@@ -917,7 +926,7 @@ def _shared(backends: Mapping[User, Backend]) -> dict[User, set[str]]:
 
 
 def _is_same(first: Backend, device: Device, second: Backend, other: Device) -> bool:
-    """Whether two devices are one: by identity if both have one, else by kind and index."""
+    """Whether two devices are one: by identity if both have one, otherwise by kind and index."""
     ask = registry().ask
     identities = ask(first, "device_info", device).identity, ask(second, "device_info", other).identity
     return identities[0] == identities[1] if all(identities) else device == other

@@ -57,7 +57,7 @@ class OptimizerStates(MutableMapping[str, NodeState]):
         return getattr(self.nodes.get(label), "model", None)
 
     def sharing(self, label: str) -> list[str]:
-        """Labels of the nodes with the same model, the node itself included, in the graph's order."""
+        """Return labels of the nodes with the same model, the node itself included, in the graph's order."""
         model = self._model(label)
         if model is None:
             return []
@@ -73,7 +73,7 @@ class OptimizerStates(MutableMapping[str, NodeState]):
                     self._states[heir] = state, model
 
     def _home(self, label: str) -> str:
-        """The label under which the state of a node is kept."""
+        """Return the label under which the state of a node is kept."""
         self._drop_replaced()
         return next(iter(self.sharing(label)), label)
 
@@ -100,7 +100,7 @@ class OptimizerStates(MutableMapping[str, NodeState]):
         self.update(states)
 
     def without(self, label: str) -> dict[str, NodeState]:
-        """The states without a node; nodes that share its model keep theirs."""
+        """Return the states without a node; nodes that share its model keep theirs."""
         heirs = [other for other in self.sharing(label) if other != label]
         states = {home: self._states[home][0] for home in self}
         return {
@@ -116,8 +116,8 @@ def state(graph: HasState, *, copy: bool = True) -> dict[str, np.ndarray]:
 
     Args:
         graph: whose state it is.
-        copy: False takes the optimizer state as the programs of the running phase gave it, which no step changes and
-            nobody may write to.
+        copy: False takes the optimizer state as the programs of the running phase gave it, which no step changes and no
+            one may write to.
     """
     arrays: dict[str, np.ndarray] = {"seed": np.array(graph.seed, dtype=np.int64)}
     for label in models_of(graph):
@@ -145,7 +145,7 @@ def values_of(graph: HasState, label: str) -> dict[str, np.ndarray]:
 
 
 def unknown_nodes(graph: HasState) -> set[str]:
-    """Labels of the nodes whose outputs are unknown until an estimator is fitted."""
+    """Return labels of the nodes whose outputs are unknown until an estimator is fitted."""
     return {label for label, names in graph.shapes.outputs.items() if not names}
 
 

@@ -100,7 +100,9 @@ def _error_of(whole: str, differences: Iterable[_Difference]) -> StateError:
 def _sorted(
     graph: HasState, arrays: Mapping[str, np.ndarray]
 ) -> tuple[dict[str, int], dict[str, dict[str, np.ndarray]], list[_Difference]]:
-    """The entries of the graph (seed and progress) as ints, the arrays of each node, and what belongs nowhere."""
+    """Return the entries of the graph (seed and progress) as ints, the arrays of each node, and what belongs
+    nowhere.
+    """
     transforms = {name: array for name, array in arrays.items() if name.startswith(data_config.PREFIX)}
     differences: list[_Difference] = []
     try:
@@ -163,7 +165,7 @@ def _node_part(
 def _with_loadable_shapes(
     graph: HasState, label: str, current: dict[str, np.ndarray], given: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """The values of a node; where the model takes another shape, as if it had those that are given."""
+    """Return the values of a node; where the model takes another shape, as if it had those that are given."""
     backend = graph.shapes.backends[label]
     differing = {
         name: TensorSpec(array.shape, array.dtype.name)
@@ -235,7 +237,7 @@ def _slot_differences(
 def _lacking_slots(
     graph: HasState, label: str, current: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]
 ) -> Iterator[_Difference]:
-    """A part of what a named optimizer keeps for a parameter; slots of another optimizer are no part of it."""
+    """Yield a part of what a named optimizer keeps for a parameter; slots of another optimizer are no part of it."""
     spec = getattr(graph.nodes[label], "optimizer", None) or graph.optimizer
     if spec is None or spec.own is not None:
         return
@@ -305,7 +307,7 @@ class StateMapping:
             self._own.update({name: values[key] for name, (_, key) in named.items()})
 
     def mapped(self, given: Mapping[str, Any], *, is_part: bool = False) -> dict[str, Any]:
-        """The state with the names and axes of the graph; the optimizer's state goes with the parameters.
+        """Return the state with the names and axes of the graph; the optimizer's state goes with the parameters.
 
         Buffers that the state has nothing for keep the model's values: what frameworks keep beside parameters differs.
 
@@ -374,7 +376,7 @@ class StateMapping:
             raise StateError(f"{whole}: {problems}", available=", ".join(self._own), hint=HINT)
 
     def _slot(self, array: np.ndarray, name: str, parameter: np.ndarray) -> np.ndarray:
-        """A slot as its parameter is changed; one of another shape has no axes in common with it."""
+        """Return a slot as its parameter is changed; one of another shape has no axes in common with it."""
         if array.shape != parameter.shape:
             return array
         if self._change is not None:
@@ -395,7 +397,7 @@ class StateMapping:
 
 
 def mapped(graph: HasState, given: Any, names: Names, change: Change | None) -> Any:
-    """A state as that of a graph, all of whose nodes are mapped; as it is if nothing says how.
+    """Return a state as that of a graph, all of whose nodes are mapped; as it is if nothing says how.
 
     Raises:
         StateError: as of StateMapping.

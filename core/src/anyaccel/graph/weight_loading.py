@@ -93,7 +93,9 @@ def load(
 def _plainly_named(
     graph: HasState, labels: list[str], theirs: Mapping[str, np.ndarray], own: Mapping[str, Any], names: Names
 ) -> dict[str, np.ndarray]:
-    """The arrays of a file that was written while a model was wrapped, by the names that they have without it."""
+    """Return the arrays of a file that was written while a model was wrapped, by the names that they have without
+    it.
+    """
     renamed: dict[str, np.ndarray] = {}
     for name, array in theirs.items():
         plain = name
@@ -126,7 +128,7 @@ def check_functions(names: Any, change: Any) -> None:
 
 
 def _labels(graph: HasState, node: Any) -> list[str]:
-    """The nodes whose models are meant: one, or all that have weights, of those that share a model the first."""
+    """Return the nodes whose models are meant: one, or all that have weights, of those that share a model the first."""
     labels = [label for label in models_of(graph) if values_of(graph, label)]
     if node is None:
         if not labels:
@@ -156,7 +158,9 @@ def named_values(
 
 
 def plain_names(keys: Iterable[str]) -> dict[str, str]:
-    """The names in the state of one model, by those without `parameters/` and `buffers/` if these are still unique."""
+    """Return the names in the state of one model, by those without `parameters/` and `buffers/` if these are still
+    unique.
+    """
     whole = list(keys)
     short = [key.partition("/")[2] for key in whole]
     return dict(zip(short if len(set(short)) == len(short) else whole, whole, strict=True))
@@ -205,7 +209,7 @@ def check_axes(found: Match, whole: str) -> None:
 
 
 def problems_of(found: Match) -> str:
-    """All that does not fit, as text; `""` if everything does."""
+    """Return all that does not fit, as text; `""` if everything does."""
     parts = [f"missing: {', '.join(found.missing)}"] if found.missing else []
     parts += [f"unexpected: {', '.join(found.unexpected)}"] if found.unexpected else []
     parts += [f"{name} is {how}" for name, how in found.mismatched.items()]
@@ -288,7 +292,7 @@ def match(
 
 
 def renamed(theirs: Mapping[str, np.ndarray], ours: Mapping[str, Any], names: Names) -> dict[str, str]:
-    """The name in the file for each name in the model, or for one that the model should have."""
+    """Return the name in the file for each name in the model, or for one that the model should have."""
     if isinstance(names, Mapping):
         unknown = [shown(name) for name in names if name not in theirs]
         if unknown:
@@ -363,14 +367,14 @@ def has_unknown_axes(source: str, target: str, shape: tuple[int, ...]) -> bool:
 
 
 def transposing(name: str, order: tuple[int, ...] = (1, 0)) -> str:
-    """The argument that brings arrays with this last part of their names into an order of axes, as code."""
+    """Return the argument that brings arrays with this last part of their names into an order of axes, as code."""
     moved = "array.T" if order == (1, 0) else f"array.transpose{order}"
     word, n_axes = name.rpartition(".")[2], len(order)
     return f"change=lambda name, array: {moved} if name.endswith({word!r}) and array.ndim == {n_axes} else array"
 
 
 def _order_of_axes(given: tuple[int, ...], own: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The order of axes in which an array would have the model's shape; None if there is none."""
+    """Return the order of axes in which an array would have the model's shape; None if there is none."""
     if sorted(given) != sorted(own) or len(given) > _MAX_PERMUTED:
         return None
     orders = permutations(range(len(given)))
@@ -389,7 +393,7 @@ def _is_castable(array: np.ndarray, dtype: np.dtype[Any]) -> bool:
 
 
 def _first_lost(array: np.ndarray, dtype: np.dtype[Any]) -> Any:
-    """The first finite value of a floating array that a floating dtype does not hold; None if there is none."""
+    """Return the first finite value of a floating array that a floating dtype does not hold; None if there is none."""
     if not (is_float(array.dtype) and is_float(dtype)):
         return None
     with np.errstate(over="ignore"):

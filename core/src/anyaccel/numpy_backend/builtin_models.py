@@ -42,7 +42,7 @@ class SpecModel(Module, Generic[Spec]):
 
     @abstractmethod
     def _layers(self) -> Iterator[tuple[str, Module]]:
-        """The layers with the prefixes of their values; those without values have a prefix all the same."""
+        """Return the layers with the prefixes of their values; those without values have a prefix all the same."""
 
     def get_config(self) -> dict[str, Any]:
         """Return the settings, as keyword arguments of the class."""

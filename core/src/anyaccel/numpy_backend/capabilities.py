@@ -68,7 +68,7 @@ class NumpyTransfers(ObservesTransfers):
     """Transfers and synchronizations of simulated devices; the CPU has none."""
 
     def observe_transfers(self, record: Record) -> AbstractContextManager[None]:
-        """All that they count."""
+        """Return all that they count."""
         return observers.added(record)
 
 
@@ -121,7 +121,7 @@ def moved_segment(segment: Segment, scratch: Scratch) -> Segment:
 
 
 def _copied(model: Any, on: SimDevice, copies: dict[int, Any]) -> Any:
-    """A copy of a model on a device; the same one where nodes share it."""
+    """Return a copy of a model on a device; the same one where nodes share it."""
     if model is None:
         return None
     if id(model) not in copies:

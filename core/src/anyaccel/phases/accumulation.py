@@ -1,4 +1,4 @@
-"""Accumulation: losses of one's own that are no means over rows, whose batches do not add up to one large batch."""
+"""Accumulation: custom losses that are no means over rows, whose batches do not add up to one large batch."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def check_accumulation(
 
 
 def ignored_target(loss: Loss) -> int | None:
-    """The class index that a loss leaves out of its mean; None if there is none."""
+    """Return the class index that a loss leaves out of its mean; None if there is none."""
     settings = _settings(loss)
     ignored = settings.get("ignore_index", settings.get("ignore_class"))
     return ignored if isinstance(ignored, int) else None
 
 
 def _settings(loss: Loss) -> Mapping[str, Any]:
-    """The settings of a loss of one's own: attributes of an object, arguments and defaults of a class."""
+    """Return the settings of a custom loss: attributes of an object, arguments and defaults of a class."""
     own, names = loss.own, ("reduction", "ignore_index", "ignore_class", "weight")
     if isinstance(own, functools.partial):
         return {name: value for name, value in own.keywords.items() if name in names}

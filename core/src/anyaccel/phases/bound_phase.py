@@ -27,7 +27,7 @@ _ONLY_BY_NAME = ("cpu", "sim")
 
 
 def bound(phase: PhaseSettings, graph: ModelGraph, known: Registry | None = None) -> PhaseSettings:
-    """The phase itself if nothing in it depends on the graph, else a copy.
+    """Return the phase itself if nothing in it depends on the graph, otherwise a copy.
 
     Losses without `on` are on the only output node; `accelerator="auto"` is the best device on which all frameworks of
     the graph run; a request is the device, or the devices of a training, that it gets of those on which some framework
@@ -66,7 +66,9 @@ def _frameworks(graph: ModelGraph) -> list[str]:
 
 
 def best_common_device(frameworks: Sequence[str], known: Registry | None = None) -> Device:
-    """The best device on which all of these frameworks run: a GPU, another accelerator, or the CPU. Loads no other."""
+    """Return the best device on which all of these frameworks run: a GPU, another accelerator, or the CPU. Loads no
+    other.
+    """
     if not frameworks:
         return Device("cpu")
     first, *others = [_devices(framework, known) for framework in frameworks]

@@ -64,7 +64,7 @@ class CompilePolicy(LoopExtension):
         run: of a TrainPhase; receives the decisions.
         pipeline: the programs.
         loader: gives the rows.
-        batch_size: the most rows of a step, as far as it is known.
+        batch_size: the most rows of a step, if known.
         max_call_steps: the most steps of one call.
         may_stop_early: whether a callback sees epochs or steps: it may stop the run before its last epoch, and change
             what compiled code has read.
@@ -193,7 +193,7 @@ class CompilePolicy(LoopExtension):
         return True
 
     def _decide_again(self, runner: ChunkRunner, batch_size: int, microbatch_size: int | None) -> None:
-        """Compile once more, if that pays for the steps until the next change."""
+        """Compile again, if that pays for the steps until the next change."""
         if not self._timed_steps:
             return
         left = self._steps_between - (self._n_steps - self._n_steps_at_change)
@@ -250,7 +250,7 @@ class CompilePolicy(LoopExtension):
             self._log_event("compile", f"steps are not compiled: {why}", verbose=True)
 
     def _pays_off(self, estimate: CompileEstimate) -> bool:
-        """Whether to compile now, as far as is known; sets how long to wait with that at least."""
+        """Whether to compile now, if known; sets how long to wait with that at least."""
         left = math.inf if self._steps_left is None else self._steps_left
         if estimate.step_ratio >= 1.0:
             return False

@@ -56,7 +56,8 @@ from anyaccel.user_level import user_level
 def bind_metrics(
     phase: PhaseSettings, losses: Sequence[AppliedLoss], graph: ModelGraph, measured: Mapping[str, Metric]
 ) -> list[BoundMetric]:
-    """The metrics of a phase, bound; one without a node is bound to every node with a loss, else the output nodes.
+    """Return the metrics of a phase, bound; one without a node is bound to every node with a loss, otherwise the output
+    nodes.
 
     Last come those of `measured`, losses that are computed as metrics are, by label.
 
@@ -107,7 +108,7 @@ def _targets(metric: Metric, node: str, losses: Sequence[AppliedLoss], graph: Mo
 
 
 def _mask(metric: Metric, feature_set: str, stream: str | None, graph: ModelGraph) -> tuple[str, ...]:
-    """The column that says what a metric counts, of the same rows as its targets."""
+    """Return the column that says what a metric counts, of the same rows as its targets."""
     if metric.mask is None:
         return ()
     chosen = named_column(metric.mask, graph.nodes)
@@ -121,13 +122,15 @@ def _mask(metric: Metric, feature_set: str, stream: str | None, graph: ModelGrap
 
 
 def trained_as(loss: AppliedLoss, trained: Iterable[AppliedLoss]) -> str | None:
-    """The label of the trained loss that has the values of this one, whatever its label and weight; None without."""
+    """Return the label of the trained loss that has the values of this one, whatever its label and weight; None
+    without.
+    """
     own = _values_of(loss)
     return next((other.label for other in trained if _values_of(other) == own), None)
 
 
 def measured_losses(losses: Iterable[AppliedLoss], trained: Sequence[AppliedLoss]) -> dict[str, Metric]:
-    """The losses of a validation that are not trained, by label: computed of all its outputs, as metrics are."""
+    """Return the losses of a validation that are not trained, by label: computed of all its outputs, as metrics are."""
     return {
         loss.label: Metric(_named_loss(loss), on=loss.on, targets=loss.inputs[1], label=f"loss.{loss.label}")
         for loss in losses
@@ -203,7 +206,7 @@ class Evaluation:
         self._wanted = [name for label in dict.fromkeys([*keep, *inputs, *computed]) for name in value_names[label]]
 
     def run(self) -> EvaluationValues:
-        """Compute all rows; if memory runs out, once more with fewer at once.
+        """Compute all rows; if memory runs out, again with fewer at once.
 
         Raises:
             OutOfMemoryError: there is no room for the least.
@@ -258,7 +261,7 @@ class Evaluation:
             return as_out_of_memory(error)
 
     def _compute(self, chunk: Chunk, losses: LossAccumulator, parts: Mapping[str, list[np.ndarray]]) -> None:
-        """Outputs come to the host when the chunk is over, so that nothing waits for a device before."""
+        """Outputs are copied to the host when the chunk is over, so that nothing waits for a device before."""
         pending: list[tuple[str, object]] = []
         runner, max_rows = self._pipeline.runner(chunk.columns), self._policy.rows.microbatch_size
         for step in chunk.steps:
@@ -313,7 +316,7 @@ def _differ(arrays: Sequence[np.ndarray]) -> bool:
 
 
 def _joined_outputs(name: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """The outputs of all batches, [n, *shape]; where batches differ in length, NaN behind the shorter ones.
+    """Return the outputs of all batches, [n, *shape]; where batches differ in length, NaN behind the shorter ones.
 
     Args:
         name: of the output, for messages.
@@ -367,7 +370,7 @@ class Validation(LoopExtension):
 
 
 def _of_width(array: np.ndarray, width: int | None) -> np.ndarray:
-    """Padded rows as wide as those of the outputs, behind which no row goes on."""
+    """Padded rows as wide as those of the outputs, behind which no row continues."""
     return array if width is None or array.ndim < 2 else array[:, :width]
 
 
@@ -385,10 +388,10 @@ def _failed(metric: BoundMetric, error: Exception, outputs: np.ndarray, targets:
 
 
 def compared(phase: PhaseSettings, graph: ModelGraph, values: Iterable[str]) -> dict[str, Compared]:
-    """The columns that each value (`NODE` or `NODE.OUTPUT`) is compared with; values without any are left out.
+    """Return the columns that each value (`NODE` or `NODE.OUTPUT`) is compared with; values without any are left out.
 
-    They are what a loss of the phase on the node takes, else what a metric names, else the targets of the data that
-    feed the node.
+    They are what a loss of the phase on the node takes, otherwise what a metric names, otherwise the targets of the
+    data that feed the node.
     """
     columns = {value: _compared_columns(phase, graph, value) for value in values}
     return {value: chosen for value, chosen in columns.items() if chosen is not None}

@@ -49,7 +49,7 @@ class Learners(LoopExtension):
         raise NotImplementedError(f"{type(self).__name__} has no node {label!r}")
 
     def snapshot(self) -> Any:
-        """A copy of what they have learned."""
+        """Return a copy of what they have learned."""
 
     def restore(self, snapshot: Any) -> None:
         """Go back to a snapshot."""
@@ -59,7 +59,7 @@ class Learning:
     """Which nodes learn, and what lets them; by itself none do."""
 
     def nodes(self, phase_label: str, losses: Sequence[AppliedLoss], graph: ModelGraph) -> list[str]:
-        """Labels of the nodes that learn in a TrainPhase, in the order of computation.
+        """Return labels of the nodes that learn in a TrainPhase, in the order of computation.
 
         Raises:
             PhaseError: a loss on one of them, one that cannot learn yet, or one model that is to learn two things.

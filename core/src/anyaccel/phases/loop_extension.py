@@ -108,11 +108,11 @@ class LoopExtension:
         """All rows of an epoch were taken; steps may still be computed."""
 
     def failed(self, failure: BaseException, losses: LossAccumulator) -> bool:
-        """An attempt at the steps of an epoch has failed. True if the run went back, and goes on from `run.step`."""
+        """An attempt at the steps of an epoch has failed. True if the run went back, and continues from `run.step`."""
         return False
 
     def went_back(self, n_steps: int) -> None:
-        """So many steps are done once more."""
+        """So many steps are done again."""
 
     def steps_end(self, losses: LossAccumulator, means: Mapping[str, float]) -> None:
         """All steps of an epoch are computed, and these are the means of the losses."""
@@ -227,7 +227,7 @@ class PendingCalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochTiming:
-    """An epoch, or the rest of one that goes on after a checkpoint, without its validation.
+    """An epoch, or the rest of one that continues after a checkpoint, without its validation.
 
     Attributes:
         steps: optimizer steps.
@@ -247,7 +247,7 @@ class SampleCount:
         self._calls: list[tuple[int, int, int]] = []
 
     def add(self, first: int, n_steps: int, n_samples: int) -> None:
-        """Count steps from this number on, of so many samples each."""
+        """Count steps from this number on, of that many samples each."""
         self._calls.append((first, n_steps, n_samples))
 
     def back_to(self, step: int) -> None:

@@ -21,7 +21,7 @@ from anyaccel.phases.train_loop import TrainLoop
 
 
 def train_loop(phase: PhaseSettings, programs: PhasePrograms) -> TrainLoop:
-    """The loop of a TrainPhase."""
+    """Return the loop of a TrainPhase."""
     in_progress = CallInProgress()
     return TrainLoop(
         phase=phase,
@@ -35,7 +35,7 @@ def train_loop(phase: PhaseSettings, programs: PhasePrograms) -> TrainLoop:
 
 
 def loop_extensions(phase: PhaseSettings, programs: PhasePrograms, in_progress: CallInProgress) -> list[LoopExtension]:
-    """The features of a loop, in the order in which they act; when it has ended, in the reverse one."""
+    """Return the features of a loop, in the order in which they act; when it has ended, in the reverse one."""
     run, pipeline, group, recovery = programs.run, programs.pipeline, programs.group, programs.policies[0]
     hooks, progress, checkpointers, rows = programs.hooks, programs.progress, programs.checkpointers, recovery.rows
     resumed = [(one, one.resumed) for one in checkpointers if one.resumed is not None]

@@ -1,4 +1,4 @@
-"""Loss accumulator: losses stay on their devices during an epoch and come to the host once, at its end."""
+"""Loss accumulator: losses stay on their devices during an epoch and are copied to the host once, at its end."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ class LossAccumulator:
         return sums
 
     def first_not_finite(self) -> dict[str, tuple[int, float]]:
-        """The first step with NaN or infinity, and the value there, by label. Copies the losses to the host again."""
+        """Return the first step with NaN or infinity, and the value there, by label. Copies the losses to the host
+        again.
+        """
         first: dict[str, tuple[int, float]] = {}
         for i, losses in enumerate(self._losses):
             for label, row, value in _not_finite(losses):
@@ -75,7 +77,9 @@ class LossAccumulator:
         return first
 
     def _step_of(self, entry: int) -> int:
-        """The step of an entry, or its first one; entries of single steps are spread evenly over those of a call."""
+        """Return the step of an entry, or its first one; entries of single steps are spread evenly over those of a
+        call.
+        """
         call = bisect_right(self._calls, (entry, math.inf, 0)) - 1
         begin, first_step, n_steps = self._calls[call]
         end = self._calls[call + 1][0] if call + 1 < len(self._calls) else len(self._losses)

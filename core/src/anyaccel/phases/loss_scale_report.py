@@ -1,4 +1,4 @@
-"""Loss scale report: goes on with the scale of an earlier run, and tells of steps that were skipped for it."""
+"""Loss scale report: continues with the scale of an earlier run, and tells of steps that were skipped for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LossScaleReport(LoopExtension):
     Args:
         run: is told of them.
         scaling: by what losses are scaled in all programs.
-        resumed: where an earlier run was; None where this one begins anew, or losses were not scaled then.
+        resumed: where an earlier run was; None where this one begins from scratch, or losses were not scaled then.
     """
 
     def __init__(self, run: Run, scaling: LossScaling, resumed: LossScaleState | None) -> None:

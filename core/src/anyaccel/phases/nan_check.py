@@ -25,10 +25,10 @@ def notes(
     rows: Mapping[str, Rows],
     arrays: Mapping[str, HostColumn],
 ) -> tuple[str, ...]:
-    """A note for each column whose NaN would reach what a TrainPhase trains by gradients.
+    """Return a note for each column whose NaN would reach what a TrainPhase trains by gradients.
 
-    Features count unless a model that may handle NaN comes before the node that is trained; targets count if a
-    named loss takes them: a custom loss may leave out what is NaN.
+    Features count unless a model that may handle NaN comes before the node that is trained; targets count if a named
+    loss takes them: a custom loss may leave out what is NaN.
 
     Args:
         phase: any phase; only a TrainPhase has notes.
@@ -55,7 +55,7 @@ def warn(phase: PhaseSettings, nan_notes: Sequence[str]) -> bool:
 
 
 def _reached(segments: Sequence[Segment]) -> set[str]:
-    """Names of the values that reach trained nodes and named losses, through all that passes NaN on."""
+    """Return names of the values that reach trained nodes and named losses, through all that passes NaN on."""
     operations = [operation for segment in segments for operation in segment.operations]
     trained = {label for segment in segments for group in segment.groups for label in group.nodes}
     origins: dict[str, set[str]] = {}

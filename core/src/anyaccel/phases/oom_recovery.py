@@ -122,7 +122,7 @@ class OutOfMemoryRecovery:
         )
 
     def final_error(self, error: OutOfMemoryError, n_rows: int) -> OutOfMemoryError:
-        """The error that ends the phase after a step of `n_rows` rows has failed."""
+        """Return the error that ends the phase after a step of `n_rows` rows has failed."""
         _release(error)
         n_rows = n_rows or self.batch_size
         return self._report.error(error, min(self.rows.microbatch_size or n_rows, n_rows), self.rows.loader)
@@ -138,7 +138,7 @@ def _release(error: OutOfMemoryError) -> None:
 
 
 def smaller(batch_size: int, at_once: int) -> int:
-    """About half of `at_once`: the largest that divides the batch and is not below a quarter, else half of it."""
+    """About half of `at_once`: the largest that divides the batch and is not below a quarter, otherwise half of it."""
     half = -(-at_once // 2)
     return next((size for size in range(half, max(at_once // 4, 1) - 1, -1) if batch_size % size == 0), half)
 
@@ -162,7 +162,7 @@ def _coupled_models(stages: Sequence[PipelineStage]) -> Iterator[str]:
 
 
 def custom_losses(stages: Sequence[PipelineStage]) -> list[str]:
-    """The losses that are the user's own, which may not be means over rows."""
+    """Return the losses that are the user's own, which may not be means over rows."""
     terms = [term for stage in stages for term in stage.segment.losses]
     return [f"the loss {term.label!r}, which is your own" for term in terms if term.loss.own is not None]
 
@@ -183,7 +183,7 @@ class Snapshots:
     Args:
         pipeline: the programs.
         within_epoch: whether an epoch can be resumed at any step, or only at its start.
-        callbacks: go back too: they hear once more of the steps that are done again.
+        callbacks: go back too: they hear again of the steps that are done again.
     """
 
     def __init__(self, pipeline: Pipeline, within_epoch: bool, callbacks: Sequence[Callback] = ()) -> None:
@@ -242,7 +242,9 @@ class Snapshots:
             self._pipeline.restore(self._last.state)
 
     def rescue(self, losses: LossAccumulator) -> int | None:
-        """Go back to the last snapshot if steps that were launched have failed; the steps done by then, else None."""
+        """Go back to the last snapshot if steps that were launched have failed; the steps done by then, otherwise
+        None.
+        """
         if self._last is None:
             return None
         try:
@@ -398,7 +400,7 @@ class OutOfMemoryReport:
     may_try: bool = True
 
     def error(self, cause: OutOfMemoryError, n_rows: int, loader: BatchLoader) -> OutOfMemoryError:
-        """The error after `n_rows` rows, computed at once, did not fit."""
+        """Return the error after `n_rows` rows, computed at once, did not fit."""
         fitting = self._largest_batch(loader, n_rows)
         known = [] if fitting is None else ["not even one row fits" if fitting == 0 else f"{_rows(fitting)} would fit"]
         why = f", and micro-batches are ruled out by {' and '.join(self.couplings)}" if self.couplings else ""
@@ -437,7 +439,9 @@ class OutOfMemoryReport:
             yield f"{place[1]} ({place[0]}): {known}; activations and the rest: {_measured(place)}"
 
     def _largest_batch(self, loader: BatchLoader, n_rows: int) -> int | None:
-        """The most rows that fit at once, by at most `_MAX_TRIALS` trials that change nothing; None if unknown."""
+        """Return the most rows that fit at once, by at most `_MAX_TRIALS` trials that change nothing; None if
+        unknown.
+        """
         if not self._can_try:
             return None
         try:
@@ -451,7 +455,7 @@ class OutOfMemoryReport:
             return None
 
     def fits(self, loader: BatchLoader, n_rows: int) -> bool:
-        """Whether training steps fit now with so many rows at once; the caller restores a snapshot afterwards.
+        """Whether training steps fit now with that many rows at once; the caller restores a snapshot afterwards.
 
         They are whole steps: between micro-batches gradients take memory, and more where the last one is smaller.
         """
@@ -488,7 +492,9 @@ class OutOfMemoryReport:
         losses.means()
 
     def snapshot_bytes(self) -> dict[Place, int]:
-        """Bytes of a snapshot: parameters that are trained, and their optimizer state, by framework and device."""
+        """Return bytes of a snapshot: parameters that are trained, and their optimizer state, by framework and
+        device.
+        """
         groups = [group for stage in self.pipeline.stages for group in stage.segment.groups]
         slots = {node: state_slots(group.optimizer) for group in groups for node in group.nodes}
         nbytes: dict[Place, int] = {}
@@ -526,7 +532,7 @@ def _search(trial: Trial, step: StepRange, n_rows: int) -> int:
 
 
 def _first_rows(step: StepRange, n: int) -> StepRows:
-    """The first rows of a step: so many of each feature set, or as many as it takes."""
+    """Return the first rows of a step: so many of each feature set, or as many as it takes."""
     return {name: (start, min(start + n, stop)) for name, (start, stop) in step.rows.items()}
 
 

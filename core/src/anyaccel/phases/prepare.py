@@ -377,19 +377,21 @@ def _pad_value(rows: Rows, name: str) -> float | None:
 
 
 def losses_of(phase: PhaseSettings, part: PhaseSettings) -> tuple[AppliedLoss, ...]:
-    """The losses of a phase, or of its validation, which are those of the training unless it has its own."""
+    """Return the losses of a phase, or of its validation, which are those of the training unless it has its own."""
     return part.losses or (phase.losses if part is not phase else ())
 
 
 def evaluated_losses(phase: PhaseSettings, part: PhaseSettings, graph: ModelGraph) -> tuple[AppliedLoss, ...]:
-    """The losses of `losses_of` that can be computed in evaluation: not those of outputs that only training has."""
+    """Return the losses of `losses_of` that can be computed in evaluation: not those of outputs that only training
+    has.
+    """
     losses, extra = losses_of(phase, part), graph.shapes.training_only.values()
     left_out = training_only_inputs(losses, {name for names in extra for name in names})
     return tuple(loss for loss in losses if loss.label not in left_out)
 
 
 def metrics_of(phase: PhaseSettings, part: PhaseSettings, graph: ModelGraph) -> list[BoundMetric]:
-    """The metrics of an evaluation, bound; none of any other phase.
+    """Return the metrics of an evaluation, bound; none of any other phase.
 
     Raises:
         ColumnError, GraphError, SpecError: a metric that cannot be bound.
@@ -408,7 +410,9 @@ def _checked_outputs(validation: PhaseSettings, graph: ModelGraph) -> tuple[str,
 
 
 def streams_of(phase: PhaseSettings, graph: ModelGraph) -> dict[str, tuple[str, ...]]:
-    """Names of the streams that may be read of each feature set; feature sets that are left out have only rows."""
+    """Return names of the streams that may be read of each feature set; feature sets that are left out have only
+    rows.
+    """
     samplers = phase.sampled_by
     if samplers is None:
         return {}

@@ -74,26 +74,26 @@ class ProcessGroup(ABC):
 
     @abstractmethod
     def share_evaluation(self, epochs: EpochPlan) -> EpochPlan:
-        """The batches of an evaluation that this process computes."""
+        """Return the batches of an evaluation that this process computes."""
 
     # -- programs and steps ----------------------------------------------------------------------------------------
 
     @abstractmethod
     def build(self, segment: Segment, backend: ComputingBackend) -> Program:
-        """The program of a segment."""
+        """Return the program of a segment."""
 
     @abstractmethod
     def step(self, stages: Sequence[PipelineStage], log_event: LogEvent) -> CrossSegmentStep:
-        """What takes steps one by one; `log_event` is told if a transfer cannot go on as it was chosen."""
+        """What takes steps one by one; `log_event` is told if a transfer cannot continue as it was chosen."""
 
     # -- what is exchanged -----------------------------------------------------------------------------------------
 
     @abstractmethod
     def gather(self, value: Any) -> list[Any]:
-        """The plain values that all give, by rank."""
+        """Return the plain values that all give, by rank."""
 
     def first(self, value: Any) -> Any:
-        """The plain value that the first process gives."""
+        """Return the plain value that the first process gives."""
         return self.gather(value)[0]
 
     @abstractmethod
@@ -102,11 +102,11 @@ class ProcessGroup(ABC):
 
     @abstractmethod
     def arrays_of_all(self, arrays: Sequence[Mapping[str, np.ndarray]] | None) -> list[Mapping[str, np.ndarray]] | None:
-        """The named arrays that all give, one process after the other; None where one gives None."""
+        """Return the named arrays that all give, one process after the other; None where one gives None."""
 
     @abstractmethod
     def outputs_of_all(self, outputs: dict[str, list[np.ndarray]]) -> dict[str, list[np.ndarray]]:
-        """The outputs of all batches by name, in their order, where each process has computed some of them."""
+        """Return the outputs of all batches by name, in their order, where each process has computed some of them."""
 
     @abstractmethod
     def check_same(self, texts: Mapping[str, str], *, when: str, hint: str) -> None:

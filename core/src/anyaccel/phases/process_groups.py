@@ -35,7 +35,7 @@ class ProcessGroups:
         frameworks: Callable[[], Sequence[str]],
         known: Registry | None = None,
     ) -> tuple[Device, ...]:
-        """The devices that a phase gets in this process; empty where that is the one that its accelerator names.
+        """Return the devices that a phase gets in this process; empty where that is the one that its accelerator names.
 
         A TrainPhase gets all of a request, other phases the first.
 
@@ -92,7 +92,8 @@ class ProcessGroups:
         return ()
 
     def plan_of_one(self, phase: PhaseSettings, plan: Plan, devices: Sequence[Device]) -> Plan:
-        """The plan of one of those that compute a phase on these devices together, or in the processes that are there.
+        """Return the plan of one of those that compute a phase on these devices together, or in the processes that are
+        there.
 
         Args:
             phase, plan: as for one that does so alone.
@@ -116,7 +117,7 @@ class ProcessGroups:
         """
 
     def replica_group(self, framework: str) -> Any:
-        """The group of all processes of a launcher, joined, for a loop of the user's own.
+        """Return the group of all processes of a launcher, joined, for a loop of the user's own.
 
         Raises:
             CapabilityError: the backend has no replicas.

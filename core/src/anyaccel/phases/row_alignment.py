@@ -53,7 +53,7 @@ def combinations_of(
     plan: Plan,
     graph: ModelGraph,
 ) -> Iterator[Combination]:
-    """The nodes, losses and metrics that combine several feature sets."""
+    """Yield the nodes, losses and metrics that combine several feature sets."""
     for assignment in plan.assignments:
         yield from _several(f"node {assignment.node!r}", _sets_of(assignment.node, graph))
     for label in learners:

@@ -208,7 +208,7 @@ def execute(
         run: says which phase on which graph.
         callbacks: called before those of the phase.
         progress: is told how far it is.
-        resume: whether a TrainPhase with a Checkpoint goes on from the newest one: `"auto"` or `"never"`.
+        resume: whether a TrainPhase with a Checkpoint continues from the newest one: `"auto"` or `"never"`.
 
     Returns:
         the values of an EvalPhase; None for a TrainPhase, whose epochs are in `run.history`.
@@ -471,7 +471,7 @@ def _close_loader(policy: OutOfMemoryRecovery) -> None:
 
 
 def _given_sources(phase: PhaseSettings) -> Iterator[BatchSource]:
-    """The sources of batches that a phase and its validation were given."""
+    """Yield the sources of batches that a phase and its validation were given."""
     for part in phase.parts:
         values = part.data.values() if isinstance(part.data, Mapping) else [part.data]
         yield from (value for value in values if isinstance(value, BatchSource))
@@ -497,7 +497,8 @@ def _build_pipeline(
     log_event: LogEvent,
     group: ProcessGroup,
 ) -> Pipeline:
-    """The programs of a phase, over the models as they were placed; if one cannot be built, those before it are closed.
+    """Return the programs of a phase, over the models as they were placed; if one cannot be built, those before it are
+    closed.
 
     Args:
         resolution: the segments, and what computes each.
@@ -542,7 +543,7 @@ _MODELS: dict[int, tuple[Any, str, Run, int]] = {}
 
 
 def running_phases() -> list[str]:
-    """Labels of the phases that are running."""
+    """Return labels of the phases that are running."""
     return [run.phase.label for run in list(_GRAPHS.values())]
 
 
@@ -589,7 +590,7 @@ def release(run: Run) -> None:
 
 
 def _models(graph: ModelGraph) -> Iterator[tuple[int, tuple[Any, str]]]:
-    """The models of a graph by id; plain functions, which hold no values, may be used by several phases."""
+    """Yield the models of a graph by id; plain functions, which hold no values, may be used by several phases."""
     for label, node in graph.nodes.items():
         if isinstance(node, ModelNode) and not isinstance(node.model, (FunctionType, BuiltinFunctionType, type(None))):
             model = node.kind.held_by(node.model)

@@ -222,7 +222,7 @@ class BufferCheck(LoopExtension):
 
 
 def buffer_owners(phase: PhaseSettings, pipeline: Pipeline) -> list[tuple[PipelineStage, Operation]]:
-    """What is trained and has buffers, with its stage; nothing in a phase with a step of the user's own."""
+    """What is trained and has buffers, with its stage; nothing in a phase with a custom step."""
     trained = [(stage, op) for stage in pipeline.stages for op in stage.segment.operations if op.trainable]
     return [(stage, op) for stage, op in trained if _has_buffers(stage, op)] if phase.step is None else []
 
@@ -244,7 +244,7 @@ def warn_of_buffers(phase: PhaseSettings, names: Sequence[str], doing: str, how:
 def accumulation_checks(
     phase: PhaseSettings, pipeline: Pipeline, gather: Gather, *, is_first: bool
 ) -> list[LoopExtension]:
-    """The checks of a phase that accumulates batches; none of another."""
+    """Return the checks of a phase that accumulates batches; none of another."""
     if phase.accumulate == 1:
         return []
     means = MeanCheck(phase, pipeline.stages, gather, is_first=is_first)
@@ -298,7 +298,7 @@ def _text(loss: AppliedLoss) -> str:
 
 
 def _value(loss: AppliedLoss, names: Sequence[str]) -> str:
-    """The name of the value that a loss takes as outputs."""
+    """Return the name of the value that a loss takes as outputs."""
     wanted = loss.inputs[0].partition(".")[2]
     return next((name for name in names if wanted and name.endswith(f".{wanted}")), names[0])
 

@@ -69,7 +69,7 @@ def _loss_scale(phase: Any, name: str, given: Any) -> LossScale:
 
 
 def _validation(phase: Any, name: str, given: Any) -> Any:
-    """The evaluation of a split: row by row, or in the pairs or triplets of the training's samplers."""
+    """Return the evaluation of a split: row by row, or in the pairs or triplets of the training's samplers."""
     if not isinstance(given, str):
         return given
     split, samplers = given, phase.sampler
@@ -352,8 +352,8 @@ class TrainPhase(Phase):
     def _check_monitored(self, who: str, name: str) -> None:
         """Refuse a value that no epoch will have.
 
-        One is let through where it is known only when the phase runs: the figures of a step of the user's own, losses
-        without a node, and metrics of several nodes.
+        One is let through where it is known only when the phase runs: the figures of a custom step, losses without a
+        node, and metrics of several nodes.
         """
         validation, is_validation = self.validation, name.startswith("val_")
         evaluated = validation.losses or self.losses if validation is not None else ()
@@ -398,7 +398,7 @@ def _check_validation(training: TrainPhase, validation: Any, *, custom_step: boo
     Args:
         training: the TrainPhase.
         validation: what it was given.
-        custom_step: whether the training has a step of its own, and so no losses.
+        custom_step: whether the training has its own step, and so no losses.
 
     Raises:
         PhaseError: it is not an EvalPhase, has a loss that is neither trained nor can be computed of its outputs alone,
@@ -445,7 +445,7 @@ def _difference(loss: AppliedLoss, trained: AppliedLoss) -> str:
 
 
 def _check_custom_step(phase: TrainPhase, step: Any, accumulate: int) -> None:
-    """Check a step of the user's own, and that no setting is about steps which anyaccel makes of losses.
+    """Check a custom step, and that no setting is about steps which anyaccel makes of losses.
 
     Args:
         phase: whose step it is.

@@ -47,7 +47,7 @@ class ReplicatedTraining(ProcessGroup):
         place: which replica this process is, and of how many.
         groups: for each framework of the graph.
         sharded: whether parameters are divided among the replicas.
-        offload: whether these rest in host memory.
+        offload: whether these are stored in host memory.
         whole: labels of the nodes whose parameters each replica keeps all the same.
         global_batches: whether each replica gives its program all rows of a step.
         sync_batchnorm: whether layers normalize by the rows of all replicas.
@@ -102,7 +102,7 @@ class ReplicatedTraining(ProcessGroup):
         self._global_batches = chosen
 
     def build(self, segment: Segment, backend: ComputingBackend) -> Program:
-        """The program of a segment, with what it trains divided among the replicas if that is asked for."""
+        """Return the program of a segment, with what it trains divided among the replicas if that is asked for."""
         group = self._groups.get(backend.framework)
         if group is None:  # an evaluation, which needs one to gather by
             return backend.build(segment)
@@ -179,7 +179,9 @@ class ReplicatedTraining(ProcessGroup):
         return replica_checks(phase, pipeline, self)
 
     def share_batches(self, source: str) -> BatchesShare:
-        """The share that this replica takes of the batches of a source, which are then compared in every step."""
+        """Return the share that this replica takes of the batches of a source, which are then compared in every
+        step.
+        """
         batches: deque[tuple[int, int]] = deque()
         self._batches, self._source, parts = batches, source, self._global_batches.parts
         return BatchShare(
@@ -220,7 +222,7 @@ class ReplicatedTraining(ProcessGroup):
         return CrossSegmentStep(stages, log_event) if self.fixed_order else ReplicatedStep(stages, log_event, self)
 
     def begin_epoch(self, epoch: int, step: int) -> None:
-        """An epoch of the run begins, or goes on after its first `step` steps; errors name both."""
+        """An epoch of the run begins, or continues after its first `step` steps; errors name both."""
         self._epoch, self._step, self._gathered = epoch, step, 0
         if self._batches is not None:
             self._batches.clear()
@@ -235,7 +237,7 @@ class ReplicatedTraining(ProcessGroup):
             self._compare_batches(self._batches, ended=True)
 
     def _compare_batches(self, batches: deque[tuple[int, int]], *, ended: bool = False) -> None:
-        """Compare the batches of this step with those of all replicas, of which each knows whether they are alike."""
+        """Compare the batches of this step with those of all replicas, of which each knows whether they are equal."""
         seen = 0
         for _ in range(0 if ended else min(self._accumulate, len(batches))):
             seen = (31 * seen + batches.popleft()[0]) & 0xFFFFF
@@ -331,7 +333,7 @@ class ReplicatedTraining(ProcessGroup):
         return parts
 
     def gather(self, value: Any) -> list[Any]:
-        """The plain values that all replicas give, by rank; called by all at once.
+        """Return the plain values that all replicas give, by rank; called by all at once.
 
         Raises:
             PhaseError: another replica reads models meanwhile.
@@ -452,7 +454,7 @@ class StepReplicas(Protocol):
     """Whether gradients are summed over the replicas as soon as they are computed."""
 
     def begin_step(self, sizes: Sequence[int]) -> None:
-        """Where they are summed so: a step begins, in parts of so many rows."""
+        """Where they are summed so: a step begins, in parts of that many rows."""
 
     def begin_reading(self) -> None:
         """Where parameters are divided: models are read next, for which all replicas gather them."""

@@ -42,7 +42,7 @@ contract = 2
 
 @hookimpl
 def backends() -> list[Any]:
-    """The backend of this plugin; JAX is imported when the backend is first used."""
+    """Return the backend of this plugin; JAX is imported when the backend is first used."""
     from anyaccel_jax.backend import JaxBackend
 
     return [JaxBackend()]

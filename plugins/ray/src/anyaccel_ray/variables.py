@@ -27,7 +27,7 @@ class _VariablesBackend(Backend):  # type: ignore[misc]
 
 
 def _meeting_point() -> tuple[str, int]:
-    """The address of the machine of this worker, and a port that is free there."""
+    """Return the address of the machine of this worker, and a port that is free there."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return ray.util.get_node_ip_address(), int(probe.getsockname()[1])

@@ -36,7 +36,7 @@ contract = 2
 
 @hookimpl
 def backends() -> list[Any]:
-    """The backend of this plugin; TensorFlow is imported when the backend is first used."""
+    """Return the backend of this plugin; TensorFlow is imported when the backend is first used."""
     from anyaccel_tensorflow.backend import TensorFlowBackend
 
     return [TensorFlowBackend()]

@@ -89,7 +89,7 @@ class SpecModel(tf.Module):  # type: ignore[misc]
         return self.forward(values, given, training, key_of(rng.key(0, "dropout", self._n_calls)))
 
     def forward(self, values: Mapping[str, Any], inputs: Sequence[Any], training: bool, key: Any) -> Any:
-        """The output as a function of the parameters by name; dropout follows from `key`."""
+        """Return the output as a function of the parameters by name; dropout follows from `key`."""
         rate = self.spec.dropout if training else 0.0
         drop = (lambda x, i: dropout(x, rate, key, i)) if rate else (lambda x, i: x)
         x = self._features(values, inputs, drop, key if training else None)
@@ -101,7 +101,7 @@ class SpecModel(tf.Module):  # type: ignore[misc]
         """[batch, features]; the key is None unless it trains."""
 
     def get_config(self) -> dict[str, Any]:
-        """A plain dict; its entries are the keywords that create an equal model."""
+        """Return a plain dict; its entries are the keywords that create an equal model."""
         return self.spec.get_config()
 
 

@@ -90,7 +90,7 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute):
         return data_format(model)
 
     def build(self, segment: Segment) -> Program:
-        """A `TensorFlowProgram`."""
+        """Return a `TensorFlowProgram`."""
         from anyaccel_tensorflow.ops import TensorFlowOps
         from anyaccel_tensorflow.program import TensorFlowProgram
         from anyaccel_tensorflow.variables import keras
@@ -194,7 +194,7 @@ class TensorFlowMemoryFigures(MemoryFigures):
     """Buffers; what a step takes is not told, as XLA decides it for each device."""
 
     def buffers(self, model: Any) -> Mapping[str, TensorSpec]:
-        """Of a model that is built, else a StateError."""
+        """Of a model that is built, otherwise a StateError."""
         return {name: _spec_of(variable) for name, variable in _variables(model).buffers.items()}
 
 

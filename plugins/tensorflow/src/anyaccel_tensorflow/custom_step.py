@@ -1,4 +1,4 @@
-"""CustomStep: a training step of the user's own on the user's models: with GradientTape, as a `train_step` of Keras."""
+"""CustomStep: a custom training step on the user's models: with GradientTape, as a `train_step` of Keras."""
 
 from __future__ import annotations
 

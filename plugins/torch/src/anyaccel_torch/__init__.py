@@ -38,7 +38,9 @@ contract = 2
 
 @hookimpl
 def backends() -> list[Any]:
-    """The torch backend, and that of simulated devices where these are asked for; creating them imports no torch."""
+    """Return the torch backend, and that of simulated devices where these are asked for; creating them imports no
+    torch.
+    """
     from anyaccel_torch.backend import TorchBackend
     from anyaccel_torch.simulated import is_wanted
 

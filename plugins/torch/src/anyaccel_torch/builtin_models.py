@@ -65,7 +65,7 @@ class BuiltinModel(nn.Module, ABC):
 
     @abstractmethod
     def _layer(self, name: str, shape: tuple[int, ...]) -> nn.Module:
-        """The layer of this name for a weight of this shape, on `meta`, where it draws no random numbers."""
+        """Return the layer of this name for a weight of this shape, on `meta`, where it draws no random numbers."""
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """[batch, *output_shape] for inputs [batch, ...] of the model's dtype."""
@@ -82,7 +82,7 @@ class BuiltinModel(nn.Module, ABC):
         return F.dropout(x, self.spec.dropout, self.training) if self.spec.dropout else x
 
     def get_config(self) -> dict[str, Any]:
-        """A plain dict; its entries are the keywords that create an equal model."""
+        """Return a plain dict; its entries are the keywords that create an equal model."""
         return self.spec.get_config()
 
 

@@ -1,4 +1,4 @@
-"""Array-likes (arrays, lists, pandas and Arrow columns) as Arrow columns that nobody else can write to."""
+"""Array-likes (arrays, lists, pandas and Arrow columns) as Arrow columns that no one else can write to."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from anyaccel.errors import ColumnError
 
 
 def number_column(name: str, values: Any) -> Any:
-    """A feature or target as an Arrow chunked column on its own memory; the dtype is kept.
+    """Return a feature or target as an Arrow chunked column on its own memory; the dtype is kept.
 
     Args:
         name: of the column, for messages.
@@ -50,7 +50,7 @@ def number_column(name: str, values: Any) -> Any:
 
 
 def padded_column(name: str, values: Any) -> Any:
-    """A feature or target whose rows may differ in length as an Arrow chunked column of lists.
+    """Return a feature or target whose rows may differ in length as an Arrow chunked column of lists.
 
     Args:
         name: of the column, for messages.
@@ -61,7 +61,7 @@ def padded_column(name: str, values: Any) -> Any:
 
 
 def tag_column(name: str, values: Any) -> Any:
-    """A tag as an Arrow chunked column, on its own memory unless the values are Arrow's already."""
+    """Return a tag as an Arrow chunked column, on its own memory unless the values are Arrow's already."""
     converted = _as_arrow(name, values)
     if isinstance(converted, pa.ChunkedArray):
         is_given = isinstance(values, (pa.Array, pa.ChunkedArray))
@@ -83,7 +83,7 @@ def tag_column(name: str, values: Any) -> Any:
 
 
 def _as_arrow(name: str, values: Any) -> Any:
-    """A chunked array for what is Arrow or converts itself to it, everything else unchanged."""
+    """Return a chunked array for what is Arrow or converts itself to it, everything else unchanged."""
     if isinstance(values, pa.ChunkedArray):
         return values
     if isinstance(values, pa.Array):

@@ -28,14 +28,14 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file, and the values of the `key=value` folders that it lies in."""
+    """A file, and the values of the `key=value` folders that it is in."""
 
     path: str
     keys: Mapping[str, str] = field(default_factory=dict)
 
 
 def discover_files(label: str, path: Paths) -> list[DataFile]:
-    """The files that a path, a folder or a list of paths names; none of them is opened.
+    """Return the files that a path, a folder or a list of paths names; none of them is opened.
 
     Raises:
         DataError: no file, or something that is no regular file.

@@ -28,12 +28,12 @@ def inner_fixed(name: str, array: Any) -> Any:
 
 
 def with_shapes(table: Any, roles: Mapping[str, str], padded: Container[str] = ()) -> Any:
-    """A table whose features and targets of lists have a shape per sample, but for those that are padded.
+    """Return a table whose features and targets of lists have a shape per sample, but for those that are padded.
 
     Args:
         table: of columns with roles.
         roles: in the order of its columns.
-        padded: names of columns that will be padded, besides those that say so in their metadata.
+        padded: names of columns that will be padded, in addition to those that say so in their metadata.
     """
     for index, (name, role) in enumerate(roles.items()):
         column = table.column(index)

@@ -31,7 +31,7 @@ class NamedSplits(Generic[View]):
         self.by_name: dict[str, View] = {}
 
     def get(self, name: Any, columns: tuple[str, ...]) -> View:
-        """The split of this name; `columns` are those of the feature set, for the message.
+        """Return the split of this name; `columns` are those of the feature set, for the message.
 
         Raises:
             SplitError: there is none.
@@ -71,9 +71,9 @@ class NamedSplits(Generic[View]):
             raise self._name_taken(name, "choose another name")
 
     def known_or(self, name: str, view: View) -> View:
-        """The registered view of this name, which must have the same rows; `view` if there is none.
+        """Return the registered view of this name, which must have the same rows; `view` if there is none.
 
-        A cell of a notebook may run again and make its splits anew.
+        A cell of a notebook may run again and make its splits again.
 
         Raises:
             SplitError: the name is that of other rows.

@@ -94,7 +94,7 @@ def _check_distinct(label: str, name: str, indices: np.ndarray) -> None:
 
 
 def _checked_seed(label: str, seed: object) -> int:
-    """The seed as a plain int, because NumPy's integers would give another stream."""
+    """Return the seed as a plain int, because NumPy's integers would give another stream."""
     if not is_integer(seed):
         raise SplitError(f"the seed of a split of {label!r} must be an integer, got {shown(seed)}", hint="write seed=0")
     return operator.index(cast(SupportsIndex, seed))

@@ -23,11 +23,11 @@ _ARROW = (pa.Array, pa.ChunkedArray)
 
 
 def as_source(label: str, given: Any, like: Rows) -> Source | FeatureSet | None:
-    """A source made of the data of a phase; None for data that is not a source.
+    """Return a source made of the data of a phase; None for data that is not a source.
 
     Loaders, `tf.data`, functions and other iterables become an `IterableSource`, map-style data sets a `MapSource`, a
-    data set of Hugging Face, which holds an Arrow table, a feature set, unless it computes its rows. Features
-    and targets are those of `like`, by name or by position in its order; tags are left out.
+    data set of Hugging Face, which holds an Arrow table, a feature set, unless it computes its rows. Features and
+    targets are those of `like`, by name or by position in its order; tags are left out.
 
     Args:
         label: of the feature set that it stands for.
@@ -64,7 +64,9 @@ def pads_of(rows: Rows) -> dict[str, Pad]:
 
 
 def _without_masks(rows: Rows) -> tuple[tuple[str, ...], dict[str, Pad]]:
-    """The features of some rows without the masks that padding made, which it makes again, and how they are padded."""
+    """Return the features of some rows without the masks that padding made, which it makes again, and how they are
+    padded.
+    """
     pads = pads_of(rows)
     masks = {pad.mask for pad in pads.values()}
     features = tuple(name for name in rows.features if name not in masks)

@@ -18,11 +18,11 @@ _POLL_SECONDS = 0.2
 
 
 def call_off_main_thread(function: Callable[[], T], undo: Callable[[T], Any] | None = None) -> T:
-    """Call a function in a thread of its own, and wait for it. Ctrl-C ends the wait, and the function goes on.
+    """Call a function in its own thread, and wait for it. Ctrl-C ends the wait, and the function continues.
 
     Args:
         function: what is called.
-        undo: called in the thread with the result, if nobody waits for it any more.
+        undo: called in the thread with the result, if no one waits for it any more.
     """
     if threading.current_thread() is not threading.main_thread():
         return function()

@@ -51,7 +51,7 @@ class PaddedBatches:
     entries: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = field(default_factory=dict)
 
     def batch(self, name: str, position: object, value: Any) -> np.ndarray:
-        """A column of a batch, [rows, length, *shape], from an array, or from rows of different length.
+        """Return a column of a batch, [rows, length, *shape], from an array, or from rows of different length.
 
         Raises:
             ColumnError, SourceError: values that are not numbers, or entries of another shape or dtype than before.
@@ -116,7 +116,7 @@ class PaddedBatches:
 
 
 def rows_of(name: str, values: Any) -> list[np.ndarray]:
-    """Each row of a column as an array."""
+    """Return each row of a column as an array."""
     rows = list(values)
     arrays = all_as_numpy(name, rows)
     return [np.asarray(row) if array is None else array for row, array in zip(rows, arrays, strict=True)]

@@ -184,7 +184,7 @@ def _checked_sampler(label: str, sampler: Any) -> SimpleSampler:
 
 
 def _absolute(path: Any) -> Any:
-    """The same files after the working folder has changed: they are opened as their rows are needed."""
+    """Return the same files after the working folder has changed: they are opened as their rows are needed."""
     if isinstance(path, (str, os.PathLike)) and os.fspath(path) and "://" not in os.fspath(path):
         return str(Path(path).absolute())
     is_list = isinstance(path, (list, tuple)) and all(isinstance(part, (str, os.PathLike)) for part in path)

@@ -32,7 +32,7 @@ _PLAIN = (str, bytes, int, float, complex, type(None), np.ndarray, np.generic, M
 
 
 def imported_backends() -> Iterator[Backend]:
-    """The backends whose frameworks have been imported."""
+    """Yield the backends whose frameworks have been imported."""
     for backend in registry().backends_in_use:
         if not sys.modules.keys().isdisjoint(backend.import_roots):
             yield backend
@@ -52,7 +52,7 @@ class RandomStates:
         self._origin = origin
 
     def states(self, *, frameworks: bool = False) -> dict[str, Any]:
-        """The states as they are now.
+        """Return the states as they are now.
 
         Args:
             frameworks: with those of frameworks' global generators.
@@ -126,7 +126,7 @@ def kept_frameworks() -> Iterator[None]:
 
 
 def frameworks_of(states: States) -> dict[str, Any]:
-    """Those of the global generators of frameworks alone."""
+    """Return those of the global generators of frameworks alone."""
     others = (f"{_GLOBAL}numpy", f"{_GLOBAL}python")
     return {name: state for name, state in states.items() if name.startswith(_GLOBAL) and name not in others}
 
@@ -175,7 +175,7 @@ def _from_json(value: dict[str, Any]) -> Any:
 
 
 def _search(origin: Any) -> Iterator[tuple[str, Any]]:
-    """The generators that are reached from an object, each once, by where they are, breadth first."""
+    """Yield the generators that are reached from an object, each once, by where they are, breadth first."""
     seen: set[int] = set()
     waiting: deque[tuple[str, Any]] = deque([("", origin)])
     kept = []  # ids are of objects that live
@@ -255,7 +255,7 @@ def _is_library(module: str) -> bool:
 
 
 def _state_of(value: Any) -> Any:
-    """The state of a generator; None of anything else."""
+    """Return the state of a generator; None of anything else."""
     if isinstance(value, np.random.Generator):
         return value.bit_generator.state
     if isinstance(value, np.random.RandomState):

@@ -37,12 +37,12 @@ def error_context(position: object) -> Iterator[None]:
 def failed(
     what: str, error: Exception, hint: str = "see the error above this one, which the source itself raised"
 ) -> SourceError:
-    """The error for the user's code that raised `error`; `what` says what could not be done."""
+    """Create the error for the user's code that raised `error`; `what` says what could not be done."""
     return SourceError(f"{what}: {type(error).__name__}{_last_line(error)}", hint=hint)
 
 
 def _last_line(error: Exception) -> str:
-    """The last line of an error's text: those of worker processes begin with a traceback as text."""
+    """Return the last line of an error's text: those of worker processes begin with a traceback as text."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return ""

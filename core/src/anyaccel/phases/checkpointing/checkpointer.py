@@ -50,21 +50,21 @@ _PAUSES_OF_INTERVAL = 0.25  # a checkpoint is on the disk long before the next i
 
 
 class Checkpointer:
-    """Writes the checkpoints of one run, and lets it go on where an earlier one was.
+    """Writes the checkpoints of one run, and lets it continue where an earlier one was.
 
     Args:
         checkpoint: as given to the phase.
-        run: whose graph is loaded with the state of the newest checkpoint, if it goes on.
+        run: whose graph is loaded with the state of the newest checkpoint, if it continues.
         callbacks: all of the run, whose state is part of a checkpoint.
-        resume: `"auto"` goes on from the newest checkpoint, if there is one; `"never"` starts anew.
+        resume: `"auto"` continues from the newest checkpoint, if there is one; `"never"` starts from scratch.
         writes: whether this process writes; of several replicas the first one does, and all read.
 
     Attributes:
-        resumed: where the earlier run was; None if this one starts anew.
+        resumed: where the earlier run was; None if this one starts from scratch.
 
     Raises:
-        PhaseError: another run writes into the folder; or it has checkpoints and this run is to start anew; or they
-            are of another phase.
+        PhaseError: another run writes into the folder; or it has checkpoints and this run is to start from scratch; or
+            they are of another phase.
         StateError: the state does not fit the graph, or no checkpoint can be read.
         ConfigError: they were written by a newer version.
     """
@@ -100,7 +100,7 @@ class Checkpointer:
         """The processes of the run are joined: they write after the same steps.
 
         Raises:
-            PhaseError: they go on from different checkpoints.
+            PhaseError: they continue from different checkpoints.
         """
         self._group = group
         if group.size > 1:
@@ -150,7 +150,7 @@ class Checkpointer:
         return position
 
     def _compare(self, position: Position, differences: Sequence[str]) -> None:
-        """Between two epochs a run may go on with other settings; within one, rows would be left out or come twice.
+        """Between two epochs a run may continue with other settings; within one, rows would be left out or come twice.
 
         Raises:
             PhaseError: the checkpoint is within an epoch.
@@ -188,7 +188,9 @@ class Checkpointer:
             self._run.stop(self.resumed.stop_reason)
 
     def restore_source(self, loader: BatchLoader) -> None:
-        """Let the source go on where it was, and compare its last step, in the process that wrote that of its own."""
+        """Let the source continue where it was, and compare its last step, in the process that wrote that of its
+        own.
+        """
         if self.resumed is None or self.resumed.source is None:
             return
         source, size = self.resumed.source, self._drawing.size
@@ -197,7 +199,7 @@ class Checkpointer:
         loader.go_on(source)
 
     def restore_random(self, pipeline: Pipeline) -> None:
-        """Let random streams go on within an epoch."""
+        """Let random streams continue within an epoch."""
         resumed = self.resumed
         if resumed is None or resumed.random is None or changed_frameworks(self._run, resumed):
             return
@@ -224,7 +226,7 @@ class Checkpointer:
                 self._write(self._position(loader, sums, random), is_last=False)
 
     def _random_of(self, pipeline: Pipeline) -> list[Mapping[str, np.ndarray]] | None:
-        """The random states of all programs, replica by replica."""
+        """Return the random states of all programs, replica by replica."""
         return self._drawing.arrays_of_all(pipeline.random_state())
 
     def epoch_ends(self) -> None:
@@ -290,7 +292,7 @@ class Checkpointer:
         sums: LossSums | None = None,
         random: Sequence[Mapping[str, np.ndarray]] | None = None,
     ) -> Position:
-        """Where the run is: within an epoch if there are sums of its losses, else between two."""
+        """Where the run is: within an epoch if there are sums of its losses, otherwise between two."""
         run, label = self._run, self._run.phase.label
         history = run.history if sums is None else run.history[: run.epoch]
         number, step = (
@@ -329,7 +331,7 @@ class Checkpointer:
         return None if value is None or math.isnan(value) else value if mode == "min" else -value
 
     def _write(self, position: Position, *, is_last: bool = True) -> None:
-        """Write in the background, with pauses if the loop goes on meanwhile."""
+        """Write in the background, with pauses if the loop continues meanwhile."""
         given, seconds = self._checkpoint, self._schedule.written()
         pauses = 0.0 if is_last or given.wait else seconds * _PAUSES_OF_INTERVAL
         graph = self._run.graph
@@ -370,7 +372,7 @@ def checkpointers_for(
         writes: as of Checkpointer.
 
     Raises:
-        PhaseError: a run without checkpoints is to go on from one, or estimators learn in it; or as of Checkpointer.
+        PhaseError: a run without checkpoints is to continue from one, or estimators learn in it; or as of Checkpointer.
     """
     checkpoint = run.phase.checkpoint
     if checkpoint is None:
@@ -388,7 +390,7 @@ def checkpointers_for(
 
 
 def checked_resume(given: Any) -> str:
-    """The argument `resume`.
+    """Return the argument `resume`.
 
     Raises:
         PhaseError: unknown.
@@ -464,7 +466,7 @@ class _Pace:
         self._since = time.perf_counter()
 
     def pause(self) -> None:
-        """A piece is done: wait in proportion to the time it took, while there is time left and nobody waits."""
+        """A piece is done: wait in proportion to the time it took, while there is time left and no one waits."""
         worked = time.perf_counter() - self._since
         seconds = min(worked * (1 - _SHARE) / _SHARE, self._left)
         if seconds > 0:
@@ -558,7 +560,7 @@ class CheckpointSchedule:
         return seconds is not None and not is_busy and time.monotonic() - self._last >= seconds
 
     def _steps_of_run(self, step: int) -> int:
-        """Steps of the run that are done after so many of the epoch that is going on; those before it count once."""
+        """Steps of the run that are done after that many of the epoch in progress; those before it count once."""
         epoch = self._run.epoch
         if self._counted_epoch != epoch:
             self._counted_epoch = epoch
@@ -665,7 +667,7 @@ class CheckpointWrites(LoopExtension):
 
 
 class Resumption(LoopExtension):
-    """Lets a run go on where an earlier one was.
+    """Lets a run continue where an earlier one was.
 
     Args:
         run: has no epochs yet.
@@ -695,7 +697,7 @@ class Resumption(LoopExtension):
         self._writes.awaits_rest = self._resumed.step > 0
 
     def steps_begin(self, losses: LossAccumulator) -> None:
-        """Of the first epoch alone: add to what was counted, and go on with random streams."""
+        """Of the first epoch alone: add to what was counted, and continue with random streams."""
         if self._is_over:
             return
         self._is_over = True

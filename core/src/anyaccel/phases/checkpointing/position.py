@@ -1,4 +1,6 @@
-"""Position: where a training phase is, as plain data and arrays; what it needs to go on besides the graph's state."""
+"""Position: where a training phase is, as plain data and arrays; what it needs to continue in addition to the graph's
+state.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ class Position:
 
     Attributes:
         phase: label of the phase.
-        epoch: the epoch within the run that is going on or comes next, from 0.
+        epoch: the epoch within the run in progress or comes next, from 0.
         number: its number over all runs of phases with this label.
         step: its steps that are done.
         history: the completed epochs.
@@ -117,7 +119,7 @@ class Position:
 
     @classmethod
     def from_parts(cls, parts: Any, arrays: Mapping[str, np.ndarray]) -> Position:
-        """What `to_parts` gave.
+        """Rebuild the object from the output of `to_parts`.
 
         Raises:
             StateError: it is malformed.
@@ -196,7 +198,7 @@ def _text(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A number as JSON takes it: NaN and infinities as text."""
+    """Return a number as JSON takes it: NaN and infinities as text."""
     value = value.item() if isinstance(value, np.generic) else value
     return str(value) if isinstance(value, float) and str(value) in _NOT_FINITE else value
 
@@ -226,7 +228,7 @@ def _epoch(parts: Mapping[str, Any]) -> Epoch:
 
 
 def _number(value: Any) -> float:
-    """A number as `_plain` gives it; an int stays one, as a metric may count."""
+    """Return a number as `_plain` gives it; an int stays one, as a metric may count."""
     value = _read(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{shown(value)} is not a number")
@@ -242,7 +244,7 @@ _SAMPLED_VALUES = 64
 
 
 def settings_of(phase: PhaseSettings) -> dict[str, Any]:
-    """What the steps of a phase follow from besides its graph and its data, as plain data by name."""
+    """What the steps of a phase follow from in addition to its graph and its data, as plain data by name."""
     settings = {
         name: setting.compare(getattr(phase, name))
         for name, setting in phase.settings.items()
@@ -272,7 +274,9 @@ def sample_of(run: Run) -> dict[str, np.ndarray]:
 
 
 def optimizers_of(graph: ModelGraph) -> dict[str, Any]:
-    """The configurations of the optimizers of a graph, by node, as plain data; that of all others under "optimizer"."""
+    """Return the configurations of the optimizers of a graph, by node, as plain data; that of all others under
+    "optimizer".
+    """
     own = {label: optimizer for label, node in graph.nodes.items() if (optimizer := getattr(node, "optimizer", None))}
     given = {"optimizer": graph.optimizer, **own}
     return _as_read({name: _optimizer_settings(optimizer) for name, optimizer in given.items()})
@@ -338,7 +342,7 @@ State = dict[str, np.ndarray]
 
 
 def changed_frameworks(run: Run, position: Position) -> dict[str, str]:
-    """The nodes whose framework is not that of the checkpoint, and what it was and is, as text."""
+    """Return the nodes whose framework is not that of the checkpoint, and what it was and is, as text."""
     now, before = frameworks_of(run), position.frameworks
     changed = [label for label in now if label in before and now[label] != before[label]]
     return {label: f"{label!r} was {before[label]} and is {now[label]}" for label in changed}
@@ -348,7 +352,7 @@ def translated(run: Run, checkpoint: Checkpoint, position: Position, state: Stat
     """Position and state with the names and axes that the models of the run have.
 
     Args:
-        run: whose graph goes on.
+        run: whose graph continues.
         checkpoint: says how names and axes differ.
         position: of the checkpoint that was read.
         state: of the graph then.
@@ -442,18 +446,18 @@ class BestState:
 
 
 def state_of(graph: ModelGraph) -> dict[str, np.ndarray]:
-    """The state of a graph, copied once: what a running phase gives out is not changed by its steps."""
+    """Return the state of a graph, copied once: what a running phase gives out is not changed by its steps."""
     graph.live_values.write_back()
     return state_dict.state(graph, copy=not graph.live_values.in_use)
 
 
 def frameworks_of(run: Run) -> dict[str, str]:
-    """The framework of each node that has one."""
+    """Return the framework of each node that has one."""
     return {label: backend.framework for label, backend in run.graph.shapes.backends.items()}
 
 
 def graph_part(run: Run) -> dict[str, Any]:
-    """The configuration of the graph, for `ModelGraph.load`; nothing if it has none."""
+    """Return the configuration of the graph, for `ModelGraph.load`; nothing if it has none."""
     try:
         return {"graph": run.graph.saved_config()}
     except ConfigError:

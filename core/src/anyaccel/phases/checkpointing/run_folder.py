@@ -35,7 +35,9 @@ class CheckpointFolder:
         self.path = self._storage.name
 
     def names(self) -> list[str]:
-        """The complete checkpoints, oldest first: a folder becomes one by its manifest, which is written last."""
+        """Return the complete checkpoints, oldest first: a folder becomes one by its manifest, which is written
+        last.
+        """
         folders = filter(self._name.fullmatch, self._storage.names() or ())
         complete = [name for name in folders if self._storage.subfolder(name).size(saved_folder.MANIFEST) is not None]
         return sorted(complete, key=lambda name: [int(part) for part in re.findall("[0-9]+", name)])

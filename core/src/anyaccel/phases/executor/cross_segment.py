@@ -50,7 +50,7 @@ class _GradientOutput:
 class CrossSegmentStep:
     """Single steps over the stages of a pipeline; every transfer between them is chosen once, here.
 
-    `log_event` is told if a transfer cannot go on as it was chosen.
+    `log_event` is told if a transfer cannot continue as it was chosen.
     """
 
     multi_step = True
@@ -79,7 +79,7 @@ class CrossSegmentStep:
         """Whether a step has begun to change state and has not ended, as after an error between two updates."""
 
     def bind(self, columns: DeviceColumns) -> StageRows:
-        """The columns of a chunk as the stages take them."""
+        """Return the columns of a chunk as the stages take them."""
         return tuple(
             {name: _rows(stage, name, columns) for name in stage.segment.inputs if name in columns}
             for stage in self._stages
@@ -169,11 +169,13 @@ class CrossSegmentStep:
         return losses
 
     def _begin_last_part(self, n_rows: int, size: int) -> Collection[int]:
-        """The last part of a step of so many rows begins; the `id`s of stages that exchange gradients within it."""
+        """Return the last part of a step of that many rows begins; the `id`s of stages that exchange gradients within
+        it.
+        """
         return ()
 
     def _update(self, stages: Collection[PipelineStage], n_rows: int) -> None:
-        """Clip and update with the gradients of so many rows.
+        """Clip and update with the gradients of that many rows.
 
         Skipped in all stages where losses are scaled and a gradient is not finite.
         """
@@ -210,7 +212,9 @@ class CrossSegmentStep:
         }
 
     def _loss_weights(self, inputs: Sequence[tuple[PipelineStage, list[Any]]], n_rows: int) -> list[dict[str, Any]]:
-        """The weight of each loss over all rows of a step, by label, of stages with what these are computed from."""
+        """Return the weight of each loss over all rows of a step, by label, of stages with what these are computed
+        from.
+        """
         return [stage.program.loss_weights(values) for stage, values in inputs]
 
     def _forward_backward(
@@ -218,7 +222,7 @@ class CrossSegmentStep:
     ) -> list[PipelineStage]:
         """Forward and back through all stages; gradients stay with the programs of the stages returned.
 
-        `scales` has the factors of losses by `id` of a stage, as far as they are not those of means.
+        `scales` has the factors of losses by `id` of a stage, to the extent that they are not those of means.
         """
         values: dict[str, Any] = {}
         pullbacks: list[tuple[PipelineStage, Any]] = []
@@ -283,7 +287,7 @@ def _rows(stage: PipelineStage, name: str, columns: DeviceColumns) -> Rows:
 def _gather(
     needed: Sequence[_Input], columns: Mapping[str, Rows], values: Mapping[str, Any], span_of: SpanOf
 ) -> tuple[Any, ...]:
-    """The inputs of a stage: None for rows that this step does not have, and for values that would need them."""
+    """Return the inputs of a stage: None for rows that this step does not have, and for values that would need them."""
     inputs: list[Any] = []
     for value_input in needed:
         if value_input.transfer is None:
@@ -313,7 +317,7 @@ def _rescale(stages: Iterable[PipelineStage], factor: float) -> None:
 
 
 def _times_each(stage: PipelineStage, factor: float, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The factors of losses, times a factor, on their devices."""
+    """Return the factors of losses, times a factor, on their devices."""
     if factor == 1.0:
         return values
     scaled = {}
@@ -350,7 +354,7 @@ class _Member:
 
 
 class GradientClipping:
-    """The parameter groups that have a `clip_norm`, and the stages that each lies in.
+    """The parameter groups that have a `clip_norm`, and the stages that each is in.
 
     The first stage of a group adds up the squared norms of all and computes the factor; nothing waits for a device
     where memory is shared; `log_event` is told if that fails.
@@ -394,7 +398,7 @@ def _members(name: str, stages: Sequence[PipelineStage], log_event: LogEvent) ->
 
 
 def _norm_device(group: str, stage: PipelineStage) -> Device | None:
-    """The device of a group's first node in a stage, on which its squared norm is."""
+    """Return the device of a group's first node in a stage, on which its squared norm is."""
     node = next((other.nodes[0] for other in stage.segment.groups if other.name == group), None)
     return next((operation.device for operation in stage.segment.operations if operation.label == node), None)
 
@@ -430,7 +434,7 @@ class LossScaling:
         return self.state.skipped - self._skipped_before
 
     def load(self, state: LossScaleState) -> None:
-        """Go on from the state of an earlier run."""
+        """Continue from the state of an earlier run."""
         self._skipped_before = state.skipped
         for program in self._programs:
             program.load_loss_scale_state(state)
@@ -447,7 +451,7 @@ class LossScaling:
 
 
 def loss_scalings(stages: Sequence[PipelineStage]) -> tuple[LossScaling, ...]:
-    """The loss scale of the programs of a phase; empty where losses are not scaled."""
+    """Return the loss scale of the programs of a phase; empty where losses are not scaled."""
     scaled = [
         stage
         for stage in stages
@@ -479,7 +483,7 @@ class PipelineStage:
         return self.has_gradient or any(op.trainable and op.model is not None for op in self.segment.operations)
 
     def device_of(self, name: str) -> Device:
-        """The device of one of its outputs."""
+        """Return the device of one of its outputs."""
         return next(operation.device for operation in self.segment.operations if name in operation.outputs)
 
 
@@ -532,7 +536,7 @@ class TransferEnd(NamedTuple):
 def transfer(
     source: TransferEnd, target: TransferEnd, name: str = "values", log_event: LogEvent = discard_event
 ) -> Transfer:
-    """A function from a tensor at `source` to one at `target`.
+    """Return a function from a tensor at `source` to one at `target`.
 
     The result may share memory with its argument: a program never writes to its inputs.
 
@@ -568,7 +572,7 @@ class SharedTransfer:
         self._failed = False
 
     def __call__(self, value: Any) -> Any:
-        """The value at the target.
+        """Return the value at the target.
 
         Raises:
             AnyaccelError: it cannot be copied through host memory either.

@@ -1,4 +1,4 @@
-"""Own step: single training steps that are a function of the user's own, over the only segment of a pipeline."""
+"""Own step: single training steps that are a custom function, over the only segment of a pipeline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BatchColumns = Mapping[str, DeviceColumn]
 
 
 class CustomStep:
-    """Runs a function of the user's own as the training step; its figures count as losses do.
+    """Runs a custom function as the training step; its figures count as losses do.
 
     Args:
         stage: has the models and optimizers.
@@ -37,7 +37,7 @@ class CustomStep:
         """Steps so far."""
 
     def bind(self, columns: DeviceColumns) -> BatchColumns:
-        """The columns of a chunk as the step finds them."""
+        """Return the columns of a chunk as the step finds them."""
         return {key: columns[name] for key, name in self._names.items()}
 
     def train_steps(
@@ -73,7 +73,7 @@ class CustomStep:
         self._stage.program.zero_grad()
 
     def snapshot(self) -> int:
-        """The number of steps."""
+        """Return the number of steps."""
         return self.n_done
 
     def restore(self, n_done: int) -> None:
@@ -84,7 +84,7 @@ class CustomStep:
         """What a step gave, by name; a single number is the loss.
 
         Raises:
-            PhaseError: it is no number, nor a dict of numbers.
+            PhaseError: it is not a number, nor a dict of numbers.
         """
         if given is None:
             return {}

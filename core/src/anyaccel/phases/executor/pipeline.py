@@ -87,7 +87,7 @@ class ChunkRunner:
         )
 
     def losses_of(self, means: Any, n_steps: int, batch_size: int) -> Losses:
-        """The losses of some steps that the program has done, from the means that it gave."""
+        """Return the losses of some steps that the program has done, from the means that it gave."""
         assert self.stage is not None
         return Losses(
             self.stage.backend,
@@ -131,7 +131,7 @@ class Restorable(Protocol):
     """What training steps change beside programs."""
 
     def snapshot(self) -> Any:
-        """A copy of it."""
+        """Return a copy of it."""
 
     def restore(self, snapshot: Any) -> None:
         """Go back to a copy."""
@@ -256,7 +256,7 @@ class Pipeline:
         return known if len(known) == len(states) else None
 
     def load_random_state(self, states: Sequence[Mapping[str, np.ndarray]]) -> None:
-        """Go on where `random_state` was taken.
+        """Continue where `random_state` was taken.
 
         Raises:
             StateError: other programs, or a program does not take its state.
@@ -302,7 +302,7 @@ class Pipeline:
         return [name for stage in self._stages for name in stage.program.renew_compiled()]
 
     def snapshot(self) -> tuple[Any, list[Any]]:
-        """A copy of everything that a step changes.
+        """Return a copy of everything that a step changes.
 
         Raises:
             OutOfMemoryError: no room for a copy.
@@ -334,8 +334,8 @@ class Pipeline:
     def close(self, states: MutableMapping[str, NodeState]) -> None:
         """End all programs: the user's models receive the result, `states` the optimizer state of each node.
 
-        Every program is closed, whatever another raises, and once more if an interrupt came in between: models must
-        not be left with values of two steps. The first failure is raised at the end.
+        Every program is closed, whatever another raises, and again if an interrupt came in between: models must not be
+        left with values of two steps. The first failure is raised at the end.
         """
         self._beside = self._cross_segment.watchers = ()  # a cycle that would keep the programs until collected
         failures: list[BaseException] = []

@@ -19,7 +19,7 @@ THREAD_ROWS = 8192
 
 @dataclass(frozen=True, slots=True)
 class StepRange:
-    """A run of equal steps, one after the other.
+    """A run of equal steps, in sequence.
 
     Attributes:
         rows: what the first step takes of the row orders, by feature set; each further step takes as many rows, right
@@ -51,11 +51,11 @@ class StepRange:
         return {name: (start, start + self.n_steps * (stop - start)) for name, (start, stop) in self.rows.items()}
 
     def first(self, n: int) -> StepRange:
-        """Its first `n` steps."""
+        """Return its first `n` steps."""
         return replace(self, n_steps=n)
 
     def skip(self, n: int) -> StepRange:
-        """Its steps but the first `n`."""
+        """Return its steps but the first `n`."""
         rows = {
             name: (start + n * (stop - start), stop + n * (stop - start)) for name, (start, stop) in self.rows.items()
         }
@@ -67,7 +67,7 @@ class StepRange:
         return replace(self, rows=rows)
 
     def split(self, max_rows: int) -> Iterator[StepRange]:
-        """A single step as several, each of at most so many rows of each feature set that has some left."""
+        """Yield a single step as several, each of at most so many rows of each feature set that has some left."""
         for low in range(0, self.batch_size, max_rows):
             rows = {
                 name: (start + low, min(start + low + max_rows, stop))
@@ -112,7 +112,7 @@ class SharedSteps:
     first: Callable[[int], int]
 
     def rows_of(self, block: StepBlock) -> dict[StreamKey, tuple[np.ndarray, int]]:
-        """The order of a block of all by stream, and where the share begins."""
+        """Return the order of a block of all by stream, and where the share begins."""
         return {stream: (order, self.first(len(order))) for stream, order in block.orders.items()}
 
 
@@ -128,14 +128,14 @@ class EpochSteps:
     shared: SharedSteps | None = None
 
     def skip(self, n: int) -> EpochSteps:
-        """All steps but the first `n`."""
+        """Return all steps but the first `n`."""
         if not n:
             return self
         shared = None if self.shared is None else replace(self.shared, steps=self.shared.steps.skip(n))
         return replace(self, steps=tuple(_skip(self.steps, n)), shared=shared)
 
     def split(self, max_rows: int) -> EpochSteps:
-        """The same rows in more steps, of at most so many rows of each feature set. For evaluations."""
+        """Return the same rows in more steps, of at most so many rows of each feature set. For evaluations."""
         return replace(self, steps=tuple(part for step in self.steps for part in step.split(max_rows)))
 
     def blocks(self, max_steps: int) -> Iterator[StepBlock]:
@@ -150,7 +150,7 @@ class EpochSteps:
             yield self._block(block)
 
     def single_steps(self) -> Iterator[StepBlock]:
-        """A block for each step, also for a last, smaller batch."""
+        """Return a block for each step, also for a last, smaller batch."""
         own = (self._block([step]) for step in _limited(self.steps, 1))
         if self.shared is None:
             return own
@@ -186,7 +186,7 @@ def _limited(ranges: Iterable[StepRange], max_steps: int) -> Iterator[StepRange]
 
 
 def _is_last_batch(steps: StepRange, block: Sequence[StepRange]) -> bool:
-    """Whether this is the last, smaller batch of an epoch: a block of its own would have a shape of its own."""
+    """Whether this is the last, smaller batch of an epoch: a block of its own would have its own shape."""
     equal = steps.uniform and steps.n_steps == 1
     return equal and all(other.batch_size > steps.batch_size for other in block)
 
@@ -206,7 +206,7 @@ class EpochPlan(ABC):
 
     @abstractmethod
     def epoch(self, number: int) -> EpochSteps:
-        """The steps and row orders of an epoch. If all epochs are equal, the orders are the same object."""
+        """Return the steps and row orders of an epoch. If all epochs are equal, the orders are the same object."""
 
     def prefetch(self, number: int | None) -> None:
         """Begin to draw the orders of an epoch in a thread; None waits for what was begun and drops it."""
@@ -330,13 +330,15 @@ class SamplerEpochs:
         return cls(sampler, draws, len(next(iter(rows.values()))))
 
     def batch_spans(self) -> list[RowSpan]:
-        """The batches of one cycle."""
+        """Return the batches of one cycle."""
         (full, last), size = self.sampler.batches(self.draws.n), self.sampler.batch_size
         stop = full * size + last
         return [(start, min(start + size, stop)) for start in range(0, stop, size)]
 
     def orders(self, epoch: int) -> tuple[np.ndarray, ...]:
-        """The row order of each stream; of several cycles those rows that are in batches, one cycle after the other."""
+        """Return the row order of each stream; of several cycles those rows that are in batches, one cycle after the
+        other.
+        """
         if self.cycles == 1:
             return self._cycle(epoch)
         used = self.batch_spans()[-1][1]
@@ -400,11 +402,11 @@ class SampledBatches:
 
     @property
     def n_drawn(self) -> int:
-        """Rows that are drawn anew for every epoch; 0 if all epochs take the same."""
+        """Rows that are drawn again for every epoch; 0 if all epochs take the same."""
         return 0 if self._fixed else sum(epochs.draws.n * epochs.cycles for epochs in self._samplers.values())
 
     def orders(self, epoch: int) -> RowOrders:
-        """The row orders of an epoch (0 is the first); the first stream is there under `""` too.
+        """Return the row orders of an epoch (0 is the first); the first stream is there under `""` too.
 
         If every epoch has the orders of the first, the same object is returned.
         """
@@ -465,14 +467,14 @@ def _alternating(spans: Mapping[str, Sequence[RowSpan]]) -> Iterator[StepRows]:
 
 
 def _repeated(spans: Sequence[RowSpan]) -> Iterator[RowSpan]:
-    """The batches of one cycle after the other, whose orders are concatenated."""
+    """Yield the batches of one cycle after the other, whose orders are concatenated."""
     for cycle in itertools.count():
         shift = cycle * spans[-1][1]
         yield from ((start + shift, stop + shift) for start, stop in spans)
 
 
 def _checked(sampler: Sampler, n: int, n_rows: int, orders: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    """The orders of a sampler, which may be third-party code.
+    """Return the orders of a sampler, which may be third-party code.
 
     Raises:
         SamplerError: they are not what it promised, or contain rows that do not exist.

@@ -66,7 +66,7 @@ def make_host_columns(
     ranges: Mapping[str, TargetRange],
     known: Mapping[str, FeatureSet] = MappingProxyType({}),
 ) -> dict[str, HostColumn]:
-    """The columns of a plan in host memory, cast and shaped as the plan loads them.
+    """Return the columns of a plan in host memory, cast and shaped as the plan loads them.
 
     Args:
         plan: whose columns.
@@ -136,7 +136,7 @@ def _host_column(column: Column, rows: Rows, target_range: TargetRange | None) -
 
 
 def _of_entry(column: Column) -> TensorSpec:
-    """The spec of one entry of the rows of a ragged column."""
+    """Return the spec of one entry of the rows of a ragged column."""
     return replace(column.stored, shape=column.stored.shape[1:])
 
 
@@ -161,7 +161,7 @@ def _no_dtype(column: Column) -> ColumnError:
 
 
 def _too_large(column: Column, array_of: Callable[[str], np.ndarray]) -> ColumnError:
-    """The error for numbers that are infinite in the dtype in which a column is loaded."""
+    """Create the error for numbers that are infinite in the dtype in which a column is loaded."""
     dtype = np.dtype(column.spec.dtype)
     held = np.dtype(np.float32) if dtype.name == "bfloat16" else dtype  # of the same range
     for name in column.columns:

@@ -58,7 +58,7 @@ def input_data(
     read: bool,
     opened: PhaseSources,
 ) -> InputData:
-    """The data of a phase as rows, and the source that is streamed, if any; other sources are read into memory.
+    """Return the data of a phase as rows, and the source that is streamed, if any; other sources are read into memory.
 
     Args:
         label: of the phase.
@@ -107,7 +107,7 @@ def _rows_for(
     read: bool,
     cache: dict[tuple[str, str], FeatureSet],
 ) -> Rows:
-    """The rows that stand for a source."""
+    """Return the rows that stand for a source."""
     if isinstance(source, FeatureSet):
         return source
     if not read and isinstance(source, BatchSource) and source is not given:
@@ -157,7 +157,7 @@ class MapSourceRows(Rows):
 
 
 def read_source(source: Source) -> FeatureSet:
-    """All rows of one epoch of a source as a feature set in host memory.
+    """Return all rows of one epoch of a source as a feature set in host memory.
 
     Raises:
         SourceError: it cannot be read.

@@ -63,7 +63,7 @@ class BatchLoader(ABC):
 
     @abstractmethod
     def chunks(self, epoch: int, start_step: int = 0) -> Generator[Chunk]:
-        """The chunks of an epoch, one after the other; close the generator to leave it early.
+        """Return the chunks of an epoch, in sequence; close the generator to leave it early.
 
         Args:
             epoch: its number.
@@ -81,7 +81,7 @@ class BatchLoader(ABC):
         """Be ready for `position` from the next epoch on."""
 
     def position(self, epoch: int, step: int) -> SourcePosition | None:
-        """Where a source is after so many steps of an epoch; None where rows are not read from one.
+        """Where a source is after that many steps of an epoch; None where rows are not read from one.
 
         Args:
             epoch: its number.
@@ -237,7 +237,7 @@ Sample = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class SourcePosition:
-    """What a source needs to go on.
+    """What a source needs to continue.
 
     Attributes:
         draws: whether it draws random numbers, so that steps that are left out are read, too.
@@ -261,7 +261,7 @@ class SourcePosition:
 
     @classmethod
     def from_arrays(cls, draws: bool, arrays: Mapping[str, np.ndarray]) -> SourcePosition:
-        """What `to_arrays` gave.
+        """Rebuild the object from the output of `to_arrays`.
 
         Raises:
             StateError: it is malformed.

@@ -117,7 +117,7 @@ def _has_room(room: queue.SimpleQueue[bool]) -> bool:
 
 
 class BackgroundCall(threading.Thread, Generic[T]):
-    """One call in a thread of its own, started at once; in `result` where there is no memory for a thread."""
+    """One call in its own thread, started at once; in `result` where there is no memory for a thread."""
 
     def __init__(self, function: Callable[..., T], *args: Any) -> None:
         super().__init__(name="anyaccel-row-order", daemon=True)

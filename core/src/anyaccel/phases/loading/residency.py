@@ -46,7 +46,7 @@ def make_loaders(
     log_event: LogEvent,
     on_loaded: OnLoaded | None = None,
 ) -> list[BatchLoader]:
-    """A loader for each factory; the first have the first claim on memory.
+    """Return a loader for each factory; the first have the first claim on memory.
 
     Args:
         residency: `"auto"`, `"resident"` or `"streamed"`.
@@ -106,7 +106,7 @@ def _partly_resident(
 
 
 def bytes_of(columns: Sequence[ColumnBytes], resident: Collection[str]) -> dict[Place, int]:
-    """Bytes of the columns of these names, by place."""
+    """Return bytes of the columns of these names, by place."""
     nbytes: dict[Place, int] = {}
     for column in columns:
         if column.names[0] in resident:
@@ -115,7 +115,7 @@ def bytes_of(columns: Sequence[ColumnBytes], resident: Collection[str]) -> dict[
 
 
 def mixed_words(columns: Sequence[ColumnBytes], resident: Collection[str]) -> str:
-    """Which columns are streamed and which are resident, in words."""
+    """Return which columns are streamed and which are resident, in words."""
     groups: dict[bool, list[ColumnBytes]] = {False: [], True: []}
     for column in columns:
         groups[column.names[0] in resident].append(column)
@@ -142,18 +142,20 @@ class MemoryBudget:
 
     @classmethod
     def measured(cls, factories: Sequence[LoaderFactory], training_bytes: Mapping[Place, int]) -> MemoryBudget:
-        """The memory of every device that rows go to, measured now."""
+        """Return the memory of every device that rows go to, measured now."""
         places = {place for factory in factories for place in factory.nbytes()}
         return cls({place: free for place in places if (free := free_memory(place)) is not None}, training_bytes)
 
     def exceeded(self, needs: Mapping[Place, int]) -> Place | None:
-        """A place where so many bytes are too many; places whose free memory is unknown are not."""
+        """Return a place where so many bytes are too many; places whose free memory is unknown are not."""
         return next(
             (place for place, need in needs.items() if place in self._budget and need > self._budget[place]), None
         )
 
     def split(self, columns: Sequence[ColumnBytes]) -> tuple[frozenset[str], float]:
-        """Names of the columns that may be resident where not all are, and the bytes of a block of the others."""
+        """Return names of the columns that may be resident where not all are, and the bytes of a block of the
+        others.
+        """
         block_bytes = block_bytes_beside({c.place: self._free[c.place] for c in columns if c.place in self._free})
         return resident_share(columns, self._budget, block_bytes), block_bytes
 
@@ -164,7 +166,7 @@ class MemoryBudget:
             self._free[place] -= needs[place]
 
     def explain(self, place: Place, needs: Mapping[Place, int], *, fits: bool) -> str:
-        """The figures of a decision, in words."""
+        """Return the figures of a decision, in words."""
         added, where = self._training.get(place, 0), f"{place[1]} ({place[0]})"
         total = f"{size(needs[place])} and training adds {size(added)}" if added else size(needs[place])
         if place not in self._free:
@@ -200,7 +202,7 @@ def _no_room(name: str, needs: Mapping[Place, int], error: OutOfMemoryError) -> 
 def bytes_added_by_training(
     plan: Plan, segments: Sequence[Segment], states: Mapping[str, NodeState]
 ) -> dict[Place, int]:
-    """Bytes that training adds on each device: gradients, and optimizer state that is not there yet."""
+    """Return bytes that training adds on each device: gradients, and optimizer state that is not there yet."""
     optimizers = {node: group.optimizer for segment in segments for group in segment.groups for node in group.nodes}
     added: dict[Place, int] = {}
     for assignment in plan.assignments:
@@ -251,7 +253,7 @@ def resident_share(columns: Sequence[ColumnBytes], room: Mapping[Place, float], 
 
 
 def block_bytes_beside(free: Mapping[Place, int]) -> float:
-    """Bytes of a block of streamed rows where so much is free."""
+    """Return bytes of a block of streamed rows where so much is free."""
     return bytes_of_block(free.values())
 
 
@@ -341,7 +343,7 @@ class LoaderFactory(ABC):
 
     @abstractmethod
     def nbytes(self) -> dict[Place, int]:
-        """Bytes that resident columns take, by framework and device."""
+        """Return bytes that resident columns take, by framework and device."""
 
     @abstractmethod
     def resident(self, on_loaded: OnLoaded | None = None) -> BatchLoader:
@@ -441,7 +443,7 @@ class RowsLoaderFactory(LoaderFactory):
 
 
 def _dense(arrays: Mapping[str, HostColumn]) -> dict[str, np.ndarray] | None:
-    """The columns, if the rows of none differ in length."""
+    """Return the columns, if the rows of none differ in length."""
     dense = {name: array for name, array in arrays.items() if not isinstance(array, RaggedColumn)}
     return dense if len(dense) == len(arrays) else None
 
@@ -453,7 +455,7 @@ class SourceLoaderFactory(LoaderFactory):
         plan: which columns go where.
         source: gives batches, or items.
         batch_size: the most rows of a step, 1 if that is not known.
-        make_loader: makes a loader of blocks of so many bytes.
+        make_loader: makes a loader of blocks of that many bytes.
     """
 
     def __init__(
@@ -529,7 +531,7 @@ def map_source_loaders(
 
 
 def steps_of_block(block_bytes: float, step_bytes: float, n_steps: int) -> int:
-    """Steps of so many bytes that are streamed together, at least one."""
+    """Steps of that many bytes that are streamed together, at least one."""
     return max(1, min(int(block_bytes / max(step_bytes, 1.0)), n_steps))
 
 
@@ -550,12 +552,12 @@ def _block_bytes(columns: Sequence[Column]) -> float:
 
 
 def bytes_of_block(free: Iterable[int]) -> float:
-    """The most bytes of one block of streamed rows, where so many are free on each device."""
+    """Return the most bytes of one block of streamed rows, where so many are free on each device."""
     return min(BLOCK_BYTES, min(free, default=math.inf) * _MEMORY_SHARE / BLOCKS)
 
 
 def free_memory(place: Place) -> int | None:
-    """Bytes that are free on a device; None if its backend does not say."""
+    """Return bytes that are free on a device; None if its backend does not say."""
     framework, device = place
     memory = registry().find(framework, device.kind).capability(Memory)
     return None if memory is None else memory.memory(device).free or None

@@ -163,7 +163,7 @@ class BatchSourceLoader(BatchLoader):
         self._source.close()
 
     def _in_order(self, n_rows: int) -> dict[str, Any]:
-        """Row orders of a block, whose rows lie in the order of its steps."""
+        """Row orders of a block, whose rows are in the order of its steps."""
         if n_rows != self._ordered_rows:
             as_they_lie = np.arange(n_rows, dtype=np.int64)
             self._orders = load_orders(self._columns, dict.fromkeys(map(stream_of, self._columns), as_they_lie))
@@ -171,7 +171,7 @@ class BatchSourceLoader(BatchLoader):
         return self._orders
 
     def _steps(self, sizes: Sequence[int]) -> Iterator[StepRange]:
-        """Steps of so many batches; equal ones that follow each other are one range."""
+        """Steps of that many batches; equal ones that follow each other are one range."""
         sets = tuple(dict.fromkeys(column.feature_set for column in self._columns))
         last, stop = None, 0
         for first in range(0, len(sizes), self._accumulate):
@@ -390,7 +390,7 @@ class PaddedSourceLoader(BatchSourceLoader):
         return sizes
 
     def _copy_of(self, column: Column, batch: Batch, rows: int) -> np.ndarray:
-        """A column of a batch as the plan loads it; the source may overwrite its own arrays."""
+        """Return a column of a batch as the plan loads it; the source may overwrite its own arrays."""
         shape = column.spec.shape
         if column.ragged:
             shape = (batch[column.columns[0]].shape[1], *shape[1:])
@@ -399,7 +399,7 @@ class PaddedSourceLoader(BatchSourceLoader):
         return out
 
     def _joined(self, buffers: HostBuffers, column: Column, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """The batches of a step in a buffer, the shorter ones padded."""
+        """Return the batches of a step in a buffer, the shorter ones padded."""
         rows, rest = sum(map(len, parts)), column.spec.shape
         if column.ragged:
             rest = (max(part.shape[1] for part in parts), *rest[1:])
@@ -431,7 +431,7 @@ class SourceProgress:
     Attributes:
         draws: whether reading draws random numbers, so that steps which are left out are read, too.
         keeps_samples: whether samples of rows are taken, which costs the thread that reads microseconds for each block.
-        resumed: where an earlier run was, from which the next epoch goes on; None if it begins.
+        resumed: where an earlier run was, from which the next epoch continues; None if it begins.
     """
 
     def __init__(self, source: BatchSource | MapSource) -> None:
@@ -477,13 +477,13 @@ class SourceProgress:
         return again
 
     def first_read(self, start_step: int) -> int:
-        """The first step that is read: one more where it is compared."""
+        """Return the first step that is read: one more where it is compared."""
         return start_step - 1 if start_step and self._expected else start_step
 
     def follow(
         self, chunks: Generator[tuple[Chunk, Sample]], first_step: int, start_step: int, randomness: SourceRandomness
     ) -> Generator[Chunk]:
-        """The chunks, of which the first begins with `first_step`, without the steps before `start_step`.
+        """Yield the chunks, of which the first begins with `first_step`, without the steps before `start_step`.
 
         Raises:
             SourceError: the rows of the last of these are other ones than in the run that is gone on with.
@@ -530,7 +530,7 @@ class SourceProgress:
         self._source.load_random_states(began)
 
     def _sample_of(self, step: int) -> Sample:
-        """The sample of a step of the chunk that is taken; empty of others."""
+        """Return the sample of a step of the chunk that is taken; empty of others."""
         position = step - self._first_step
         for steps in self._steps if position >= 0 else ():
             if position < steps.n_steps:
@@ -575,7 +575,7 @@ class SourceRandomness:
         self._n_reads, self._first_draws = 0, 0
 
     def drawing(self) -> AbstractContextManager[Any]:
-        """Around what reads the source, in the thread that does; a later one goes on where the one before ended."""
+        """Around what reads the source, in the thread that does; a later one continues where the one before ended."""
         self._n_reads += 1
         if self._n_reads == 2:
             self._first_draws = self._n_draws

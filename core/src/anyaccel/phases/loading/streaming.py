@@ -39,7 +39,7 @@ class _StreamedColumn:
     device: Device
 
     def buffer(self, n_rows: int) -> np.ndarray:
-        """Host memory for so many rows; of a ragged column for its longest rows, as far as these are known."""
+        """Host memory for so many rows; of a ragged column for its longest rows, if known."""
         array = self.array
         if isinstance(array, RaggedColumn):
             shape: tuple[int, ...] = (n_rows * array.padding.longest * math.prod(array.values.shape[1:]),)
@@ -48,7 +48,7 @@ class _StreamedColumn:
         return self.backend.staging_buffer(shape, str(array.dtype), self.device)
 
     def part(self, buffers: dict[str, np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
-        """The beginning of its buffer in this shape; the buffer grows where it is too small."""
+        """Return the beginning of its buffer in this shape; the buffer grows where it is too small."""
         size, flat = math.prod(shape), buffers[self.names[0]].reshape(-1)
         if flat.size < size:
             flat = buffers[self.names[0]] = self.backend.staging_buffer((size,), str(flat.dtype), self.device)
@@ -176,7 +176,7 @@ class StreamingLoader(BatchLoader):
         self._orders, self._block_rows, self._buffers = {}, 0, []
 
     def _allocate(self, steps: EpochSteps) -> None:
-        """Buffers and row orders for the largest block, once: rows of a block lie in the order of the steps."""
+        """Buffers and row orders for the largest block, once: rows of a block are in the order of the steps."""
         blocks = self._split(steps)
         n_rows = max((stop - start for block in blocks for start, stop in block.spans.values()), default=0)
         if not self._orders or n_rows > self._block_rows:
@@ -271,12 +271,12 @@ def _streamed_columns(columns: Sequence[Column], arrays: Mapping[str, HostColumn
 
 
 def _order_of(name: str) -> str:
-    """The name of the order of a resident column among what is copied; no value is called so."""
+    """Return the name of the order of a resident column among what is copied; no value is called so."""
     return f"order of {name}"
 
 
 def _order_columns(columns: Sequence[Column]) -> list[_OrderColumn]:
-    """The orders of resident columns, each once on a device."""
+    """Return the orders of resident columns, each once on a device."""
     named: dict[tuple[StreamKey, str, Device], list[Column]] = {}
     for column in columns:
         named.setdefault((stream_of(column), column.framework, column.device), []).append(column)

@@ -19,17 +19,17 @@ from anyaccel.registry import Registry, registry
 
 
 def plan_of(phase: PhaseSettings, graph: ModelGraph) -> Plan:
-    """The plan of a phase on a graph, without doing anything, and without figures of memory.
+    """Return the plan of a phase on a graph, without doing anything, and without figures of memory.
 
     Raises:
-        AnyaccelError: whatever would keep the phase from running, as far as that is known beforehand.
+        AnyaccelError: whatever would keep the phase from running, if known beforehand.
     """
     with leave_contexts(graph) as left:
         return _planned(bound(phase, graph), graph, registry(), left)[0]
 
 
 def plan_for(phase: PhaseSettings, graph: ModelGraph, inventory: Any = None) -> Plan:
-    """The plan of a phase with figures, for this machine or another.
+    """Return the plan of a phase with figures, for this machine or another.
 
     Args:
         phase: what to plan.

@@ -59,7 +59,7 @@ def with_figures(
     parts: Sequence[DrawnPart],
     known: Registry,
 ) -> Plan:
-    """A plan with what it needs of each device, and the decisions for the whole phase.
+    """Return a plan with what it needs of each device, and the decisions for the whole phase.
 
     Args:
         phase: bound.
@@ -113,7 +113,7 @@ class _Figures:
         self._gaps: dict[str, str] = {}
 
     def memory(self, rows: RowMemory, steps: _StepFigures, total: int | None, known: Registry) -> DeviceMemory:
-        """All categories."""
+        """Return all categories."""
         framework, device = self._place
         gradients, optimizer = self._gradients(), self._optimizer()
         parameters = self._parameters()
@@ -136,7 +136,7 @@ class _Figures:
         )
 
     def _models(self) -> Iterator[tuple[str, int]]:
-        """A node for each model that is here, and the bytes of its parameters."""
+        """Yield a node for each model that is here, and the bytes of its parameters."""
         seen: set[int] = set()
         for each in self._here:
             model = getattr(self._graph[each.node], "model", None)
@@ -158,7 +158,7 @@ class _Figures:
         return total
 
     def _measured_gradients(self) -> int:
-        """Those in the peak of a step, which is measured with all weights on the device."""
+        """Return those in the peak of a step, which is measured with all weights on the device."""
         models = {id(getattr(self._graph[each.node], "model", None)): each for each in reversed(self._here)}
         return sum(each.nbytes for each in models.values() if each.node in self._optimizers)
 
@@ -179,7 +179,7 @@ class _Figures:
 
 
 def _capacity(place: Place, known: Registry) -> int | None:
-    """Bytes of memory of a device; None if unknown or without a limit."""
+    """Return bytes of memory of a device; None if unknown or without a limit."""
     return known.total_memory(*place)
 
 
@@ -191,7 +191,7 @@ def _unknown_capacity(device: Device, known: Registry) -> str:
 
 
 def _free_after_placement(place: Place, plan: Plan, graph: ModelGraph, known: Registry) -> int | None:
-    """Bytes that are free once the models of a plan are on a device; None if unknown."""
+    """Return bytes that are free once the models of a plan are on a device; None if unknown."""
     free = known.free_memory(*place)
     nodes = [each for each in plan.assignments if (each.framework, each.device) == place]
     if known.is_of_this_machine:
@@ -208,7 +208,7 @@ def _is_there(assignment: Assignment, graph: ModelGraph) -> bool:
 def _remat_figures(
     phase: PhaseSettings, resolution: Resolution, parts: Sequence[DrawnPart]
 ) -> Iterator[NodeActivations]:
-    """The activations of each trained node with `remat`; no device is used.
+    """Yield the activations of each trained node with `remat`; no device is used.
 
     Args:
         phase: bound.
@@ -227,7 +227,7 @@ def _remat_figures(
 
 
 def _rows(resolution: Resolution, parts: Sequence[DrawnPart]) -> tuple[int | None, str]:
-    """The most rows that are computed together, or why that is not known."""
+    """Return the most rows that are computed together, or why that is not known."""
     epochs = parts[0].epochs if parts else None
     if epochs is None or any(column.ragged for column in resolution.plan.columns):
         return None, "the size of a batch is not known"
@@ -278,7 +278,7 @@ class _StepFigures:
         resolution: has the segments.
         graph: has the nodes.
         parts: the phase and its validation.
-        chunk_rows: of each part, the most rows that are computed in one go.
+        chunk_rows: of each part, the most rows that are computed in a single call.
     """
 
     def __init__(
@@ -300,7 +300,7 @@ class _StepFigures:
                 break
 
     def of(self, place: Place) -> tuple[int | None, str]:
-        """Bytes on a device, or None and why."""
+        """Return bytes on a device, or None and why."""
         return (None, self._why) if self._why else (self._peaks.get(place[1], 0), "")
 
     def _reason(self, part: DrawnPart) -> str:
@@ -342,7 +342,9 @@ class _StepFigures:
         return ""
 
     def _waiting(self, part: DrawnPart, n_rows: int) -> Mapping[Device, int]:
-        """Bytes of outputs of earlier steps that wait on their devices until they are copied to the host together."""
+        """Return bytes of outputs of earlier steps that wait on their devices until they are copied to the host
+        together.
+        """
         shapes, plan, waiting = self._resolution.shapes, self._resolution.plan, dict[Device, int]()
         for label in dict.fromkeys(self._wanted(part)):
             nbytes = sum(shapes.specs[name].nbytes for name in shapes.outputs[label])
@@ -508,7 +510,8 @@ class RowMemory:
     """Bytes of rows and their orders by framework and device, and why some are not covered.
 
     Attributes:
-        chunk_rows: for each part of the phase, the most rows that are computed in one go; 0 where that is not known.
+        chunk_rows: for each part of the phase, the most rows that are computed in a single call; 0 where that is not
+            known.
     """
 
     nbytes: dict[Place, int] = field(default_factory=dict)
@@ -637,7 +640,7 @@ def _order_bytes(plan: Plan, part: DrawnPart) -> dict[Place, int]:
 
 
 def _blocks(plan: Plan, epochs: EpochPlan, free: Mapping[Place, int], shared: _Shared | None) -> list[StepBlock]:
-    """Those in which an epoch is streamed."""
+    """Return those in which an epoch is streamed."""
     if shared is not None:
         steps = mixed_block_steps(shared.columns, shared.resident, shared.block_bytes, epochs)
         return list(epochs.epoch(0).blocks(steps))

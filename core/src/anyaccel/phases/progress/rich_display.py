@@ -89,7 +89,7 @@ _LOCK = threading.Lock()
 
 
 def shared_display() -> SharedDisplay:
-    """The display of the current standard error."""
+    """Return the display of the current standard error."""
     with _LOCK:
         _displays[:] = [display for display in _displays if display.is_used]
         stream = getattr(sys.stderr, "rich_proxied_file", sys.stderr)

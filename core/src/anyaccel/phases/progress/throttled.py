@@ -38,8 +38,8 @@ class ThrottledProgress(Progress):
     """Keeps the state of a run and draws it at most once in `interval` seconds; other calls only count.
 
     Slow drawing happens less often, so that it takes at most 0.5 % of the time. If drawing fails (the terminal was
-    closed, the disk is full), the run goes on with a warning, and nothing more is drawn in this phase. An object in use
-    by one run gives a second run a copy of itself.
+    closed, the disk is full), the run continues with a warning, and nothing more is drawn in this phase. An object in
+    use by one run gives a second run a copy of itself.
     """
 
     interval: ClassVar[float] = 0.2
@@ -375,7 +375,7 @@ def amount(done: int, total: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A duration as text: `42 s`, `3:05`, `2:03:05`."""
+    """Return a duration as text: `42 s`, `3:05`, `2:03:05`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -111,7 +111,7 @@ class SpecModel(Model):
         return super().__call__(*map(jnp.asarray, inputs))
 
     def get_config(self) -> dict[str, Any]:
-        """A plain dict; its entries are the keywords that create an equal model."""
+        """Return a plain dict; its entries are the keywords that create an equal model."""
         return self.spec.get_config()
 
 
