@@ -8,6 +8,8 @@ Each group is a way to extend anyaccel; what an entry point names is imported wh
 - `anyaccel.capabilities`: `FRAMEWORK.PACKAGE.CLASS = "module:class"` gives a backend a capability that it lacks.
 - `anyaccel.named_metrics`: `NAME = "module:object"` gives `Metric(NAME)`, a `NamedMetric`.
 - `anyaccel.saved_kinds`: `WHAT.KIND = "module:class"` gives what a saved file names, such as `phase.fit`.
+- `anyaccel.model_libraries`: `PACKAGE = "module:class"` gives what `fit` knows of the models of a package that compute
+  their own loss, a subclass of `anyaccel.fitting.ModelLoss`.
 - `anyaccel.extension_points`: `POINT = "module:object"`, see `anyaccel.extensions`.
 
 `OFFERED` says which of anyaccel's own distributions offers what, for the message where one is not installed.
@@ -24,7 +26,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.errors import MissingDistributionError, PluginError
-from anyaccel.install_hints import DISTRIBUTIONS, install_line
+from anyaccel.install_hints import DISTRIBUTIONS, LIBRARIES, install_line
 from anyaccel.version import __version__
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 NAMES, COMMANDS, SETTINGS = "anyaccel.names", "anyaccel.commands", "anyaccel.settings"
 CAPABILITIES, EXTENSIONS, SAVED = "anyaccel.capabilities", "anyaccel.extension_points", "anyaccel.saved_kinds"
-METRICS = "anyaccel.named_metrics"
+METRICS, MODEL_LIBRARIES = "anyaccel.named_metrics", "anyaccel.model_libraries"
 
 OFFERED: Mapping[str, Mapping[str, str]] = {
     NAMES: {
@@ -171,6 +173,8 @@ def moved_names(package: str, names: str) -> Callable[[str], Any]:
 
 def home_of(group: str, name: str) -> str:
     """Return which of anyaccel's own distributions offers a name, installed or not; `""` if none does."""
+    if group == MODEL_LIBRARIES:
+        return LIBRARIES.get(name, "")
     offered = OFFERED.get(group, {})
     return next((home for home, names in offered.items() if name in names.split()), "")
 
@@ -228,6 +232,7 @@ _DESCRIBED = {
     SETTINGS: "{}",
     METRICS: "the metric {}",
     SAVED: "what was saved as {}",
+    MODEL_LIBRARIES: "fit of a model of {}",
 }
 
 

@@ -17,7 +17,9 @@ BACKEND_PLUGINS = {**{framework: framework for framework in _ROOTS}, "mps": "tor
 """anyaccel's own plugins of frameworks by name, each with its framework: they are loaded when that is in use."""
 _ESTIMATORS = ("sklearn", "xgboost", "lightgbm")
 _FEATURES = ("devtools", "distributed", "mlflow", "offload", "resources", "sklearn", "tensorboard", "ray", "wandb")
-DISTRIBUTIONS = frozenset(f"anyaccel-{name}" for name in (*BACKEND_PLUGINS, *_FEATURES))
+LIBRARIES = {"transformers": "anyaccel-transformers"}
+"""By the top-level package of models that compute their own loss: what tells `fit` of them."""
+DISTRIBUTIONS = frozenset(f"anyaccel-{name}" for name in (*BACKEND_PLUGINS, *_FEATURES)) | {*LIBRARIES.values()}
 """anyaccel's own distributions beside core; all have the same version."""
 
 

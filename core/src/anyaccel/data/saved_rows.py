@@ -56,14 +56,12 @@ class SavedRows(Rows):
         return max((number for number in known if number is not None), default=None) if None not in known else None
 
     def column(self, name: str) -> Any:
-        """See `Rows`."""
         if name not in self._roles:
             error = no_column(self.label, name, self.columns)
             raise type(error)(error.problem, available=error.available, hint="results keep no features; take the data")
         return self._table.column(name)
 
     def array(self, name: str) -> np.ndarray:
-        """See `Rows`."""
         column, ragged = self.column(name), self.ragged_column(name)
         if ragged is not None:
             return read_only(ragged.padded())
@@ -72,7 +70,6 @@ class SavedRows(Rows):
         return read_only(to_numpy(name, contiguous(column)))
 
     def to_arrow(self) -> Any:
-        """See `Rows`."""
         return self._table
 
     def check_transforms(self) -> None:

@@ -7,7 +7,19 @@ No machinery of its own: `FittedModel` exposes the graph and the experiment that
 
 from anyaccel.fitting.fit_function import fit
 from anyaccel.fitting.fitted_model import FittedModel, load
+from anyaccel.fitting.fitted_model_loss import FittedModelLoss
 from anyaccel.fitting.learning_rate_finder import RangeTest, find_learning_rate
+from anyaccel.fitting.model_loss import ModelLoss
 from anyaccel.own_loop.device_loader import DeviceLoader, prepare
 
-__all__ = ["DeviceLoader", "FittedModel", "RangeTest", "find_learning_rate", "fit", "load", "prepare"]
+__all__ = [
+    "DeviceLoader",
+    "FittedModel",
+    "FittedModelLoss",
+    "ModelLoss",
+    "RangeTest",
+    "find_learning_rate",
+    "fit",
+    "load",
+    "prepare",
+]

@@ -14,6 +14,9 @@ from anyaccel.data.roles import Names, names_of
 from anyaccel.errors import PhaseError
 from anyaccel.experiment import Experiment
 from anyaccel.fitting.fitted_model import FittedModel
+from anyaccel.fitting.fitted_model_loss import FittedModelLoss
+from anyaccel.fitting.labelled_data import LabelledData, labelled_data
+from anyaccel.fitting.model_loss import model_loss, refuse_table_settings
 from anyaccel.fitting.table_models import DEFAULTS, MLP_DEFAULTS, TableModel
 from anyaccel.fitting.tables import Preprocessing, TrainingData, loss_of_target, raw_table, training_data
 from anyaccel.fitting.wiring import Features, FitLosses, feature_names, inputs_of
@@ -81,23 +84,34 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     batch_size = defaults["batch_size"] if batch_size is None else batch_size
     optimizer = defaults["optimizer"] if optimizer is None else optimizer
     table_model = TableModel(model, framework, accelerator)
-    losses = FitLosses(loss)
-    target = losses.targets if target is None else target
-    names: Any = {"features": feature_names(features, target), "target": target}
-    how = Preprocessing(
-        preprocess, names_of(drop), names_of(categories), embed, table_model.is_sized, table_model.embeds
-    )
-    data = raw_table(data, features, target, how)
-    if loss is None and step is None:
-        losses = FitLosses(loss_of_target(data, target))
-    evaluated = _split_of(validation) if isinstance(validation, EvalPhase) else validation
-    prepared = training_data(data, **names, loss_of=losses.of, validation=evaluated, scaler=scaler, seed=seed)
-    model = table_model.made_for(prepared, losses)
+    has_rules = loss is None and step is None and not table_model.is_sized
+    rules = model_loss(model) if has_rules else None
+    prepared: TrainingData | LabelledData
+    inputs: Any
+    if rules is not None:
+        refuse_table_settings(rules, scaler=scaler, preprocess=preprocess, drop=drop, categories=categories)
+        rules.check_metrics(metrics)
+        evaluated = _split_of(validation) if isinstance(validation, EvalPhase) else validation
+        prepared = labelled_data(rules, data, NODE, features=features, target=target, validation=evaluated, seed=seed)
+        inputs = prepared.inputs
+    else:
+        losses = FitLosses(loss)
+        target = losses.targets if target is None else target
+        names: Any = {"features": feature_names(features, target), "target": target}
+        how = Preprocessing(
+            preprocess, names_of(drop), names_of(categories), embed, table_model.is_sized, table_model.embeds
+        )
+        data = raw_table(data, features, target, how)
+        if loss is None and step is None:
+            losses = FitLosses(loss_of_target(data, target))
+        evaluated = _split_of(validation) if isinstance(validation, EvalPhase) else validation
+        prepared = training_data(data, **names, loss_of=losses.of, validation=evaluated, scaler=scaler, seed=seed)
+        model = table_model.made_for(prepared, losses)
+        inputs = inputs_of(model, prepared.data, features)
     if early_stopping is None and prepared.validation is not None:
         early_stopping = defaults.get("early_stopping")
-    inputs = inputs_of(model, prepared.data, features)
     graph = ModelGraph([ModelNode(NODE, model, inputs, outputs=outputs)], optimizer, seed=seed)
-    applied = losses.applied(graph)
+    applied = (prepared.loss,) if isinstance(prepared, LabelledData) else losses.applied(graph)
     phase = TrainPhase(
         data=prepared.train,
         losses=applied if step is None else (),
@@ -128,6 +142,8 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     )
     experiment = Experiment("fit", graph, progress=progress)
     experiment.run_phase(phase, resume=resume)
+    if rules is not None and isinstance(prepared, LabelledData):
+        return FittedModelLoss(experiment, rules, prepared.columns, phase=phase)
     return FittedModel(experiment, losses=applied, phase=phase)
 
 
@@ -136,14 +152,15 @@ _ARGUMENTS = """
     Args:
         model: of any framework that has a plugin; it is trained itself, no copy of it. Or `"mlp"`, a `TabularMLP` that
             is as wide as the data say, with defaults of its own. Or a function or a class that makes a model of these
-            widths: `lambda n_features, n_outputs: torch.nn.Linear(n_features, n_outputs)`.
+            widths: `lambda n_features, n_outputs: Net(n_features, n_outputs)`.
         data: a data frame (pandas, Polars, Arrow), a mapping of arrays, a pair (x, y) of arrays or of a frame and a
             series, the path of a CSV or Parquet file, a data set of Hugging Face, a FeatureSet or a view of it; or a
             loader, a data set or another source of batches, which is streamed.
         loss: a name (`"cross_entropy"`, `"mse"`, ...), or a loss of the model's framework. Several by the column of
             their target, `{"price": "mse", "kind": "cross_entropy"}`, for a model that gives a dict with these keys (or
             see `outputs`); or a list of AppliedLoss objects on `"model"`, which may have weights. With `step`, what a
-            validation measures and predictions mean; it may be left out then. None: cross_entropy for a target of text,
+            validation measures and predictions mean; it may be left out then. None: the loss that the model computes
+            itself, if its call takes labels, which are found by their name; else cross_entropy for a target of text,
             booleans or at most 20 different integers, mse for other numbers, which are scaled and given back in their
             units.
         target: name of the target's column, or of several. Targets that are text are encoded as indices of classes,
@@ -208,7 +225,9 @@ def _split_of(validation: EvalPhase) -> str:
     )
 
 
-def _validation(given: Any, prepared: TrainingData, metrics: Any, losses: Sequence[AppliedLoss]) -> EvalPhase | None:
+def _validation(
+    given: Any, prepared: TrainingData | LabelledData, metrics: Any, losses: Sequence[AppliedLoss]
+) -> EvalPhase | None:
     has_metrics = bool(metrics) or not isinstance(metrics, (list, tuple))
     if isinstance(given, EvalPhase):
         if has_metrics:
@@ -223,7 +242,7 @@ def _validation(given: Any, prepared: TrainingData, metrics: Any, losses: Sequen
     return None
 
 
-def _stopping(given: Any, prepared: TrainingData) -> list[Callback]:
+def _stopping(given: Any, prepared: TrainingData | LabelledData) -> list[Callback]:
     if given is None or given is False:
         return []
     if isinstance(given, EarlyStopping):

@@ -195,7 +195,7 @@ def new_rows(data: Any, columns: Columns, *, with_target: bool = True) -> Featur
     try:
         table = feature_set_of(data, features, targets, by_role["tag"])
     except ColumnError as error:
-        names = _column_names(data)
+        names = column_names(data)
         needed = (*features, *by_role["tag"], *targets)
         missing = [name for name in needed if names is not None and name not in names]
         if not names or not missing:
@@ -205,7 +205,7 @@ def new_rows(data: Any, columns: Columns, *, with_target: bool = True) -> Featur
     return table.cast({name: dtype for name, dtype in dtypes.items() if table.spec(name).dtype != dtype})
 
 
-def _column_names(data: Any) -> list[str] | None:
+def column_names(data: Any) -> list[str] | None:
     """The names of a table's columns; None where they are not known without reading it."""
     if isinstance(data, (str, os.PathLike)):
         path = Path(data).expanduser()
@@ -392,7 +392,7 @@ def raw_table(given: Any, features: Names | Mapping[str, Names], target: Names, 
     if pair_target is None:
         raise PhaseError("fit needs the name of the target", hint="write fit(model, table, target='COLUMN', ...)")
     targets = names_of(pair_target)
-    there = _column_names(table)
+    there = column_names(table)
     for name in (*how.drop, *how.categories, *targets, *names_of(pair_features)):
         if there is not None and name not in there:
             raise no_column(LABEL, name, there)
@@ -562,7 +562,7 @@ def training_data(
     data = _with_numeric_targets(data, target, loss_of)
     if raw is not None:
         data = _with_class_names(data, loss_of)
-    train, split = _splits(data, rows, validation, seed)
+    train, split = chosen_splits(data, rows, validation, seed)
     if raw is not None:
         data = _treated(data, raw, train, loss_of, seed)
     if scaler is not None:
@@ -703,7 +703,7 @@ def _is_number(value: Any) -> bool:
         return False
 
 
-def _splits(data: FeatureSet, rows: Any, validation: Any, seed: int) -> tuple[str, str | None]:
+def chosen_splits(data: FeatureSet, rows: Any, validation: Any, seed: int) -> tuple[str, str | None]:
     """Names of the splits to train on and to validate on; None for a validation on other data, or none."""
     if isinstance(validation, str):
         data.split(validation)

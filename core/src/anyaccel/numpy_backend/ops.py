@@ -185,6 +185,5 @@ class NumpyProgram(ArrayProgram, NotifyingProgram):
         after_step: AfterStep,
         n_microbatches: int = 1,
     ) -> Any:
-        """As of `NotifyingProgram`."""
         told = notify_one_by_one(self, columns, orders, start, n_steps, batch_size, after_step, n_microbatches)
         return self._ops.xp.concatenate(told)
