@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -11,14 +12,15 @@ from anyaccel.arguments import shown
 from anyaccel.call_hints import call_hints
 from anyaccel.data import Sampler
 from anyaccel.data.roles import Names, names_of
-from anyaccel.errors import PhaseError
+from anyaccel.errors import PhaseError, ShapeError
 from anyaccel.experiment import Experiment
 from anyaccel.fitting.fitted_model import FittedModel
 from anyaccel.fitting.fitted_model_loss import FittedModelLoss
 from anyaccel.fitting.labelled_data import LabelledData, labelled_data
 from anyaccel.fitting.model_loss import model_loss, refuse_table_settings
+from anyaccel.fitting.scaled_targets import metrics_in_units
 from anyaccel.fitting.table_models import DEFAULTS, MLP_DEFAULTS, TableModel
-from anyaccel.fitting.tables import Preprocessing, TrainingData, loss_of_target, raw_table, training_data
+from anyaccel.fitting.tables import Preprocessing, TrainingData, loss_of_target, raw_table, training_data, treatment_in
 from anyaccel.fitting.wiring import Features, FitLosses, feature_names, inputs_of
 from anyaccel.graph import AppliedLoss, ModelGraph, ModelNode
 from anyaccel.phases import Callback, Checkpoint, EarlyStopping, EvalPhase, TrainPhase
@@ -108,6 +110,7 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         prepared = training_data(data, **names, loss_of=losses.of, validation=evaluated, scaler=scaler, seed=seed)
         model = table_model.made_for(prepared, losses)
         inputs = inputs_of(model, prepared.data, features)
+        metrics = metrics if prepared.validation is None else metrics_in_units(metrics, prepared.data)
     if early_stopping is None and prepared.validation is not None:
         early_stopping = defaults.get("early_stopping")
     graph = ModelGraph([ModelNode(NODE, model, inputs, outputs=outputs)], optimizer, seed=seed)
@@ -141,7 +144,16 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         matmul_precision=matmul_precision,
     )
     experiment = Experiment("fit", graph, progress=progress)
-    experiment.run_phase(phase, resume=resume)
+    try:
+        results = experiment.run_phase(phase, resume=resume)
+    except ShapeError as error:
+        raise _of_other_width(error, prepared.data) from error.__cause__
+    if on_nan == "warn" and early_stopping is None and results.loss.size and not math.isfinite(results.loss[-1]):
+        raise PhaseError(
+            f"the loss is {results.loss[-1]} after {results.loss.size} epochs, so the model predicts nothing",
+            hint="lower lr, optimizer=Optimizer('adam', lr=1e-4), or look for NaN in the data; on_nan='ignore' returns "
+            "the model as it is",
+        )
     if rules is not None and isinstance(prepared, LabelledData):
         return FittedModelLoss(experiment, rules, prepared.columns, phase=phase)
     return FittedModel(experiment, losses=applied, phase=phase)
@@ -161,8 +173,7 @@ _ARGUMENTS = """
             see `outputs`); or a list of AppliedLoss objects on `"model"`, which may have weights. With `step`, what a
             validation measures and predictions mean; it may be left out then. None: the loss that the model computes
             itself, if its call takes labels, which are found by their name; else cross_entropy for a target of text,
-            booleans or at most 20 different integers, mse for other numbers, which are scaled and given back in their
-            units.
+            booleans or at most 20 different integers, mse for other numbers.
         target: name of the target's column, or of several. Targets that are text are encoded as indices of classes,
             and predictions decoded. A FeatureSet and a pair have theirs.
         features: names of the columns that the model gets, joined; by default all others. A model with several
@@ -181,8 +192,9 @@ _ARGUMENTS = """
             EarlyStopping; or False for none. By default none, and 10 for `"mlp"` with a validation.
         preprocess: how features are made of the columns of a table, from the rows to train on. `"auto"` takes text,
             booleans, categories, dates and gaps as well as numbers, and joins all into one matrix (see
-            `FittedModel.columns`); a table of plain numbers for a model that you made stays as it is. Or a transformer
-            of scikit-learn; or None, for numbers as they are.
+            `FittedModel.columns`), and scales targets of mse, mae, huber and smooth_l1: losses are then those of scaled
+            targets, predictions and metrics in the units of the target. A table of plain numbers for a model that you
+            made stays as it is. Or a transformer of scikit-learn; or None, for numbers as they are.
         drop: names of columns to leave out.
         categories: names of columns that are categories although they are numbers, or text that looks like them.
         embed: names of columns whose categories become codes 0, 1, ... for a model that embeds them, as the last
@@ -213,6 +225,21 @@ _ARGUMENTS = """
         AnyaccelError: whatever keeps the phase from running.
     """
 fit.__doc__ = f"{fit.__doc__}{_ARGUMENTS}"
+
+
+def _of_other_width(error: ShapeError, data: Any) -> ShapeError:
+    """The error for a model that does not take the features that were made of a table; another as it is."""
+    if not any(treatment_in(fitted) for fitted in getattr(data, "transforms", ())):
+        return error
+    (feature,) = data.features
+    if f"{data.label}.{feature}" not in error.problem:
+        return error
+    width = data.spec(feature).shape[0]
+    return ShapeError(
+        f"{error.problem}; preprocess= makes {width} numbers of the columns of the table",
+        hint=f"give the first layer {width} inputs; or give a function that makes the model: "
+        "lambda n_features, n_outputs: MODEL",
+    )
 
 
 def _split_of(validation: EvalPhase) -> str:
