@@ -105,6 +105,7 @@ TESTED_WITH = {
     "ray": ("torch", *FEATURES),
     "offload": ("torch", "jax", *FEATURES),
     "tensorboard": ("sklearn",),
+    "transformers": ("torch", *FEATURES),
 }
 OF_NO_FRAMEWORK = (
     *("tests/integration/test_interrupts.py", "tests/integration/test_kills.py"),

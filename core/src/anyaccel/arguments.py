@@ -16,7 +16,7 @@ Fits = Callable[[Any], object]
 
 
 def shown(value: object, longest: int = 200) -> str:
-    """The `repr` of any value as printable text, cut to `longest` characters. Never raises."""
+    """Return the `repr` of any value as printable text, cut to `longest` characters. Never raises."""
     try:
         whole = repr(value)
     except Exception as error:  # an int of more digits than Python prints, or a user's own __repr__
@@ -53,14 +53,14 @@ def text(error: Error, where: str, name: str, value: Any, wanted: str = "text", 
 
 
 def integer(error: Error, where: str, name: str, value: Any, least: int, example: int | None = None) -> int:
-    """A Python int from any integer, from `least` to the largest of 64 bits."""
+    """Return a Python int from any integer, from `least` to the largest of 64 bits."""
     wanted, example = f"an int of at least {least}", max(least, 1) if example is None else example
     fits = lambda it: is_integer(it) and least <= operator.index(it) < 2**63  # noqa: E731
     return operator.index(check(error, where, name, value, fits, wanted, example))
 
 
 def number(error: Error, where: str, name: str, value: Any, fits: Fits, wanted: str, example: object) -> Any:
-    """A finite real number that fits."""
+    """Return a finite real number that fits."""
     return check(error, where, name, value, lambda it: _is_number(it) and fits(it), wanted, example)
 
 
@@ -69,7 +69,7 @@ def _is_number(value: Any) -> bool:
 
 
 def mapping(error: Error, where: str, name: str, value: Any, example: str = "{'NAME': ...}") -> dict[str, Any]:
-    """A dict with text keys, of its own; empty for None."""
+    """Return a dict with text keys, of its own; empty for None."""
     value = {} if value is None else value
     fits = lambda it: isinstance(it, Mapping) and all(isinstance(key, str) for key in it)  # noqa: E731
     return dict(check(error, where, name, value, fits, "a dict with text keys", example))

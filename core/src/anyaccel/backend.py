@@ -118,7 +118,7 @@ class Backend(ABC):
         return found
 
     def _brought(self, kind: type[Any]) -> Any:
-        """The capability that another plugin brings by an entry point; None where none does."""
+        """Return the capability that another plugin brings by an entry point; None where none does."""
         name = f"{self.framework}.{capability_name(kind)}"
         entry = named(BROUGHT, name)
         brought = None if entry is None else loaded(entry)(self)
@@ -363,7 +363,7 @@ class Compute(ABC):
     """Whether programs heed `Optimizer.groups`."""
 
     def wrap(self, model: Any) -> Any:
-        """Return the object that a graph node holds for `model`: the model, or an object that also holds its
+        """Return the object that a graph node applies to `model`: the model, or an object that also holds its
         parameters.
 
         It is called when a graph is built; wrapping a wrapped model changes nothing. Override it for models that are

@@ -81,7 +81,7 @@ def _rebuilt(obj: Any, content: Any) -> Any:
 
 
 def _dataclass(obj: Any, mapping: Function) -> Any:
-    """A copy with mapped fields, made without the constructor, which may take other arguments."""
+    """Return a copy with mapped fields, made without the constructor, which may take other arguments."""
     values = {field.name: getattr(obj, field.name) for field in dataclasses.fields(obj) if hasattr(obj, field.name)}
     mapped = {name: mapping(value) for name, value in values.items()}
     if _unchanged(mapped.values(), values.values()):

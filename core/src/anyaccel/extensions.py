@@ -23,13 +23,13 @@ def extend(point: str, extension: Any) -> None:
 
 
 def extensions(point: str) -> list[Any]:
-    """The extensions of a point: those registered, in their order, and those of installed distributions."""
+    """Return the extensions of a point: those registered, in their order, and those of installed distributions."""
     offered = (loaded(entry) for entry in entry_points(EXTENSIONS) if entry.name == point)
     return [*_registered.get(point, []), *offered]
 
 
 def sole_extension(point: str) -> Any:
-    """The extension of a point that can have only one; None if it has none.
+    """Return the extension of a point that can have only one; None if it has none.
 
     Raises:
         PluginError: it has several.

@@ -25,7 +25,7 @@ class HostMemory(NamedTuple):
 
 
 def host_memory(root: Path = _ROOT) -> HostMemory:
-    """The host memory now, within the limits of the process (`ulimit -v`) and of its control groups.
+    """Return the host memory now, within the limits of the process (`ulimit -v`) and of its control groups.
 
     Free memory is what is available without swapping, including the system's caches. `root` is the directory of `proc`
     and `sys`.
@@ -41,7 +41,7 @@ def host_memory(root: Path = _ROOT) -> HostMemory:
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """An uninitialised C-contiguous array that starts at a multiple of `ALIGNMENT` bytes."""
+    """Return an uninitialised C-contiguous array that starts at a multiple of `ALIGNMENT` bytes."""
     numpy_dtype = np.dtype(dtype)
     nbytes = math.prod(shape) * numpy_dtype.itemsize
     buffer = np.empty(nbytes + ALIGNMENT, np.uint8)
@@ -70,7 +70,7 @@ def is_own(array: np.ndarray) -> bool:
 
 
 def _meminfo(path: Path) -> dict[str, int]:
-    """Bytes by name from Linux's meminfo; empty on other systems."""
+    """Return bytes by name from Linux's meminfo; empty on other systems."""
     lines = (line.split() for line in _text(path).splitlines())
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) > 1 and words[1].isdecimal()}
 
@@ -114,7 +114,7 @@ def _text(path: Path) -> str:
 
 
 def _pages(name: str) -> int:
-    """Bytes of a number of memory pages from sysconf; 0 if unknown."""
+    """Return bytes of a number of memory pages from sysconf; 0 if unknown."""
     try:
         return max(os.sysconf(name), 0) * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # not every system has sysconf, or this name

@@ -17,7 +17,9 @@ BACKEND_PLUGINS = {**{framework: framework for framework in _ROOTS}, "mps": "tor
 """anyaccel's own plugins of frameworks by name, each with its framework: they are loaded when that is in use."""
 _ESTIMATORS = ("sklearn", "xgboost", "lightgbm")
 _FEATURES = ("devtools", "distributed", "mlflow", "offload", "resources", "sklearn", "tensorboard", "ray", "wandb")
-DISTRIBUTIONS = frozenset(f"anyaccel-{name}" for name in (*BACKEND_PLUGINS, *_FEATURES))
+LIBRARIES = {"transformers": "anyaccel-transformers"}
+"""By the top-level package of models that compute their own loss: what tells `fit` of them."""
+DISTRIBUTIONS = frozenset(f"anyaccel-{name}" for name in (*BACKEND_PLUGINS, *_FEATURES)) | {*LIBRARIES.values()}
 """anyaccel's own distributions beside core; all have the same version."""
 
 
@@ -40,12 +42,12 @@ def is_like_an_estimator(obj: object) -> bool:
 
 
 def distribution_for(framework: str) -> str:
-    """The distribution whose plugin runs a framework, `""` if none is known."""
+    """Return the distribution whose plugin runs a framework, `""` if none is known."""
     return HINTS.get(framework, ("", ""))[1]
 
 
 def install_line(distribution: str) -> str:
-    """How to install a distribution; those of anyaccel come from its repository until they are on PyPI."""
+    """Return how to install a distribution; those of anyaccel come from its repository until they are on PyPI."""
     if distribution not in DISTRIBUTIONS:
         return f"python -m pip install {distribution}"
     folder = Path("plugins", distribution.removeprefix("anyaccel-"))

@@ -80,7 +80,7 @@ class _MainThread:
             (self._other_hook or sys.__unraisablehook__)(args)
 
     def _deferring(self, handler: Any) -> Handler | None:
-        """The handler that one of this object's stands for; None for others.
+        """Return the handler that one of this object's stands for; None for others.
 
         A callback that sets a handler and then the one that was there before may have got one of this object's.
         """

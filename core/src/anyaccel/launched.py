@@ -49,7 +49,7 @@ class Launched:
 
 
 def launched(environment: Mapping[str, str] | None = None) -> Launched | None:
-    """Which of several processes this one is, by the variables of its launcher.
+    """Return which of several processes this one is, by the variables of its launcher.
 
     Those are RANK and WORLD_SIZE (torchrun, Ray, `anyaccel run`), OMPI_COMM_WORLD_RANK and _SIZE (Open MPI), PMI_RANK
     and PMI_SIZE (MPICH, Intel MPI), and SLURM_PROCID and SLURM_STEP_NUM_TASKS (srun). Where one is started by another,
@@ -129,7 +129,7 @@ _NAMES = [name for each in LAUNCHERS for name in (each.rank, each.size, *each.lo
 
 
 def _innermost(environment: Mapping[str, str]) -> Variables | None:
-    """The launcher that started this process itself."""
+    """Return the launcher that started this process itself."""
     mpi = [each for each in _MPI if is_set(environment, each)]
     if not is_set(environment, TORCHRUN):
         check_agreement(environment, mpi)
@@ -153,7 +153,7 @@ def _place(environment: Mapping[str, str], variables: Variables) -> tuple[int, i
 
 
 def _local_place(environment: Mapping[str, str], variables: Variables, size: int) -> tuple[int | None, int | None]:
-    """The rank on this machine, and how many there are, as far as the launcher tells them."""
+    """The rank on this machine, and how many there are, to the extent that the launcher tells them."""
     rank, n_local = local_rank(environment, variables), local_size(environment, variables)
     if n_local is not None and n_local > size:
         problem, available = f"{n_local} processes on this machine, of {size} in all", f"1 to {size}"
@@ -187,7 +187,7 @@ def _meeting_point(environment: Mapping[str, str], variables: Variables, size: i
 
 
 def check_agreement(environment: Environment, launchers: Sequence[Variables]) -> None:
-    """Check that launchers say the same rank and size, as far as each says them.
+    """Check that launchers say the same rank and size, to the extent that each says them.
 
     Raises:
         ConfigError: they contradict each other.
@@ -209,7 +209,7 @@ def check_agreement(environment: Environment, launchers: Sequence[Variables]) ->
 def check_partial(environment: Environment, launcher: Variables | None) -> None:
     """Check what launchers say that have not set both rank and size.
 
-    A size of 1, and the zeros that Slurm sets in a batch script, are those of a process of its own.
+    A size of 1, and the zeros that Slurm sets in a batch script, are those of its own process.
 
     Args:
         environment: its variables.
@@ -253,7 +253,7 @@ def _check_alone(environment: Environment, variables: Variables) -> None:
 
 
 def number(environment: Environment, name: str) -> int:
-    """The number in a variable.
+    """Return the number in a variable.
 
     Raises:
         ConfigError: it holds none, or a size is below 1.
@@ -273,13 +273,13 @@ def is_set(environment: Environment, variables: Variables) -> bool:
 
 
 def local_rank(environment: Environment, variables: Variables) -> int | None:
-    """The rank among the processes on this machine, as far as the launcher tells it."""
+    """Return the rank among the processes on this machine, to the extent that the launcher tells it."""
     name = next((name for name in variables.local_rank if environment.get(name)), None)
     return None if name is None else number(environment, name)
 
 
 def local_size(environment: Environment, variables: Variables) -> int | None:
-    """How many processes there are on this machine, as far as the launcher tells it.
+    """How many processes there are on this machine, to the extent that the launcher tells it.
 
     Slurm has a list for all machines, such as `4(x2)`, which tells it where all have as many.
     """
@@ -291,7 +291,7 @@ def local_size(environment: Environment, variables: Variables) -> int | None:
 
 
 def address_of(environment: Environment, variables: Variables, size: int) -> str | None:
-    """The host of the first process: MASTER_ADDR, or what the launcher says of its hosts; None if nothing."""
+    """Return the host of the first process: MASTER_ADDR, or what the launcher says of its hosts; None if nothing."""
     given = environment.get("MASTER_ADDR")
     if given:
         return given
@@ -304,7 +304,9 @@ def address_of(environment: Environment, variables: Variables, size: int) -> str
 
 
 def port_of(environment: Environment, variables: Variables) -> int | None:
-    """The port of the first process: MASTER_PORT, or one from the number of the job, alike in all its processes."""
+    """Return the port of the first process: MASTER_PORT, or one from the number of the job, alike in all its
+    processes.
+    """
     if environment.get("MASTER_PORT"):
         text = environment["MASTER_PORT"]
         if not text.isascii() or not text.isdigit() or not 0 < int(text) < 1 << 16:
@@ -348,7 +350,7 @@ def host_names(hosts: str) -> Iterator[str]:
 
 
 def _entries(hosts: str) -> Iterator[str]:
-    """The parts between commas that stand in no bracket."""
+    """Yield the parts between commas that stand in no bracket."""
     depth, begin = 0, 0
     for at, letter in enumerate(hosts + ","):
         depth += {"[": 1, "]": -1}.get(letter, 0)
@@ -358,7 +360,7 @@ def _entries(hosts: str) -> Iterator[str]:
 
 
 def _expanded(entry: str) -> Iterator[str]:
-    """The names of one part, which may have several brackets: `rack[1-2]node[1-4]`."""
+    """Yield the names of one part, which may have several brackets: `rack[1-2]node[1-4]`."""
     match = _PART.match(entry)
     if not entry or match is None or not match[0]:
         return

@@ -103,7 +103,7 @@ def built_in_backend() -> Backend:
 
 
 def new_hooks() -> pluggy.PluginManager:
-    """A pluggy plugin manager with the hook specifications and no plugin."""
+    """Return a pluggy plugin manager with the hook specifications and no plugin."""
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     return manager
@@ -302,12 +302,14 @@ def announce_waiting(name: str) -> Iterator[None]:
 
 
 def installed() -> Iterable[EntryPoint]:
-    """The entry points of the plugins of installed distributions."""
+    """Return the entry points of the plugins of installed distributions."""
     return entry_points(GROUP)
 
 
 def plugin_of(entry: EntryPoint) -> Plugin:
-    """The plugin of an entry point, not loaded; without distribution and version where its metadata are damaged."""
+    """Return the plugin of an entry point, not loaded; without distribution and version where its metadata are
+    damaged.
+    """
     try:
         return Plugin(entry.name, str(entry.dist.name or ""), str(entry.dist.version or ""))  # type: ignore[union-attr]
     except Exception:
@@ -325,6 +327,6 @@ def own_distribution() -> tuple[str, str]:
 
 
 def wanted() -> set[str] | None:
-    """The plugins that the environment variable `ANYACCEL_PLUGINS` allows; None if it is not set."""
+    """Return the plugins that the environment variable `ANYACCEL_PLUGINS` allows; None if it is not set."""
     text = os.environ.get(SWITCH)
     return None if text is None else {name.strip() for name in text.split(",") if name.strip()}

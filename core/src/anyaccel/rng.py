@@ -16,13 +16,13 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def key(*parts: int | str) -> int:
-    """The 64-bit key of a named stream, such as `key(seed, "order", epoch)`."""
+    """Return the 64-bit key of a named stream, such as `key(seed, "order", epoch)`."""
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def bits(stream: int, n: int) -> np.ndarray:
-    """The first `n` words of a stream, uint64 [n]."""
+    """Return the first `n` words of a stream, uint64 [n]."""
     with np.errstate(over="ignore"):
         z = np.uint64(stream) + _GAMMA * np.arange(1, n + 1, dtype=np.uint64)
         z = (z ^ (z >> np.uint64(30))) * _MIX_1
@@ -31,7 +31,7 @@ def bits(stream: int, n: int) -> np.ndarray:
 
 
 def permutation(stream: int, n: int) -> np.ndarray:
-    """A uniformly random permutation of `range(n)`, int64 [n]: the argsort of the stream's first n words.
+    """Return a uniformly random permutation of `range(n)`, int64 [n]: the argsort of the stream's first n words.
 
     The words are distinct, because every step of `bits` is invertible, so every sorting algorithm gives this order.
     """

@@ -138,7 +138,7 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
         return self._ops.vjp(op.model, parameters, buffers, inputs, op.trainable, key, **keywords)
 
     def _random_key(self, op: Operation) -> Any:
-        """The key of an operation in this step, as `vjp` takes it."""
+        """Return the key of an operation in this step, as `vjp` takes it."""
         return rng.key(self._seed, op.label, self._draws)
 
     def _pull_loss(self, term: LossTerm, loss: LossResult, scale: Any, values: StepValues, sums: CotangentSums) -> None:
@@ -267,7 +267,7 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
         return [*means, *(sums[term.label][1] for term in self._dataflow.weighted)]
 
     def _value(self, means: Sequence[Any]) -> Any:
-        """The weighted sum of the losses on the device of the first, for optimizers that need it; else None."""
+        """Return the weighted sum of the losses on the device of the first, for optimizers that need it; else None."""
         if not self._state.optimizer.needs_value:
             return None
         device = self.segment.losses[0].device
@@ -345,7 +345,7 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
 
 
 def _summed(sums: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
-    """The (sum, weight) of all micro-batches, from those of each."""
+    """Return the (sum, weight) of all micro-batches, from those of each."""
     total, weight = sums[0]
     for more, more_weight in sums[1:]:
         total, weight = total + more, weight + more_weight

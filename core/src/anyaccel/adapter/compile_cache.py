@@ -79,7 +79,7 @@ class CompiledSegment:
 
 
 def _watched(function: Function, watch: CompileWatch) -> Function:
-    """A function in whose trace nothing that it changes itself counts as changed."""
+    """Return a function in whose trace nothing that it changes itself counts as changed."""
 
     @wraps(function)
     def traced(*arguments: Any) -> Any:
@@ -90,7 +90,7 @@ def _watched(function: Function, watch: CompileWatch) -> Function:
 
 
 def _named(computation: str, functions: SegmentFunctions) -> Function:
-    """A computation of a segment as a function that has the nodes in its name, too."""
+    """Return a computation of a segment as a function that has the nodes in its name, too."""
     function: Function = getattr(functions, computation)
 
     def call(*arguments: Any) -> Any:
@@ -226,7 +226,7 @@ def _parameter_specs(layout: SegmentLayout, label: str) -> tuple[tuple[str, tupl
 
 
 def _owned(owner: str, key: Any) -> list[tuple[str, Any]]:
-    """The pairs of a key with the owner in their paths; of a key of a plugin's own, one pair."""
+    """Return the pairs of a key with the owner in their paths; of a key of a plugin's own, one pair."""
     is_values = isinstance(key, (list, tuple)) and all(
         isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in key
     )

@@ -42,7 +42,7 @@ class _Built(NamedTuple):
 
 
 class _Identity(NamedTuple):
-    """What an optimizer sees of a variable besides its value.
+    """What an optimizer sees of a variable in addition to its value.
 
     Attributes:
         name, path: of the variable, as it sees them when it is built.
@@ -166,7 +166,7 @@ class LayerOptimizerRule(UpdateRule):
         return bound
 
     def _made(self) -> tuple[Any, Any]:
-        """A new optimizer, and the variable that its rate is, or is multiplied by."""
+        """Return a new optimizer, and the variable that its rate is, or is multiplied by."""
         try:
             if self._given is None:
                 made = self._class(learning_rate=self.optimizer.lr, **self.optimizer.settings)
@@ -180,7 +180,7 @@ class LayerOptimizerRule(UpdateRule):
             raise SpecError(problem, hint=hint) from error
 
     def _copied(self) -> tuple[Any, Any]:
-        """A copy of the given object by its configuration, and by its attributes, which this may lack."""
+        """Return a copy of the given object by its configuration, and by its attributes, which this may lack."""
         given: Any = self._given
         without_rate = object.__new__(type(given))  # a schedule of the user's own need not have a configuration
         vars(without_rate).update({**vars(given), "_learning_rate": None})
@@ -227,7 +227,9 @@ class LayerOptimizerRule(UpdateRule):
         return str(self._module.backend.standardize_dtype(array.dtype))
 
     def _build(self, key: _Key, values: Mapping[str, Any] | None = None) -> _Built:
-        """An optimizer for parameters of these names, shapes and dtypes, which begins with their `values` if given."""
+        """Return an optimizer for parameters of these names, shapes and dtypes, which begins with their `values` if
+        given.
+        """
         if self._excludes and not self._identities:
             raise SpecError(
                 f"the optimizer {self.optimizer.name} excludes variables from weight decay, and the model has none of "
@@ -257,7 +259,7 @@ class LayerOptimizerRule(UpdateRule):
         return _Built(made, rate, variables, slots)
 
     def _stand_in(self, number: int, identity: _Identity | None, value: Any, shape: tuple[int, ...], dtype: str) -> Any:
-        """A variable in place of a parameter, with the name and the path of the model's own."""
+        """Return a variable in place of a parameter, with the name and the path of the model's own."""
         name = _Tagged(f"p{number}x" if identity is None else identity.name.rpartition("/")[2])
         name.number = number
         with ExitStack() as scopes:
@@ -338,7 +340,8 @@ class LayerOptimizerRule(UpdateRule):
 
 
 def _stateless(own: type, module: Any) -> Any:
-    """The class over the library's general one: those for a framework write to variables and not to given values.
+    """Return the class over the library's general one: those for a framework write to variables and not to given
+    values.
 
     Objects of it know which parameter each of their variables belongs to, and what it is called there.
     """
@@ -359,7 +362,9 @@ def _stateless(own: type, module: Any) -> Any:
         return made
 
     def owner_and_slot(self: Any, variable: Any) -> tuple[int | None, str | None]:
-        """The number of the parameter that a variable belongs to, and the name of the slot; None where unknown."""
+        """Return the number of the parameter that a variable belongs to, and the name of the slot; None where
+        unknown.
+        """
         if id(variable) in vars(self).get("owners", {}):
             number, slot = vars(self)["owners"][id(variable)]
             return number, slot

@@ -41,7 +41,9 @@ def kinds(context: click.Context, parameter: click.Parameter, incomplete: str) -
 
 
 def _complete(incomplete: str, names: Callable[[Registry], Iterable[str]]) -> list[CompletionItem]:
-    """The names that start with `incomplete`; what plugins print, and their errors, are dropped while a user types."""
+    """Return the names that start with `incomplete`; what plugins print, and their errors, are dropped while a user
+    types.
+    """
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             from anyaccel.registry import registry

@@ -1,4 +1,4 @@
-"""Lists devices as JSON: of all backends, as far as possible without importing a framework; or of one, which may.
+"""Lists devices as JSON: of all backends, where possible without importing a framework; or of one, which may.
 
 `anyaccel devices` runs it in child processes.
 """
@@ -21,7 +21,7 @@ from anyaccel.registry import registry
 
 
 def list_all(framework: str | None) -> dict[str, Any]:
-    """The devices of each framework, or of one, as `merged` gives them, and the `broken` plugins.
+    """Return the devices of each framework, or of one, as `merged` gives them, and the `broken` plugins.
 
     Backends with `expected_devices` import no framework; the others are asked for their devices and may.
 
@@ -36,20 +36,21 @@ def list_all(framework: str | None) -> dict[str, Any]:
 
 
 def served_backends(framework: str | None) -> list[tuple[Plugin, int]]:
-    """Each plugin with the number of each of its backends, of one framework or all, that serves something."""
+    """Return each plugin with the number of each of its backends, of one framework or all, that serves something."""
     offers = [(plugin, i, backend) for plugin in registry().plugins for i, backend in enumerate(plugin.backends)]
     return [(p, i) for p, i, backend in offers if framework in (None, backend.framework) and served_kinds(backend)]
 
 
 def served_kinds(backend: Backend) -> list[str]:
-    """The kinds of device for which a backend is the one of its framework."""
+    """Return the kinds of device for which a backend is the one of its framework."""
     known = registry()
     pairs = [(backend.framework, kind) for kind in backend.kinds if known.serves(backend.framework, kind)]
     return [kind for framework, kind in pairs if known.find(framework, kind) is backend]
 
 
 def list_devices(plugin_name: str, index: int, machine: Machine | None = None) -> dict[str, Any]:
-    """The devices of a plugin's backend: `framework`, `devices`, why kinds are `missing`, and what it does wrong.
+    """Return the devices of a plugin's backend: `framework`, `devices`, why kinds are `missing`, and what it does
+    wrong.
 
     Only of the kinds that the backend serves: a pair of framework and kind that several plugins offer, one serves.
 

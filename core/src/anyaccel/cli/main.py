@@ -48,7 +48,7 @@ class _Group(click.Group):
 
 
 def _refusing(name: str, error: PluginError) -> click.Command:
-    """A command in place of one that is not installed or broken: it takes all arguments, and says so."""
+    """Return a command in place of one that is not installed or broken: it takes all arguments, and says so."""
 
     @click.command(
         name,
@@ -206,7 +206,7 @@ class _Output(io.FileIO):
 
 
 def _checked(stream: TextIO, *, ends_command: bool) -> TextIO:
-    """The stream, whose failure is no traceback; a terminal, and what is no file of the system, as it is."""
+    """Return the stream, whose failure is no traceback; a terminal, and what is no file of the system, as it is."""
     if not isinstance(stream, io.TextIOWrapper) or stream.isatty():
         return stream
     raw = _Output(stream.fileno(), ends_command=ends_command)

@@ -39,7 +39,7 @@ class PlanTarget:
     file: str | None = None
 
     def plan(self) -> tuple[Plan, Phase, ModelGraph]:
-        """The plan, with the phase and the graph.
+        """Return the plan, with the phase and the graph.
 
         Raises:
             AnyaccelError: the module has no such phase or no graph, or the phase cannot run there.
@@ -140,7 +140,7 @@ def run_plan(target: PlanTarget, output: Output) -> int:
 
 
 def _drawing(graph: ModelGraph, plan: Plan) -> str | None:
-    """The drawing of a graph; None, which is said, where what draws is not installed."""
+    """Return the drawing of a graph; None, which is said, where what draws is not installed."""
     try:
         return graph.visualize("svg", plan=plan)
     except MissingDistributionError as error:
@@ -174,7 +174,7 @@ def run_estimate(target: PlanTarget, as_json: bool) -> int:
 
 
 def status_of(plan: Plan) -> int:
-    """1 if something does not fit, 3 if something is not covered, else 0."""
+    """1 if something does not fit, 3 if something is not covered, otherwise 0."""
     if plan.fits is False:
         return DOES_NOT_FIT
     return NOT_COVERED if plan.not_covered else FITS

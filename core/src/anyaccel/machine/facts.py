@@ -30,7 +30,7 @@ _DRIVER_FILES = {"nvidia": "proc/driver/nvidia/version", "amd": "sys/module/amdg
 
 
 def installed_version(distribution: str) -> str:
-    """The version of an installed distribution, `""` if it is not installed."""
+    """Return the version of an installed distribution, `""` if it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -69,7 +69,7 @@ class Machine:
 
     @classmethod
     def detect(cls, root: Path = _ROOT) -> Machine:
-        """The facts of this machine; `root` is the directory of `proc`, `sys` and `dev`."""
+        """Return the facts of this machine; `root` is the directory of `proc`, `sys` and `dev`."""
         devices = tuple(device for device in system_devices(root, {}) if device.kind != "cpu")
         visible = tuple(device for device in system_devices(root) if device.kind != "cpu")
         return cls(
@@ -85,7 +85,7 @@ class Machine:
         )
 
     def gpus(self, vendor: str) -> list[SystemDevice]:
-        """The GPUs of a vendor, whether or not a mask hides them."""
+        """Return the GPUs of a vendor, whether or not a mask hides them."""
         return [device for device in self.devices if device.vendor == vendor]
 
 
@@ -107,7 +107,7 @@ class ExpectedDevices(Capability):
 
     @abstractmethod
     def expected_of_kind(self, kind: str, machine: Machine) -> Sequence[DeviceInfo] | None:
-        """The devices of a kind that the framework will have; imports nothing.
+        """Return the devices of a kind that the framework will have; imports nothing.
 
         By how the installed framework was built, its settings, and the facts of the machine. None where these do not
         tell, as with a driver too old or a library that may be missing: then the framework itself is asked.
@@ -115,7 +115,9 @@ class ExpectedDevices(Capability):
 
 
 def oldest_driver(cuda: str) -> str:
-    """The oldest driver of NVIDIA that runs a CUDA, given as `"13.0"` or its first number; `""` if it is unknown."""
+    """Return the oldest driver of NVIDIA that runs a CUDA, given as `"13.0"` or its first number; `""` if it is
+    unknown.
+    """
     return _OLDEST_DRIVERS.get(cuda.partition(".")[0], "")
 
 

@@ -18,7 +18,7 @@ _scope: ContextVar[Device] = ContextVar("anyaccel.numpy_backend.scope", default=
 
 
 def handle(device: Device) -> SimDevice | None:
-    """The simulated device of that name; None for the CPU.
+    """Return the simulated device of that name; None for the CPU.
 
     Raises:
         DeviceUnavailableError: there is no such simulated device.
@@ -54,7 +54,7 @@ def scoped(device: Device) -> Iterator[None]:
 
 
 def array(values: Any, dtype: Any = None) -> Array:
-    """An array of these values on the device of the current scope; outside of one, on the CPU.
+    """Return an array of these values on the device of the current scope; outside of one, on the CPU.
 
     Args:
         values: numbers, nested lists of them, or a plain array; always copied.

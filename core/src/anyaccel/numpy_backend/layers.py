@@ -249,7 +249,7 @@ def _identity(x: Array) -> VjpResult:
 
 
 def _uniform(shape: tuple[int, ...], seed: int, dtype: str | None) -> dict[str, Array]:
-    """A weight [out, ...] and a bias [out], uniform in +-1/sqrt(fan-in)."""
+    """Return a weight [out, ...] and a bias [out], uniform in +-1/sqrt(fan-in)."""
     bound = 1.0 / math.sqrt(math.prod(shape[1:]))
     return {
         name: rng.uniform(rng.key(seed, name), extents, -bound, bound).astype(dtype)
@@ -327,7 +327,8 @@ def linear(x: Array, weight: Array, bias: Array | None) -> tuple[Array, Callable
 
 
 def convolution(x: Array, weight: Array, bias: Array) -> tuple[Array, Callable[[Array], tuple[Array, Array, Array]]]:
-    """A cross-correlation with stride 1 and zero padding that keeps height and width; pulls back to x, weight and bias.
+    """Return a cross-correlation with stride 1 and zero padding that keeps height and width; pulls back to x, weight
+    and bias.
 
     Args:
         x: [batch, in, height, width].
@@ -349,7 +350,7 @@ def convolution(x: Array, weight: Array, bias: Array) -> tuple[Array, Callable[[
 
 
 def im2col(x: Array, size: int) -> tuple[Array, Pullback]:
-    """The patch of size by size around each pixel, with zeros beyond the edges.
+    """Return the patch of size by size around each pixel, with zeros beyond the edges.
 
     Args:
         x: [batch, channels, height, width].
@@ -373,7 +374,8 @@ def im2col(x: Array, size: int) -> tuple[Array, Pullback]:
 
 
 def max_pool(x: Array, size: int) -> tuple[Array, Pullback]:
-    """The maximum of each window of size by size, without overlap; rows and columns that fill no window are dropped.
+    """Return the maximum of each window of size by size, without overlap; rows and columns that fill no window are
+    dropped.
 
     The cotangent goes to the first of equal values, row by row.
 
@@ -399,7 +401,7 @@ def max_pool(x: Array, size: int) -> tuple[Array, Pullback]:
 
 
 def activation(name: str, x: Array) -> tuple[Array, Pullback]:
-    """An activation by name, one of `anyaccel.adapter.model_specs.ACTIVATIONS`.
+    """Return an activation by name, one of `anyaccel.adapter.model_specs.ACTIVATIONS`.
 
     Raises:
         SpecError: an unknown name.

@@ -14,7 +14,7 @@ from anyaccel.segment import TensorSpec
 
 
 def single_input(layer: str, inputs: Sequence[Array]) -> Array:
-    """The only input of a layer.
+    """Return the only input of a layer.
 
     Raises:
         ShapeError: none, or several.
@@ -25,7 +25,7 @@ def single_input(layer: str, inputs: Sequence[Array]) -> Array:
 
 
 def output_specs(module: Module, inputs: Sequence[TensorSpec], *, train: bool = False) -> tuple[TensorSpec, ...]:
-    """The specs of a built module's outputs, from a batch of two samples (`Module.example`).
+    """Return the specs of a built module's outputs, from a batch of two samples (`Module.example`).
 
     Raises:
         ShapeError: its outputs are not arrays [batch, ...].

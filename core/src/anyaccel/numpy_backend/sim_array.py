@@ -18,7 +18,9 @@ _COUNTING = frozenset({"argwhere", "compress", "extract", "flatnonzero", "nonzer
 
 
 def _by(function: Callable[..., Any]) -> Any:
-    """A method that calls NumPy's function, which goes through `__array_function__` as ndarray's method does not."""
+    """Return a method that calls NumPy's function, which goes through `__array_function__` as ndarray's method does
+    not.
+    """
 
     def method(self: SimArray, *args: Any, **kwargs: Any) -> Any:
         return function(self, *args, **kwargs)
@@ -149,7 +151,8 @@ class SimArray(np.ndarray[Any, np.dtype[Any]]):
 
 
 def put(array: Array, on: SimDevice) -> SimArray:
-    """A copy of a plain array in a simulated device's memory, as if a kernel had made it: no transfer is counted.
+    """Return a copy of a plain array in a simulated device's memory, as if a kernel had made it: no transfer is
+    counted.
 
     Raises:
         MoveError: the device cannot hold the dtype.
@@ -163,48 +166,48 @@ def put(array: Array, on: SimDevice) -> SimArray:
 
 
 def upload(array: Array, on: SimDevice, *, waits: bool = True) -> SimArray:
-    """A copy of a plain array on a simulated device, counted as a transfer from the host. Raises as `put`."""
+    """Return a copy of a plain array on a simulated device, counted as a transfer from the host. Raises as `put`."""
     placed = put(array, on)
     on.uploaded(placed.nbytes, waits=waits)
     return placed
 
 
 def download(array: SimArray) -> Array:
-    """A plain copy in host memory: a transfer to the host, and a synchronization."""
+    """Return a plain copy in host memory: a transfer to the host, and a synchronization."""
     array.on.downloaded(array.nbytes)
     return bare(array).copy()
 
 
 def copy_between(array: SimArray, on: SimDevice) -> SimArray:
-    """A copy on another simulated device: a transfer between two. Raises as `put`."""
+    """Return a copy on another simulated device: a transfer between two. Raises as `put`."""
     placed = put(bare(array), on)
     on.received(array.on, placed.nbytes)
     return placed
 
 
 def read(array: SimArray, name: str) -> Array:
-    """A plain copy for the host to look at, as the method `name` does: a synchronization."""
+    """Return a plain copy for the host to look at, as the method `name` does: a synchronization."""
     array.on.waited(name)
     return bare(array).copy()
 
 
 def bare(array: Array) -> Array:
-    """A plain array that shares the memory: how the device itself sees it."""
+    """Return a plain array that shares the memory: how the device itself sees it."""
     return array.view(np.ndarray)
 
 
 def put_like(array: Array, like: Array | None) -> Array:
-    """A plain array, put on the device of `like` as if computed there."""
+    """Return a plain array, put on the device of `like` as if computed there."""
     return put(array, like.on) if isinstance(like, SimArray) else array
 
 
 def place_of(array: Any) -> Device | SimDevice:
-    """The simulated device of an array, or the CPU."""
+    """Return the simulated device of an array, or the CPU."""
     return array.on if isinstance(array, SimArray) else HOST
 
 
 def _computed(on: SimDevice, operands: Any, result: Any) -> None:
-    """Let the device's clock go on by what was read and written; views, without memory of their own, are free."""
+    """Let the device's clock continue by what was read and written; views, without memory of their own, are free."""
     if on.timing is not None:
         written = [each for each in _arrays(result) if each.base is None]
         if written or not isinstance(result, np.ndarray):

@@ -186,7 +186,7 @@ class EvalResults(PhaseResults):
         )
 
     def _target(self, name: str, column: str | None) -> Target:
-        """The target columns to compare a prediction with, in transformed units."""
+        """Return the target columns to compare a prediction with, in transformed units."""
         label, names = self.compared.get(name, ("", ()))
         values = self.predictions[name]
         if column is None and label in self.rows:

@@ -46,7 +46,7 @@ def axes(ax: Any = None) -> Any:
 
 
 def line_plot(curves: Mapping[str, Curve], ax: Any, *, title: str, xlabel: str, ylabel: str) -> Any:
-    """A line per curve, with a legend and integer ticks along x."""
+    """Return a line per curve, with a legend and integer ticks along x."""
     ax = axes(ax)
     from matplotlib.ticker import MaxNLocator
 
@@ -77,7 +77,9 @@ def scatter(targets: np.ndarray, predictions: np.ndarray, ax: Any, *, title: str
 
 
 def confusion(targets: np.ndarray, predictions: np.ndarray, ax: Any, *, title: str, xlabel: str, ylabel: str) -> Any:
-    """A confusion matrix of classes [n] each: rows are targets, columns predictions, colours the share of a row."""
+    """Return a confusion matrix of classes [n] each: rows are targets, columns predictions, colors the share of a
+    row.
+    """
     ax = axes(ax)
     classes = np.union1d(targets, predictions)
     counts = np.zeros((len(classes), len(classes)), np.int64)
@@ -97,7 +99,7 @@ def confusion(targets: np.ndarray, predictions: np.ndarray, ax: Any, *, title: s
 
 
 def labelled_points(points: np.ndarray, labels: np.ndarray, ax: Any, *, title: str, name: str, legend: str) -> Any:
-    """Points [n, 2], coloured by label [n]."""
+    """Points [n, 2], colored by label [n]."""
     ax = axes(ax)
     classes = np.unique(labels)
     for i, label in enumerate(classes.tolist()):
@@ -125,7 +127,7 @@ def _alpha(points: int) -> float:
 
 
 def _escaped(text: str) -> str:
-    """A name as plain text: matplotlib reads formulas between dollars and hides labels that begin with `_`."""
+    """Return a name as plain text: matplotlib reads formulas between dollars and hides labels that begin with `_`."""
     shown = text.replace("$", r"\$")
     return f"\N{ZERO WIDTH SPACE}{shown}" if shown.startswith("_") else shown
 
@@ -160,7 +162,7 @@ def as_labels(targets: np.ndarray, predictions: np.ndarray) -> tuple[np.ndarray,
 
 
 def figures_to_plot(names: Sequence[str], known: Sequence[str], run: str, epochs: int) -> list[str]:
-    """The values to plot: those named, else `loss` and `val_loss`, else every total, else all.
+    """Return the values to plot: those named, otherwise `loss` and `val_loss`, otherwise every total, otherwise all.
 
     Raises:
         ResultError: there is nothing to plot.

@@ -58,7 +58,7 @@ def write(
         folder: made if it is not there.
         parts: plain data by name, for the manifest.
         arrays: of numbers, by name; they must not change meanwhile.
-        run: further arrays, which only a run needs to go on; in files of their own.
+        run: more arrays, which only a run needs to continue; in files of their own.
         largest_shard: bytes of arrays in one file, unless a single one has more.
         pause: called after each MB, by a writer that leaves the processors to others.
         versions: of further software that has made the arrays, by name; kept beside those of this library and NumPy.
@@ -91,7 +91,7 @@ def write(
 def read(
     folder: str | os.PathLike[str] | Storage, part: str, group: str = GROUP
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The manifest of a folder, which must have `part`, and its arrays, of which every byte was checked.
+    """Return the manifest of a folder, which must have `part`, and its arrays, of which every byte was checked.
 
     The arrays are in memory of their own: they stay as they are when the folder is replaced or removed.
 
@@ -124,7 +124,7 @@ def read(
 
 
 def part(folder: str | os.PathLike[str] | Storage, name: str) -> Any:
-    """A part of the manifest of a folder, without its arrays.
+    """Return a part of the manifest of a folder, without its arrays.
 
     Raises:
         ConfigError: as `read`.
@@ -134,12 +134,12 @@ def part(folder: str | os.PathLike[str] | Storage, name: str) -> Any:
 
 
 def publish(file: Path, contents: bytes) -> None:
-    """A file with these contents, all at once: written beside it, on the disk, and then renamed."""
+    """A file with these contents, atomically: written beside it, on the disk, and then renamed."""
     LocalStorage(file.parent).publish(file.name, contents)
 
 
 def _earlier(storage: Storage, parts: set[str]) -> set[str]:
-    """The files of arrays that a folder has now, where `parts` replace all that it holds.
+    """Return the files of arrays that a folder has now, where `parts` replace all that it holds.
 
     Raises:
         ConfigError: it is a file, has a manifest or an index of something else, or holds more than `parts`.
@@ -160,7 +160,7 @@ def _earlier(storage: Storage, parts: set[str]) -> set[str]:
 
 
 def _used(storage: Storage) -> set[str]:
-    """The files of arrays that the manifest of a folder names; none if it has no manifest."""
+    """Return the files of arrays that the manifest of a folder names; none if it has no manifest."""
     if not is_saved(storage):
         return set()
     return {file.file for file in arrays_files(storage, load(storage))}
@@ -187,10 +187,10 @@ _LOCAL = re.compile(r"(file|local)://(localhost(?=/))?", re.IGNORECASE)
 
 
 def storage_of(folder: Any) -> Storage:
-    """The storage of a folder: itself, that of a path, or that of a URL that fsspec opens.
+    """Return the storage of a folder: itself, that of a path, or that of a URL that fsspec opens.
 
     Raises:
-        ConfigError: it is no name of a folder; or a URL, and fsspec is not installed or does not know it.
+        ConfigError: it is not a name of a folder; or a URL, and fsspec is not installed or does not know it.
     """
     if isinstance(folder, Storage):
         return folder
@@ -201,7 +201,8 @@ def storage_of(folder: Any) -> Storage:
 
 
 def storage_of_file(file: str | os.PathLike[str]) -> tuple[Storage, str]:
-    """The storage of the folder in which a file is, and the file's name; a symbolic link to a file counts as the file.
+    """Return the storage of the folder in which a file is, and the file's name; a symbolic link to a file counts as the
+    file.
 
     Raises:
         ConfigError: it is a URL, and fsspec is not installed or does not know it.
@@ -213,7 +214,7 @@ def storage_of_file(file: str | os.PathLike[str]) -> tuple[Storage, str]:
 
 
 def local_path(name: str | os.PathLike[str]) -> Path | None:
-    """The path that a name stands for, also as a `file://` URL; None for a URL of another place.
+    """Return the path that a name stands for, also as a `file://` URL; None for a URL of another place.
 
     Raises:
         ConfigError: a Path was made of a URL.

@@ -49,7 +49,7 @@ class ArraysFile:
 
 
 def encode(name: str, parts: Mapping[str, Any], files: Sequence[ArraysFile], versions: Mapping[str, str]) -> bytes:
-    """The text of a manifest.
+    """Return the text of a manifest.
 
     Args:
         name: of the folder, for messages.
@@ -89,7 +89,7 @@ def is_saved(storage: Storage) -> bool:
 
 
 def load(storage: Storage) -> dict[str, Any]:
-    """The manifest of a folder; the one before, if a store has but a part of this one.
+    """Return the manifest of a folder; the one before, if a store has but a part of this one.
 
     Raises:
         ConfigError: there is none, it is of something else or of a newer version, or was changed.
@@ -159,7 +159,7 @@ def _parsed(storage: Storage, name: str) -> dict[str, Any]:
 
 
 def _load(storage: Storage, name: str) -> dict[str, Any]:
-    """A manifest that is whole, of a version that can be read."""
+    """Return a manifest that is whole, of a version that can be read."""
     given, file = _parsed(storage, name), storage.file_name(name)
     version = given.get("schema_version")
     if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
@@ -177,7 +177,7 @@ def _load(storage: Storage, name: str) -> dict[str, Any]:
 
 
 def part_of(storage: Storage, manifest: Mapping[str, Any], name: str) -> Any:
-    """A part of a manifest.
+    """Return a part of a manifest.
 
     Raises:
         ConfigError: it has no such part.
@@ -189,12 +189,12 @@ def part_of(storage: Storage, manifest: Mapping[str, Any], name: str) -> Any:
 
 
 def parts_of(manifest: Mapping[str, Any]) -> set[str]:
-    """The names of the parts of a manifest."""
+    """Return the names of the parts of a manifest."""
     return set(manifest) - set(_OWN)
 
 
 def arrays_files(storage: Storage, manifest: Mapping[str, Any]) -> list[ArraysFile]:
-    """The files of arrays that a manifest names.
+    """Return the files of arrays that a manifest names.
 
     Raises:
         ConfigError: an entry is malformed, or names a file in another place.

@@ -32,7 +32,7 @@ Write = Callable[[Any, Arrays, str], Any]
 
 
 def plain(value: Any, arrays: Arrays, path: str, other: Write = refuse) -> Any:
-    """A value as plain data; its arrays of numbers are added to `arrays`, under `path`.
+    """Return a value as plain data; its arrays of numbers are added to `arrays`, under `path`.
 
     Args:
         value: anything.
@@ -113,7 +113,7 @@ class PlainReader:
         self._arrays = arrays
 
     def value(self, given: Any) -> Any:
-        """The value that plain data stand for.
+        """Return the value that plain data stand for.
 
         Raises:
             ConfigError: it is malformed.
@@ -130,7 +130,7 @@ class PlainReader:
             raise ConfigError(f"{shown(given)} is not a value as it was saved", hint=HINT) from error
 
     def array(self, given: Mapping[str, Any]) -> np.ndarray:
-        """An array: of numbers by its name, or of text and objects by its items."""
+        """Return an array: of numbers by its name, or of text and objects by its items."""
         if "name" in given:
             array = np.array(self._arrays[given["name"]], order="C")
             return array.T if given["transposed"] else array

@@ -35,7 +35,7 @@ def is_url(folder: object) -> TypeGuard[str]:
 
 
 def remote_storage(url: str) -> RemoteStorage:
-    """The storage that a URL of a folder names.
+    """Return the storage that a URL of a folder names.
 
     Raises:
         ConfigError: fsspec is not installed, does not know the URL, or lacks what it needs for it.
@@ -45,7 +45,7 @@ def remote_storage(url: str) -> RemoteStorage:
 
 
 def remote_file(url: str) -> tuple[RemoteStorage, str]:
-    """The storage of the folder in which the file of a URL is, and the file's name.
+    """Return the storage of the folder in which the file of a URL is, and the file's name.
 
     Raises:
         ConfigError: as `remote_storage`.
@@ -99,11 +99,11 @@ class RemoteStorage:
         self._filesystem, self._path, self.name = filesystem, path, url
 
     def subfolder(self, name: str) -> RemoteStorage:
-        """A folder in this one, which need not be there."""
+        """Return a folder in this one, which may be missing."""
         return RemoteStorage(self._filesystem, self._place(name), self.file_name(name))
 
     def file_name(self, file: str) -> str:
-        """The whole name of a file, as messages show it."""
+        """Return the whole name of a file, as messages show it."""
         return f"{self.name}{'' if self.name.endswith('/') else '/'}{file}"
 
     def create_folder(self) -> None:
@@ -124,7 +124,7 @@ class RemoteStorage:
         return bool(self._filesystem.isfile(self._path))
 
     def size(self, file: str) -> int | None:
-        """Bytes of a file; None if there is none, or it is a link or anything else that is no plain file."""
+        """Return bytes of a file; None if there is none, or it is a link or anything else that is no plain file."""
         self._filesystem.invalidate_cache(self._path)
         try:
             info = self._filesystem.info(self._place(file))
@@ -146,7 +146,7 @@ class RemoteStorage:
         return 0.0
 
     def open(self, file: str) -> IO[bytes]:
-        """A plain file, for reading."""
+        """Return a plain file, for reading."""
         return cast(IO[bytes], self._filesystem.open(self._place(file), "rb"))
 
     @contextmanager
@@ -177,7 +177,7 @@ class RemoteStorage:
         self._filesystem.rm_file(self._place(file))
 
     def remove_folder(self) -> None:
-        """Remove the folder and all in it, as far as that is possible."""
+        """Remove the folder and all in it, if possible."""
         with suppress(OSError):
             self._filesystem.rm(self._path, recursive=True)
 

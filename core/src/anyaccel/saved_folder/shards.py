@@ -57,7 +57,7 @@ def written(
 
 
 def read(storage: Storage, file: ArraysFile) -> dict[str, np.ndarray]:
-    """The arrays of a file, of which every byte was checked.
+    """Return the arrays of a file, of which every byte was checked.
 
     Raises:
         StateError: it is missing, was changed, or is incomplete.
@@ -90,7 +90,7 @@ def read(storage: Storage, file: ArraysFile) -> dict[str, np.ndarray]:
 
 
 def index_text(files: Sequence[ArraysFile], arrays: Mapping[str, np.ndarray]) -> bytes:
-    """The index of files: which of them each array is in, in the form that transformers writes."""
+    """Return the index of files: which of them each array is in, in the form that transformers writes."""
     total = sum(array.nbytes for array in arrays.values())
     places = {name: file.file for file in files if file.digests is not None for name in file.digests.tensors}
     index = {"metadata": {"total_size": total, "written_by": _WRITER}, "weight_map": dict(sorted(places.items()))}
@@ -137,7 +137,7 @@ USUAL_NAMES = ("model", "diffusion_pytorch_model", "pytorch_model", "adapter_mod
 
 
 def weight_file_in(folder: Storage, suffixes: Sequence[str]) -> str:
-    """The name of the file, or of the index of shards, that a folder has.
+    """Return the name of the file, or of the index of shards, that a folder has.
 
     Args:
         folder: of libraries' checkpoints.
@@ -175,7 +175,7 @@ def weight_file_in(folder: Storage, suffixes: Sequence[str]) -> str:
 
 
 def shard_map(folder: Storage, index: str, suffixes: Sequence[str]) -> dict[str, str]:
-    """The file beside an index of shards that has each tensor, by the tensor's name.
+    """Return the file beside an index of shards that has each tensor, by the tensor's name.
 
     Args:
         folder: that has it.

@@ -27,10 +27,10 @@ class Storage(Protocol):
     replaces_at_once: bool
 
     def subfolder(self, name: str) -> Storage:
-        """A folder in this one, which need not be there."""
+        """Return a folder in this one, which may be missing."""
 
     def file_name(self, file: str) -> str:
-        """The whole name of a file, as messages show it."""
+        """Return the whole name of a file, as messages show it."""
 
     def create_folder(self) -> None:
         """Make the folder and those above it, unless it is there."""
@@ -42,7 +42,7 @@ class Storage(Protocol):
         """Whether its name is that of a file, and no folder's."""
 
     def size(self, file: str) -> int | None:
-        """Bytes of a file; None if there is none, or it is a link or anything else that is no plain file."""
+        """Return bytes of a file; None if there is none, or it is a link or anything else that is no plain file."""
 
     def modified(self, file: str) -> datetime | None:
         """When a file was written, in local time; None where the store does not tell."""
@@ -51,22 +51,26 @@ class Storage(Protocol):
         """Of a file; 0.0 if that is not known."""
 
     def open(self, file: str) -> IO[bytes]:
-        """A plain file, for reading."""
+        """Return a plain file, for reading."""
 
     def create(self, file: str) -> AbstractContextManager[IO[bytes]]:
-        """A new file, for writing; it is removed if an error leaves the block, and stored when the block has ended."""
+        """Return a new file, for writing; it is removed if an error leaves the block, and stored when the block has
+        ended.
+        """
 
     def publish(self, file: str, contents: bytes) -> None:
         """A file with these contents, in place of the one of this name; readers see the old or the new one, whole."""
 
     def replacing(self, file: str) -> AbstractContextManager[Path]:
-        """A path on this machine, which becomes the file of this name when the block has ended without an error."""
+        """Return a path on this machine, which becomes the file of this name when the block has ended without an
+        error.
+        """
 
     def remove(self, file: str) -> None:
         """Remove a file."""
 
     def remove_folder(self) -> None:
-        """Remove the folder and all in it, as far as that is possible."""
+        """Remove the folder and all in it, if possible."""
 
     def lock(self, file: str) -> Callable[[], object] | None:
         """Keep other processes from locking the file until what this gives is called; None if another has it locked."""
@@ -79,7 +83,7 @@ class LocalStorage:
     """A folder of this machine's file systems.
 
     Args:
-        path: need not be there.
+        path: may be missing.
         follows_links: whether a symbolic link to a file counts as the file.
     """
 
@@ -89,11 +93,11 @@ class LocalStorage:
         self.path, self.name, self._follows_links = path, str(path), follows_links
 
     def subfolder(self, name: str) -> LocalStorage:
-        """A folder in this one, which need not be there."""
+        """Return a folder in this one, which may be missing."""
         return LocalStorage(self.path / name, follows_links=self._follows_links)
 
     def file_name(self, file: str) -> str:
-        """The whole name of a file, as messages show it."""
+        """Return the whole name of a file, as messages show it."""
         return str(self.path / file)
 
     def create_folder(self) -> None:
@@ -109,7 +113,7 @@ class LocalStorage:
         return self.path.is_file()
 
     def size(self, file: str) -> int | None:
-        """Bytes of a file; None if there is none, or it is a link or anything else that is no plain file."""
+        """Return bytes of a file; None if there is none, or it is a link or anything else that is no plain file."""
         try:
             found = (self.path / file).stat(follow_symlinks=self._follows_links)
         except (OSError, ValueError):  # not there, or removed a moment ago; ValueError of a name with a null character
@@ -125,7 +129,7 @@ class LocalStorage:
         return time.time() - (self.path / file).stat().st_mtime
 
     def open(self, file: str) -> IO[bytes]:
-        """A plain file, for reading."""
+        """Return a plain file, for reading."""
         return (self.path / file).open("rb", buffering=0)
 
     @contextmanager
@@ -143,7 +147,7 @@ class LocalStorage:
                 raise
 
     def publish(self, file: str, contents: bytes) -> None:
-        """A file with these contents, all at once: written beside it, on the disk, and then renamed."""
+        """A file with these contents, atomically: written beside it, on the disk, and then renamed."""
         with self.replacing(file) as temporary:
             temporary.write_bytes(contents)
 
@@ -166,7 +170,7 @@ class LocalStorage:
         (self.path / file).unlink()
 
     def remove_folder(self) -> None:
-        """Remove the folder and all in it, as far as that is possible."""
+        """Remove the folder and all in it, if possible."""
         shutil.rmtree(self.path, ignore_errors=True)
 
     def lock(self, file: str) -> Callable[[], object] | None:

@@ -80,7 +80,8 @@ def write(
         stream: at its beginning.
         arrays: by name; they must not change meanwhile.
         file_format: said in the header, for readers that refuse files without it; `""` for none.
-        pause: called after each MB, by a writer that leaves the processors to others; it has one thread then, else two.
+        pause: called after each MB, by a writer that leaves the processors to others; it has one thread then, otherwise
+            two.
 
     Raises:
         StateError: the format has no such dtype or name.
@@ -211,7 +212,7 @@ def _code(array: np.ndarray) -> str:
 
 
 def _bytes(array: np.ndarray) -> memoryview:
-    """The bytes of an array in the order of the format; a copy if the array is not so in memory."""
+    """Return the bytes of an array in the order of the format; a copy if the array is not so in memory."""
     if array.dtype.str.startswith(">"):
         array = array.astype(array.dtype.newbyteorder("<"))
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
@@ -312,7 +313,7 @@ def _empty(slot: _Slot) -> np.ndarray:
 
 
 def fastest_crc32() -> Callable[..., int]:
-    """As `zlib.crc32`: that of isal where it is installed, which takes a tenth of the time, else zlib's."""
+    """As `zlib.crc32`: that of isal where it is installed, which takes a tenth of the time, otherwise zlib's."""
     try:
         found: Callable[..., int] = import_module("isal.isal_zlib").crc32
     except ImportError:
@@ -362,7 +363,7 @@ def dtype_of(code: str) -> np.dtype[Any]:
 
 
 def code_of(dtype: np.dtype[Any]) -> str:
-    """The code for a dtype of NumPy, in any order of bytes.
+    """Return the code for a dtype of NumPy, in any order of bytes.
 
     Raises:
         KeyError: there is none.
@@ -371,7 +372,7 @@ def code_of(dtype: np.dtype[Any]) -> str:
 
 
 def name_of(code: str) -> str:
-    """The name of a dtype, which NumPy need not have here.
+    """Return the name of a dtype, which NumPy need not have here.
 
     Raises:
         KeyError: unknown.
@@ -380,7 +381,7 @@ def name_of(code: str) -> str:
 
 
 def itemsize_of(code: str) -> int:
-    """Bytes of an element.
+    """Return bytes of an element.
 
     Raises:
         KeyError: unknown.

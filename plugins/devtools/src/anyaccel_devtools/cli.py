@@ -28,13 +28,12 @@ def _finite(ctx: click.Context, parameter: click.Parameter, value: float) -> flo
 def doctor(left_out: Sequence[Any], probe: bool, timeout: float, as_json: bool) -> None:
     """Say what keeps frameworks from using this machine, and which command mends it.
 
-    Imports no framework and initialises no device, unless --probe computes on them. The exit status is 1 if there are
+    Imports no framework and initializes no device, unless --probe computes on them. The exit status is 1 if there are
     warnings, and 2 if something does not work.
 
-    \b
+    
     Examples:
-      anyaccel doctor
-      anyaccel doctor --probe --json
+      anyaccel doctor anyaccel doctor --probe --json
     """
     from anyaccel_devtools.commands.doctor import run
 

@@ -15,13 +15,13 @@ def is_dtensor(tensor: Any) -> bool:
 
 
 def lists_of_one_kind(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """The parameters that are DTensors, and the others, for functions of torch that do not take both at once."""
+    """Return the parameters that are DTensors, and the others, for functions of torch that do not take both at once."""
     kinds = ([each for each in parameters if is_dtensor(each) is divided] for divided in (True, False))
     return [kind for kind in kinds if kind]
 
 
 def whole_stats(grads: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """The squared L2 norm of all gradients, and whether all are finite: the same in every process.
+    """Return the squared L2 norm of all gradients, and whether all are finite: the same in every process.
 
     Those that are divided alike cost one all-reduce together. All processes of their mesh call this together.
     """

@@ -1,4 +1,4 @@
-"""Training steps without compilation, one after the other, as a loop written by hand does them."""
+"""Training steps without compilation, in sequence, as a loop written by hand does them."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class EagerSteps:
 
 
 def _split(values: list[Any], n_parts: int) -> Iterator[list[Any]]:
-    """The same rows of each value, part by part; None stays None."""
+    """Yield the same rows of each value, part by part; None stays None."""
     parts = [[None] * n_parts if value is None else torch.tensor_split(value, n_parts) for value in values]
     for part in zip(*parts, strict=True):
         yield list(part)

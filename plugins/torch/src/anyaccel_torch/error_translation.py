@@ -102,7 +102,7 @@ def raise_if_device_mismatch(error: Exception, who: str, inputs: Mapping[str, An
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, without the frame that Keras puts around it."""
+    """Return the first line of an error's message, without the frame that Keras puts around it."""
     text = _ESCAPES.sub("", _KERAS_FRAME.sub("", str(error)))
     return text.strip().partition("\n")[0]
 
@@ -149,7 +149,7 @@ def _is_device_mismatch(text: str) -> bool:
 
 
 def mixed_tensors(error: BaseException) -> MixedTensors:
-    """The line of the user's code that raised an error, the tensors in it with their devices, and the node."""
+    """Return the line of the user's code that raised an error, the tensors in it with their devices, and the node."""
     return read_mixed_tensors(error, _device_of, ("torch", "keras"))
 
 

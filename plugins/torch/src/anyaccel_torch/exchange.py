@@ -50,7 +50,7 @@ class TorchExchange(TorchPlacement, Exchange):
         return aligned_empty(shape, numpy_dtype(dtype)) if pinned is None else pinned
 
     def copy_async(self, array: np.ndarray, device: Device) -> AsyncCopy:
-        """Page-locked memory is copied by a stream of its own, other memory at once."""
+        """Page-locked memory is copied by its own stream, other memory at once."""
         target = self.native_device(device)
         if (
             device.kind not in self.pinned_kinds
@@ -99,7 +99,7 @@ class TorchExchange(TorchPlacement, Exchange):
         return self.move(tensor, device)
 
     def gather_rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
-        """A view of the column without an order."""
+        """Return a view of the column without an order."""
         if order is None:
             return column[start:stop]
         with translate_errors(f"rows {start} to {stop} of a column of shape {list(column.shape)}"):

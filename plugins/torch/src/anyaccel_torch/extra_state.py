@@ -16,7 +16,7 @@ _NAME = "_extra_state"  # as torch calls it in a state_dict
 
 
 def extra_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """The tensors, arrays, numbers and text in the extra state of all submodules, by name.
+    """Return the tensors, arrays, numbers and text in the extra state of all submodules, by name.
 
     Raises:
         StateError: an extra state has something else; names the submodule.
@@ -71,7 +71,7 @@ def _array(value: Any) -> np.ndarray:
 
 
 def _rebuilt(path: str, value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    """A value of the form of `value` with the numbers of `arrays`."""
+    """Return a value of the form of `value` with the numbers of `arrays`."""
     items = _items(value)
     if items is not None:
         rebuilt = {key: _rebuilt(f"{path}.{key}", item, arrays) for key, item in items}

@@ -42,7 +42,8 @@ def force_eager() -> AbstractContextManager[Any]:
 
 
 def output_tensors(result: Any, layout: CallLayout = POSITIONAL) -> tuple[Tensor, ...]:
-    """The tensors that a module returned, as its layout says; by default one, or those of a flat tuple, list or dict.
+    """Return the tensors that a module returned, as its layout says; by default one, or those of a flat tuple, list or
+    dict.
 
     Raises:
         ShapeError: it returned something else.
@@ -129,7 +130,7 @@ def _with_layout(model: Any, layout: CallLayout, in_training: CallLayout) -> Cal
 
 
 def _frame(module: nn.Module, layers: list[Any]) -> Any:
-    """A Keras layer that calls a module, so that `training` holds for every Keras layer called inside.
+    """Return a Keras layer that calls a module, so that `training` applies to every Keras layer called inside.
 
     An argument that the module itself passes to a layer goes first, as in Keras.
     """
@@ -175,7 +176,7 @@ def _with_losses(outputs: tuple[Tensor, ...], added: Sequence[Tensor]) -> tuple[
 
 
 def keras_loss(loss: Loss, device: torch.device) -> Call:
-    """A Keras loss as a function of outputs and targets that returns a scalar, and never broadcasts.
+    """Return a Keras loss as a function of outputs and targets that returns a scalar, and never broadcasts.
 
     Raises:
         SpecError: a class that does not take its keywords.

@@ -64,7 +64,7 @@ class ForwardPlan:
                 run(values)
 
     def slot(self, name: str, device: torch.device | None = None) -> int:
-        """The slot of a value on `device`, or where it is computed.
+        """Return the slot of a value on `device`, or where it is computed.
 
         Raises:
             GraphError: no such value so far.

@@ -17,7 +17,7 @@ _DEFAULT_MB = 25.0
 
 
 def bucket_bytes(environment: Mapping[str, str] | None = None) -> float:
-    """The most bytes of a bucket, by ANYACCEL_TORCH_BUCKET_MB; 25 MB by default, and infinite for one bucket.
+    """Return the most bytes of a bucket, by ANYACCEL_TORCH_BUCKET_MB; 25 MB by default, and infinite for one bucket.
 
     Raises:
         ConfigError: it is no positive number.
@@ -68,7 +68,7 @@ def exchanged_bytes(parameter: Tensor) -> int:
 
 
 def dense_gradient(parameter: Tensor) -> Tensor:
-    """The gradient of a parameter; zeros where it has none."""
+    """Return the gradient of a parameter; zeros where it has none."""
     gradient = parameter.grad
     if gradient is None:
         return torch.zeros_like(parameter)

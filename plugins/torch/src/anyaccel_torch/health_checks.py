@@ -22,7 +22,7 @@ class TorchHealthChecks(HealthChecks):
         return machine_checks(machine, build_facts())
 
     def device_checks(self, device: Device) -> Iterator[Check]:
-        """Whether this torch has kernels for a GPU; imports torch, and initialises the GPU."""
+        """Whether this torch has kernels for a GPU; imports torch, and initializes the GPU."""
         import torch
 
         if device.kind != "gpu" or not torch.version.cuda:

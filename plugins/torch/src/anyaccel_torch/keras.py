@@ -39,7 +39,7 @@ def _module_attributes() -> frozenset[str]:
 
 
 def library() -> TorchLayers:
-    """Keras if it is imported and runs on torch, else a library that nothing belongs to."""
+    """Keras if it is imported and runs on torch, otherwise a library that nothing belongs to."""
     module: Any = sys.modules.get("keras")
     return _library(module if hasattr(module, "Layer") and module.config.backend() == "torch" else None)
 
@@ -56,7 +56,7 @@ def is_optimizer(own: Any) -> bool:
 
 
 def outermost(module: nn.Module) -> list[Any]:
-    """The Keras layers in a module that are in no other Keras layer; the module itself if it is one."""
+    """Return the Keras layers in a module that are in no other Keras layer; the module itself if it is one."""
     keras = library()
     return list(dict.fromkeys(_outermost(module, keras))) if keras.module is not None else []
 
@@ -70,7 +70,7 @@ def _outermost(module: nn.Module, keras: TorchLayers) -> Iterator[Any]:
 
 
 def unbuilt(module: nn.Module) -> list[Any]:
-    """The outermost Keras layers that have no weights yet."""
+    """Return the outermost Keras layers that have no weights yet."""
     return [layer for layer in outermost(module) if not layer.built]
 
 
@@ -133,7 +133,7 @@ def _created_trainable(part: Any) -> set[int]:
 
 
 def trained_variables(module: nn.Module) -> dict[nn.Parameter, Any]:
-    """The trainable variables of a module's Keras layers, by the parameters that are their values."""
+    """Return the trainable variables of a module's Keras layers, by the parameters that are their values."""
     return {variable.value: variable for layer in outermost(module) for variable in layer.trainable_variables}
 
 
@@ -146,7 +146,9 @@ def constraints(module: nn.Module) -> dict[nn.Parameter, Callable[[Any], Any]]:
 def constrained_step(
     step: Callable[[], Any], constrained: Mapping[nn.Parameter, Callable[[Any], Any]]
 ) -> Callable[[], Any]:
-    """A step of an optimizer, and then the constraints of the parameters that got a gradient, as Keras applies them."""
+    """Return a step of an optimizer, and then the constraints of the parameters that got a gradient, as Keras applies
+    them.
+    """
     if not constrained:
         return step
     device_scope = library().module.device

@@ -121,12 +121,12 @@ class _KeptAs:
 
 
 def _name(number: int) -> str:
-    """The name of a parameter of a group for its rule, by which parameters are sorted."""
+    """Return the name of a parameter of a group for its rule, by which parameters are sorted."""
     return f"{number:06}"
 
 
 def _kept_as(slots: Iterable[str]) -> dict[str, str]:
-    """Names of the slots of a parameter that do not depend on which and how many parameters there are."""
+    """Return names of the slots of a parameter that do not depend on which and how many parameters there are."""
     names: dict[str, str] = {}
     for kind in (_SHARED, "slot", ""):  # those that have a number, and the others
         own = [slot for slot in slots if slot not in names and re.fullmatch(rf"{kind}\d+" if kind else ".*", slot)]

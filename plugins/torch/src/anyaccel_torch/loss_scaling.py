@@ -36,7 +36,7 @@ class LossScaling:
         """Count a step whose gradients were all finite, or were not."""
 
     def load(self, state: LossScaleState) -> None:
-        """Go on from another state."""
+        """Continue from another state."""
 
 
 UNSCALED = LossScaling()

@@ -13,7 +13,7 @@ from anyaccel_torch.error_translation import first_line, translate_errors
 
 
 def submodules(module: nn.Module) -> list[nn.Module]:
-    """The module and every module in it, each once."""
+    """Return the module and every module in it, each once."""
     known = dict.fromkeys(module.modules())
     return [*known, *(part for _, part in keras.contents(module).modules if part not in known)]
 
@@ -74,7 +74,7 @@ def states(module: nn.Module) -> list[nn.Parameter]:
 
 
 def seed_states(module: nn.Module) -> list[nn.Parameter]:
-    """Those of the `states` that Keras draws its random numbers from."""
+    """Return those of the `states` that Keras draws its random numbers from."""
     return keras.contents(module).seeds
 
 

@@ -35,13 +35,15 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 def state_device(key: str, group: Mapping[str, Any], parameter: Tensor) -> torch.device:
-    """The device of a part of a parameter's state: the host for step counts that torch reads there."""
+    """Return the device of a part of a parameter's state: the host for step counts that torch reads there."""
     on_host = key == "step" and not group.get("capturable") and not group.get("fused")
     return torch.device("cpu") if on_host else parameter.device
 
 
 def own_slots(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The slots that are a parameter's own, without its step and those that `SharedState` keeps with parameters."""
+    """Return the slots that are a parameter's own, without its step and those that `SharedState` keeps with
+    parameters.
+    """
     return {slot: value for slot, value in values.items() if slot != _STEP and not slot.startswith((_GROUP, _OBJECT))}
 
 
@@ -59,7 +61,7 @@ class ExpectedSlots:
 
     @classmethod
     def of(cls, like: Mapping[str, Any]) -> ExpectedSlots:
-        """Those of a state after a trial step."""
+        """Return those of a state after a trial step."""
         return cls(frozenset(names_of(encoded_slots(like))), like)
 
     def fit(self, values: Mapping[str, Tensor], parameter: nn.Parameter) -> bool:
@@ -78,7 +80,7 @@ def matching_state(
     switched_off: Collection[str],
     expected: Mapping[nn.Parameter, ExpectedSlots],
 ) -> NodeState:
-    """The state, with the slots of those of `parameters` whose names and shapes fit; else a fresh one.
+    """Return the state, with the slots of those of `parameters` whose names and shapes fit; else a fresh one.
 
     Args:
         state: of an earlier phase.
@@ -154,7 +156,7 @@ def encoded_slots(state: Mapping[str, Any], core_slots: Mapping[str, str] | None
 
 
 def not_encodable(state: Mapping[str, Any]) -> list[str]:
-    """Names and types of what a parameter's state holds and its slots cannot."""
+    """Return names and types of what a parameter's state holds and its slots cannot."""
     names = {key: encoded_slots({key: value}) for key, value in state.items() if value is not None}
     scalars = {key for key in names if key == _STEP and _is_scalar(state[key])}
     return [f"{key} ({type(state[key]).__name__})" for key, slots in names.items() if not slots and key not in scalars]
@@ -163,7 +165,7 @@ def not_encodable(state: Mapping[str, Any]) -> list[str]:
 def read_slots(
     optimizer: torch.optim.Optimizer, parameter: nn.Parameter, torch_slots: Mapping[str, str]
 ) -> dict[str, Tensor]:
-    """A parameter's slots under core's names: the very tensors, and all else as tensors."""
+    """Return a parameter's slots under core's names: the very tensors, and all else as tensors."""
     core_slots = {theirs: name for name, theirs in torch_slots.items()}
     return encoded_slots(optimizer.state.get(parameter, {}), core_slots)
 
@@ -251,7 +253,7 @@ def _base_attributes() -> frozenset[str]:
 
 
 def _own_names(optimizer: torch.optim.Optimizer) -> Iterable[str]:
-    """The attributes that an optimizer has beside those of every torch optimizer."""
+    """Return the attributes that an optimizer has beside those of every torch optimizer."""
     return [name for name in vars(optimizer) if name not in _base_attributes()]
 
 
@@ -269,7 +271,7 @@ class OptimizerSnapshot:
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer) -> OptimizerSnapshot:
-        """A copy of what an optimizer holds now."""
+        """Return a copy of what an optimizer holds now."""
         state = {parameter: copied_state(state) for parameter, state in optimizer.state.items()}
         attributes = AttributeSnapshot([optimizer], _own_names, save_tensor)
         return cls(state, [_copied_group(group) for group in optimizer.param_groups], attributes)
@@ -284,7 +286,7 @@ class OptimizerSnapshot:
 
 
 def copied_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a parameter's state."""
+    """Return a copy of a parameter's state."""
     return {key: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value) for key, value in state.items()}
 
 
@@ -305,7 +307,7 @@ def is_number(value: Any) -> bool:
 
 
 def encode(key: str, value: Any) -> dict[str, Tensor]:
-    """A value as tensors by name.
+    """Return a value as tensors by name.
 
     A tensor is itself; a number is a scalar in 64 bits in host memory. Text, and a list, tuple, deque or dict of all
     these, is text in JSON (`KEY.json`, bytes in UTF-8), with its tensors beside it (`KEY.0`, ...).
@@ -326,7 +328,7 @@ def encode(key: str, value: Any) -> dict[str, Tensor]:
 
 
 def _plain(value: Any, tensors: list[Tensor]) -> Any:
-    """A value as JSON: a pair of its kind and its content."""
+    """Return a value as JSON: a pair of its kind and its content."""
     if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
         tensors.append(value)
         return ["tensor", len(tensors) - 1]
@@ -342,7 +344,7 @@ def _plain(value: Any, tensors: list[Tensor]) -> Any:
 
 
 def names_of(slots: Iterable[str]) -> set[str]:
-    """The names under which values were encoded."""
+    """Return the names under which values were encoded."""
     slots = set(slots)
     structures = {slot.removesuffix(_STRUCTURE) for slot in slots if slot.endswith(_STRUCTURE)}
     return structures | {slot for slot in slots - _parts(slots, structures) if not slot.endswith(_STRUCTURE)}

@@ -119,7 +119,7 @@ class GroupOptimizer:
         self._step = self.stepper(clip=False)
 
     def settings_of(self, parameter: nn.Parameter) -> Optimizer:
-        """The spec with the settings of a parameter's group."""
+        """Return the spec with the settings of a parameter's group."""
         return self._grouped.get(parameter, self.spec)
 
     def _load(self, states: Mapping[str, NodeState], others: Mapping[str, Collection[str]]) -> dict[str, NodeState]:
@@ -169,7 +169,7 @@ class GroupOptimizer:
     # -- stepping --------------------------------------------------------------------------------------------------
 
     def stepper(self, *, clip: bool) -> Callable[[], None]:
-        """A function that does one step with the current gradients, clipped first as the spec says.
+        """Return a function that does one step with the current gradients, clipped first as the spec says.
 
         Args:
             clip: whether by a norm, too, which may be that of several segments.
@@ -201,7 +201,7 @@ class GroupOptimizer:
                 nn.utils.clip_grad_value_(parameters, self.spec.clip_value)
 
     def live(self) -> torch.optim.Optimizer | None:
-        """The torch optimizer itself, of which from now on every step clips, sets the rates and counts."""
+        """Return the torch optimizer itself, of which from now on every step clips, sets the rates and counts."""
         if self._optimizer is not None:
             # A GradScaler then divides gradients itself, before they are clipped, and skips what is not finite, where
             # fused optimizers do both in a step that would count.
@@ -304,7 +304,9 @@ class GroupOptimizer:
         return self.steps(parameter) if step is None else int(step)
 
     def slot_tensors(self, parameter: nn.Parameter) -> list[Tensor]:
-        """The slots of a parameter of a named optimizer, in their order; created as zeros before the first step."""
+        """Return the slots of a parameter of a named optimizer, in their order; created as zeros before the first
+        step.
+        """
         state, names = self._state_of(parameter), slot_names(self.settings_of(parameter)).values()
         if self._counts_steps and "step" not in state and self._optimizer is not None:
             set_step(self._optimizer, parameter, 0)
@@ -392,7 +394,8 @@ def create_optimizer(
     variables: Mapping[nn.Parameter, Any] | None = None,
     originals: Mapping[nn.Parameter, nn.Parameter] | None = None,
 ) -> torch.optim.Optimizer:
-    """The spec as a torch optimizer over `parameters`, fused where torch supports it and gradients are not `sparse`.
+    """Return the spec as a torch optimizer over `parameters`, fused where torch supports it and gradients are not
+    `sparse`.
 
     `groups` has the settings of parameters that are in a group of the spec, `variables` those of Keras whose values
     parameters are, and `originals` what parameters are copies of.
@@ -414,7 +417,7 @@ def create_optimizer(
 def grouped_settings(
     spec: Optimizer, members: Mapping[str, Mapping[str, nn.Parameter]]
 ) -> dict[nn.Parameter, Optimizer]:
-    """The settings of each parameter that is in a group of the spec.
+    """Return the settings of each parameter that is in a group of the spec.
 
     Args:
         spec: has the groups.
@@ -440,7 +443,7 @@ def grouped_settings(
 def torch_groups(
     spec: Optimizer, parameters: Sequence[nn.Parameter], groups: Mapping[nn.Parameter, Optimizer] | None
 ) -> list[Any]:
-    """The parameters as torch's optimizers take them: alone, or in groups with settings.
+    """Return the parameters as torch's optimizers take them: alone, or in groups with settings.
 
     Named optimizers get DTensors in groups of their own, as torch has no function for lists of both.
     """
@@ -456,7 +459,7 @@ def torch_groups(
 
 
 def torch_settings(spec: Optimizer) -> dict[str, Any]:
-    """The settings of a spec by torch's names."""
+    """Return the settings of a spec by torch's names."""
     settings = {"lr": spec.lr, **spec.settings}
     if spec.own is None and spec.name in NATIVE and "nesterov" in settings:
         settings["nesterov"] = settings["nesterov"] and settings["momentum"] > 0  # torch refuses it without momentum
@@ -477,7 +480,7 @@ def _implementation(spec: Optimizer, parameters: list[nn.Parameter], *, sparse: 
 def _create_own(
     own: Any, spec: Optimizer, parameters: Sequence[Any], variables: Mapping[nn.Parameter, Any] | None
 ) -> torch.optim.Optimizer:
-    """An optimizer of a class, a `functools.partial` of one, or a function of parameters that gives one."""
+    """Return an optimizer of a class, a `functools.partial` of one, or a function of parameters that gives one."""
     available = f"{', '.join(OPTIMIZERS)}; or a class of torch.optim, or one derived from torch.optim.Optimizer"
     if keras.is_optimizer(own):
         from anyaccel_torch.keras_optimizers import KerasOptimizer
@@ -508,7 +511,7 @@ def _copy_of(
     parameters: Sequence[nn.Parameter],
     originals: Mapping[nn.Parameter, nn.Parameter],
 ) -> torch.optim.Optimizer:
-    """An optimizer like an object that was given, over parameters of the object's; it keeps its own state.
+    """Return an optimizer like an object that was given, over parameters of the object's; it keeps its own state.
 
     Before each step it gets what the object's groups have then, so that torch's schedulers have an effect.
     """
@@ -570,7 +573,7 @@ def _warn_of_own_step(own: torch.optim.Optimizer, *_: Any) -> None:
 
 
 def _check_object(own: torch.optim.Optimizer, spec: Optimizer) -> None:
-    """Refuse objects whose state or behaviour a copy would not have, and settings besides theirs."""
+    """Refuse objects whose state or behaviour a copy would not have, and settings in addition to theirs."""
     name = spec.name
     _refuse_closure(type(own), spec, ", ".join(OPTIMIZERS))
     settings = [*spec.settings, *(["groups"] if spec.groups else []), *(["lr"] if spec.lr != 1.0 else [])]
@@ -612,7 +615,8 @@ def _refuse_closure(cls: type[torch.optim.Optimizer], spec: Optimizer, available
 
 
 def trial_state(spec: Optimizer, parameter: nn.Parameter, variable: Any = None) -> dict[str, Any] | None:
-    """The state of a copy of a parameter after a step of an optimizer class without a gradient; None if it fails.
+    """Return the state of a copy of a parameter after a step of an optimizer class without a gradient; None if it
+    fails.
 
     `variable` is that of Keras whose value the parameter is.
     """
@@ -707,7 +711,7 @@ def counts_steps(spec: Optimizer) -> bool:
 
 
 def slot_names(spec: Optimizer) -> dict[str, str]:
-    """The slots of a named optimizer, each with the name that it has in torch's state."""
+    """Return the slots of a named optimizer, each with the name that it has in torch's state."""
     renamed = NATIVE[spec.name].slots if spec.name in NATIVE else {}
     return {slot: renamed.get(slot, slot) for slot in OPTIMIZERS[spec.name].slots(spec.settings)}
 
@@ -720,7 +724,7 @@ def updated(
     gradient: Tensor,
     coefficients: Mapping[str, Any],
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """A parameter and its slots after a step of a rule; parameters of 16 bits are updated in float32."""
+    """Return a parameter and its slots after a step of a rule; parameters of 16 bits are updated in float32."""
     wide = torch.promote_types(value.dtype, torch.float32)
     held = {name: slot.to(wide) for name, slot in slots.items()}
     moved, kept = rule.update(settings, array_functions, value.to(wide), gradient.to(wide), held, coefficients)

@@ -80,7 +80,7 @@ class TorchPlacement(Backend):
         return word if word in ("cpu", "meta") and device.index == 0 else f"{word}:{device.index}"
 
     def native_device(self, device: Device) -> Any:
-        """A `torch.device`."""
+        """Return a `torch.device`."""
         import torch
 
         return torch.device(self.device_string(device))

@@ -103,7 +103,7 @@ class Pullback:
         self._pulled, self._backward, self._translate = pulled, backward, translate
 
     def __call__(self, cotangents: Sequence[Any]) -> tuple[Tensor | None, ...]:
-        """The cotangents of inputs; gradients are accumulated into the parameters."""
+        """Return the cotangents of inputs; gradients are accumulated into the parameters."""
         roots: list[tuple[Tensor | None, Any]] = [(term, None) for term in self._terms]
         roots += [pair for pair in zip(self._outputs, cotangents, strict=True) if pair[1] is not None]
         live = [(root, start) for root, start in roots if root is not None and root.requires_grad]
@@ -118,12 +118,12 @@ class Pullback:
 
 
 def _cotangent(leaf: Tensor | None) -> Tensor | None:
-    """The gradient that reached an input: zeros if none did, None if there was no input."""
+    """Return the gradient that reached an input: zeros if none did, None if there was no input."""
     return torch.zeros_like(leaf) if leaf is not None and leaf.grad is None else getattr(leaf, "grad", None)
 
 
 def create_groups(segment: Segment, losses: Sequence[BoundLoss], modules: Iterable[nn.Module]) -> list[GroupOptimizer]:
-    """An optimizer for each group; a parameter is in the first of those that have it.
+    """Return an optimizer for each group; a parameter is in the first of those that have it.
 
     Args:
         segment: has the groups.
@@ -270,7 +270,7 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
         after_step: AfterStep,
         n_microbatches: int = 1,
     ) -> Any:
-        """As `NotifyingProgram.train_and_notify`; where steps are compiled, each is a call of its own."""
+        """As `NotifyingProgram.train_and_notify`; where steps are compiled, each is its own call."""
         if self._compiler.has_compiled(batch_size, n_microbatches):
             told = notify_one_by_one(self, columns, orders, start, n_steps, batch_size, after_step, n_microbatches)
             return torch.cat(told)
@@ -320,7 +320,7 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
             return tuple(values[i] for i in self._outputs), self._compute_losses(values)
 
     def _compute(self, inputs: Sequence[Any], *, training: bool) -> list[Any]:
-        """All values of the segment; None where an input is missing."""
+        """Return all values of the segment; None where an input is missing."""
         with self._guard.protect(inputs, training=training) as protected:
             values = [*protected, *self._empty_slots]
             if any(tensor is None for tensor in inputs) or (self._lacks_outputs and not training):
@@ -331,7 +331,7 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
         return values
 
     def _compute_losses(self, values: Sequence[Any]) -> Losses:
-        """The losses whose inputs are available."""
+        """Return the losses whose inputs are available."""
         losses: Losses = {}
         for loss in self._losses:
             if not any(values[i] is None for i in loss.slots):
@@ -509,7 +509,7 @@ _FRESH = NodeState()
 
 
 def segment_modules(segment: Segment, losses: Sequence[BoundLoss]) -> dict[nn.Module, bool]:
-    """The modules of a segment and of its custom losses, each once, and whether any node trains it."""
+    """Return the modules of a segment and of its custom losses, each once, and whether any node trains it."""
     modules: dict[nn.Module, bool] = {}
     trainable = {operation.label: operation.trainable for operation in segment.operations}
     for operation in segment.operations:
@@ -522,7 +522,7 @@ def segment_modules(segment: Segment, losses: Sequence[BoundLoss]) -> dict[nn.Mo
 
 
 def modules_as_is(segment: Segment) -> list[nn.Module]:
-    """The modules of a segment whose submodules keep their modes."""
+    """Return the modules of a segment whose submodules keep their modes."""
     models = (operation.model for operation in segment.operations if operation.modes == "as_is")
     return [model for model in models if isinstance(model, nn.Module)]
 
@@ -550,7 +550,7 @@ def trained_parameters(
 
 
 def switched_off(segment: Segment, nodes: Sequence[str]) -> dict[str, set[str]]:
-    """Names of the parameters with `requires_grad=False`, by node."""
+    """Return names of the parameters with `requires_grad=False`, by node."""
     models = {operation.label: operation.model for operation in segment.operations}
     modules = {node: model for node in nodes if isinstance(model := models.get(node), nn.Module)}
     return {
@@ -607,7 +607,7 @@ def shared_with_all(segment: Segment, states: Mapping[str, NodeState]) -> dict[s
 
 
 def initial_states(segment: Segment) -> dict[str, NodeState]:
-    """The segment's optimizer states by node; nodes that share a model all get the one that has slots."""
+    """Return the segment's optimizer states by node; nodes that share a model all get the one that has slots."""
     states = dict(segment.states)
     for operation in segment.operations:
         if operation.model is None or states.get(operation.label, _FRESH).slots:

@@ -22,7 +22,7 @@ class RecomputedPart:
 
     Attributes:
         name: within the module.
-        modules: the block; or the layers, one after the other.
+        modules: the block; or the layers, in sequence.
     """
 
     def __init__(self, name: str, modules: Sequence[nn.Module]) -> None:
@@ -184,7 +184,7 @@ class _Buffer:
             self._before = None
 
     def copied(self) -> Tensor:
-        """A copy of the values before the call."""
+        """Return a copy of the values before the call."""
         copy: Tensor = (getattr(self.module, self.key) if self._before is None else self._before).clone()
         return copy
 

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 
 def tensor_places(module: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a module by the name of each place; a module that has several names counts with its first."""
+    """Return the tensors of a module by the name of each place; a module that has several names counts with its
+    first.
+    """
     places: dict[str, Tensor] = {}
     for path, inner in module.named_modules():
         for own in (inner._parameters, inner._buffers):  # noqa: SLF001  (named_parameters leaves tied ones out)
@@ -19,7 +21,7 @@ def tensor_places(module: nn.Module) -> dict[str, Tensor]:
 
 
 def tensor_names(module: nn.Module) -> dict[str, str]:
-    """The first name of the tensor in each place of `tensor_places`: one for those that are tied."""
+    """Return the first name of the tensor in each place of `tensor_places`: one for those that are tied."""
     first: dict[int, str] = {}
     return {name: first.setdefault(id(tensor), name) for name, tensor in tensor_places(module).items()}
 

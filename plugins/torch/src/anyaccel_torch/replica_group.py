@@ -89,7 +89,9 @@ class TorchReplicaGroup(ReplicaGroup):
         self.bucket_bytes = agreed_bucket_bytes(self.gather)
 
     def overlap_gradients(self, programs: Sequence[Program], weight: float, part: float) -> Sequence[Program]:
-        """Those whose gradients are more than a bucket, from their second step on, by DistributedDataParallel."""
+        """Return those whose gradients are more than a bucket, from their second step on, by
+        DistributedDataParallel.
+        """
         own = [cast("TorchProgram", program) for program in programs]
         large = [program for program in own if program.gradient_bytes > self.bucket_bytes]
         if not self._asked.issuperset(large):
@@ -143,7 +145,7 @@ class TorchReplicaGroup(ReplicaGroup):
         self._try("normalize over all replicas", lambda: dist.all_reduce(tensor))
 
     def separate_messages(self) -> None:
-        """From here on plain values go by a group of their own: a process that gathers alone cannot meet a gradient."""
+        """From here on plain values go by their own group: a process that gathers alone cannot meet a gradient."""
         if self._messages is None:
             self._messages = dist.new_group(backend="gloo")
 
@@ -252,7 +254,7 @@ class TorchReplicaGroup(ReplicaGroup):
         return every
 
     def _gathered_rows(self, rows: Tensor, counts: Sequence[int]) -> list[Tensor]:
-        """The rows of all replicas, each of which has so many."""
+        """Return the rows of all replicas, each of which has so many."""
         padded = rows.new_zeros(max(counts), rows.shape[1])
         padded[: len(rows)] = rows
         every = list(padded.new_empty(self.size, *padded.shape).unbind())
@@ -298,7 +300,7 @@ class TorchReplicaGroup(ReplicaGroup):
             ) from error
 
     def _silent(self) -> list[int]:
-        """The ranks that do not say that they are there, asked by all that have lost the connection to another.
+        """Return the ranks that do not say that they are there, asked by all that have lost the connection to another.
 
         This one closes its connections first, so that those which wait for it notice, too.
         """
@@ -334,7 +336,7 @@ def _engine() -> str:
 
 
 def device_mesh(kind: str, size: int) -> DeviceMesh:
-    """A mesh of all replicas, which is given up when they part."""
+    """Return a mesh of all replicas, which is given up when they part."""
     mesh = init_device_mesh(kind, (size,))
     _meshes.append(mesh)
     return mesh
@@ -370,7 +372,7 @@ def _buckets(parameters: Iterable[Tensor], max_bytes: float) -> Iterator[list[Te
 
 
 def _positions(tensors: Iterable[Tensor]) -> list[list[int]]:
-    """The positions of tensors by device and dtype."""
+    """Return the positions of tensors by device and dtype."""
     positions: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for i, tensor in enumerate(tensors):
         positions.setdefault((tensor.device, tensor.dtype), []).append(i)
@@ -378,14 +380,14 @@ def _positions(tensors: Iterable[Tensor]) -> list[list[int]]:
 
 
 def _row(tensors: Sequence[Any], like: Sequence[Tensor]) -> Tensor:
-    """Which tensors are there, and then all of them, in one; zeros for those that are not."""
+    """Return which tensors are there, and then all of them, in one; zeros for those that are not."""
     present = torch.tensor([tensor is not None for tensor in tensors]).to(like[0])
     parts = [torch.zeros_like(to) if x is None else _as_tensor(x) for x, to in zip(tensors, like, strict=True)]
     return torch.cat([present, *[part.reshape(-1) for part in parts]])
 
 
 def _as_tensor(value: Any) -> Tensor:
-    """A number as a tensor in host memory; a tensor as it is."""
+    """Return a number as a tensor in host memory; a tensor as it is."""
     return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
 
 
@@ -401,7 +403,7 @@ _WAIT_SECONDS = 300.0
 
 
 def store_of_attempt(rank: int, size: int, timeout: timedelta | None = None) -> Store:
-    """A store that the replicas of this attempt share, at the address in the environment.
+    """Return a store that the replicas of this attempt share, at the address in the environment.
 
     Args:
         rank: of this process.
@@ -420,10 +422,10 @@ def store_of_attempt(rank: int, size: int, timeout: timedelta | None = None) -> 
 
 
 def _agreed_name(store: Store, rank: int, size: int, seconds: float) -> str:
-    """A name that all replicas have seen since they began.
+    """Return a name that all replicas have seen since they began.
 
-    Each shows a token of its own; the first shows a name for the tokens that it sees, which each confirms that is one
-    of these. A name that all have confirmed is none of an earlier attempt, as nobody is left who would confirm it.
+    Each shows its own token; the first shows a name for the tokens that it sees, which each confirms that is one of
+    these. A name that all have confirmed is none of an earlier attempt, as no one is left who would confirm it.
     """
     token, confirmed, name = token_hex(8), "", ""
     store.set(f"token/{rank}", token)

@@ -35,7 +35,7 @@ LARGE_BYTES = 512 * 2**20
 def infer_outputs(
     model: nn.Module, inputs: Sequence[TensorSpec], arguments: Sequence[Path], seed: int
 ) -> tuple[OutputSpec, ...]:
-    """The outputs of a model; see `Compute.infer_outputs`.
+    """Return the outputs of a model; see `Compute.infer_outputs`.
 
     Raises:
         ShapeError: the model does not take the inputs, returns no tensors, or no output has a batch.
@@ -65,7 +65,7 @@ def _probed(model: nn.Module, inputs: Sequence[TensorSpec], call: ProbeLayout) -
 def infer_training(model: nn.Module, inputs: Sequence[TensorSpec], arguments: Sequence[Path]) -> tuple[OutputSpec, ...]:
     """What a built model returns in training mode; see `Compute.infer_training`.
 
-    Empty for layers of torch one after the other: what these return has the same form in both modes.
+    Empty for layers of torch in sequence: what these return has the same form in both modes.
 
     Raises:
         ShapeError: it returns no tensors then, or none with a batch.
@@ -133,7 +133,7 @@ def _training_outputs(
 
 
 def tensor_spec(tensor: Tensor) -> TensorSpec:
-    """The whole shape and the dtype of a tensor."""
+    """Return the whole shape and the dtype of a tensor."""
     return TensorSpec(tuple(tensor.shape), dtype_name(tensor.dtype))
 
 
@@ -187,7 +187,7 @@ def _is_large(model: nn.Module) -> bool:
 
 
 def _without_values(model: nn.Module) -> nn.Module:
-    """A copy of the module whose parameters and buffers are on `meta`."""
+    """Return a copy of the module whose parameters and buffers are on `meta`."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
@@ -232,7 +232,7 @@ def _called(
 
 
 def _samples(spec: TensorSpec, batch: int, device: torch.device) -> Tensor:
-    """A batch of zeros, or of the samples that a spec has."""
+    """Return a batch of zeros, or of the samples that a spec has."""
     samples, dtype = example_batch(spec, batch), getattr(torch, spec.dtype)
     if samples is None:
         return torch.zeros(batch, *spec.shape, dtype=dtype, device=device)

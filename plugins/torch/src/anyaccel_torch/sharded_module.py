@@ -167,7 +167,9 @@ def _before_first_call(part: Any, call: Callable[[nn.Module], None]) -> None:
 
 
 def whole(value: Tensor) -> Tensor:
-    """A divided tensor as all replicas have it together, a plain one as it is; all replicas call this together."""
+    """Return a divided tensor as all replicas have it together, a plain one as it is; all replicas call this
+    together.
+    """
     return value.full_tensor() if isinstance(value, DTensor) else value.detach()
 
 
@@ -218,7 +220,7 @@ def _candidates(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module
 
 
 def _copy_of(module: nn.Module) -> nn.Module:
-    """A copy with parameters that read the same memory, and with the very buffers."""
+    """Return a copy with parameters that read the same memory, and with the very buffers."""
     memo: dict[int, object] = {
         id(each): nn.Parameter(each.detach(), requires_grad=each.requires_grad) for each in module.parameters()
     }

@@ -67,7 +67,7 @@ class ShardedProgram(TorchProgram):
         self._release()
 
     def begin_step(self, sizes: Sequence[int], n_rows: float) -> None:
-        """A step of `n_rows` in all replicas begins; this one computes parts of so many rows."""
+        """A step of `n_rows` in all replicas begins; this one computes parts of that many rows."""
         self._release()
         self._shares = deque(len(sizes) * size / n_rows for size in sizes)
 
@@ -87,7 +87,7 @@ class ShardedProgram(TorchProgram):
         self._is_abandoned = True
 
     def sharded_bytes(self) -> int:
-        """Bytes of parameters and of optimizer slots, or their parts, that this replica keeps."""
+        """Return bytes of parameters and of optimizer slots, or their parts, that this replica keeps."""
         states = [state for group in self._groups for state in group.states(copies=False).values()]
         slots = {id(slot): slot for state in states for kept in state.slots.values() for slot in kept.values()}
         return sum(_local(tensor).nbytes for tensor in (*self.trained, *slots.values()))
@@ -191,7 +191,7 @@ def _autocast_dtype(segment: Segment, model: nn.Module) -> torch.dtype | None:
 
 
 def _divided_modules(segment: Segment, whole: Collection[str]) -> Iterable[nn.Module]:
-    """Those in training mode with parameters, other than of nodes that stay whole."""
+    """Return those in training mode with parameters, other than of nodes that stay whole."""
     models = (op.model for op in segment.operations if op.trainable and op.label not in whole)
     return (model for model in models if isinstance(model, nn.Module) and next(model.parameters(), None) is not None)
 
@@ -213,7 +213,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _divided(state: NodeState, module: ShardedModule | None) -> NodeState:
-    """An optimizer state with slots divided as their parameters are; each replica has the whole of it."""
+    """Return an optimizer state with slots divided as their parameters are; each replica has the whole of it."""
     if module is None:
         return state
     slots = {name: dict(values) for name, values in state.slots.items()}
@@ -225,7 +225,7 @@ def _divided(state: NodeState, module: ShardedModule | None) -> NodeState:
 
 
 def _like(parameter: DTensor, value: Any) -> Any:
-    """A slot divided as its parameter is, if it has the same shape."""
+    """Return a slot divided as its parameter is, if it has the same shape."""
     if not isinstance(value, Tensor) or value.shape != parameter.shape or not value.ndim:
         return value
     own = value.detach().to(parameter.device)

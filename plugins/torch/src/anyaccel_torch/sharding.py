@@ -31,7 +31,7 @@ class TorchSharding(ShardParameters):
         return "has DTensors as parameters, which its user has divided among processes" if has_dtensors(model) else ""
 
     def unsynchronizable(self, model: Any) -> str:
-        """Layers of Keras, or with a forward of their own, cannot."""
+        """Layers of Keras, or with their own forward, cannot."""
         from anyaccel_torch.module_traits import unsynchronizable
 
         return unsynchronizable(model)
@@ -48,7 +48,7 @@ class TorchSharding(ShardParameters):
         return unshardable_reason(segment, whole)
 
     def sharded_blocks(self, model: Any) -> Sequence[str]:
-        """The outermost children of ModuleLists and Sequentials."""
+        """Return the outermost children of ModuleLists and Sequentials."""
         from anyaccel_torch.sharded_module import blocks_of
 
         return tuple(blocks_of(model))

@@ -121,7 +121,7 @@ class RandomState:
             _set_generator_state(device, saved)
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """The states in host memory, by the type of the device and its position among those of its type."""
+        """Return the states in host memory, by the type of the device and its position among those of its type."""
         seeds = {f"keras/{i}": copy.cpu().numpy() for i, (_, copy) in enumerate(self._seeds)}
         return {**{name: self._saved[device].cpu().numpy() for name, device in self._names().items()}, **seeds}
 
@@ -155,7 +155,9 @@ def _form(array: np.ndarray | None) -> tuple[Any, ...] | None:
 
 
 def generator_devices() -> list[torch.device]:
-    """The devices that are in use in this process and have a generator that `torch.manual_seed` seeds, but the CPU."""
+    """Return the devices that are in use in this process and have a generator that `torch.manual_seed` seeds, but the
+    CPU.
+    """
     accelerator = torch.accelerator.current_accelerator()
     module = None if accelerator is None else torch.get_device_module(accelerator)
     if accelerator is None or module is None or not getattr(module, "is_initialized", lambda: True)():
@@ -224,7 +226,9 @@ def _builds_itself(part: nn.Module) -> bool:
 
 
 def _plain_names(part: nn.Module) -> list[str]:
-    """Names of plain attributes; of a Keras layer only the public ones, as it keeps its own records in the others."""
+    """Return names of plain attributes; of a Keras layer only the public ones, as it keeps its own records in the
+    others.
+    """
     names = [name for name in vars(part) if name not in _REGISTRIES]
     return [name for name in names if not name.startswith("_")] if keras.library().is_layer(part) else names
 
@@ -257,7 +261,7 @@ class TrialCalls:
 
     Args:
         model: the module.
-        device: where it is, or `meta`; by default that of its first parameter or buffer, else the CPU.
+        device: where it is, or `meta`; by default that of its first parameter or buffer, otherwise the CPU.
     """
 
     def __init__(self, model: nn.Module, device: torch.device | None = None) -> None:
@@ -302,7 +306,7 @@ class TrialCalls:
 
 
 def _with_generator(devices: Iterable[torch.device]) -> set[torch.device]:
-    """The CPU, whose generator modules use wherever they run, and those of `devices` that have a generator."""
+    """Return the CPU, whose generator modules use wherever they run, and those of `devices` that have a generator."""
     return {torch.device("cpu"), *(device for device in devices if device.type != "meta")}
 
 

@@ -110,7 +110,7 @@ class StepCompiler:
         return not is_smaller and not (compiled is not None and compiled.fits())
 
     def check(self) -> torch.device:
-        """The device to compile for.
+        """Return the device to compile for.
 
         Raises:
             CompileError: compiling is off, or the segment is not on one CPU or CUDA device.
@@ -185,7 +185,7 @@ class StepCompiler:
         return next((compiled.description for compiled in reversed(self._compiled.values())), "")
 
     def _compilable_device(self) -> torch.device | None:
-        """The segment's only device, if steps are compiled for such."""
+        """Return the segment's only device, if steps are compiled for such."""
         trained = any(group.parameters for group in self._groups)
         constrained = any(group.constraints for group in self._groups)
         if len(self._devices) != 1 or not self._losses or not trained or constrained or self._uncompilable():

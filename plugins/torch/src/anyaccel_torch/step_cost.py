@@ -46,7 +46,7 @@ class TorchStepCosts(StepCosts):
 def _run(
     segment: Segment, batch_size: int, counter: StorageCounter, around: AbstractContextManager[Any]
 ) -> dict[str, int]:
-    """A forward and a backward pass without values; what each node keeps."""
+    """Return a forward and a backward pass without values; what each node keeps."""
     devices = list(dict.fromkeys(operation.device for operation in segment.operations))
     places = {device: torch.device("cpu", i + 1) for i, device in enumerate(devices)}
     with FakeTensorMode(allow_non_fake_inputs=False) as mode:
@@ -151,7 +151,7 @@ class TorchMemoryFigures(MemoryFigures):
 def fake_segment(
     segment: Segment, mode: FakeTensorMode, places: Mapping[Device, torch.device], copies: dict[int, Any]
 ) -> Segment:
-    """A segment whose modules have no values; `copies` receives them by the identity of the user's."""
+    """Return a segment whose modules have no values; `copies` receives them by the identity of the user's."""
     operations = tuple(
         replace(operation, model=_fake(operation.model, mode, places[operation.device], copies))
         for operation in segment.operations
@@ -160,7 +160,7 @@ def fake_segment(
 
 
 def _fake(model: Any, mode: FakeTensorMode, place: torch.device, copies: dict[int, Any]) -> Any:
-    """A copy of a module whose tensors have no values; the same one where nodes share it."""
+    """Return a copy of a module whose tensors have no values; the same one where nodes share it."""
     if model is None or id(model) in copies:
         return None if model is None else copies[id(model)]
     if outermost(model):

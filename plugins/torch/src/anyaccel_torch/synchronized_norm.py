@@ -51,7 +51,7 @@ class SynchronizedNorm:
             vars(self._layer)["forward"] = self._own
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalize [n, channels, *] in training by the rows of all replicas, else as the layer does."""
+        """Normalize [n, channels, *] in training by the rows of all replicas, otherwise as the layer does."""
         layer = self._layer
         if not layer.training:
             return self._forward(x)

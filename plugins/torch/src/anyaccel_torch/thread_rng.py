@@ -117,7 +117,8 @@ class WatchedRandomness(TorchFunctionMode):
 
 
 class GlobalRandomness:
-    """Inside, generators of the CPU and of devices go on from a seed, for all threads; afterwards they are as before.
+    """Inside, generators of the CPU and of devices continue from a seed, for all threads; afterwards they are as
+    before.
 
     Args:
         key: the seed where it is entered for the first time, 64 bits.
@@ -160,5 +161,5 @@ def _draws_on_host(args: Sequence[Any], settings: Mapping[str, Any]) -> bool:
 
 
 def _key_of_now() -> int:
-    """A seed that follows from the state of torch's own generator, and is none of its numbers."""
+    """Return a seed that follows from the state of torch's own generator, and is none of its numbers."""
     return int.from_bytes(hashlib.blake2b(torch.get_rng_state().numpy().tobytes(), digest_size=8).digest(), "little")

@@ -1,7 +1,7 @@
 """Transfer observer: kernels around torch's own, for the few operators that copy between devices or wait for one.
 
-Other operators are dispatched as ever. Kernels are below autograd and are called in every thread, so what backward does
-is seen as well as what user code does.
+Other operators are dispatched as usual. Kernels are below autograd and are called in every thread, so what backward
+does is seen as well as what user code does.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class TorchTransfers(ObservesTransfers):
         return not types or len(unobserved(types)) < len(types)
 
     def unobserved_transfers(self) -> Sequence[str]:
-        """All where this torch cannot give its kernels."""
+        """Return all where this torch cannot give its kernels."""
         return unobserved(self._types())
 
     def _types(self) -> tuple[str, ...]:
@@ -67,7 +67,7 @@ class TorchTransfers(ObservesTransfers):
 def transfer_event(
     source: torch.device, target: torch.device, nbytes: int, operation: str, *, waits: bool, result: Any = None
 ) -> TransferEvent:
-    """The event of a copy between two devices; the host waits for none between two accelerators."""
+    """Return the event of a copy between two devices; the host waits for none between two accelerators."""
     to_device, from_device = target.type != "cpu", source.type != "cpu"
     between = to_device and from_device
     return TransferEvent(

@@ -11,7 +11,7 @@ from anyaccel_torch.host_transfer import BFLOAT16, numpy_dtype
 
 
 def tensors_in(obj: Any) -> Iterator[Any]:
-    """The tensors in a tensor, module, optimizer (its parameters), dict, list or tuple; none in other objects."""
+    """Yield the tensors in a tensor, module, optimizer (its parameters), dict, list or tuple; none in other objects."""
     import torch
 
     if isinstance(obj, torch.Tensor):

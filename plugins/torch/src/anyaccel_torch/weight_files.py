@@ -25,7 +25,7 @@ _PARTS = ("state_dict", "model_state_dict", "model", "module", "net")
 
 
 def state_dict_names(module: nn.Module, named: Mapping[str, Tensor]) -> dict[str, str]:
-    """The name in a state for each name in `module.state_dict()`, without what wrappers put into these.
+    """Return the name in a state for each name in `module.state_dict()`, without what wrappers put into these.
 
     Shared tensors have several of the latter.
 
@@ -43,7 +43,7 @@ def state_dict_names(module: nn.Module, named: Mapping[str, Tensor]) -> dict[str
 
 
 def read_weights(path: Path) -> dict[str, np.ndarray]:
-    """The tensors of a file by name.
+    """Return the tensors of a file by name.
 
     Raises:
         StateError: it is damaged, or holds anything else than named tensors.
@@ -52,7 +52,7 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
 
 
 def load_tensors(path: Path, *, mapped: bool = False) -> Mapping[str, Tensor]:
-    """The tensors of a file by name, on the CPU.
+    """Return the tensors of a file by name, on the CPU.
 
     Args:
         path: of the file.

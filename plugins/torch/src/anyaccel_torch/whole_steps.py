@@ -23,8 +23,8 @@ AHEAD_STEPS = 64
 class RowsAhead:
     """The batches of a program's calls over columns that stay as they are between calls.
 
-    What was gathered for later steps is used by a call that goes on where the last one ended, over the same columns and
-    orders, and dropped otherwise.
+    What was gathered for later steps is used by a call that continues where the last one ended, over the same columns
+    and orders, and dropped otherwise.
 
     Args:
         max_bytes: of the rows that are gathered at once.
@@ -43,7 +43,7 @@ class RowsAhead:
     def take(
         self, columns: Sequence[Tensor], orders: Sequence[Tensor], start: int, n_steps: int, batch: int
     ) -> Iterator[tuple[Tensor, ...]]:
-        """A batch of each column for each step: rows `order[start + i * batch :][:batch]`."""
+        """Return a batch of each column for each step: rows `order[start + i * batch :][:batch]`."""
         if n_steps >= AHEAD_STEPS:
             self.clear()
             return self._gathered(columns, orders, start, n_steps, batch)
@@ -107,7 +107,7 @@ class WholeSteps:
         batch_size: int,
         n_microbatches: int,
     ) -> Tensor:
-        """The table of `n_steps` steps; see `TorchProgram.train_steps`."""
+        """Return the table of `n_steps` steps; see `TorchProgram.train_steps`."""
         with translate_errors(f"a training step of {batch_size} rows in segment {self._label!r}"):
             done, tables = self._compiler.run(columns, orders, start, n_steps, batch_size, n_microbatches)
             if done == n_steps and tables:

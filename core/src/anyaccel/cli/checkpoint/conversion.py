@@ -62,7 +62,7 @@ def _weights(saved: Saved) -> dict[str, dict[str, np.ndarray]]:
 
 
 def _format(saved: Saved, labels: Mapping[str, object]) -> str:
-    """The word for the one framework of these nodes, where it is known and has one."""
+    """Return the word for the one framework of these nodes, where it is known and has one."""
     written = saved.position.get("frameworks")
     known = dict(written) if isinstance(written, Mapping) else {}
     for node in saved.config.get("nodes") or ():

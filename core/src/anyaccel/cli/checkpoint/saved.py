@@ -110,7 +110,7 @@ def read_saved(storage: Storage) -> Saved:
 
 
 def find_saved(folder: str) -> Saved:
-    """A saved graph or checkpoint; of the folder of a run, the newest checkpoint.
+    """Return a saved graph or checkpoint; of the folder of a run, the newest checkpoint.
 
     Raises:
         ConfigError: it is neither.

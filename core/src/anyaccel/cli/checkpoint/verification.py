@@ -14,7 +14,7 @@ from anyaccel.saved_folder import Storage, is_saved, shards, storage_of
 
 
 def run(folder: str, as_json: bool) -> int:
-    """Print what is as it was written, and what is not; returns 1 if something is damaged, else 0."""
+    """Print what is as it was written, and what is not; returns 1 if something is damaged, otherwise 0."""
     storage = storage_of(folder)
     is_one = is_saved(storage)
     folders = [storage] if is_one else [storage.subfolder(name) for name in run_names(folder)]

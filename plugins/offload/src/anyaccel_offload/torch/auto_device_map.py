@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anyaccel.arguments import check, number
+from anyaccel.arguments import check, flag, number
 from anyaccel.call_hints import call_hints
 from anyaccel.errors import ConfigError
 from anyaccel.host_memory import host_memory
 from anyaccel_offload.planner import Block, BlockPlan, DeviceSpec, OffloadTier, memory_size, plan_blocks
 from anyaccel_offload.torch.copy_rates import Rate, are_here, copy_rate, disk_rate, rates_note, weight_rate
-from anyaccel_offload.torch.device_map import DISK, device_in_map
+from anyaccel_offload.torch.device_map import DISK, device_in_map, entry_for
 from anyaccel_offload.torch.execution_order import execution_order
 from anyaccel_offload.torch.model_blocks import block_around, find_blocks, places
 
@@ -41,6 +42,44 @@ class DeviceMap(dict[str, Any]):
         """What the plan calls a block."""
         return block or _WHOLE
 
+    @property
+    def slots(self) -> dict[torch.device, int]:
+        """For how many blocks that come and go each device has memory."""
+        return {torch.device(share.device): share.staging_slots for share in self.plan.devices if share.staging_slots}
+
+    def device_of(self, model: nn.Module, block: str) -> torch.device:
+        """What computes a module of the model by the plan.
+
+        Raises:
+            ConfigError: the plan knows no such module, or divides it.
+        """
+        computes = self.plan.device_map
+        entries = {entry_for(place.name, self) for place in places(model.get_submodule(block), block)}
+        found = {computes[name] for entry in entries if (name := self.name_of(entry or "")) in computes}
+        if len(found) != 1:
+            problem = f"device_map was planned for other blocks: its plan has {len(found)} devices for {block!r}"
+            raise ConfigError(problem, hint="give infer_auto_device_map the same no_split_module_classes")
+        return torch.device(found.pop())
+
+    def copy(self) -> DeviceMap:
+        """The same, with its plan."""
+        return DeviceMap(self, self.plan)
+
+
+_planned: weakref.WeakKeyDictionary[nn.Module, DeviceMap] = weakref.WeakKeyDictionary()
+
+
+def plan_of(model: nn.Module, device_map: Mapping[str, Any]) -> DeviceMap | None:
+    """The plan that a map was made from: its own, or the last one of this model if the entries are equal.
+
+    A map loses its plan on the way through `dict` or JSON, and says then no longer what computes blocks that rest
+    elsewhere.
+    """
+    if isinstance(device_map, DeviceMap):
+        return device_map
+    last = _planned.get(model)
+    return last if last == device_map else None
+
 
 @call_hints
 def infer_auto_device_map(
@@ -53,6 +92,7 @@ def infer_auto_device_map(
     inputs: Sequence[Any] | Mapping[str, Any] | None = None,
     training: bool = False,
     headroom: float = 0.1,
+    offload_buffers: bool = False,
 ) -> DeviceMap:
     """Plan where the blocks of a model go, which may be empty: as many as fit stay on devices.
 
@@ -68,6 +108,7 @@ def infer_auto_device_map(
             blocks compute; None for the order in which they are registered.
         training: whether memory counts gradients, optimizer state and all activations.
         headroom: the part of each device's memory that stays free, for activations and workspace.
+        offload_buffers: whether buffers rest with weights; they stay on the devices otherwise, as in `dispatch_model`.
 
     Raises:
         ConfigError: a wrong argument.
@@ -84,7 +125,16 @@ def infer_auto_device_map(
         raise ConfigError(f"{WHERE}this {type(model).__name__} has no weights", hint="give a module with parameters")
     if inputs is not None:
         names = _in_order(model, names, inputs)
-    return planned_map(model, names, max_memory, dtype, offload=offload, training=training, headroom=headroom)
+    flag(ConfigError, WHERE, "offload_buffers", offload_buffers)
+    settings: dict[str, Any] = {
+        "offload": offload,
+        "training": training,
+        "headroom": headroom,
+        "offload_buffers": offload_buffers,
+    }
+    made = planned_map(model, names, max_memory, dtype, **settings)
+    _planned[model] = made
+    return made
 
 
 def planned_map(
@@ -96,6 +146,7 @@ def planned_map(
     offload: str,
     training: bool,
     headroom: float = 0.1,
+    offload_buffers: bool = False,
 ) -> DeviceMap:
     """As `infer_auto_device_map`, for blocks in the order in which they compute.
 
@@ -124,7 +175,8 @@ def planned_map(
     reading = disk_rate(model)
     tiers = [OffloadTier(name="cpu", memory=cpu), OffloadTier(name="disk", memory=disk, bandwidth=reading.value)]
     used = tiers if offload == "disk" else tiers[:1] if offload == "cpu" else []
-    plan = plan_blocks(blocks, devices, training=training, offload=offload, tiers=used)
+    rests: dict[str, Any] = {"offload": offload, "tiers": used, "offload_buffers": offload_buffers}
+    plan = plan_blocks(blocks, devices, training=training, **rests)
     plan = replace(plan, notes=(*plan.notes, _TIMES, _rates(plan, reading, measure)))
     entries = {**plan.device_map, **plan.offloaded}
     made = {name: entries[name or _WHOLE] for name in names}
@@ -160,8 +212,12 @@ def check_names(name: str, given: Any) -> tuple[str, ...]:
 
 
 def _blocks(model: nn.Module, names: Collection[str], dtype: torch.dtype | None) -> list[Block]:
-    """The blocks with their bytes; what several use is tied, and what none has belongs to the next in its module."""
+    """The blocks with their bytes; what several use is tied, and what none has belongs to the next in its module.
+
+    Both stay on devices, and count as tied.
+    """
     users: dict[int, dict[str, None]] = {}
+    loose: set[int] = set()
     bytes_of: dict[int, tuple[str, int, bool]] = {}
     known = set(names)
     for place in places(model):
@@ -169,12 +225,13 @@ def _blocks(model: nn.Module, names: Collection[str], dtype: torch.dtype | None)
         inside = (name for name in names if name.startswith(f"{prefix}." if prefix else ""))
         block = block_around(place.name, known)
         users.setdefault(id(place.tensor), {})[next(inside) if block is None else block] = None
+        loose |= {id(place.tensor)} if block is None else set()
         bytes_of[id(place.tensor)] = (place.name, _nbytes(place.tensor, dtype), place.kind == "_buffers")
     parameters, buffers = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
     tied: dict[str, dict[str, int]] = {name: {} for name in names}
     for key, used in users.items():
         full_name, size, is_buffer = bytes_of[key]
-        if len(used) > 1:
+        if len(used) > 1 or key in loose:
             for name in used:
                 tied[name][full_name] = size
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from anyaccel.arguments import check, flag, integer
 from anyaccel.call_hints import call_hints
 from anyaccel.errors import ConfigError
 from anyaccel.host_memory import host_memory
+from anyaccel_offload.torch.auto_device_map import infer_auto_device_map, plan_of
 from anyaccel_offload.torch.block_placement import (
     check_model,
     checked_execution_device,
@@ -21,7 +21,7 @@ from anyaccel_offload.torch.block_placement import (
     placed_blocks,
 )
 from anyaccel_offload.torch.checkpoint_files import SAFETENSORS, FileTensor, open_checkpoint
-from anyaccel_offload.torch.device_map import DISK, check_is_there, checked_map, entry_for
+from anyaccel_offload.torch.device_map import DISK, check_is_there, checked_map
 from anyaccel_offload.torch.loading import load_checkpoint_in_model
 from anyaccel_offload.torch.model_blocks import check_values, find_blocks, places, shared_tensors
 from anyaccel_offload.torch.offload import BlockPlace, Offload
@@ -74,26 +74,10 @@ def dispatch_model(
     for value in devices.values():
         check_is_there(where, value)
     whole = checked_names(where, "no_split_module_classes", no_split_module_classes)
-    planned = _computing_devices(device_map) if main is None else {}
-    blocks = placed_blocks(model, devices, next(iter(planned.values()), main), whole, where=where)
-    blocks = [
-        replace(block, device=planned[name])
-        if block.tier and (name := entry_for(block.name, planned)) is not None
-        else block
-        for block in blocks
-    ]
-    return _put(where, model, blocks, offload_dir, offload_buffers, skip_keys, pinned_memory)
-
-
-def _computing_devices(device_map: Mapping[str, Any]) -> dict[str, torch.device]:
-    """The device that computes each block whose weights rest elsewhere, by its name, where a plan has made the map."""
-    from anyaccel_offload.torch.auto_device_map import DeviceMap
-
-    if not isinstance(device_map, DeviceMap):
-        return {}
-    plan = device_map.plan
-    names = {name for name in device_map if device_map.name_of(name) in plan.offloaded}
-    return {name: torch.device(plan.device_map[device_map.name_of(name)]) for name in names}
+    planned = plan_of(model, device_map) if main is None else None
+    blocks = placed_blocks(model, devices, main, whole, where=where, planned=planned)
+    slots = {} if planned is None else planned.slots
+    return _put(where, model, blocks, offload_dir, offload_buffers, skip_keys, pinned_memory, slots)
 
 
 @call_hints
@@ -194,7 +178,8 @@ def load_checkpoint_and_dispatch(  # noqa: PLR0913  (the arguments of Accelerate
     where = "load_checkpoint_and_dispatch: "
     check_model(where, model)
     if isinstance(device_map, str):
-        device_map = _planned(where, model, device_map, max_memory, no_split_module_classes, dtype)
+        how = (device_map, max_memory, no_split_module_classes, dtype, offload_buffers)
+        device_map = _planned(where, model, *how)
     elif max_memory is not None:
         raise ConfigError(f"{where}max_memory needs a device_map to be planned", hint="write device_map='auto'")
     loaded_to = None if device_map is None else checked_map(where, model, device_map)
@@ -218,13 +203,17 @@ def load_checkpoint_and_dispatch(  # noqa: PLR0913  (the arguments of Accelerate
 
 
 def _planned(
-    where: str, model: nn.Module, how: str, max_memory: Any, no_split: Any, dtype: torch.dtype | None
+    where: str,
+    model: nn.Module,
+    how: str,
+    max_memory: Any,
+    no_split: Any,
+    dtype: torch.dtype | None,
+    offload_buffers: Any,
 ) -> Mapping[str, Any]:
-    from anyaccel_offload.torch.auto_device_map import infer_auto_device_map
-
     fits = ("auto", "balanced", "balanced_low_0", "sequential").__contains__
     check(ConfigError, where, "device_map", how, fits, "a mapping, 'auto', 'balanced' or 'sequential'", "'auto'")
-    return infer_auto_device_map(model, max_memory, no_split, dtype)
+    return infer_auto_device_map(model, max_memory, no_split, dtype, offload_buffers=offload_buffers)
 
 
 def _is_safetensors(where: str, checkpoint: Any) -> bool:
@@ -238,12 +227,13 @@ def put_blocks(
     pinned_memory: int,
     offload_buffers: bool = False,
     skipped: Collection[str] = (),
+    slots: Mapping[torch.device, int] | None = None,
 ) -> nn.Module:
     """Put the blocks of a model, all with values, where they compute and rest; plainly where all stay on one device."""
     in_files = any(isinstance(place.tensor, StoredTensor) for place in places(model))
     if not in_files and all(block.device == blocks[0].device and not block.tier for block in blocks):
         return model.to(blocks[0].device)
-    Offload(model, blocks, pinned_memory=pinned_memory, offload_buffers=offload_buffers, skipped=skipped)
+    Offload(model, blocks, pinned_memory=pinned_memory, offload_buffers=offload_buffers, skipped=skipped, slots=slots)
     return model
 
 
@@ -262,6 +252,7 @@ def _put(
     offload_buffers: Any,
     skip_keys: Any,
     pinned: Any,
+    slots: Mapping[torch.device, int] | None = None,
 ) -> nn.Module:
     """Check the other arguments, write what is to rest on disk, and put all where it belongs."""
     budget = host_memory()[1] // 2 if pinned is None else integer(ConfigError, where, "pinned_memory", pinned, 0, 2**30)
@@ -270,7 +261,7 @@ def _put(
     check_values(where, model)
     on_disk = [block.name for block in blocks if block.tier == DISK]
     _rest_on_disk(where, model, on_disk, [block.name for block in blocks], folder)
-    return put_blocks(model, blocks, pinned_memory=budget, offload_buffers=buffers, skipped=skipped)
+    return put_blocks(model, blocks, pinned_memory=budget, offload_buffers=buffers, skipped=skipped, slots=slots)
 
 
 def _rest_on_disk(where: str, model: nn.Module, blocks: Sequence[str], all_blocks: Sequence[str], folder: Any) -> None:

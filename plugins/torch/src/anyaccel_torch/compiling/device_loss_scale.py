@@ -13,7 +13,7 @@ class DeviceLossScale:
     """What compiled steps keep of a loss scale between calls: nothing, where losses are not scaled."""
 
     def arrays(self) -> list[Tensor]:
-        """The state that a call takes and leaves; at most one array."""
+        """Return the state that a call takes and leaves; at most one array."""
         return []
 
     def leave(self, arrays: list[Tensor]) -> None:

@@ -49,7 +49,7 @@ def undone(request: CompileRequest) -> Iterator[None]:
     """Inside, steps may be done; buffers and random states are as before afterwards, also after an interrupt.
 
     Raises:
-        CompileError: a module has changed an attribute of its own, which compiled steps would not do.
+        CompileError: a module has changed its own attribute, which compiled steps would not do.
     """
     saved = (BufferSnapshot([request.module]), RandomState([request.device]))
     attributes = [(part, _plain_attributes(part)) for part in request.module.models.modules()]
@@ -76,7 +76,7 @@ def _plain_attributes(part: nn.Module) -> dict[str, Any]:
 
 
 def observe_step(request: CompileRequest, values: Sequence[Tensor]) -> StepEffects:
-    """The effects of a step over some rows; call it inside `undone`.
+    """Return the effects of a step over some rows; call it inside `undone`.
 
     Raises:
         CompileError: sparse gradients, or a buffer that is replaced, which only uncompiled steps support.
@@ -122,7 +122,7 @@ def time_step(request: CompileRequest, values: Sequence[Tensor]) -> float:
 
 
 def _changed_buffers(module: SegmentModule, before: dict[str, tuple[Tensor, Tensor, int]]) -> tuple[str, ...]:
-    """Names of the changed buffers; version counters miss the running statistics of normalization layers."""
+    """Return names of the changed buffers; version counters miss the running statistics of normalization layers."""
     changed, statistics = [], _running_statistics(module)
     for name, buffer in module.named_buffers():
         if name not in before or buffer is not before[name][0]:

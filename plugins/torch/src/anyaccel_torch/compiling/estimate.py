@@ -40,7 +40,7 @@ _compile_seconds: dict[str, float] = {}
 
 
 def estimate_compile(request: CompileRequest, batch: int) -> CompileEstimate | None:
-    """The cost and gain of compiling steps of a program; None if it cannot be done or would not pay.
+    """Return the cost and gain of compiling steps of a program; None if it cannot be done or would not pay.
 
     Args:
         request: the program, with the time of an uncompiled step.
@@ -98,7 +98,9 @@ def _expected_seconds(request: CompileRequest, key: str) -> float:
 
 
 def request_key(request: CompileRequest, batch: int) -> str:
-    """A hash of what steps that compile alike have in common: modules, optimizer specs, shapes and torch's version."""
+    """Return a hash of what steps that compile alike have in common: modules, optimizer specs, shapes and torch's
+    version.
+    """
     specs = [group.spec for group in request.groups]
     parts = [
         torch.__version__,
@@ -127,7 +129,7 @@ def remember(key: str, seconds: float) -> None:
 
 
 def _folder() -> Path:
-    """A folder in torch's compile cache: `TORCHINDUCTOR_CACHE_DIR`, or the user's folder of temporary files."""
+    """Return a folder in torch's compile cache: `TORCHINDUCTOR_CACHE_DIR`, or the user's folder of temporary files."""
     try:
         user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
     except (KeyError, OSError):

@@ -25,7 +25,7 @@ Loop = Callable[[Any, Any, Any], Any]
 def bound_step(
     module: SegmentModule, spec: StepSpec, xs: list[Tensor], loop: Loop
 ) -> tuple[Callable[[State, list[Tensor]], Any], list[Tensor]]:
-    """A step as a function of the state and one of each of `xs`, which come with it.
+    """Return a step as a function of the state and one of each of `xs`, which come with it.
 
     Args:
         module: the modules of the segment.
@@ -45,14 +45,14 @@ def bound_step(
 
 
 def step(module: SegmentModule, spec: StepSpec, state: State, values: list[Tensor], scalars: Tensor, loop: Loop) -> Any:
-    """The state after a step, and its mean losses.
+    """Return the state after a step, and its mean losses.
 
     Args:
         module: the modules of the segment.
         spec: what else a step does.
         state: the current state.
         values: the inputs of one batch.
-        scalars: the coefficients of all rules in this step, one after the other.
+        scalars: the coefficients of all rules in this step, in sequence.
         loop: repeats a function over micro-batches.
     """
     blocks, slots, buffers, scale = state
@@ -130,7 +130,7 @@ def _weighted(weight: float, loss: Tensor, scale: Sequence[Tensor]) -> Tensor:
 
 
 def _named_parameters(spec: StepSpec, blocks: Sequence[Tensor]) -> dict[str, Tensor]:
-    """The parameters by name, as views of the blocks."""
+    """Return the parameters by name, as views of the blocks."""
     named: dict[str, Tensor] = {}
     for block, value in zip(spec.blocks, blocks, strict=True):
         if len(block.names) == 1:
@@ -144,7 +144,7 @@ def _named_parameters(spec: StepSpec, blocks: Sequence[Tensor]) -> dict[str, Ten
 def _accumulated_gradients(
     module: SegmentModule, spec: StepSpec, state: State, values: list[Tensor], *, loop: Loop
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """As `_gradients`, of equal micro-batches one after the other: means of gradients and losses."""
+    """As `_gradients`, of equal micro-batches in sequence: means of gradients and losses."""
     n_parts, (blocks, slots, buffers, scale) = spec.n_microbatches, state
 
     def accumulate(carry: Any, microbatch: list[Tensor]) -> Any:
@@ -159,7 +159,7 @@ def _accumulated_gradients(
 
 
 def unrolled_loop(function: Callable[[Any, Any], Any], carry: Any, xs: list[Tensor]) -> Any:
-    """A `Loop` that writes every repetition down."""
+    """Return a `Loop` that writes every repetition down."""
     outputs: list[list[Tensor]] = []
     for i in range(xs[0].shape[0]):
         carry, output = function(carry, [x[i] for x in xs])

@@ -68,7 +68,7 @@ class StepSpec:
         places: every name of a parameter or buffer, and the one by which it goes here; a layer in two places has one.
         weights: weights of the losses, 0 for a loss that reaches no parameter.
         mutated: indices of the inputs that some module writes to.
-        n_computed: number of values besides the inputs.
+        n_computed: number of values in addition to the inputs.
         n_microbatches: into how many equal parts a batch is split.
         loss_scale: by what losses are scaled; None where they are not.
         recomputes: whether some values are computed again in the backward pass.
@@ -92,7 +92,7 @@ class CompileRequest:
 
     Attributes:
         module: holds its modules, operations and losses.
-        n_computed: number of values besides the inputs.
+        n_computed: number of values in addition to the inputs.
         eager_seconds: time of an uncompiled step, 0 if not measured yet.
         scaling: of the losses.
         forwards: those that modules have, as some of their parts are computed again.

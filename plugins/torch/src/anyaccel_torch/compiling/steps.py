@@ -55,7 +55,7 @@ class CapturedSteps:
             self._losses: list[Tensor] = steps(module, self._state, self._xs)
 
     def replay(self, state: Any, xs: list[Tensor]) -> list[Tensor]:
-        """The losses [steps] each; `state` is changed in place."""
+        """Return the losses [steps] each; `state` is changed in place."""
         given, captured = strategies.tensors_of(state), strategies.tensors_of(self._state)
         with torch.no_grad():
             torch._foreach_copy_([*captured, *self._xs], [*given, *xs])
@@ -311,7 +311,7 @@ def _timed(function: Callable[[Any, list[Tensor]], Any], state: FlatState, xs: l
 
 
 def _repeated(request: CompileRequest, state: FlatState, rows: list[Tensor], count: int) -> list[Tensor]:
-    """The inputs of `count` steps on the same batch."""
+    """Return the inputs of `count` steps on the same batch."""
     return [*[row.expand(count, *row.shape).contiguous() for row in rows], state.scalars(count, request.device)]
 
 
@@ -422,13 +422,13 @@ class FlatState:
     # -- values ----------------------------------------------------------------------------------------------------
 
     def read(self) -> State:
-        """The current state. A block of one parameter is that very memory; several are copied end to end."""
+        """Return the current state. A block of one parameter is that very memory; several are copied end to end."""
         with torch.no_grad():
             slots = [[_flattened(slot) for slot in self._slots(block)] for block in self._blocks]
             return [_flattened(block) for block in self._blocks], slots, list(self._buffers), self._scale.arrays()
 
     def _slots(self, block: Sequence[nn.Parameter]) -> list[tuple[Tensor, ...]]:
-        """The slots of a block: for each slot, one tensor per parameter."""
+        """Return the slots of a block: for each slot, one tensor per parameter."""
         group = self._group_of[block[0]]
         return list(zip(*[group.slot_tensors(parameter) for parameter in block], strict=True))
 
@@ -445,7 +445,7 @@ class FlatState:
                 buffer.copy_(new)
 
     def copies(self) -> State:
-        """The current state in memory of its own."""
+        """Return the current state in memory of its own."""
         blocks, slots, buffers, scale = self.read()
         copied_slots = [[slot.clone() for slot in held] for held in slots]
         return [block.clone() for block in blocks], copied_slots, [buffer.clone() for buffer in buffers], scale
@@ -453,7 +453,9 @@ class FlatState:
     # -- step counts -----------------------------------------------------------------------------------------------
 
     def scalars(self, count: int, device: torch.device) -> Tensor:
-        """The coefficients of all rules in a row for each step: float64 [count, ...] on `device`, with no transfer."""
+        """Return the coefficients of all rules in a row for each step: float64 [count, ...] on `device`, with no
+        transfer.
+        """
         columns = []
         for rule, (i, parameter, behind) in zip(self.spec.rules, self._representatives, strict=True):
             group = self._groups[i]
@@ -465,7 +467,9 @@ class FlatState:
         return torch.stack(columns, 1)
 
     def scalars_of_call(self, scalars: Tensor, start: int, count: int) -> Tensor:
-        """Those of `count` steps from step `start` of `scalars` on, less the steps that were skipped since `settle`."""
+        """Return those of `count` steps from step `start` of `scalars` on, less the steps that were skipped since
+        `settle`.
+        """
         return self._scale.rows(scalars, start, count)
 
     def settle(self) -> None:
@@ -485,7 +489,9 @@ class FlatState:
 
 
 def _partition(keys: dict[nn.Parameter, RuleKey]) -> list[int]:
-    """The index of each parameter's rule: equal lists mean that parameters share rules alike, whatever the counts."""
+    """Return the index of each parameter's rule: equal lists mean that parameters share rules alike, whatever the
+    counts.
+    """
     rules = list(dict.fromkeys(keys.values()))
     return [rules.index(key) for key in keys.values()]
 

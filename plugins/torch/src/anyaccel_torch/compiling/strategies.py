@@ -83,13 +83,13 @@ def cache(strategy: Strategy, spec: StepSpec, function: StepFunction) -> None:
 
 
 def torch_compile(function: StepFunction, options: dict[str, Any]) -> StepFunction:
-    """The function compiled by torch as a whole, or not at all."""
+    """Return the function compiled by torch as a whole, or not at all."""
     compiled: StepFunction = torch.compile(function, fullgraph=True, dynamic=False, options=options)
     return compiled
 
 
 def _with_own_code(function: StepFunction) -> StepFunction:
-    """The function with a code object of its own, as torch caches compilations by code object."""
+    """Return the function with its own code object, as torch caches compilations by code object."""
     assert isinstance(function, types.FunctionType)
     code = function.__code__.replace()
     return types.FunctionType(code, function.__globals__, function.__name__, None, function.__closure__)
@@ -97,7 +97,7 @@ def _with_own_code(function: StepFunction) -> StepFunction:
 
 def _scan_function(spec: StepSpec, scan: Callable[..., Any]) -> StepFunction:
     def steps(module: SegmentModule, state: Any, xs: list[Tensor]) -> Any:
-        """The state after the steps, and the losses [steps] each."""
+        """Return the state after the steps, and the losses [steps] each."""
 
         body, xs = bound_step(module, spec, xs, scan)
         return scan(body, state, xs)
@@ -109,7 +109,7 @@ def in_place_function(spec: StepSpec) -> StepFunction:
     """Unrolled steps that update the state in place."""
 
     def steps(module: SegmentModule, state: Any, xs: list[Tensor]) -> Any:
-        """The losses [steps] each; the state is changed in place."""
+        """Return the losses [steps] each; the state is changed in place."""
 
         body, xs = bound_step(module, spec, xs, unrolled_loop)
         after, losses = unrolled_loop(body, state, xs)
@@ -135,7 +135,9 @@ def tensors_of(state: Any) -> list[Tensor]:
 
 
 def recomputing(function: StepFunction, forwards: Sequence[ReplacedForwards]) -> StepFunction:
-    """A compiled function, in whose calls modules have these forwards; it was compiled so, and its guards see them."""
+    """Return a compiled function, in whose calls modules have these forwards; it was compiled so, and its guards see
+    them.
+    """
 
     def steps(module: SegmentModule, state: Any, xs: list[Tensor]) -> Any:
         with ExitStack() as stack:

@@ -68,7 +68,7 @@ class OperatorTraits:
 
 @functools.cache
 def operator_traits(func: OpOverload) -> OperatorTraits:
-    """The traits of an operator."""
+    """Return the traits of an operator."""
     arguments, tags, name = func._schema.arguments, func.tags, func._schema.name.removeprefix("aten::")
     itemwise = name.startswith("_foreach_")
     full_name: str = func.name()  # type: ignore[no-untyped-call]
@@ -94,7 +94,7 @@ def common_device(
     sims: Sequence[Tensor],
     hosts: Sequence[Tensor],
 ) -> torch.device:
-    """The one device of an operator.
+    """Return the one device of an operator.
 
     Args:
         traits: of the operator.
@@ -144,7 +144,7 @@ def _is_among(tensor: Any, tensors: Sequence[Any]) -> bool:
 
 
 def device_mismatch(traits: OperatorTraits, device: torch.device, other: torch.device) -> RuntimeError:
-    """The error for operands on two devices, in torch's own words."""
+    """Create the error for operands on two devices, in torch's own words."""
     return RuntimeError(
         f"Expected all tensors to be on the same device, but found at least two devices, {device} and {other}! "
         f"(when checking arguments of {traits.name})"

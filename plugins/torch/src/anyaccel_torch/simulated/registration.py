@@ -166,11 +166,11 @@ class SimModule:
         return (0, 0) if handle.capacity is None else (max(handle.capacity - handle.used, 0), handle.capacity)
 
     def memory_allocated(self, device: Any = None) -> int:
-        """Bytes of the tensors that exist now."""
+        """Return bytes of the tensors that exist now."""
         return _handle(device).used
 
     def max_memory_allocated(self, device: Any = None) -> int:
-        """The most bytes that existed at once."""
+        """Return the most bytes that existed at once."""
         return _handle(device).peak
 
     def empty_cache(self) -> None:

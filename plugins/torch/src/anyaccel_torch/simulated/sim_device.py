@@ -32,7 +32,7 @@ class SimulatedDevice:
         peak: the most bytes in use since the last `clear`.
         transfers: from the host, to the host, and from or to another simulated device, since the last `clear`.
         syncs: how often the host waited for a value, since the last `clear`.
-        flushes: how often the allocator was told to give back what it keeps, since the last `clear`.
+        flushes: how often the allocator was told to return what it keeps, since the last `clear`.
         timing: its clocks in simulated time; None, unless set, for a device that takes no time.
     """
 
@@ -79,7 +79,7 @@ class SimulatedDevice:
 
 
 def create(count: int, capacity: int | None) -> Sequence[SimulatedDevice]:
-    """The devices, created if there are none.
+    """Return the devices, created if there are none.
 
     Raises:
         ConfigError: a number that is not a positive int, or other devices exist.
@@ -110,7 +110,7 @@ def _limit(handle: SimulatedDevice) -> str:
 
 
 def running() -> Sequence[SimulatedDevice]:
-    """The simulated devices of this process; creates those that the environment variable asks for."""
+    """Return the simulated devices of this process; creates those that the environment variable asks for."""
     with _lock:
         text = os.environ.get(SWITCH, "")
         if not _running and text and not (text.isdecimal() and int(text) <= _MAX_DEVICES):

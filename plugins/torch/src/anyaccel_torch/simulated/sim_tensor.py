@@ -74,7 +74,7 @@ class SimTensor(torch.Tensor):
         self.held = value.held  # type: ignore[attr-defined]
 
     def data_ptr(self) -> int:
-        """The address of the values; equal for tensors that share memory."""
+        """Return the address of the values; equal for tensors that share memory."""
         return self.held.data_ptr()
 
     def numpy(self, *, force: bool = False) -> Any:
@@ -129,7 +129,7 @@ def _set_metadata(tensor: Tensor, like: Tensor) -> None:
 
 
 def wrap(held: Tensor, device: torch.device) -> SimTensor:
-    """A tensor on the CPU as one on a simulated device, which counts its memory until it is freed.
+    """Return a tensor on the CPU as one on a simulated device, which counts its memory until it is freed.
 
     Raises:
         torch.OutOfMemoryError: it does not fit.
@@ -164,7 +164,7 @@ class _Operands:
         return value
 
     def wrap(self, value: Any, device: torch.device) -> Any:
-        """The result of an operator on a device; an argument that it has written to is itself again."""
+        """Return the result of an operator on a device; an argument that it has written to is itself again."""
         if isinstance(value, Tensor):
             owner = self.owners.get(id(value))
             return wrap(value, device) if owner is None else owner
@@ -318,7 +318,7 @@ def _copy_(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor
 
 
 def copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
-    """A copy into `target`, with the signature of a device's kernel."""
+    """Return a copy into `target`, with the signature of a device's kernel."""
     return _copy_(target, source, non_blocking)
 
 

@@ -35,7 +35,7 @@ class SimStream:
         return handle_of(self.device)
 
     def record_event(self) -> SimEvent:
-        """An event after what the stream was given until now."""
+        """Return an event after what the stream was given until now."""
         event = SimEvent()
         event.record(self)
         return event
