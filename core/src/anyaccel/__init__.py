@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from anyaccel.metrics import Metric as Metric
     from anyaccel.numpy_backend import SequentialCNN as SequentialCNN
     from anyaccel.numpy_backend import SequentialMLP as SequentialMLP
+    from anyaccel.numpy_backend import TabularMLP as TabularMLP
     from anyaccel.numpy_backend import simulate as simulate
     from anyaccel.own_loop import Loop as Loop
     from anyaccel.own_loop import prepare as prepare
@@ -120,7 +121,7 @@ _NAMES = {
     "ReduceLROnPlateau TrainPhase WeightAveraging",
     "placement": "best_device device_of devices devices_or_cpu move place scope",
     "specs": "Loss Optimizer Schedule",
-    "numpy_backend": "SequentialCNN SequentialMLP simulate",
+    "numpy_backend": "SequentialCNN SequentialMLP TabularMLP simulate",
     "precision": "LossScale",
     "results": "Comparison EvalResults TrainResults compare",
     "graph.weights": "copy_weights",

@@ -24,7 +24,7 @@ from anyaccel.host_memory import aligned_empty
 from anyaccel.install_hints import HINTS
 from anyaccel.numpy_backend import transfers
 from anyaccel.numpy_backend.array_creation import handle, scoped
-from anyaccel.numpy_backend.builtin_models import SequentialCNN, SequentialMLP
+from anyaccel.numpy_backend.builtin_models import SequentialCNN, SequentialMLP, TabularMLP
 from anyaccel.numpy_backend.capabilities import (
     OWN_KINDS,
     NumpyMemory,
@@ -280,8 +280,8 @@ class NumpyBackend(Backend, Exchange, Compute):
                 values[name] = upload(loaded, array.on) if isinstance(array, SimArray) else loaded
 
     def models(self) -> Mapping[str, type]:
-        """SequentialMLP and SequentialCNN."""
-        return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN}
+        """SequentialMLP, SequentialCNN and TabularMLP."""
+        return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN, "TabularMLP": TabularMLP}
 
     def unsupported_reason(self, spec: Optimizer | Loss) -> str:
         """Of optimizers that are not named ones, and of losses of another framework."""

@@ -21,6 +21,7 @@ from anyaccel.backend import Memory, MemoryInfo
 from anyaccel.device import Device
 from anyaccel.host_memory import host_memory
 from anyaccel.numpy_backend.array_creation import handle
+from anyaccel.numpy_backend.builtin_models import SpecModel
 from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.numpy_backend.sim_array import SimArray, put
 from anyaccel.numpy_backend.sim_device import SimDevice, counting, observers, running
@@ -54,7 +55,10 @@ class NumpyPrecision(ComputesPrecision):
     precisions: ClassVar[tuple[str, ...]] = PRECISIONS
 
     def precision_reason(self, model: Any, precision: str, device: Device) -> str:
-        """A simulated device may lack float64, as real ones do."""
+        """A simulated device may lack float64, as real ones do; codes of categories must be exact."""
+        reason = model.spec.precision_reason(precision) if isinstance(model, SpecModel) else ""
+        if reason:
+            return reason
         on = handle(device) if device.kind == "sim" else None  # a plugin may derive a chip of another kind
         lacks = precision == "float64" and on is not None and not on.float64
         return f"{device} has no float64: it was simulated with float64=False" if lacks else ""
