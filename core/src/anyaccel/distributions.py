@@ -109,6 +109,7 @@ def entry_points(group: str) -> Sequence[EntryPoint]:
 
 def named(group: str, name: str) -> EntryPoint | None:
     """Return the entry point with this name, or None.
+
     Raises:
         PluginError: two distributions offer it.
     """
@@ -122,6 +123,7 @@ def named(group: str, name: str) -> EntryPoint | None:
 def load(group: str, name: str) -> Any:
     """Return what a distribution offers under a name; None if neither an installed one nor one of anyaccel's own offers
     it.
+
     Raises:
         MissingDistributionError: one of anyaccel's own distributions offers it, and is not installed.
         PluginError: it has another version than core, is broken, or two distributions offer the name.
@@ -137,6 +139,7 @@ def load(group: str, name: str) -> Any:
 
 def loaded(entry: EntryPoint) -> Any:
     """Import and return the object of an entry point.
+
     Raises:
         PluginError: its distribution is one of anyaccel's own with another version than core, or it cannot be imported.
     """

@@ -78,6 +78,7 @@ def devices_or_cpu(kind: str = "gpu") -> list[Device]:
 @call_hints
 def best_device(i: int = 0, framework: str | None = None) -> Device:
     """Return GPU number `i`, otherwise accelerator number `i` of another kind (mps, xpu, ...), otherwise the CPU.
+
     Args:
         i: Index of the device among those of its kind.
         framework: Consider only devices on which this framework runs.
@@ -124,6 +125,7 @@ def device_of(obj: Any) -> Device | None:
 @call_hints
 def scope(where: Accelerator | Device | str, framework: str) -> AbstractContextManager[Any]:
     """Return a context in which new tensors of `framework` are created on the device. Raises the errors of `place`.
+
     Example:
         >>> import anyaccel as aa
         >>> with aa.scope("cpu", "numpy"):

@@ -822,6 +822,7 @@ class FeatureSet(_SplitRows):
         """Fit a transform to the rows of one split, and return a new feature set with all rows transformed.
 
         Rows, label and splits stay.
+
         Args:
             transform: An object with `fit(X)` and `transform(X)` in the style of scikit-learn; a copy of it is fitted.
                 `X` is [n, numbers]: each column flattened, side by side; an object array if one of them is not numeric.

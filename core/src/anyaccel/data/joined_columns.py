@@ -29,6 +29,7 @@ def joined_spec(rows: Rows, names: Sequence[str]) -> TensorSpec:
 
     A single column is unchanged. Several are joined along the last axis, where a scalar counts as shape (1,), in the
     dtype to which NumPy promotes theirs: the wider one, floating if one of them is.
+
     Raises:
         ColumnError: no names, an unknown one, columns whose shapes differ in more than the last axis, or integers that
             no integer dtype holds together (int64 and uint64).

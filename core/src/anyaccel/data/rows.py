@@ -56,6 +56,7 @@ class Rows(WithRoles, ABC):
 
     def spec(self, name: str) -> TensorSpec:
         """Return the shape per sample and the dtype of a column; for rows that differ in length, of the longest.
+
         Raises:
             ColumnError: there is no such column, or it is a tag that is not numeric.
         """

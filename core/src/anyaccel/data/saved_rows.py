@@ -84,6 +84,7 @@ class SavedRows(Rows):
 
     def inverse(self, values: Any, columns: Names) -> np.ndarray:
         """Convert values of transformed columns to their original units; see `FeatureSet.inverse`.
+
         Raises:
             TransformError: a transform has no inverse, or could not be saved or read.
         """

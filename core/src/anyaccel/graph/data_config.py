@@ -119,6 +119,7 @@ def with_schemas(
     config: Any, arrays: Mapping[str, np.ndarray], given: Mapping[str, FeatureSet], allow: Iterable[type] = ()
 ) -> list[FeatureSet]:
     """Return the given feature sets, and those that a graph's configuration has in addition, without rows.
+
     Raises:
         ConfigError: malformed, or a transform that cannot be read.
         TransformError: the library of a transform is not installed.

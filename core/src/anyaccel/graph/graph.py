@@ -274,6 +274,7 @@ class ModelGraph(AttributeHints):
 
     def run(self, *phases: Any, callbacks: Iterable[Any] = (), progress: Any = "auto", resume: str = "never") -> Any:
         """Run a phase on this graph, or several in order. To keep their results as well, use an Experiment.
+
         Args:
             phases: One phase, several, or a list of them. Several return a list of results.
             callbacks, progress: See `Experiment`.
@@ -404,6 +405,7 @@ class ModelGraph(AttributeHints):
         """Return the nodes, their connections, and columns and transforms of their data as plain data, ready for JSON.
 
         Pass models that no backend names to `from_config` again. The fitted state of transforms is in `state()`.
+
         Raises:
             ConfigError: the optimizer is an optimizer of a framework.
         """

@@ -1053,6 +1053,7 @@ def class_axis(settings: Any, output: TensorSpec) -> int:
 def positions_of(loss: AppliedLoss, output: TensorSpec) -> tuple[int, ...]:
     """Return the shape, per sample, of the values in the mean of a named loss: elements, or positions with classes
     each.
+
     Raises:
         ShapeError: the output has no such axis of classes.
     """
@@ -1300,6 +1301,7 @@ def check_stream(stream: str, label: str, known: Sequence[str]) -> None:
 
 def targets_of(loss: AppliedLoss, nodes: Mapping[str, Node]) -> ColumnSelection:
     """Return the columns that `"targets"` means for a loss: the targets of the data that feed its node, in that stream.
+
     Raises:
         ColumnError: there are none, or several.
     """

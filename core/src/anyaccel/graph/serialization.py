@@ -39,6 +39,7 @@ _MODEL_HINT = "write {'framework': ..., 'name': ..., 'config': {...}}"
 
 def checked(config: Any, keys: set[str], needed: set[str], what: str) -> dict[str, Any]:
     """Return `config` as a dict, which may have `keys` and must have those in `needed`.
+
     Raises:
         ConfigError: it is not a dict, or has other keys.
     """
@@ -92,6 +93,7 @@ def entries(config: Mapping[str, Any], key: str, what: str) -> list[Any]:
 
 def checked_classes(allow: Iterable[type]) -> tuple[type, ...]:
     """Return the classes that a configuration may name.
+
     Raises:
         ConfigError: not a list of classes.
     """

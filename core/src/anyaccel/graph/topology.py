@@ -23,6 +23,7 @@ _RESERVED = {
 
 def by_label(nodes: Iterable[Node]) -> dict[str, Node]:
     """Return nodes by label.
+
     Raises:
         GraphError: an object that is not a node, or a label that is duplicate, reserved, or that of a feature set.
     """
@@ -223,6 +224,7 @@ def rewired(node: Node, old: str, new: str) -> Node:
 
 def replaced(label: str, new: Node, nodes: Mapping[str, Node]) -> list[Node]:
     """Return nodes with one replaced by another, which feeds the consumers of the old one; rewires the nodes.
+
     Raises:
         GraphError: the new one is not a node.
     """
@@ -232,6 +234,7 @@ def replaced(label: str, new: Node, nodes: Mapping[str, Node]) -> list[Node]:
 
 def removed(label: str, nodes: Mapping[str, Node]) -> list[Node]:
     """Return nodes without one of them.
+
     Raises:
         GraphError: it feeds others.
     """

@@ -1,7 +1,7 @@
 """The NumPy backend: models in plain NumPy with explicit gradients, on the CPU and on simulated devices.
 
-It offers the layers, `SequentialMLP`, `SequentialCNN`, `TabularMLP`, and `simulate`, which creates devices with separate
-memory. It stands on the kernel, `adapter` and `precision`.
+It offers the layers, `SequentialMLP`, `SequentialCNN`, `TabularMLP`, and `simulate`, which creates devices that have
+separate memory. It stands on the kernel, `adapter` and `precision`.
 """
 
 from anyaccel.adapter import VjpResult

@@ -19,6 +19,7 @@ _scope: ContextVar[Device] = ContextVar("anyaccel.numpy_backend.scope", default=
 
 def handle(device: Device) -> SimDevice | None:
     """Return the simulated device with that name; None for the CPU.
+
     Raises:
         DeviceUnavailableError: there is no such simulated device.
     """
@@ -40,6 +41,7 @@ def handle(device: Device) -> SimDevice | None:
 @contextmanager
 def scoped(device: Device) -> Iterator[None]:
     """Let `array` and `zeros` create arrays on `device` inside this context, in this thread or task.
+
     Raises:
         DeviceUnavailableError: there is no such device.
     """

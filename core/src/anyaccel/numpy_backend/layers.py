@@ -131,6 +131,7 @@ class BatchNorm(_WeightedLayer):
 
     def build(self, inputs: Sequence[TensorSpec], seed: int) -> None:
         """Create ones and zeros for one input [features].
+
         Raises:
             ShapeError: several inputs, or not one axis.
         """
@@ -308,6 +309,7 @@ Pullback = Callable[[Array], Array]
 
 def linear(x: Array, weight: Array, bias: Array | None) -> tuple[Array, Callable[[Array], tuple[Array, Array, Array]]]:
     """Compute `x @ weight.T + bias` over the last axis; the pullback goes to x, weight and bias.
+
     Args:
         x: [..., in].
         weight: [out, in].

@@ -92,6 +92,7 @@ def _as_numbers(array: Array) -> Array:
 def from_dlpack(foreign: Any, device: Device) -> Array:
     """Import another framework's tensor by DLPack: read-only and without a copy on the CPU, a copy on a simulated
     device.
+
     Raises:
         MoveError: it cannot be exported or imported; has the original message.
     """

@@ -20,6 +20,7 @@ from anyaccel.results.records import Compared
 
 def original(name: str, values: np.ndarray, rows: Mapping[str, Rows], compared: Mapping[str, Compared]) -> np.ndarray:
     """Return predictions in the original units of the columns they are compared with.
+
     Args:
         name: name of the predictions.
         values: [n, *shape].
@@ -52,6 +53,7 @@ def _is_transformed(base: Rows) -> bool:
 def original_values(rows: Rows, columns: Sequence[str], values: np.ndarray) -> np.ndarray:
     """Return values of columns before all transforms: the stored originals if available, otherwise the inverse
     transform.
+
     Args:
         rows: the data.
         columns: current names of the columns.
@@ -116,6 +118,7 @@ def matching_columns(
     rows: Mapping[str, Rows], lengths: Collection[int], taken: Iterable[str], most: int | None = None
 ) -> Iterator[tuple[str, Rows, str]]:
     """Yield targets and tags of the data that have as many rows as the predictions, as (title, rows, column).
+
     Args:
         rows: the data of a run, by feature set; `FEATURE_SET@STREAM` for more streams of a sampler.
         lengths: row counts of the predictions; data with another count (which only a metric needed) are left out.

@@ -23,6 +23,7 @@ class Curve(NamedTuple):
 
 def axes(ax: Any = None) -> Any:
     """Return `ax`, or the Axes of a new pyplot figure.
+
     Raises:
         ResultError: matplotlib is not installed.
     """

@@ -95,6 +95,7 @@ def read(
     """Return the manifest of a folder, which must have `part`, and its arrays, after checking every byte.
 
     The arrays are in separate memory: they do not change when the folder is replaced or removed.
+
     Args:
         folder: that was written.
         part: a name of the manifest.
@@ -202,6 +203,7 @@ def storage_of(folder: Any) -> Storage:
 
 def storage_of_file(file: str | os.PathLike[str]) -> tuple[Storage, str]:
     """Return the storage of the folder that contains a file, and the file's name; a symbolic link counts as the file.
+
     Raises:
         ConfigError: it is a URL, and fsspec is not installed or does not know it.
     """

@@ -58,6 +58,7 @@ def written(
 
 def read(storage: Storage, file: ArraysFile) -> dict[str, np.ndarray]:
     """Return the arrays of a file, after checking every byte.
+
     Raises:
         StateError: it is missing, was changed, or is incomplete.
     """

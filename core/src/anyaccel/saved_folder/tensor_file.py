@@ -125,6 +125,7 @@ def _write_paced(stream: IO[bytes], arrays: Mapping[str, np.ndarray], pause: Cal
 
 def contents(stream: IO[bytes], size: int) -> dict[str, TensorEntry]:
     """Return the entries of a file, by name, without reading the tensors.
+
     Args:
         stream: at its beginning.
         size: bytes of the file.
@@ -142,6 +143,7 @@ def contents(stream: IO[bytes], size: int) -> dict[str, TensorEntry]:
 
 def read(stream: IO[bytes], size: int, digests: Digests | None = None) -> dict[str, np.ndarray]:
     """Return the arrays of a file, read-only and in separate memory.
+
     Args:
         stream: at its beginning.
         size: bytes of the file; nothing beyond is read or allocated.
@@ -351,6 +353,7 @@ _BYTE_FLOATS = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 
 def dtype_of(code: str) -> np.dtype[Any]:
     """Return NumPy's dtype for a code.
+
     Raises:
         KeyError: unknown.
         StateError: NumPy has none of 8 bits, or no bfloat16 here.
@@ -372,6 +375,7 @@ def code_of(dtype: np.dtype[Any]) -> str:
 
 def name_of(code: str) -> str:
     """Return the name of a dtype, which NumPy may lack here.
+
     Raises:
         KeyError: unknown.
     """

@@ -101,6 +101,7 @@ def run_names(folder: str) -> list[str]:
 
 def read_saved(storage: Storage) -> Saved:
     """Return one saved graph or checkpoint.
+
     Raises:
         ConfigError: the folder has no manifest of this library, or a damaged one.
     """

@@ -20,6 +20,7 @@ def table_from_csv(label: str, path: str | os.PathLike[str], delimiter: str = ",
     text.
 
     An empty cell and one with NA, null or NaN are nulls, in text too, unless they are quoted.
+
     Raises:
         DataError: not a path, or not a CSV file.
         MissingFileError: there is no such file.

@@ -237,6 +237,7 @@ def computed(label: str, source: Any, given: RoleNames) -> Any:
 
     Lazy tables are frames with `collect_schema` and `collect`, such as those of Polars, and data sets with `schema` and
     `to_table`, such as those of Arrow.
+
     Raises:
         ColumnError: names that are not columns.
         DataError: it cannot be computed.

@@ -76,6 +76,7 @@ def joined_splits(label: str, data: Any) -> tuple[Any, dict[str, np.ndarray]] | 
     """Return one Arrow table of all data sets of a mapping, such as a `DatasetDict`, and the rows of each by its name.
 
     None for anything other than a mapping of such data sets.
+
     Raises:
         DataError: their columns differ.
     """

@@ -32,6 +32,7 @@ class NamedSplits(Generic[View]):
 
     def get(self, name: Any, columns: tuple[str, ...]) -> View:
         """Return the split with this name; `columns` are those of the feature set, for the message.
+
         Raises:
             SplitError: there is none.
         """

@@ -132,6 +132,7 @@ def _is_positive(ratio: Any) -> bool:
 
 def rounded_counts(label: str, n: int, ratios: Mapping[str, Fraction]) -> dict[str, int]:
     """Return the number of rows of each split out of `n`, rounded by largest remainder.
+
     Raises:
         SplitError: a split would have none.
     """

@@ -148,6 +148,7 @@ def to_arrays(states: States) -> dict[str, np.ndarray]:
 
 def from_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Rebuild states from the output of `to_arrays`.
+
     Raises:
         StateError: it is malformed.
     """
