@@ -32,7 +32,6 @@ def doctor(left_out: Sequence[Any], probe: bool, timeout: float, as_json: bool) 
     warnings, and 2 if something does not work.
 
     
-
     Examples:
       anyaccel doctor anyaccel doctor --probe --json
     """
@@ -77,8 +76,7 @@ def conform(
     NAME is the name of a plugin, as `anyaccel plugins` lists it, or of its distribution. The kit runs in a process of
     its own and needs pytest and hypothesis. The exit status is 1 if a test failed.
 
-    
-
+    \b
     Examples:
       anyaccel conform numpy
       anyaccel conform numpy --device cpu --json
@@ -111,8 +109,7 @@ def new_plugin(
     new framework computes through the adapter. Both contain a stand-in that works until yours takes its place; what
     you have to replace is marked.
 
-    
-
+    \b
     Examples:
       anyaccel new-plugin my_chip
       anyaccel new-plugin my_chip --base anyaccel.numpy_backend:NumpyBackend --author "A. Maker"
@@ -134,8 +131,7 @@ def env(left_out: Sequence[Any], timeout: float, as_json: bool) -> None:
     The output has no host and user names, no folders outside the home folder, no serial numbers, and only those
     environment variables that frameworks and drivers are known to read.
 
-    
-
+    \b
     Examples:
       anyaccel env
       anyaccel env --json
