@@ -206,6 +206,8 @@ class TableTreatment(TableTransform):
 
     def _fit_encoder(self, values: np.ndarray) -> np.ndarray:
         """Fit means of the target for each category, and return those of each row that come from other folds."""
+        import sklearn
+        from sklearn.model_selection import KFold, StratifiedKFold
         from sklearn.preprocessing import TargetEncoder
 
         target = np.asarray(self.target)
@@ -213,7 +215,11 @@ class TableTreatment(TableTransform):
         is_number = target.dtype.kind == "f"
         kind = "continuous" if is_number else "binary" if len(counts) == 2 else "multiclass"
         folds = min(_FOLDS, len(target) if is_number else int(counts.max()))
-        self.target_encoder = TargetEncoder(target_type=kind, cv=folds, random_state=self.seed)
+        if tuple(map(int, sklearn.__version__.split(".")[:2])) < (1, 9):
+            drawn = {"cv": folds, "random_state": self.seed}
+        else:  # which takes the same folds as an object, and will not take the seed
+            drawn = {"cv": (KFold if is_number else StratifiedKFold)(folds, shuffle=True, random_state=self.seed)}
+        self.target_encoder = TargetEncoder(target_type=kind, **drawn)
         with warnings.catch_warnings():  # a rare class is not in each of the folds: it is then no part of their means
             warnings.simplefilter("ignore")
             return np.asarray(self.target_encoder.fit_transform(values, target))
