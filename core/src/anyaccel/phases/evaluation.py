@@ -60,6 +60,7 @@ def bind_metrics(
     nodes.
 
     Last are those of `measured`, losses that are computed like metrics, by label.
+
     Raises:
         ColumnError: there is no target to compare with.
         GraphError: a node that is not in the graph.

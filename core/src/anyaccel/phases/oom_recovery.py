@@ -206,6 +206,7 @@ class Snapshots:
 
     def after_step(self, step: int, losses: LossAccumulator) -> None:
         """Take a snapshot if it is time, after `step` steps are done.
+
         Raises:
             OutOfMemoryError: one of them did not fit; the snapshot before is kept.
         """

@@ -185,6 +185,7 @@ def _shared(drawn: DrawnPart, group: ProcessGroup) -> DrawnPart:
 
 def draw_parts(phase: PhaseSettings, plan: Plan, graph: ModelGraph, on_host: Collection[str]) -> list[DrawnPart]:
     """Return the data that a phase and its validation use, to the extent that this is known without the values.
+
     Raises:
         AnyaccelError: data, samplers or metrics that do not fit.
     """
@@ -426,6 +427,7 @@ def streams_of(phase: PhaseSettings, graph: ModelGraph) -> dict[str, tuple[str, 
 
 def plan_request(phase: PhaseSettings, graph: ModelGraph, done: Collection[str] = ()) -> Request:
     """Return the request of a phase to a graph; `done` are the estimators that it has fitted so far.
+
     Raises:
         AnyaccelError: metrics, estimators or outputs that do not fit the graph.
     """
@@ -509,6 +511,7 @@ def leave_contexts(graph: ModelGraph) -> AbstractContextManager[Mapping[Backend,
 
 def check_precision(phase: PhaseSettings, plan: Plan, left: Mapping[Backend, OuterContexts]) -> None:
     """Refuse a phase inside a context that sets the precision, unless the phase sets its own.
+
     Raises:
         PhaseError: it has a node without a precision on a device of such a context.
     """

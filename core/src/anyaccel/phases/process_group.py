@@ -137,6 +137,7 @@ class ProcessGroup(ABC):
     @abstractmethod
     def check_end(self, graph: ModelGraph) -> Mapping[str, np.ndarray]:
         """Compare the results of training; return the first process's values of buffers that differ.
+
         Raises:
             PhaseError: parameters or states of optimizers differ.
         """

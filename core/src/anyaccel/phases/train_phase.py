@@ -446,6 +446,7 @@ def _difference(loss: AppliedLoss, trained: AppliedLoss) -> str:
 
 def _check_custom_step(phase: TrainPhase, step: Any, accumulate: int) -> None:
     """Check a custom step, and that no setting is about steps that anyaccel derives from losses.
+
     Args:
         phase: whose step it is.
         step: what was given.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from anyaccel.device import Device
 from anyaccel.precision import PRECISIONS, ComputesPrecision, NodePrecision
 from anyaccel_torch import keras
+from anyaccel_torch.builtin_models import BuiltinModel
 from anyaccel_torch.forward_call import output_tensors
 from anyaccel_torch.module_traits import convolves
 from anyaccel_torch.recomputation import parts_to_recompute
@@ -39,6 +40,9 @@ class TorchPrecision(ComputesPrecision):
         if wanted.dtype in self.backend.unsupported_dtypes:
             return f"torch has no {wanted.dtype} on {device}"
         if casts_everything(model, wanted):
+            for part in model.modules() if isinstance(model, nn.Module) else ():
+                if isinstance(part, BuiltinModel) and (reason := part.spec.precision_reason(precision)):
+                    return reason
             made = f"layers of Keras compute in {wanted.dtype} only if they are made so: dtype={wanted.dtype!r}"
             return made if keras.outermost(model) else ""
         if wanted.is_mixed and not _autocasts_to(wanted.dtype, native.type):

@@ -173,6 +173,7 @@ class Checkpointer:
 
     def restore_run(self) -> None:
         """Restore the records of the run, and the states of the callbacks, after the callbacks have seen the beginning.
+
         Raises:
             PhaseError: the checkpoint is within an epoch, and the data have changed.
             StateError: the run has other callbacks, or one does not take its state.

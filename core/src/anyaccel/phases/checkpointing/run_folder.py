@@ -164,6 +164,7 @@ class RunFolder(CheckpointFolder):
     def newest(self) -> tuple[Position, dict[str, np.ndarray], list[str]] | None:
         """Return position and state of the newest readable checkpoint, and why newer ones are unreadable; None if
         empty.
+
         Raises:
             StateError: there are checkpoints, and none can be read.
             ConfigError: the newest was written by a newer version.
@@ -174,6 +175,7 @@ class RunFolder(CheckpointFolder):
 
 def read(folder: str | os.PathLike[str] | saved_folder.Storage) -> tuple[Position, dict[str, np.ndarray]]:
     """Return position and state of the graph of one checkpoint, after checking every byte.
+
     Raises:
         ConfigError: no checkpoint, or one of a newer version.
         StateError: a file was changed or is incomplete.

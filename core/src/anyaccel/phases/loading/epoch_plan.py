@@ -429,6 +429,7 @@ class SampledBatches:
 
 def evaluation_orders(samplers: Sampler | Mapping[str, Sampler], rows: Mapping[str, Rows]) -> RowOrders:
     """Return the orders that samplers draw for an evaluation: epoch 0, not shuffled.
+
     Raises:
         SamplerError: nothing can be drawn.
     """
@@ -512,6 +513,7 @@ class EvaluationRows:
     @classmethod
     def drawn(cls, samplers: Sampler | Mapping[str, Sampler], rows: Mapping[str, Rows]) -> EvaluationRows:
         """Return the rows that samplers draw in epoch 0, not shuffled. A SimpleSampler leaves rows unchanged.
+
         Raises:
             SamplerError: nothing can be drawn.
         """

@@ -364,6 +364,7 @@ class LoaderFactory(ABC):
     def mixed(self, resident: Collection[str], block_bytes: float, on_loaded: OnLoaded | None = None) -> BatchLoader:
         """Put the columns with these names on their devices, and stream the others in blocks of at most `block_bytes`
         bytes.
+
         Raises:
             OutOfMemoryError: no room.
         """

@@ -444,6 +444,7 @@ class SourceProgress:
 
     def begin(self, epoch: int) -> bool:
         """Restore the random states of the beginning of an epoch that is read again, here or in another process.
+
         Returns:
             Whether it was read here before.
 
