@@ -436,6 +436,7 @@ def raw_table(given: Any, features: Names | Mapping[str, Names], target: Names, 
     for name in (*how.drop, *how.categories):
         if name in targets:
             raise ColumnError(f"column {name!r} is the target, and named in drop= or categories=", hint="name it once")
+    chosen: list[str] | None
     if pair_features is not None:
         chosen = [name for name in names_of(pair_features) if name not in how.drop]
     else:

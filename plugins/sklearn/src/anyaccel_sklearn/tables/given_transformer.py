@@ -168,7 +168,7 @@ def _names(columns: Any, names: Sequence[str]) -> list[str]:
         return [columns]
     if isinstance(columns, slice):
         return list(names[columns])
-    chosen = list(columns)
+    chosen = list(getattr(columns, "data", columns))  # a list that warned when it was read, before scikit-learn 1.7
     if chosen and all(isinstance(item, (bool, np.bool_)) for item in chosen):
         return [name for name, taken in zip(names, chosen, strict=True) if taken]
     return [item if isinstance(item, str) else names[item] for item in chosen]
