@@ -105,7 +105,7 @@ class SavedRows(Rows):
         """
         raise self._no_view()
 
-    def select(self, features: Names = None, targets: Names = None, tags: Names = None) -> NoReturn:
+    def select(self, features: Names = None, target: Names = None, tags: Names = None) -> NoReturn:
         """There is none; see `view`.
 
         Raises:

@@ -93,8 +93,9 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     phase = TrainPhase(
         data=prepared.train,
         losses=applied if step is None else (),
-        sampler=batch_size if sampler is None else sampler,
-        n_epochs=epochs,
+        batch_size=batch_size,
+        sampler=sampler,
+        epochs=epochs,
         validation=_validation(validation, prepared, metrics, () if step is None else applied),
         validate_every=validate_every,
         accumulate=accumulate,

@@ -151,9 +151,9 @@ class MapSourceRows(Rows):
         """See `Rows`."""
         return self.in_memory.view()
 
-    def select(self, features: Any = None, targets: Any = None, tags: Any = None) -> Any:
+    def select(self, features: Any = None, target: Any = None, tags: Any = None) -> Any:
         """See `Rows`."""
-        return self.in_memory.select(features, targets, tags)
+        return self.in_memory.select(features, target, tags)
 
 
 def read_source(source: Source) -> FeatureSet:
