@@ -138,7 +138,7 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
         return self._ops.vjp(op.model, parameters, buffers, inputs, op.trainable, key, **keywords)
 
     def _random_key(self, op: Operation) -> Any:
-        """The key of an operation in this step, as `vjp` takes it."""
+        """Return the key of an operation in this step, as `vjp` takes it."""
         return rng.key(self._seed, op.label, self._draws)
 
     def _pull_loss(self, term: LossTerm, loss: LossResult, scale: Any, values: StepValues, sums: CotangentSums) -> None:
@@ -201,7 +201,7 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
         """Read what steps have left of the loss scale; here they leave nothing."""
 
     def _step_unless_skipped(self, means: Sequence[Any]) -> None:
-        """The optimizer step, unless losses are scaled and a gradient is not finite."""
+        """Run the optimizer step, unless losses are scaled and a gradient is not finite."""
         finite = True
         if self._loss_scale is not None:
             inverse = 1.0 / self.loss_scale_state().scale
@@ -267,7 +267,7 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
         return [*means, *(sums[term.label][1] for term in self._dataflow.weighted)]
 
     def _value(self, means: Sequence[Any]) -> Any:
-        """The weighted sum of the losses on the device of the first, for optimizers that need it; else None."""
+        """Return the weighted sum of the losses on the device of the first, for optimizers that need it; else None."""
         if not self._state.optimizer.needs_value:
             return None
         device = self.segment.losses[0].device
@@ -276,7 +276,7 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
     def _microbatch_scale(
         self, columns: Sequence[tuple[Any, Any]], first: int, batch_size: int, n_microbatches: int
     ) -> dict[str, Any]:
-        """Factors of sums in each micro-batch, before gradients are averaged, of losses that weigh rows."""
+        """Return factors of sums in each micro-batch, before gradients are averaged, for losses that weight rows."""
         if not self._dataflow.weighted:
             return {}
         needed = {name for names in self._dataflow.weighted.values() for name in names}
@@ -290,7 +290,7 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
         return {term.label: n_microbatches * term.weight / weights[term.label] for term in self._dataflow.weighted}
 
     def _backward(self, inputs: Sequence[Any], scale: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """Losses; the gradients are added. The tape is freed on return, before the optimizer step."""
+        """Return losses after adding the gradients. The tape is freed on return, before the optimizer step."""
         _, losses, pullback = self.forward_pullback(inputs, scale) if scale else self.forward_pullback(inputs)
         pullback([None] * len(self.segment.outputs))
         return losses
@@ -335,7 +335,7 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
                 self._ops.write_optimizer_state(model, states[label])
 
     def _unshare_state(self) -> None:
-        """Called when others hold the arrays of the state, which steps never change here."""
+        """Mark the arrays of the state as shared by others; steps never change them here."""
 
     def close(self) -> dict[str, NodeState]:
         """Write to the user's models, and return the optimizer state."""
@@ -345,7 +345,7 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
 
 
 def _summed(sums: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
-    """The (sum, weight) of all micro-batches, from those of each."""
+    """Return the (sum, weight) of all micro-batches, from those of each."""
     total, weight = sums[0]
     for more, more_weight in sums[1:]:
         total, weight = total + more, weight + more_weight

@@ -79,7 +79,7 @@ class CompiledSegment:
 
 
 def _watched(function: Function, watch: CompileWatch) -> Function:
-    """A function in whose trace nothing that it changes itself counts as changed."""
+    """Return a function in whose trace nothing that it changes itself counts as changed."""
 
     @wraps(function)
     def traced(*arguments: Any) -> Any:
@@ -90,7 +90,7 @@ def _watched(function: Function, watch: CompileWatch) -> Function:
 
 
 def _named(computation: str, functions: SegmentFunctions) -> Function:
-    """A computation of a segment as a function that has the nodes in its name, too."""
+    """Return a computation of a segment as a function that has the nodes in its name, too."""
     function: Function = getattr(functions, computation)
 
     def call(*arguments: Any) -> Any:
@@ -127,7 +127,7 @@ def _without_models(
     as_a_whole: bool,
     values: Values,
 ) -> CompiledSegment:
-    """Compiled functions that refer to models weakly."""
+    """Return compiled functions that refer to models weakly."""
     segment = dataflow.segment
     operations = tuple(
         op if op.model is None else replace(op, model=weakref.ref(op.model)) for op in segment.operations
@@ -193,7 +193,7 @@ CACHE = CompileCache(MAX_SEGMENTS)
 
 
 def _cache_key(segment: Segment, layout: SegmentLayout, ops: TracedOps, as_a_whole: bool) -> Hashable | None:
-    """What the functions of a segment depend on besides `python_values`; None where they may not be kept."""
+    """Return what the functions of a segment depend on in addition to `python_values`; None if they may not be kept."""
     models = [(id(model), _parameter_specs(layout, label)) for label, model in layout.models.items()]
     losses = [
         (term.label, term.loss.name, repr(term.loss.kwargs), term.inputs, term.device, term.weight)
@@ -226,7 +226,7 @@ def _parameter_specs(layout: SegmentLayout, label: str) -> tuple[tuple[str, tupl
 
 
 def _owned(owner: str, key: Any) -> list[tuple[str, Any]]:
-    """The pairs of a key with the owner in their paths; of a key of a plugin's own, one pair."""
+    """Return the pairs of a key with the owner in their paths; of a key of a plugin's own, one pair."""
     is_values = isinstance(key, (list, tuple)) and all(
         isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in key
     )
@@ -234,7 +234,7 @@ def _owned(owner: str, key: Any) -> list[tuple[str, Any]]:
 
 
 def _is_module_attribute(obj: Any) -> bool:
-    """Whether a class or function is what its module has under its name."""
+    """Return whether its module has a class or function under its name."""
     module = sys.modules.get(str(getattr(obj, "__module__", "")))
     return getattr(module, str(getattr(obj, "__qualname__", "")), None) is obj
 

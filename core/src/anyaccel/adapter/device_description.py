@@ -91,7 +91,9 @@ def _gpus(nvml: Any) -> Iterator[NvidiaGpu]:
 
 
 def _select(gpus: list[NvidiaGpu], visible: str) -> list[NvidiaGpu]:
-    """The GPUs that `CUDA_VISIBLE_DEVICES` names by number or by the beginning of a UUID, up to the first unknown."""
+    """Return the GPUs that `CUDA_VISIBLE_DEVICES` names by number or by the beginning of a UUID, up to the first
+    unknown.
+    """
     selected: list[NvidiaGpu] = []
     for word in (part.strip() for part in visible.split(",")):
         by_number = gpus[int(word) : int(word) + 1] if word.isdigit() else []

@@ -155,7 +155,7 @@ class LayerLibrary:
         return held
 
     def _rank(self, part: Any, name: str) -> int:
-        """The user's attributes first, then private ones, then bookkeeping."""
+        """Return the user's attributes first, then private ones, then bookkeeping."""
         if name.startswith(self.hidden_prefixes) or (self.is_layer(part) and name in self.layer_attributes):
             return 2
         return int(name.startswith("_"))
@@ -223,7 +223,9 @@ class LayerLibrary:
         return pack
 
     def _input_names(self, layer: Any) -> list[str]:
-        """Names of a functional model's inputs, in the order of its flat structure: keys of a dict, else their own."""
+        """Return names of a functional model's inputs, in the order of its flat structure: keys of a dict, otherwise
+        their own.
+        """
         structure = layer.input
         is_flat = isinstance(structure, Mapping) and len(structure) == len(layer.inputs)
         return sorted(structure) if is_flat else [str(each.name) for each in layer.inputs]

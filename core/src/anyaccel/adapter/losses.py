@@ -128,7 +128,7 @@ class NamedLoss:
         return _result(self._ops, total, count, parts.gradients)
 
     def _weighted(self, outputs: Any, targets: Any, weights: Sequence[Any]) -> LossResult:
-        """Each loss times its factor; what has a factor of 0 does not count, whatever it is."""
+        """Return each loss times its factor; a value with a factor of 0 does not count, even if it is NaN."""
         ops = self._ops
         counts = target_counts(ops, targets, self._settings, outputs)
         factor = product(ops, [*counts, *weights], outputs)
@@ -194,9 +194,9 @@ def _result(ops: ArrayOps, total: Any, count: int, gradients: Callable[[], Seque
 
 
 def _from_output(ops: ArrayOps, inputs: Sequence[Any]) -> LossResult:
-    """A loss that a model gave: the mean over a batch, or one for each row.
+    """Return a loss that a model gave: the mean over a batch, or one for each row.
 
-    It is weighted by further inputs, else by the number of rows, which the second input has.
+    It is weighted by more inputs, otherwise by the number of rows, which the second input has.
     """
     value, xp = at_least_float32(ops, inputs[0]), ops.xp
     weight = product(ops, inputs[2:], value)

@@ -101,7 +101,7 @@ _NO_OUTPUT = -1
 
 
 def _batch_axis(shape: tuple[int, ...], other: tuple[int, ...] | None) -> int | None:
-    """The axis of the batch, from the shapes for both batches; None where the shape is the same for both."""
+    """Return the axis of the batch, from the shapes for both batches; None where the shape is the same for both."""
     if other is None or len(shape) != len(other):
         return _NO_OUTPUT
     differ = [axis for axis, extents in enumerate(zip(shape, other, strict=True)) if extents[0] != extents[1]]

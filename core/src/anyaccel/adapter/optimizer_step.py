@@ -119,7 +119,7 @@ class OptimizerStep:
         return {node: {**scalars, "value": value} for node, scalars in coefficients.items()}
 
     def _clipped(self, group: str, gradient: Any) -> Any:
-        """A gradient with each element in the limits of a group that has a `clip_value`; NaN stays NaN."""
+        """Return a gradient with each element in the limits of a group that has a `clip_value`; NaN stays NaN."""
         limit = self.clip_values.get(group)
         if limit is None:
             return gradient
@@ -151,7 +151,7 @@ class OptimizerStep:
         return self._ops.xp.minimum(1.0, limit / (self._ops.xp.sqrt(total) + 1e-6))
 
     def _in_dtype(self, value: Any, dtype: Any) -> Any:
-        """A scalar in a dtype; Python floats adapt to any."""
+        """Return a scalar in a dtype; Python floats adapt to any."""
         return value if isinstance(value, float) else cast(self._ops, value, dtype)
 
 
@@ -174,7 +174,7 @@ class CompiledOptimizerStep:
 
 
 def _batches(rule: UpdateRule, parameters: Any, grads: Any) -> Iterable[list[str]]:
-    """Names of parameters to update together: those of one dtype, or all if the rule needs them all."""
+    """Return names of parameters to update together: those of one dtype, or all if the rule needs them all."""
     if not rule.per_parameter:
         return [list(grads)]
     names_by_dtype: dict[Any, list[str]] = {}

@@ -210,7 +210,7 @@ class GroupedRule(UpdateRule):
         return {f"{i}|{key}": value for i, own in enumerate(values) for key, value in own.items()}
 
     def _parts(self, names: Iterable[str], parameters: Mapping[str, Any]) -> dict[int, list[str]]:
-        """Names of parameters by the number of their group."""
+        """Return names of parameters by the number of their group."""
         parts: dict[int, list[str]] = {}
         for name in names:
             own = settings_of(self.optimizer, name, parameters[name])

@@ -54,7 +54,7 @@ class ParameterState:
         }
 
     def _resumed(self, node: str, rule: UpdateRule) -> NodeState:
-        """The state of an earlier phase if it fits this rule and these parameters; else a fresh one."""
+        """Return the state of an earlier phase if it fits this rule and these parameters; else a fresh one."""
         earlier, owner = self._segment.states, self._layout.owner
         sharing = [node, *(label for label in owner if owner[label] == node)]
         brought = (
@@ -199,7 +199,7 @@ class ParameterState:
         self.zero_grad()
 
     def all_states(self) -> dict[str, NodeState]:
-        """The optimizer state of the trained nodes as it is now, and of all others as it was given."""
+        """Return the optimizer state of the trained nodes as it is now, and of all others as it was given."""
         owner, earlier = self._layout.owner, self._segment.states
         others = {label: state for label, state in earlier.items() if owner.get(label) not in self.states}
         return {**others, **self.states}

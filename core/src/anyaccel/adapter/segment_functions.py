@@ -209,7 +209,7 @@ class SegmentFunctions:
         return tuple(operation_outputs(op, outputs, training=False))
 
     def _outputs(self, values: StepValues, excluded: Container[str]) -> dict[str, Any]:
-        """The outputs that are not missing, by name."""
+        """Return the outputs that are not missing, by name."""
         outputs = {name: values.at_home(name) for name in self._segment.outputs if name not in excluded}
         return {name: value for name, value in outputs.items() if value is not None}
 
@@ -261,7 +261,9 @@ class SegmentFunctions:
     def _seeds(
         self, losses: Sequence[tuple[LossTerm, LossResult]], scale: Any, loss_scale: Any, live: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The cotangents of the live values, from the losses, each times its factor and all times `loss_scale`."""
+        """Return the cotangents of the live values, from the losses, each times its factor and all times
+        `loss_scale`.
+        """
         sums = CotangentSums(self._ops, self._layout.home)
         for term, loss in losses:
             if live.keys().isdisjoint(term.inputs):
@@ -326,7 +328,7 @@ class SegmentFunctions:
         return after, self._ops.xp.stack(means)
 
     def _optimizer_step(self, gradients: Any, state: Any, coefficients: Any, value: Any) -> dict[str, Any]:
-        """The `parameters` and `slots` of a state after a step with gradients by owner."""
+        """Return the `parameters` and `slots` of a state after a step with gradients by owner."""
         parameters, slots = dict(state["parameters"]), dict(state["slots"])
         with self.tracing():
             for group, owners in self.reached.items():
@@ -386,7 +388,7 @@ class SegmentFunctions:
         return {term.label: n_microbatches * term.weight / weights[term.label] for term in weighted}
 
     def _updates(self, group: str, gradients: Any, state: Any, coefficients: Any) -> Iterator[tuple[Any, Any]]:
-        """The new parameters and slots of a group, device by device, clipped by their common norm."""
+        """Yield the new parameters and slots of a group, device by device, clipped by their common norm."""
         device, limit = self._layout.owner_device, self._optimizer.clip_norms.get(group)
         devices = dict.fromkeys(device[owner] for owner in gradients)
         by_device = {d: select_nodes(gradients, (owner for owner in gradients if device[owner] == d)) for d in devices}
@@ -412,7 +414,7 @@ class SegmentFunctions:
             yield cast(self._ops, self._moved(weight, term.device, first.device), dtype)
 
     def _moved(self, array: Any, home: Device, device: Device) -> Any:
-        """An array on another device; a traced array cannot say where it is."""
+        """Return an array on another device; a traced array cannot say where it is."""
         return array if home == device else self._ops.move(array, device)
 
 
@@ -703,7 +705,7 @@ class StepValues:
 
 
 def _crossed(ops: ArrayOps, value: Any, device: Device, edge: tuple[str, str]) -> Any:
-    """A value that crosses between nodes, on `device`; ledgers read `edge` from the stack."""
+    """Return a value that crosses between nodes, on `device`; ledgers read `edge` from the stack."""
     return ops.move(value, device)
 
 

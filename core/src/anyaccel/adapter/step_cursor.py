@@ -139,7 +139,7 @@ class DeviceScalars:
         return self._key[1]
 
     def _table_row(self, cursor: StepCursor) -> int | None:
-        """The row of the table for the next step; None where the table does not have it."""
+        """Return the row of the table for the next step; None where the table does not have it."""
         if self._table_start is None or self._table_start.keys() != cursor.steps_taken.keys():
             return None
         rows = {cursor.steps_taken[owner] - first for owner, first in self._table_start.items()} or {0}

@@ -86,7 +86,7 @@ class TracedProgram(ArrayProgram):
         return tuple(outputs.get(name) for name in self.segment.outputs), self._in_order(losses)
 
     def _named(self, inputs: Sequence[Any]) -> dict[str, Any]:
-        """The inputs that are not missing in this step, by name."""
+        """Return the inputs that are not missing in this step, by name."""
         return {name: x for name, x in zip(self.segment.inputs, inputs, strict=True) if x is not None}
 
     def _in_order(self, losses: Mapping[str, Any]) -> Losses:
@@ -255,7 +255,7 @@ class TracedProgram(ArrayProgram):
     def _step_arguments(
         self, reached: Sequence[tuple[str, str]], columns: Sequence[Any], orders: Sequence[Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The `state` and `rest` of `SegmentFunctions.train_step`, for these (group, owner) pairs."""
+        """Return the `state` and `rest` of `SegmentFunctions.train_step`, for these (group, owner) pairs."""
         parameters, owners = self._state.parameters, [owner for _, owner in reached]
         state = {
             "parameters": select_nodes(parameters, owners),
@@ -361,7 +361,7 @@ class TracedProgram(ArrayProgram):
         super().restore(snapshot)
 
     def _unshare_state(self) -> None:
-        """Go on with copies of the arrays that others hold now, if steps destroy the state.
+        """Continue with copies of the arrays that others hold now, if steps destroy the state.
 
         Raises:
             OutOfMemoryError: no room for the copies; the state is what it was.

@@ -97,7 +97,7 @@ def _program_of(arguments: Mapping[str, Any]) -> tuple[str, Any]:
 def _possible(
     key: tuple[str, Any], instructions: Collection[str], programs: Programs, *, numbers_hold: bool
 ) -> list[Program]:
-    """The programs that may have run where events of these instructions say this name and number."""
+    """Return the programs that may have run where events of these instructions say this name and number."""
     name, number = key
     if numbers_hold and number is not None:
         program = programs.get((name, int(number) % 2**64))
@@ -119,7 +119,7 @@ def _text(message: bytes, number: int) -> str:
 
 
 def _each(message: bytes, number: int) -> Iterator[bytes]:
-    """The values of a field of text, bytes or messages."""
+    """Yield the values of a field of text, bytes or messages."""
     at, size = 0, len(message)
     while at < size:
         tag, at = _varint(message, at)

@@ -816,8 +816,7 @@ class FeatureSet(_SplitRows):
         role: str | None = None,
         into: str | None = None,
     ) -> FeatureSet:
-        """Transform columns: fit the transform to the rows of one split, and return a new feature set with all rows
-        transformed.
+        """Fit a transform to the rows of one split, and return a new feature set with all rows transformed.
 
         Rows, label and splits stay.
 
@@ -932,7 +931,7 @@ def cast_table(rows: Rows, dtypes: Mapping[str, Any]) -> Any:
 
 
 def _cast_column(rows: Rows, name: str, dtype: Any) -> tuple[Any, Any]:
-    """The field and values of a column in another dtype."""
+    """Return the field and values of a column in another dtype."""
     rows.role(name)
     field = rows.schema.field(name)
     if padding_of(field) is not None:
@@ -1049,7 +1048,9 @@ class ColumnStore:
         return self._arrays[name]
 
     def _as_array(self, name: str) -> np.ndarray:
-        """On Arrow's memory where possible: chunks are combined, bool unpacked, and ragged rows padded, in a copy."""
+        """Return the array on Arrow's memory if possible: chunks are combined, bool unpacked, and ragged rows padded,
+        in a copy.
+        """
         field = self._schema.field(name)
         ragged = flat_column(field, self._columns[name])
         if ragged is not None:

@@ -127,7 +127,7 @@ class AppliedLoss(Spec):
 
 
 def _column(where: str, name: str, column: Any, loss: Loss) -> str | None:
-    """The name of a column that weighs a loss.
+    """Return the name of a column that weighs a loss.
 
     Raises:
         SpecError: not a name, or the loss is one's own, which takes weights as it likes.

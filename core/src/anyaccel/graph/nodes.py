@@ -322,7 +322,7 @@ def _no_upstream(label: str) -> GraphError:
 
 
 def _arguments(label: str, given: Any) -> tuple[tuple[Upstream, ...], tuple[Path, ...]]:
-    """What feeds a model, and the path of each in its call; no paths where all are positional arguments."""
+    """Return the inputs of a model and the path of each in its call; no paths if all are positional arguments."""
     if not isinstance(given, (list, tuple, Mapping)):
         return _upstreams(label, given), ()
     pairs = list(_paths(label, given, ()))
@@ -337,7 +337,7 @@ def _arguments(label: str, given: Any) -> tuple[tuple[Upstream, ...], tuple[Path
 
 
 def _with_batch_axes(label: str, arguments: tuple[Path, ...], count: int, given: Any) -> tuple[Path, ...]:
-    """The paths of a model's arguments with the axes of the batch, if one is not the first."""
+    """Return the paths of a model's arguments with the axes of the batch, if one is not the first."""
     paths = arguments or tuple((i,) for i in range(count))
     names = [".".join(map(str, path)) for path in paths]
     by_name = given if isinstance(given, Mapping) else dict.fromkeys(names, given)
@@ -389,7 +389,7 @@ def _upstream(label: str, given: Any, *, by_keyword: bool = False) -> Upstream:
 
 
 def _refuse_targets(label: str, given: Reference) -> None:
-    """A model that gets its targets among its features would learn to repeat them."""
+    """Refuse targets among the features of a model, because it would learn to repeat them."""
     leaking = [name for name in given.features if name in given.feature_set.targets]
     if leaking:
         raise GraphError(
@@ -450,8 +450,8 @@ class Layout:
         raise ValueError(f"{shown(plain)} where models are whole")
 
     def place(self, node: Any, backend: Any, device: Device, plan: Any) -> Any:
-        """Place the model of a node as the plan of its blocks defines; the plan is None if a phase does not change the
-        model.
+        """Place the model of a node as the plan of its blocks defines; the plan is None if the phase does not change
+        it.
         """
         return backend.place(node.model, device)
 
@@ -485,7 +485,7 @@ def layout_config(node: ModelNode) -> dict[str, Any]:
 
 
 def _layout_settings(where: str, *values: Any) -> tuple[Any, Any, Any]:
-    """The settings of a node's layout; those that are set are a distribution's."""
+    """Return the settings of a node's layout; those that are set are a distribution's."""
     for (name, default), value in zip(LAYOUT_SETTINGS.items(), values, strict=True):
         if type(value) is not type(default) or value != default:
             return divided_layout(name).settings(where, *values)

@@ -110,7 +110,7 @@ class Plan:
         return self[node].device
 
     def _where(self, device: Device) -> str:
-        """A device, or those of all replicas."""
+        """Return a device, or those of all replicas."""
         return ", ".join(map(str, self.replicas or (device,)))
 
     def explain(self, node: str) -> str:
@@ -298,7 +298,7 @@ def _described(assignment: Assignment) -> str:
 
 
 def _how(assignment: Assignment) -> str:
-    """In which precision, what is computed again or divided, as the end of a sentence; `""` where nothing was said."""
+    """Return precision, recomputation and sharding as the end of a sentence; `""` if none is set."""
     asked = "it asks itself" if assignment.precision_reason == "node" else "the phase asks"
     precision = f"; it is computed in {assignment.precision}, as {asked}" if assignment.precision else ""
     recomputed = (
@@ -317,14 +317,14 @@ def _recomputed(assignment: Assignment) -> str:
 
 
 def _precision(assignment: Assignment) -> str:
-    """A cell of the table: the precision, who decided, and what is computed again."""
+    """Return a cell of the table: the precision, who decided, and which parts are computed again."""
     text = f"{assignment.precision} ({assignment.precision_reason})" if assignment.precision else ""
     recomputed = f"{_recomputed(assignment).split()[0]} recomputed" if assignment.recomputed else ""
     return ", ".join(filter(None, (text, recomputed)))
 
 
 def _memory_lines(memory: Sequence[DeviceMemory]) -> list[str]:
-    """A table of the memory of each device."""
+    """Return a table of the memory of each device."""
     rows: list[tuple[str, ...]] = [("memory of", *CATEGORIES, "headroom", "of")]
     rows += [
         (
@@ -373,7 +373,7 @@ def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def _to_dict(entry: Any) -> dict[str, Any]:
-    """The compared fields of a plan's entry or of a spec; the others are objects of backends."""
+    """Return the compared fields of a plan's entry or of a spec; the others are objects of backends."""
     kept = [item for item in fields(entry) if item.compare]
     values = {item.name: getattr(entry, item.name) for item in kept}
     left_out = {item.name for item in kept if item.metadata == LEFT_OUT and values[item.name] == item.default}
@@ -475,7 +475,7 @@ def diff(before: Mapping[str, Any], after: Mapping[str, Any]) -> PlanDiff:
 
 
 def _keyed(entries: Sequence[_Entry], key: Callable[[_Entry], str]) -> dict[str, _Entry]:
-    """Entries by what they are; those that are the same in one plan are numbered."""
+    """Return entries by what they are; equal ones in one plan are numbered."""
     keyed: dict[str, _Entry] = {}
     for entry in entries:
         name, number = key(entry), 2

@@ -166,7 +166,7 @@ class Metric:
     def _counted(
         self, outputs: np.ndarray, targets: np.ndarray, mask: Any, lengths: Any
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The outputs and targets that count."""
+        """Return the outputs and targets that count."""
         if self.class_axis != -1:
             outputs = np.moveaxis(outputs, self.class_axis, -1)
         if self.ignore_index is not None or mask is not None or lengths is not None:

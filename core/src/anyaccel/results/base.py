@@ -224,7 +224,7 @@ def parts_of(results: Any, arrays: Arrays, prefix: str) -> dict[str, Any]:
 
 
 def _rows(results: Any, arrays: Arrays, prefix: str) -> dict[str, Any]:
-    """The rows of which there are predictions, and those that predictions are compared with."""
+    """Return the rows of which there are predictions, and those that predictions are compared with."""
     lengths = {len(array) for array in results.predictions.values()}
     columns: dict[str, list[str]] = {}
     for label, names in results.compared.values():

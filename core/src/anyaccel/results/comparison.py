@@ -180,7 +180,7 @@ def _last_and_best(values: Mapping[str, np.ndarray], names: Iterable[str]) -> di
 
 
 def _best(name: str, values: np.ndarray) -> float | None:
-    """The best value; None if it is not known which direction is better, or none is finite."""
+    """Return the best value; None if it is not known which direction is better, or none is finite."""
     higher, finite = is_higher_better(name), values[np.isfinite(values)]
     if not finite.size or higher is None:
         return None

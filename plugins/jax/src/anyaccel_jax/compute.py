@@ -94,7 +94,7 @@ class JaxCompute(JaxPlacement, KeywordCompute):
         return _specs(_built(model).parameters)
 
     def build(self, segment: Segment) -> Program:
-        """The adapter's program, compiled as a whole where the segment is on one device."""
+        """Return the adapter's program, compiled as a whole where the segment is on one device."""
         from anyaccel_jax.losses import keras_library
         from anyaccel_jax.ops import DonatingOps, JaxOps
         from anyaccel_jax.program import JaxProgram
@@ -163,10 +163,10 @@ class JaxCompute(JaxPlacement, KeywordCompute):
         built.write(parameters, {name: values[f"buffers/{name}"] for name in built.buffers})
 
     def models(self) -> Mapping[str, type]:
-        """SequentialMLP and SequentialCNN."""
-        from anyaccel_jax.models.builtin import SequentialCNN, SequentialMLP
+        """SequentialMLP, SequentialCNN and TabularMLP."""
+        from anyaccel_jax.models.builtin import SequentialCNN, SequentialMLP, TabularMLP
 
-        return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN}
+        return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN, "TabularMLP": TabularMLP}
 
     def loss_targets(self, loss: Loss) -> LossTargets | None:
         """Of losses of Keras."""
@@ -231,7 +231,7 @@ class JaxMemoryFigures(MemoryFigures):
     """Buffers; what a step takes is not told, as XLA decides it for each device."""
 
     def buffers(self, model: Any) -> Mapping[str, TensorSpec]:
-        """Of a model that is built, else a StateError."""
+        """Of a model that is built, otherwise a StateError."""
         return _specs(_built(model).buffers)
 
 

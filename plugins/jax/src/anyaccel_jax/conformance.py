@@ -48,7 +48,7 @@ class JaxSubject(Subject):
 
     @pytest.fixture
     def parameter_free_model(self) -> Callable[[], Any]:
-        """A pure function without parameters."""
+        """Return a pure function without parameters."""
         return lambda: Function(lambda parameters, x: jnp.tanh(x), {})
 
     @pytest.fixture
@@ -58,17 +58,17 @@ class JaxSubject(Subject):
 
     @pytest.fixture
     def keyword_model(self) -> Callable[[], Any]:
-        """A pure function of two arrays, which returns a dict."""
+        """Return a pure function of two arrays, which returns a dict."""
         return lambda: Function(difference, {})
 
     @pytest.fixture
     def time_first_model(self) -> Callable[[], Any]:
-        """A pure function of [time, batch, features]."""
+        """Return a pure function of [time, batch, features]."""
         return lambda: Function(lambda parameters, x: jnp.cumsum(x, 0), {})
 
     @pytest.fixture
     def custom_step(self) -> Callable[..., Any]:
-        """A pure function of the state of training and a batch."""
+        """Return a pure function of the state of training and a batch."""
         return train_step
 
 

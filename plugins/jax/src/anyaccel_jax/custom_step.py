@@ -1,4 +1,4 @@
-"""CustomStep: a training step of the user's own on the state of a program: a pure function, compiled where possible."""
+"""CustomStep: a custom training step on the state of a program: a pure function, compiled where possible."""
 
 from __future__ import annotations
 
@@ -80,13 +80,12 @@ class CustomStep:
         self._run = partial(_run, step, self._functions)
 
     def begin(self, buffers: Mapping[str, Mapping[str, Any]]) -> None:
-        """As in `CustomStepRunner`."""
         self._buffers = {label: dict(buffers[label]) for label in self._functions}
         self._steps = {owner: np.int32(self._state.states[owner].step) for owner in self._groups}
         self._tables.invalidate()
 
     def run(self, batch: Mapping[str, Any], key: Any) -> Any:
-        """The figures of the step; the state is changed.
+        """Return the figures of the step; the state is changed.
 
         Args:
             batch: columns by name.
@@ -133,7 +132,7 @@ class CustomStep:
         self._tables.invalidate()
 
     def renew(self) -> list[str]:
-        """Names of the Python values that have changed since the step was compiled, which is then done anew."""
+        """Return names of the Python values that have changed since the step was compiled, which is then done again."""
         return self._compiler.renew()
 
     def close(self) -> None:
@@ -163,7 +162,7 @@ def _run(
     batch: dict[str, Any],
     key: Any,
 ) -> tuple[dict[str, Values], Any]:
-    """The step between plain values, so that all the rest is constant, and not given back."""
+    """Return the step between plain values, so that all the rest is constant, and not returned."""
     base, state = jax.random.wrap_key_data(key), {}
     for number, (label, values) in enumerate(before.items()):
         state[label] = TrainState(

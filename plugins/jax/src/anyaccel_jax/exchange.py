@@ -131,7 +131,7 @@ def _is_exportable(array: Any) -> bool:
 
 
 def _without_gaps(foreign: Any) -> Any:
-    """The tensor, or a copy without gaps where it says that it has some: JAX imports no others."""
+    """Return the tensor, or a copy without gaps where it says that it has some: JAX imports no others."""
     strides, shape = getattr(foreign, "strides", None), getattr(foreign, "shape", ())
     if isinstance(foreign, np.ndarray):
         return foreign if foreign.flags.c_contiguous or foreign.flags.f_contiguous else foreign.copy()

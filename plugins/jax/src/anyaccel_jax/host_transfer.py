@@ -13,7 +13,7 @@ ENABLE_X64 = 'jax.config.update("jax_enable_x64", True)'
 
 
 def copy_on_host(array: np.ndarray) -> np.ndarray:
-    """A C-contiguous copy in native byte order that nobody else writes to, so that JAX may keep it.
+    """Return a C-contiguous copy in native byte order that no one else writes to, so that JAX may keep it.
 
     JAX aliases host arrays where their address allows it, whatever `may_alias` says: an array that somebody else may
     change afterwards must be copied.

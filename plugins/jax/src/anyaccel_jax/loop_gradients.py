@@ -24,7 +24,7 @@ class LossGradients:
         n_micro: how many micro-batches the rows are cut into.
         n_shards: among how many devices the rows are divided, each of which keeps its own.
         dtype: floating-point arrays are cast to it on their way into the loss; None casts nothing.
-        has_aux: whether the loss gives a pair whose second is given back as it is.
+        has_aux: whether the loss gives a pair whose second is returned as it is.
         traced: called when a step is traced.
     """
 
@@ -42,12 +42,12 @@ class LossGradients:
         self._dtype, self._has_aux, self._traced = dtype, has_aux, traced
 
     def __call__(self, model: Any, *args: Any, mask: Any = None, **settings: Any) -> tuple[Any, Any]:
-        """The loss, and its gradients with respect to the first argument.
+        """Return the loss, and its gradients with respect to the first argument.
 
         Args:
             model: parameters, an NNX module or an Equinox module.
             args, settings: go to the loss. Arrays with as many rows as the first of them are cut into micro-batches;
-                each micro-batch gets a random key of its own.
+                each micro-batch gets its own random key.
             mask: [rows], which of them count; the loss gives a value of each row then.
         """
         self._traced()
@@ -183,7 +183,7 @@ def _part_of(model: Any) -> _Part:
 
 
 def _own_key(leaf: Any, number: Any) -> Any:
-    """A random key of a micro-batch, of that of the batch; anything else as it is."""
+    """Return a random key of a micro-batch, of that of the batch; anything else as it is."""
     is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) and leaf.ndim == 0
     return jax.random.fold_in(leaf, number) if is_key else leaf
 
@@ -234,10 +234,10 @@ def _wrong(result: Any, available: str) -> DataError:
 
 
 def checked_micro(accumulate: Any, has_aux: bool) -> int:
-    """How many micro-batches, of a setting.
+    """Return how many micro-batches, of a setting.
 
     Raises:
-        ConfigError: it is no number of them; or they were to give something else, too.
+        ConfigError: it is not a number of them; or they were to give something else, too.
     """
     if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
         raise ConfigError(

@@ -18,7 +18,7 @@ def keras_library() -> LayerLibrary:
 
 
 def scalar_loss(loss: Loss) -> Loss:
-    """The spec of a loss with a function of arrays as its `own`; losses of Keras do not broadcast.
+    """Return the spec of a loss with a function of arrays as its `own`; losses of Keras do not broadcast.
 
     Raises:
         SpecError: a class that does not take `loss_kwargs`.

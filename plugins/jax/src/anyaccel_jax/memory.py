@@ -26,4 +26,4 @@ class JaxMemory(Memory):
         return runtime_config.disable_preallocation() if device.kind == "gpu" else ""
 
     def release_memory(self, device: Device) -> None:
-        """JAX has no way to give back what its allocator holds."""
+        """JAX has no way to return what its allocator holds."""

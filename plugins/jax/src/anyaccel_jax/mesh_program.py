@@ -58,7 +58,7 @@ class DeviceMesh:
         return self._sharding(*[None] * chosen, _AXIS)
 
     def placed_state(self, state: NodeState, *, divided: bool) -> NodeState:
-        """The optimizer state of a node over the mesh."""
+        """Return the optimizer state of a node over the mesh."""
         where = self.of_state if divided else lambda _: self.everywhere
         return NodeState(state.step, jax.tree.map(lambda x: self.put(x, where(np.shape(x))), dict(state.slots)))
 
@@ -80,7 +80,7 @@ class DeviceMesh:
         return constrain(rows, where)
 
     def dividing_rows(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function to be compiled as a whole, in which rows of any number are divided, unless XLA cannot."""
+        """Return a function to be compiled as a whole, in which rows of any number are divided, unless XLA cannot."""
 
         @wraps(function)
         def traced(*args: Any) -> Any:
@@ -96,7 +96,7 @@ class DeviceMesh:
         return traced
 
     def put(self, array: Any, sharding: NamedSharding) -> Any:
-        """An array over the mesh."""
+        """Return an array over the mesh."""
         return jax.device_put(array, sharding)
 
     def home(self, tree: Any) -> Any:
@@ -152,7 +152,7 @@ class MeshOps(JaxOps):
         self._placed: dict[int, tuple[Any, Any]] = {}
 
     def shareable(self) -> MeshOps:
-        """The same without models."""
+        """Return the same without models."""
         return type(self)(self._move_array, self._mesh, keeps_models=False)  # nobody asks it for parameters
 
     def parameters(self, model: Any) -> Mapping[str, Any]:
@@ -276,7 +276,7 @@ class _DividedStep(StepFunction):
         return constrain(array, self._mesh.everywhere)
 
     def flatten(self, state: Any) -> tuple[Any, Any, Any]:
-        """The state as it is."""
+        """Return the state as it is."""
         return state, self, lambda after: after
 
 

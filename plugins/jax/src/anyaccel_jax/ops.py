@@ -73,7 +73,7 @@ def gather_rows(column: Any, order: Any, begin: Any, size: int) -> Any:
 class JaxOps(TracedOps):
     """Arrays of JAX, and models as pure functions; a new object for each program.
 
-    The state that a step loop is given stays intact, so that however a call ends, there is a state to go on with.
+    The state that a step loop is given stays intact, so that however a call ends, there is a state to continue with.
 
     Args:
         move_array: puts an array on a device.
@@ -96,7 +96,7 @@ class JaxOps(TracedOps):
         return jax.named_scope(name)
 
     def model(self, model: Any) -> Model:
-        """A model as a pure function."""
+        """Return a model as a pure function."""
         if not self._keeps_models:
             return as_model(model)
         if id(model) not in self._models:
@@ -104,7 +104,7 @@ class JaxOps(TracedOps):
         return self._models[id(model)]
 
     def shareable(self) -> JaxOps:
-        """The same without models."""
+        """Return the same without models."""
         return type(self)(self._move_array, keeps_models=False)
 
     def cache_key(self, model: Any) -> Any:
@@ -225,7 +225,7 @@ class JaxOps(TracedOps):
         return _jit(function, donated)
 
     def compile_steps(self, body: StepFunction, *, quick: bool = False) -> StepLoop:
-        """A loop on the device, compiled once for any number of steps, or single steps."""
+        """Return a loop on the device, compiled once for any number of steps, or single steps."""
         return compile_loop(body, self.jit, donates=self.donates)
 
     def accumulate(self, body: Callable[..., Any], carried: Any, count: int) -> tuple[Any, Any]:
@@ -244,7 +244,7 @@ class JaxOps(TracedOps):
     # -- arrays and numbers ----------------------------------------------------------------------------------------
 
     def scalar(self, value: float) -> Any:
-        """A NumPy number, so that another value does not compile a function anew."""
+        """Return a NumPy number, so that another value does not compile a function again."""
         return np.float64(value) if isinstance(value, float) else np.int32(value)
 
     def move(self, array: Any, device: Device) -> Any:
@@ -272,7 +272,7 @@ class JaxOps(TracedOps):
     # -- randomness, losses, optimizers ----------------------------------------------------------------------------
 
     def key(self, seed: int) -> Any:
-        """The 64 bits as JAX's key data: two uint32."""
+        """Return the 64 bits as JAX's key data: two uint32."""
         return np.array([seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF], dtype=np.uint32)
 
     def fold(self, key: Any, number: Any) -> Any:
@@ -280,7 +280,7 @@ class JaxOps(TracedOps):
         return jax.random.key_data(jax.random.fold_in(_wrap_key(key), number))
 
     def custom_loss(self, loss: Loss) -> LossFunction:
-        """A function of arrays that gives the mean, or a loss of Keras, whose mean is taken."""
+        """Return a function of arrays that gives the mean, or a loss of Keras, whose mean is taken."""
         return super().custom_loss(scalar_loss(loss))
 
     def parameter_tree(self, model: Any) -> ParameterTree:

@@ -24,7 +24,7 @@ _WHILE_TRACING = (jax.errors.JAXTypeError, jax.errors.JAXIndexError)  # values t
 
 
 def optax_rule(optimizer: Optimizer) -> UpdateRule:
-    """The rule of a gradient transformation, or of a factory that creates one from a learning rate.
+    """Return the rule of a gradient transformation, or of a factory that creates one from a learning rate.
 
     Raises:
         SpecError: it is neither, or does not take the settings.
@@ -53,15 +53,15 @@ class OptaxRule(UpdateRule):
         return type(self)(self.optimizer, tree)
 
     def coefficients(self, step: int) -> dict[str, float]:
-        """The learning rate, or for a transformation that has its own, a factor on the updates."""
+        """Return the learning rate, or for a transformation that has its own, a factor on the updates."""
         return {"rate": self.optimizer.rate(step - 1)}
 
     def _transformation(self, rate: Any) -> Any:
-        """The transformation for a learning rate."""
+        """Return the transformation for a learning rate."""
         raise NotImplementedError
 
     def _initial_state(self, parameters: Arrays) -> Any:
-        """The state of the transformation before the first step.
+        """Return the state of the transformation before the first step.
 
         Raises:
             SpecError: it cannot be created, as the transformation expects parameters in another tree.
@@ -75,7 +75,7 @@ class OptaxRule(UpdateRule):
             raise self._tree_error(error) from error
 
     def _state_structure(self, parameters: Arrays) -> Any:
-        """The state with shapes in place of values; kept, as steps that are not compiled ask for it again."""
+        """Return the state with shapes in place of values; kept, as steps that are not compiled ask for it again."""
         key = tuple((name, array.shape, array.dtype) for name, array in parameters.items())
         if key not in self._structures:
             self._structures[key] = jax.eval_shape(self._initial_state, dict(parameters))
@@ -168,7 +168,7 @@ class OptaxRule(UpdateRule):
         return {name: value + scaled[name] for name, value in before.items()}, tree.split_state(after, before)
 
     def _with_rate(self, state: Any, rate: Any) -> Any:
-        """The state for a step with a learning rate."""
+        """Return the state for a step with a learning rate."""
         return state
 
     def _scale(self, updates: Arrays, rate: Any) -> Arrays:

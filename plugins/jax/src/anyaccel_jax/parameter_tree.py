@@ -54,11 +54,11 @@ class ParameterTree:
         return f"{self.source}, with the leaves {', '.join(texts)}{more}"
 
     def join(self, arrays: Arrays) -> Any:
-        """The tree with these parameters, and None in the places of others."""
+        """Return the tree with these parameters, and None in the places of others."""
         return jax.tree.unflatten(self._structure, [arrays.get(name) for name in self._names])
 
     def initial_state(self, init: Callable[[Any], Any], arrays: Arrays) -> Any:
-        """The state that an optimizer begins with."""
+        """Return the state that an optimizer begins with."""
         return self._unbox(init(jax.tree.unflatten(self._boxed, [arrays.get(name) for name in self._names])))
 
     def split(self, tree: Any, arrays: Arrays) -> dict[str, Any]:
@@ -85,12 +85,12 @@ class ParameterTree:
         return slots
 
     def join_state(self, like: Any, arrays: Arrays, slots: Slots) -> Any:
-        """The state with these slots, of the structure of another one."""
+        """Return the state with these slots, of the structure of another one."""
         leaves = [_as(slots[name][slot], leaf) for (name, slot), leaf in self._places(like, arrays)]
         return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
     def _places(self, state: Any, arrays: Arrays) -> list[tuple[tuple[str, str], Any]]:
-        """The parameter that each leaf of a state belongs to and the name of its slot, and the leaf."""
+        """Return the parameter that each leaf of a state belongs to and the name of its slot, and the leaf."""
         tree = self.join({name: name for name in arrays})
         paths: _Paths = dict(jax.tree_util.tree_flatten_with_path(tree)[0])
         kind, first, places = type(tree), min(arrays), []
@@ -130,7 +130,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _as(slot: Any, like: Any) -> Any:
-    """A slot as the leaf of a state."""
+    """Return a slot as the leaf of a state."""
     if not _is_key(like):
         return slot
     kinds: list[Any] = []  # a shape does not tell it, an array while tracing does
@@ -139,5 +139,5 @@ def _as(slot: Any, like: Any) -> Any:
 
 
 def _length_of_owner(path: tuple[Any, ...], paths: _Paths) -> int | None:
-    """How much of a path leads to a parameter."""
+    """Return how much of a path leads to a parameter."""
     return next((length for length in range(len(path) + 1) if path[:length] in paths), None)

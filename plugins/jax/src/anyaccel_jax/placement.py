@@ -80,7 +80,7 @@ class JaxPlacement(Backend):
         return self.device_named(single_device(first))
 
     def device_named(self, native: Any) -> Device:
-        """The device that one of JAX's own device objects is."""
+        """Return the device that one of JAX's own device objects is."""
         kinds = {platform: kind for kind, platform in self.platforms.items()}
         kind = kinds.get(native.platform, native.platform)
         return Device(kind, self._jax_devices(kind).index(native))

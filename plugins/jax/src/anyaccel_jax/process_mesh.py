@@ -37,7 +37,9 @@ class ProcessMesh(DeviceMesh):
         self._gather = jax.jit(lambda array: array, out_shardings=self.everywhere)
 
     def put(self, array: Any, sharding: NamedSharding) -> Any:
-        """An array that all processes have alike, over the mesh: each keeps its part, and nothing is exchanged."""
+        """Return an array that all processes have alike, over the mesh: each keeps its part, and nothing is
+        exchanged.
+        """
         if _is_global(array):
             return array
         shape = np.shape(array)
@@ -46,7 +48,7 @@ class ProcessMesh(DeviceMesh):
         return jax.make_array_from_single_device_arrays(shape, sharding, [jax.device_put(part, self.own)])
 
     def joined(self, array: Any) -> Any:
-        """The rows of all processes, one after the other, of which this one gives its part."""
+        """Return the rows of all processes, in sequence, of which this one gives its part."""
         join: Any = jax.make_array_from_process_local_data
         return join(self.rows, array)
 
@@ -80,7 +82,7 @@ class ProcessMeshProgram(MeshProgram):
         super().__init__(segment, ops, mesh)
 
     def begin_parts(self, n_replicas: int) -> None:
-        """The rows of the next step are those of so many processes."""
+        """The rows of the next step are those of that many processes."""
         self._takes_parts = n_replicas > 1
 
     def _step_rows(self, inputs: Sequence[Any]) -> list[Any]:
@@ -93,7 +95,7 @@ class ProcessMeshProgram(MeshProgram):
         self._is_abandoned = True
 
     def sharded_bytes(self) -> int:
-        """Bytes of parameters and optimizer slots, or their parts, on the device of this process."""
+        """Return bytes of parameters and optimizer slots, or their parts, on the device of this process."""
         slots = {node: state.slots for node, state in self._state.states.items()}
         arrays = jax.tree.leaves((self._state.parameters, slots))
         return sum(shard.data.nbytes for array in arrays for shard in array.addressable_shards)
@@ -186,6 +188,6 @@ class ProcessMeshProgram(MeshProgram):
         return {node: NodeState(state.step) for node, state in self._state.all_states().items()}
 
     def _lost(self, array: Any) -> Any:
-        """An array of NaN, or of zeros where the dtype has none, on the device of this process."""
+        """Return an array of NaN, or of zeros where the dtype has none, on the device of this process."""
         value = np.nan if jax.numpy.issubdtype(array.dtype, jax.numpy.inexact) else 0
         return jax.device_put(np.full(array.shape, value, array.dtype), self._own)

@@ -38,7 +38,7 @@ _AXIS = "replicas"
 
 @cache
 def joined(rank: int, size: int) -> JaxReplicaGroup:
-    """The group of this process."""
+    """Return the group of this process."""
     return JaxReplicaGroup(rank, size)
 
 
@@ -157,7 +157,7 @@ class JaxReplicaGroup(ReplicaGroup):
 
 
 def corresponding_devices(device: Any, size: int) -> list[Any]:
-    """The device of each process, by rank, with the number that a device has among those of this process."""
+    """Return the device of each process, by rank, with the number that a device has among those of this process."""
     by_process: dict[int, list[Any]] = {}
     for other in jax.devices(device.platform):
         by_process.setdefault(other.process_index, []).append(other)
@@ -166,7 +166,7 @@ def corresponding_devices(device: Any, size: int) -> list[Any]:
 
 
 def on_host(array: np.ndarray) -> Any:
-    """An array for the collectives of CPUs, which need no GPU of their own, if this JAX has CPUs."""
+    """Return an array for the collectives of CPUs, which need no GPU of their own, if this JAX has CPUs."""
     try:
         return jax.device_put(array, jax.local_devices(backend="cpu")[0])
     except RuntimeError:  # JAX_PLATFORMS=cuda
@@ -190,11 +190,11 @@ class _Collectives:
         self._gather = jax.jit(lambda rows: rows, out_shardings=everywhere)
 
     def add(self, array: Any) -> Any:
-        """The sum of the arrays of all processes, on the device of this one."""
+        """Return the sum of the arrays of all processes, on the device of this one."""
         return self._add(self._as_row(array)).addressable_data(0)
 
     def gather(self, array: Any) -> Any:
-        """The arrays of all processes, [processes, ...], on the device of this one."""
+        """Return the arrays of all processes, [processes, ...], on the device of this one."""
         return self._gather(self._as_row(array)).addressable_data(0)
 
     def _as_row(self, array: Any) -> Any:
@@ -202,7 +202,7 @@ class _Collectives:
 
 
 def _positions(arrays: Iterable[Any]) -> list[list[int]]:
-    """The positions of arrays by device and dtype."""
+    """Return the positions of arrays by device and dtype."""
     positions: dict[Any, list[int]] = {}
     for i, array in enumerate(arrays):
         positions.setdefault((single_device(array), array.dtype), []).append(i)
@@ -241,14 +241,14 @@ def _shares(summed: Any, n_rows: Any) -> list[Any]:
 
 @partial(jax.jit, static_argnums=1)
 def _rows(shards: Sequence[Sequence[Any]], n_rows: int) -> Any:
-    """The arrays of each shard in one row; zeros in rows beyond them."""
+    """Return the arrays of each shard in one row; zeros in rows beyond them."""
     rows = jnp.stack([jnp.concatenate([jnp.ravel(array) for array in shard]) for shard in shards])
     return jnp.pad(rows, ((0, n_rows - len(shards)), (0, 0)))
 
 
 @partial(jax.jit, static_argnums=(1, 2))
 def _pieces(gathered: Any, counts: tuple[int, ...], shapes: tuple[tuple[int, ...], ...]) -> list[list[Any]]:
-    """The arrays of all shards, by rank and in their order, given [processes, rows, elements]."""
+    """Return the arrays of all shards, by rank and in their order, given [processes, rows, elements]."""
     ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
     rows = [gathered[rank, i] for rank, count in enumerate(counts) for i in range(count)]
     return [[part.reshape(shape) for part, shape in zip(jnp.split(row, ends), shapes, strict=True)] for row in rows]
@@ -266,7 +266,7 @@ _LEAVE_SECONDS = 3600
 def join_cluster(rank: int, size: int) -> Departure:
     """Join the other processes, unless the script has: `jax.distributed.initialize()`.
 
-    They meet where JAX_COORDINATOR_ADDRESS says, else at the port after MASTER_PORT, where torch meets.
+    They meet where JAX_COORDINATOR_ADDRESS says, otherwise at the port after MASTER_PORT, where torch meets.
 
     Returns:
         how this process leaves them.
@@ -315,7 +315,8 @@ def join_cluster(rank: int, size: int) -> Departure:
 
 
 def own_gpu(rank: int, size: int) -> dict[str, Any]:
-    """The GPU of this process, where its machine has several: without a word, each process would take all of them.
+    """Return the GPU of this process, where its machine has several: without a word, each process would take all of
+    them.
 
     Raises:
         FrameworkError: it has fewer than there are processes.
@@ -342,11 +343,11 @@ def _coordinator() -> str:
 
 
 def _check_coordinator(rank: int, seconds: float) -> None:
-    """See that the coordinator can be: JAX crashes where its port is taken, and aborts where nobody listens.
+    """See that the coordinator can be: JAX crashes where its port is taken, and aborts where no one listens.
 
     Raises:
         ValueError: its address has no port.
-        OSError: the port is taken, or nobody listens there in so many seconds.
+        OSError: the port is taken, or no one listens there in that many seconds.
     """
     host, _, port = _coordinator().rpartition(":")
     if not host or not port.isdecimal():

@@ -1,4 +1,4 @@
-"""JAX's devices as far as they are known before JAX starts, and settings that must be made before.
+"""JAX's devices if known before JAX starts, and settings that must be made before.
 
 JAX starts when it first touches a device: from then on its devices and its way of allocating memory are fixed.
 """
@@ -61,7 +61,7 @@ def has_plugin(platform: str) -> bool:
 
 
 def setting(name: str) -> Any:
-    """A setting of JAX's, such as `"jax_platforms"`; until JAX is imported, the variable that it will read."""
+    """Return a setting of JAX's, such as `"jax_platforms"`; until JAX is imported, the variable that it will read."""
     if "jax" not in sys.modules:
         return os.environ.get(name.upper())
     import jax

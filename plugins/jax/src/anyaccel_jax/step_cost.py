@@ -42,7 +42,7 @@ class JaxStepCosts(StepCosts):
 
 
 class _UnmovedOps(JaxOps):
-    """Traces models as parts of one function; nothing moves, as devices need not be here."""
+    """Traces models as parts of one function; nothing moves, so the devices do not have to exist here."""
 
     eager = True
 
@@ -73,7 +73,7 @@ class _Node:
         return apply(self._op.model, parameters, buffers, inputs, train, key, **self._keywords)[0]
 
     def kept(self, inputs: tuple[Any, ...]) -> int:
-        """Bytes of what `jax.vjp` gives, besides what it was given."""
+        """Return bytes of what `jax.vjp` gives, in addition to what it was given."""
         active = [want and _is_floating(x) for want, x in zip(self._wanted, inputs, strict=True)]
 
         def forward(values: Any, inputs: tuple[Any, ...]) -> Any:

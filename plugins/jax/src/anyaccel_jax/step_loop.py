@@ -36,8 +36,8 @@ def compile_loop(
     """As `TracedOps.compile_steps`: a loop of up to `MAX_STEPS_PER_CALL` steps, compiled once for any number of them.
 
     The scalars of steps stay on the device, where the previous call left them. On a CPU, steps with convolutions are
-    called one by one where that is faster. Results have rows for whole calls of the loop: to cut them to the steps
-    that were run would compile anew for every number of steps.
+    called one by one where that is faster. Results have rows for whole calls of the loop: to cut them to the steps that
+    were run would compile again for every number of steps.
 
     Args:
         body: one step.
@@ -107,14 +107,13 @@ class _LoopOrSteps:
         self._chosen: RunSteps | None = None
 
     def __call__(self, state: Any, rest: Any, table: Any, numbers: Any, count: Any, size: int) -> tuple[Any, Any, Any]:
-        """As `RunSteps`."""
         if self._chosen is None:
             state = self._choose(state, rest, table, numbers)
         assert self._chosen is not None
         return self._chosen(state, rest, table, numbers, count, size)
 
     def _choose(self, state: Any, rest: Any, table: Any, numbers: Any) -> Any:
-        """The state, in other memory where the loop does not keep it."""
+        """Return the state, in other memory where the loop does not keep it."""
         chosen: RunSteps = self._run_loop
         if next(iter(numbers.devices())).platform == "cpu":
             state, results, _ = self._loop(state, rest, table, numbers, self._put(np.int32(0), numbers.sharding))
@@ -214,7 +213,7 @@ def _row(table: Any, numbers: Any, i: Any, behind: Any = 0) -> dict[str, Any]:
 
 
 def _advance(numbers: Any, count: Any) -> Any:
-    """The numbers after so many steps."""
+    """Return the numbers after that many steps."""
     _, _, _, batch_size, draws_per_step = numbers
     return numbers + jnp.stack([count * batch_size, count * draws_per_step, count, 0 * count, 0 * count])
 

@@ -1,4 +1,4 @@
-"""TrainState: one node in a training step of the user's own, as a pytree with its model and its optimizer."""
+"""TrainState: one node in a custom training step, as a pytree with its model and its optimizer."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class TrainState:
         return result, dict(before if after is None else after)
 
     def apply_gradients(self, grads: Arrays, *, value: Any = None, **changes: Any) -> TrainState:
-        """The state after one update by the node's optimizer, with its schedule and clipping.
+        """Return the state after one update by the node's optimizer, with its schedule and clipping.
 
         Args:
             grads: like `params`, or a part of it; other parameters stay as they are.
@@ -125,7 +125,7 @@ class TrainState:
         )
 
     def replace(self, **changes: Any) -> TrainState:
-        """The same with other attributes, such as `buffers`."""
+        """Return the same with other attributes, such as `buffers`."""
         return replace(self, **changes)
 
     def _check_update(self, grads: Arrays, value: Any) -> None:
@@ -155,7 +155,7 @@ State = dict[str, TrainState]
 
 
 def check_after(before: State, given: Any) -> tuple[State, Any]:
-    """The state and the figures that a step gave.
+    """Return the state and the figures that a step gave.
 
     Raises:
         PhaseError: they are no such pair; or the state has other nodes, names, shapes or dtypes, or changes what is

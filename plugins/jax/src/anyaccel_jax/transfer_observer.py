@@ -55,13 +55,13 @@ class JaxTransfers(ObservesTransfers):
         return not missing_names()
 
     def unobserved_transfers(self) -> Sequence[str]:
-        """All where it has not."""
+        """Return all where it has not."""
         missing = ", ".join(missing_names())
         return [f"this version of JAX has no {missing}, by which transfers are seen"] if missing else []
 
 
 def missing_names() -> list[str]:
-    """Names that this JAX lacks, without which not everything would be seen."""
+    """Return names that this JAX lacks, without which not everything would be seen."""
     return [f"{getattr(owner, '__name__', owner)}.{name}" for owner, name in _PATCHED if not hasattr(owner, name)]
 
 

@@ -55,7 +55,7 @@ class TensorFlowBackend(TensorFlowExchange, TensorFlowCompute):
     }
 
     def devices(self) -> Sequence[Device]:
-        """Those expected where these are certain, until tensorflow is imported."""
+        """Return those expected where these are certain, until tensorflow is imported."""
         if "tensorflow" not in sys.modules:
             expected = self.required(ExpectedDevices).expected_devices(Machine.detect())
             if expected is not None:

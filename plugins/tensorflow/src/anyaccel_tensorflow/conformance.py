@@ -35,13 +35,13 @@ class TensorFlowSubject(Subject):
 
     @pytest.fixture
     def buffered_model(self) -> Callable[[], Any]:
-        """A Keras model with batch normalization."""
+        """Return a Keras model with batch normalization."""
         layers = keras.layers
         return lambda: keras.Sequential([layers.Dense(5), layers.BatchNormalization(), layers.Dense(3)])
 
     @pytest.fixture
     def tied_model(self) -> Callable[[], Any]:
-        """A Keras model that calls one layer twice."""
+        """Return a Keras model that calls one layer twice."""
 
         def make() -> Any:
             inputs, tied = keras.Input((4,)), keras.layers.Dense(4, "tanh")
@@ -66,7 +66,7 @@ class TensorFlowSubject(Subject):
 
     @pytest.fixture
     def parameter_free_model(self) -> Callable[[], Any]:
-        """An activation of Keras."""
+        """Return an activation of Keras."""
         return lambda: keras.layers.Activation("tanh")
 
     @pytest.fixture
@@ -76,7 +76,7 @@ class TensorFlowSubject(Subject):
 
     @pytest.fixture
     def time_first_model(self) -> Callable[[], Any]:
-        """A module of [time, batch, features]."""
+        """Return a module of [time, batch, features]."""
         return RunningTotal
 
     @pytest.fixture

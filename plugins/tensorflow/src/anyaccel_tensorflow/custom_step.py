@@ -1,4 +1,4 @@
-"""CustomStep: a training step of the user's own on the user's models: with GradientTape, as a `train_step` of Keras."""
+"""CustomStep: a custom training step on the user's models: with GradientTape, as a `train_step` of Keras."""
 
 from __future__ import annotations
 
@@ -131,11 +131,9 @@ class CustomStep:
         return {owner: {name: read(v) for name, v in held.buffers.items()} for owner, held in trained.items()}
 
     def begin_epoch(self) -> None:
-        """As in `CustomStepRunner`."""
         self._tables.invalidate()
 
     def renew(self) -> list[str]:
-        """As in `CustomStepRunner`."""
         return self._compiler.renew()
 
     def close(self) -> None:

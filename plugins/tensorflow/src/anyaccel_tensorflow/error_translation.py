@@ -35,7 +35,7 @@ def translate_errors(subject: str) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """The message of an error, without the frames and node names that Keras and TensorFlow put around it."""
+    """Return the message of an error, without the frames and node names that Keras and TensorFlow put around it."""
     line = _AROUND.sub("", str(error)).strip().partition("\n")[0]
     return re.sub(r"\s*(\[Op:\w+\])?( name: ?\S*)?\s*$", "", line).strip()
 

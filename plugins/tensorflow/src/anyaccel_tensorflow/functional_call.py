@@ -58,13 +58,13 @@ class FunctionalCall(ABC):
         """Outputs, and buffers afterwards (None where they are unchanged); everything random follows from `key`."""
 
     def _seeded(self, buffers: Values, train: bool, key: Any) -> dict[str, Any]:
-        """The buffers, in training with states of random generators that follow from the key."""
+        """Return the buffers, in training with states of random generators that follow from the key."""
         states = {name: random_state(key, i, buffers[name]) for i, name in enumerate(self._random) if train}
         return {**buffers, **states}
 
 
 def functional_call(model: Any) -> FunctionalCall:
-    """A built model as a function."""
+    """Return a built model as a function."""
     if isinstance(model, SpecModel):
         return SpecModelCall(model)
     if keras().is_layer(model) and not any(any(variables.functions(part)) for part in variables.parts(model)):
@@ -162,14 +162,14 @@ class AssigningCall(FunctionalCall):
     def _run(
         self, primals: Sequence[Any], constants: Sequence[Any], train: bool, layout: CallLayout, kept: list[Any]
     ) -> Any:
-        """The floating outputs, as an operation whose gradient is that of the variables and floating inputs.
+        """Return the floating outputs, as an operation whose gradient is that of the variables and floating inputs.
 
         Args:
             primals: the values of the trained variables, then the floating inputs.
             constants: the other inputs, and None in the places of the floating ones.
             train: whether in training mode.
             layout: of the call.
-            kept: gets all outputs, and the buffers that training changes for good.
+            kept: gets all outputs, and the buffers that training changes permanently.
         """
         count = len(self._trained)
 
@@ -190,7 +190,9 @@ class AssigningCall(FunctionalCall):
 
 
 def gradient_function(tape: tf.GradientTape, targets: Sequence[Any], sources: Sequence[Any]) -> Callable[..., Any]:
-    """The gradient function for `tf.custom_gradient`: from cotangents of `targets` to dense gradients of `sources`."""
+    """Return the gradient function for `tf.custom_gradient`: from cotangents of `targets` to dense gradients of
+    `sources`.
+    """
 
     def gradients_of(*cotangents: Any, variables: Any = None) -> Any:
         zero = tf.UnconnectedGradients.ZERO
@@ -239,7 +241,7 @@ def functions_inlined() -> Iterator[None]:
 
 
 def outputs_of(result: Any, layout: CallLayout = POSITIONAL) -> tuple[Any, ...]:
-    """The outputs in what a model returned; see `CallLayout.outputs`."""
+    """Return the outputs in what a model returned; see `CallLayout.outputs`."""
     return layout.outputs(result, tf.Tensor, _move_axis)
 
 
@@ -249,7 +251,9 @@ def _move_axis(tensor: Any, source: int, to: int) -> Any:
 
 
 def _python_call(model: Any) -> Callable[..., Any]:
-    """The Python function that a call of a module runs; while tracing, with control flow rewritten by autograph."""
+    """Return the Python function that a call of a module runs; while tracing, with control flow rewritten by
+    autograph.
+    """
     method: Any = type(model).__call__
     if not isinstance(method, tf.types.experimental.PolymorphicFunction):
         return method  # type: ignore[no-any-return]
@@ -259,7 +263,7 @@ def _python_call(model: Any) -> Callable[..., Any]:
 
 
 def _with_added_losses(outputs: tuple[Any, ...], added: Sequence[Any]) -> tuple[Any, ...]:
-    """The outputs; on the way back, each added loss has the gradient 1, whichever output it begins from."""
+    """Return the outputs; on the way back, each added loss has the gradient 1, whichever output it begins from."""
     places = [i for i, output in enumerate(outputs) if is_differentiable(output)]
     if not places:
         return outputs

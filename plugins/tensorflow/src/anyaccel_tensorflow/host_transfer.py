@@ -18,7 +18,7 @@ _DLPACK_DTYPES = frozenset(map(np.dtype, ("i1", "i2", "i4", "i8", "u1", "u2", "u
 
 
 def copy_to_cpu(array: np.ndarray) -> tf.Tensor:
-    """A tensor on the first CPU with a copy of the values of an array of any strides and byte order.
+    """Return a tensor on the first CPU with a copy of the values of an array of any strides and byte order.
 
     Raises:
         MoveError: TensorFlow lacks the dtype.
@@ -31,7 +31,7 @@ def copy_to_cpu(array: np.ndarray) -> tf.Tensor:
 
 
 def adopt_on_cpu(array: np.ndarray) -> tf.Tensor:
-    """A tensor on the first CPU in the memory of a dense and aligned array, which the tensor keeps alive.
+    """Return a tensor on the first CPU in the memory of a dense and aligned array, which the tensor keeps alive.
 
     A copy where DLPack cannot describe the array: where it is empty, or of a dtype that NumPy or TensorFlow does not
     exchange.

@@ -35,7 +35,7 @@ def is_for_gpus(flags: Mapping[str, bool]) -> bool:
 
 
 def build_name(flags: Mapping[str, bool]) -> str:
-    """Name and version of the installed package, as far as it is a known one."""
+    """Name and version of the installed package, to the extent that it is a known one."""
     names = ("tensorflow", "tensorflow-rocm") if is_for_gpus(flags) else (*CPU_BUILDS, "tensorflow")
     version = next(filter(None, map(installed_version, names)), "")
     return f"TensorFlow, {version}," if version else "TensorFlow"

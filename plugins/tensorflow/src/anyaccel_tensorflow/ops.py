@@ -87,7 +87,7 @@ class TensorFlowOps(TracedOps):
             self.eager_seconds = 0.0  # eager steps would have to send the numbers in a model's code to the device
 
     def named_scope(self, name: str) -> AbstractContextManager[Any]:
-        """A name scope while a function is traced; eagerly, a span that is there where somebody records."""
+        """Return a name scope while a function is traced; eagerly, a span that is there where somebody records."""
         eagerly = tf.executing_eagerly()
         scope: AbstractContextManager[Any] = (
             tf.profiler.experimental.Trace(name) if eagerly else tf.name_scope(f"{scope_name(name)}/")
@@ -105,7 +105,7 @@ class TensorFlowOps(TracedOps):
         return shared
 
     def cache_key(self, model: Any) -> Any:
-        """Its variables, and the plain attributes of all its parts."""
+        """Return its variables, and the plain attributes of all its parts."""
         named = ((name, variable) for group in model_variables(model) for name, variable in group.items())
         identities = tuple((name, IdentityKey(tf_variable(variable))) for name, variable in named)
         if isinstance(model, SpecModel):
@@ -141,15 +141,15 @@ class TensorFlowOps(TracedOps):
     # -- models ----------------------------------------------------------------------------------------------------
 
     def parameters(self, model: Any) -> Mapping[str, Any]:
-        """The values of its trainable variables; a shared variable is the same tensor in every model."""
+        """Return the values of its trainable variables; a shared variable is the same tensor in every model."""
         return {name: self._value(variable) for name, variable in self._call(model).variables.parameters.items()}
 
     def buffers(self, model: Any) -> Mapping[str, Any]:
-        """The values of its other variables."""
+        """Return the values of its other variables."""
         return {name: self._value(variable) for name, variable in self._call(model).variables.buffers.items()}
 
     def constraints(self, model: Any) -> Mapping[str, Callable[[Any], Any]]:
-        """Those of its trained variables, of Keras or TensorFlow."""
+        """Return those of its trained variables, of Keras or TensorFlow."""
         named = self._call(model).variables.parameters
         constraints = {name: getattr(variable, "constraint", None) for name, variable in named.items()}
         return {name: constraint for name, constraint in constraints.items() if constraint is not None}
@@ -179,7 +179,7 @@ class TensorFlowOps(TracedOps):
         precision: NodePrecision | None = None,
         remat: str = "",
     ) -> tuple[tuple[Any, ...], Mapping[str, Any] | None]:
-        """The model's outputs, and its buffers afterwards in training."""
+        """Return the model's outputs, and its buffers afterwards in training."""
         call: Any = self._call(model)
         if precision is not None:
             call = InPrecision(self, call, precision)
@@ -201,7 +201,7 @@ class TensorFlowOps(TracedOps):
         layout: Any = POSITIONAL,
         precision: NodePrecision | None = None,
     ) -> tuple[Any, ...]:
-        """The model's outputs in evaluation mode."""
+        """Return the model's outputs in evaluation mode."""
         return self.apply(model, parameters, buffers, inputs, False, None, layout, precision)[0]
 
     # -- differentiation and compilation ---------------------------------------------------------------------------
@@ -249,7 +249,7 @@ class TensorFlowOps(TracedOps):
         return compile_loop(body, self.home, quick=quick)
 
     def accumulate(self, body: Function, carried: Any, count: int) -> tuple[Any, Any]:
-        """A loop after the first call."""
+        """Return a loop after the first call."""
         carried, total = body(carried, 0)
 
         def iteration(i: Any, flat: Any, sums: Any) -> tuple[Any, Any, Any]:
@@ -263,7 +263,7 @@ class TensorFlowOps(TracedOps):
     # -- numbers and arrays ----------------------------------------------------------------------------------------
 
     def scalar(self, value: float) -> Any:
-        """A tensor of float64 or int64, so that another number causes no new trace."""
+        """Return a tensor of float64 or int64, so that another number causes no new trace."""
         return tf.constant(value, tf.float64 if isinstance(value, float) else tf.int64)
 
     def astype(self, array: Any, dtype: Any) -> Any:
@@ -271,15 +271,15 @@ class TensorFlowOps(TracedOps):
         return tf.cast(array, dtype)
 
     def arange(self, count: int, like: Any) -> Any:
-        """The integers in the dtype of `like`."""
+        """Return the integers in the dtype of `like`."""
         return tf.range(tf.cast(count, like.dtype), dtype=like.dtype)
 
     def constant(self, values: Sequence[float], like: Any) -> Any:
-        """The numbers as a tensor."""
+        """Return the numbers as a tensor."""
         return tf.constant(values, like.dtype)
 
     def move(self, array: Any, device: Device) -> Any:
-        """A tensor on a device; while a function is traced, an operation that moves it."""
+        """Return a tensor on a device; while a function is traced, an operation that moves it."""
         return move_or_trace(array, self._device_string(device), multi_device=self.uses_several_devices)
 
     def gather_rows(self, column: Any, start: int, stop: int, order: Any) -> Any:
@@ -288,7 +288,7 @@ class TensorFlowOps(TracedOps):
         return host_transfer.gather_rows(column, order, start, stop)
 
     def gather_batch(self, column: Any, order: Any, start: Any, size: int) -> Any:
-        """The rows that a part of the order names; gathered, as XLA would compile a slice for each `start`."""
+        """Return the rows that a part of the order names; gathered, as XLA would compile a slice for each `start`."""
         if order is None:  # the column has the rows of one step
             return column if column.shape[0] == size else tf.gather(column, start + tf.range(size, dtype=tf.int64))
         return tf.gather(column, tf.gather(order, start + tf.range(size, dtype=tf.int64)))
@@ -304,7 +304,7 @@ class TensorFlowOps(TracedOps):
         return fold_in(key, number)
 
     def parameter_tree(self, model: Any) -> Mapping[str, Any]:
-        """The trained variables by name, held weakly, which optimizers of Keras go by."""
+        """Return the trained variables by name, held weakly, which optimizers of Keras go by."""
         return WeakValueDictionary(self._call(model).variables.parameters)
 
     def update_rule(self, optimizer: Optimizer) -> UpdateRule:
@@ -314,7 +314,7 @@ class TensorFlowOps(TracedOps):
         return LayerOptimizerRule(optimizer, keras().module, tf.init_scope, _put_like)
 
     def custom_loss(self, loss: Loss) -> LossFunction:
-        """A function of tensors that gives the mean, or a loss of Keras, whose mean is taken."""
+        """Return a function of tensors that gives the mean, or a loss of Keras, whose mean is taken."""
         return super().custom_loss(scalar_loss(loss))
 
 
@@ -350,8 +350,6 @@ class InPrecision:
         key: Any,
         layout: CallLayout = POSITIONAL,
     ) -> OutputsAndBuffers:
-        """As of `FunctionalCall`."""
-
         def apply(parameters: Any, buffers: Any, inputs: Any) -> OutputsAndBuffers:
             return self._call(parameters, buffers, inputs, train, key, layout)
 
@@ -402,7 +400,7 @@ class Recomputed:
 
 
 def scalar_loss(loss: Loss) -> Loss:
-    """The spec of a loss with a function of tensors as its `own`; losses of Keras do not broadcast.
+    """Return the spec of a loss with a function of tensors as its `own`; losses of Keras do not broadcast.
 
     Raises:
         SpecError: a class that does not take `loss_kwargs`.
@@ -419,7 +417,7 @@ def scalar_loss(loss: Loss) -> Loss:
 
 
 def move_or_trace(array: Any, name: str, *, multi_device: bool) -> Any:
-    """A tensor on a device; while tracing a function on one device nothing, as everything is there."""
+    """Return a tensor on a device; while tracing a function on one device nothing, as everything is there."""
     if tf.executing_eagerly():
         return move_tensor(array, name)
     if not multi_device:
@@ -429,14 +427,15 @@ def move_or_trace(array: Any, name: str, *, multi_device: bool) -> Any:
 
 
 def on_device_of(array: Any, other: Any) -> Any:
-    """A tensor on the device of another one."""
+    """Return a tensor on the device of another one."""
     if not tf.executing_eagerly() or array.device == other.device:
         return array
     return move_tensor(array, other.device)
 
 
 def with_true_devices(function: Function, home: str) -> Function:
-    """A compiled function that is called in the scope of its first argument's device, or of `home` if it has several.
+    """Return a compiled function that is called in the scope of its first argument's device, or of `home` if it has
+    several.
 
     Its outputs are labelled with the devices that they are on.
     """
@@ -499,7 +498,7 @@ def call_on_device(
 
 
 def scope_name(name: str) -> str:
-    """A name as TensorFlow allows it in a scope, and in the nodes of a function that XLA compiles."""
+    """Return a name as TensorFlow allows it in a scope, and in the nodes of a function that XLA compiles."""
     return re.sub(r"[^A-Za-z0-9_]", "_", name).lstrip("_") or "node"
 
 
@@ -529,7 +528,7 @@ def _write(folder: Path, path: Path, nodes: Mapping[str, Any]) -> None:
 
 
 def _events(plane: Any, process: int) -> Iterator[dict[str, Any]]:
-    """The events of a plane, a process in the trace whose lines are threads."""
+    """Yield the events of a plane, a process in the trace whose lines are threads."""
     if not plane.lines:
         return
     yield trace_label("process_name", plane.name, process)

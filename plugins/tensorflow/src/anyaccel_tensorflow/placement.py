@@ -51,7 +51,7 @@ class TensorFlowPlacement(Backend):
         return None if (name := device_name_of(obj)) is None else self.device_named(name)
 
     def device_named(self, name: str) -> Device:
-        """The device of one of TensorFlow's names, such as `".../device:CPU:1"`."""
+        """Return the device of one of TensorFlow's names, such as `".../device:CPU:1"`."""
         device_type, index = parse_device_name(name)
         kind = next((kind for kind in self.kinds if self._device_type(kind) == device_type), device_type.lower())
         return Device(kind, index)

@@ -37,7 +37,7 @@ _LEAVE_SECONDS = 3600.0
 
 @cache
 def joined(rank: int, size: int) -> TensorFlowReplicaGroup:
-    """The group of this process."""
+    """Return the group of this process."""
     return TensorFlowReplicaGroup(rank, size)
 
 
@@ -119,7 +119,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         return every
 
     def sum_of_all(self, tensor: Any, call: Hashable, device: str) -> Any:
-        """The sum of the tensors that all give, in a step of the user's own, traced or not.
+        """Return the sum of the tensors that all give, in a custom step, traced or not.
 
         Args:
             tensor: on `device`.
@@ -144,7 +144,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         return run_alone(_summed, tensor, **self._keys("add", tensor, device))
 
     def _gather(self, tensor: Any, device: str) -> Any:
-        """The tensors of all processes, one after the other on the first axis."""
+        """Return the tensors of all processes, in sequence on the first axis."""
         return run_alone(_gathered, tensor, **self._keys("gather", tensor, device))
 
     def _keys(self, kind: Hashable, tensor: Any, device: str) -> dict[str, Any]:
@@ -174,13 +174,13 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
 
 def _what_ended(error: Exception) -> str:
-    """The message of an error, and the replica that it is about, which gRPC names first."""
+    """Return the message of an error, and the replica that it is about, which gRPC names first."""
     about = re.search(r"from remote target /job:\w+/replica:0/task:(\d+)", str(error))
     return first_line(error) + (f", said of replica {about[1]}" if about else "")
 
 
 def _positions(tensors: Iterable[Any]) -> list[tuple[str, list[int]]]:
-    """The positions of tensors by device and dtype, with the device."""
+    """Return the positions of tensors by device and dtype, with the device."""
     positions: dict[tuple[str, Any], list[int]] = {}
     for i, tensor in enumerate(tensors):
         positions.setdefault((tensor.device, tensor.dtype), []).append(i)
@@ -221,14 +221,14 @@ def _shares(summed: Any, n_rows: Any, like: Sequence[Any]) -> list[Any]:
 
 
 def _rows(shards: Sequence[Sequence[Any]], n_rows: int) -> Any:
-    """The tensors of each shard in one row of a dtype that can be gathered; zeros in rows beyond them."""
+    """Return the tensors of each shard in one row of a dtype that can be gathered; zeros in rows beyond them."""
     dtype = tf.float32 if shards[0][0].dtype == tf.bfloat16 else shards[0][0].dtype
     rows = tf.stack([tf.concat([tf.reshape(tf.cast(tensor, dtype), [-1]) for tensor in shard], 0) for shard in shards])
     return tf.pad(rows, [[0, n_rows - len(shards)], [0, 0]])[None]
 
 
 def _pieces(gathered: Any, like: Sequence[Any], counts: tuple[int, ...]) -> list[list[Any]]:
-    """The tensors of all shards, by rank and in their order, given [processes, rows, elements]."""
+    """Return the tensors of all shards, by rank and in their order, given [processes, rows, elements]."""
     rows = [gathered[rank, i] for rank, count in enumerate(counts) for i in range(count)]
     sizes = [math.prod(each.shape) for each in like]
     parts = [zip(tf.split(row, sizes), like, strict=True) for row in rows]
@@ -247,7 +247,7 @@ _PORT_AFTER = 2
 
 
 def join_cluster(rank: int, size: int) -> None:
-    """Join the other processes: each serves its part of collectives by gRPC, on a port of its own.
+    """Join the other processes: each serves its part of collectives by gRPC, on its own port.
 
     Raises:
         FrameworkError: TensorFlow has started on its own, or they cannot be joined.
@@ -332,7 +332,7 @@ def _collected(own: str, size: int, port: int, deadline: float) -> list[str]:
 
 
 def _connected(host: str, port: int, deadline: float) -> socket.socket:
-    """A connection to the first process, which may not have come yet."""
+    """Return a connection to the first process, which may not have come yet."""
     while True:
         with suppress(ConnectionRefusedError):
             connection = socket.create_connection((host, port), max(_POLL_SECONDS, deadline - time.monotonic()))
@@ -344,7 +344,7 @@ def _connected(host: str, port: int, deadline: float) -> socket.socket:
 
 
 def _line(connection: socket.socket) -> Any:
-    """A line of JSON.
+    """Return a line of JSON.
 
     Raises:
         OSError: the other one has ended.

@@ -28,7 +28,7 @@ def is_started() -> bool:
 def logical_devices(device_type: str) -> list[tuple[Any, int]]:
     """For each logical device of a type, such as `"CPU"`: the physical device it is on, and which part of it.
 
-    Read from the configuration, so that nothing is initialised.
+    Read from the configuration, so that nothing is initialized.
     """
     import tensorflow as tf
 

@@ -16,7 +16,7 @@ _ALGORITHM = "philox"  # XLA would choose another by default
 
 
 def key_of(seed: int) -> tf.Tensor:
-    """A key from 64 bits."""
+    """Return a key from 64 bits."""
     return tf.constant([seed // _HALF % _HALF, seed % _HALF], tf.int64)
 
 
@@ -32,7 +32,7 @@ def dropout(x: Any, rate: float, key: Any, number: int) -> Any:
 
 
 def random_state(key: Any, number: int, like: Any) -> Any:
-    """The state of a random generator, from a key; of the shape and dtype of `like`.
+    """Return the state of a random generator, from a key; of the shape and dtype of `like`.
 
     Non-negative numbers below 2**31, which every dtype of such a state can hold.
     """
@@ -46,7 +46,7 @@ def _random_integers(shape: Any, key: Any, number: int) -> Any:
 
 @contextmanager
 def seeded(seed: int, *, include_stream: bool) -> Iterator[None]:
-    """Inside, the generators of Python and NumPy start from a 64-bit seed; they go on as before afterwards.
+    """Inside, the generators of Python and NumPy start from a 64-bit seed; they continue as before afterwards.
 
     Args:
         seed: where they start.

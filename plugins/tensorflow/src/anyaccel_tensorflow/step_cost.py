@@ -52,7 +52,7 @@ class TensorFlowStepCosts(StepCosts):
 
 
 class _UnmovedOps(TensorFlowOps):
-    """Traces models as parts of one function; nothing moves, as devices need not be here."""
+    """Traces models as parts of one function; nothing moves, so the devices do not have to exist here."""
 
     def __init__(self, segment: Segment, device_string: Any) -> None:
         super().__init__(segment, device_string)
@@ -65,7 +65,7 @@ class _UnmovedOps(TensorFlowOps):
 def _kept(
     ops: TensorFlowOps, dataflow: SegmentDataflow, op: Operation, inputs: tuple[Any, ...]
 ) -> tuple[int, tuple[Any, ...]]:
-    """Bytes that an operation with a model keeps, and its outputs."""
+    """Return bytes that an operation with a model keeps, and its outputs."""
     keywords = (dataflow.training_calls if op.trainable else dataflow.calls)[op.label]
     wanted = [name in dataflow.layout.needs_cotangent for name in op.inputs]
     with tf.init_scope():
@@ -92,7 +92,7 @@ def _buffers(ops: TensorFlowOps, op: Operation) -> Mapping[str, Any]:
 
 
 def _nbytes(tensors: Iterable[Any], given: set[Any]) -> int:
-    """Bytes of tensors, once where they have the same memory, and without those that were given."""
+    """Return bytes of tensors, once where they have the same memory, and without those that were given."""
     made = {x.ref(): x for tensor in tensors for x in _computed(tensor, given)}
     return sum(_size(x) for x in made.values())
 

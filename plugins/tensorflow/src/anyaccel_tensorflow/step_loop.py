@@ -175,7 +175,7 @@ def _is_draw(op: str) -> bool:
 
 @contextmanager
 def equal_draws() -> Iterator[None]:
-    """Inside, what this thread traces draws floats by `uniform` and `normal`; other threads draw as ever."""
+    """Inside, what this thread traces draws floats by `uniform` and `normal`; other threads draw as usual."""
     _replace_kernels(1)
     before, _tracing.active = getattr(_tracing, "active", False), True
     try:

@@ -86,7 +86,7 @@ class TensorFlowTransfers(ObservesTransfers):
 
 
 def missing_names() -> list[str]:
-    """Names that this TensorFlow lacks, without which transfers would not be seen."""
+    """Return names that this TensorFlow lacks, without which transfers would not be seen."""
     return [f"{getattr(owner, '__name__', owner)}.{name}" for owner, name in _PATCHED if not hasattr(owner, name)]
 
 
@@ -225,7 +225,9 @@ class _Observer:
         )
 
     def _target(self, inputs: Sequence[Any], result: Any) -> str:
-        """Where an operation ran: where its result is, else the variable that it writes, else the current device."""
+        """Where an operation ran: where its result is, otherwise the variable that it writes, otherwise the current
+        device.
+        """
         if type(result) is _TENSOR:
             return str(result.device)
         for each in _tensors(result):

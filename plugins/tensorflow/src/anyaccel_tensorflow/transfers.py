@@ -32,7 +32,7 @@ def is_on(tensor: Any, name: str) -> bool:
 
 
 def move_tensor(tensor: tf.Tensor, name: str) -> tf.Tensor:
-    """The tensor on a device; the same object if it is there.
+    """Return the tensor on a device; the same object if it is there.
 
     Raises:
         MoveError: its dtype has no values that a device could hold.
@@ -60,7 +60,8 @@ def move_tensor(tensor: tf.Tensor, name: str) -> tf.Tensor:
 
 
 def relocate(obj: Any, name: str) -> Any:
-    """A module, layer, optimizer or variable with its variables on a device: the same object, except for a tf.Variable.
+    """Return a module, layer, optimizer or variable with its variables on a device: the same object, except for a
+    tf.Variable.
 
     All variables are created before the first is replaced, so that an error changes nothing.
 
@@ -146,7 +147,9 @@ def _swap_attributes(part: Any, swaps: Swaps) -> None:
 
 
 def _swapped(value: Any, swaps: Swaps) -> Any:
-    """The value; a plain new container where something in it changed: TensorFlow's own would note that it changed."""
+    """Return the value; a plain new container where something in it changed: TensorFlow's own would note that it
+    changed.
+    """
     if id(value) in swaps:
         return swaps[id(value)][1]
     if isinstance(value, Mapping):

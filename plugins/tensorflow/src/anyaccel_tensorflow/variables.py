@@ -44,7 +44,9 @@ class TensorFlowLayers(LayerLibrary):
         return isinstance(obj, tf.Module) or super().is_part(obj)
 
     def skipped_attributes(self, part: Any) -> frozenset[str]:
-        """The attributes that frameworks keep for themselves, and that say nothing about what a part computes."""
+        """Return the attributes that frameworks keep for themselves, and that say nothing about what a part
+        computes.
+        """
         hidden = frozenset(name for name in vars(part) if name.startswith(self.hidden_prefixes))
         return hidden | self.layer_attributes if self.is_layer(part) else hidden
 
@@ -63,16 +65,16 @@ _layers_of = cache(TensorFlowLayers)
 
 
 def tf_variable(variable: Any) -> tf.Variable:
-    """The tf.Variable itself, which a Keras variable holds.
+    """Return the tf.Variable itself, which a Keras variable holds.
 
     Args:
-        variable: one of TensorFlow, or an initialised one of Keras.
+        variable: one of TensorFlow, or an initialized one of Keras.
     """
     return variable.value if keras().is_keras_variable(variable) else variable
 
 
 def read(variable: Any) -> tf.Tensor:
-    """The value of a variable, on its device."""
+    """Return the value of a variable, on its device."""
     inner = tf_variable(variable)
     with tf.device(inner.device):
         return inner.read_value()
@@ -86,7 +88,7 @@ def write(variable: Any, value: Any) -> None:
 
 
 def model_variables(model: Any) -> ModelVariables:
-    """A built model's variables by the path of attributes that leads to each, without leading underscores.
+    """Return a built model's variables by the path of attributes that leads to each, without leading underscores.
 
     Parameters are those that gradients can train: the `trainable_variables` of a Keras layer, of other models the
     floating and complex variables that are `trainable`. All others are buffers.
@@ -105,12 +107,14 @@ def model_variables(model: Any) -> ModelVariables:
 
 
 def variables_in(obj: Any) -> Iterator[Any]:
-    """Each variable once that a variable, module, layer, or container of these holds."""
+    """Return each variable once that a variable, module, layer, or container of these holds."""
     return (held for _, held in keras().walk(obj) if keras().is_variable(held))
 
 
 def named_parts(obj: Any) -> Iterator[tuple[str, Any]]:
-    """Each module, layer and random generator once, `obj` itself among them if it is one, with the path to it."""
+    """Return each module, layer and random generator once, `obj` itself among them if it is one, with the path to
+    it.
+    """
     return ((path, held) for path, held in keras().walk(obj) if keras().is_part(held) or keras().is_random(held))
 
 
@@ -120,7 +124,9 @@ def parts(obj: Any) -> Iterator[Any]:
 
 
 def functions(part: Any) -> Iterator[tuple[str, Any]]:
-    """The tf.functions among the attributes and methods of a module or layer, except those that Keras compiles."""
+    """Yield the tf.functions among the attributes and methods of a module or layer, except those that Keras
+    compiles.
+    """
     kind = tf.types.experimental.PolymorphicFunction
     for name, value in vars(part).items():
         if isinstance(value, kind) and not (keras().is_layer(part) and name in COMPILED_ATTRIBUTES):

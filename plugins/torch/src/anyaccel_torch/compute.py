@@ -39,7 +39,7 @@ class TorchCompute(TorchPlacement, KeywordCompute):
         """Modules stay what they are.
 
         Raises:
-            GraphError: it is no module that can be called in both modes and whose state is that of one device.
+            GraphError: it is not a module that can be called in both modes and whose state is that of one device.
         """
         from anyaccel_torch.module_traits import check_module
 
@@ -118,7 +118,7 @@ class TorchCompute(TorchPlacement, KeywordCompute):
         return data_format(model)
 
     def build(self, segment: Segment) -> Program:
-        """A `TorchProgram`, which trains the user's modules in place."""
+        """Return a `TorchProgram`, which trains the user's modules in place."""
         from anyaccel_torch import keras
         from anyaccel_torch.program import TorchProgram
 
@@ -181,10 +181,10 @@ class TorchCompute(TorchPlacement, KeywordCompute):
         return "" if keras.is_optimizer(recipe.own) else reason
 
     def models(self) -> Mapping[str, type]:
-        """SequentialMLP and SequentialCNN."""
-        from anyaccel_torch.builtin_models import SequentialCNN, SequentialMLP
+        """SequentialMLP, SequentialCNN and TabularMLP."""
+        from anyaccel_torch.builtin_models import SequentialCNN, SequentialMLP, TabularMLP
 
-        return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN}
+        return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN, "TabularMLP": TabularMLP}
 
 
 class TorchWeightFiles(WeightFiles):
@@ -194,7 +194,7 @@ class TorchWeightFiles(WeightFiles):
     safetensors_format: ClassVar[str] = "pt"
 
     def weight_names(self, model: Any) -> Mapping[str, str]:
-        """Those of `state_dict()`; with Keras layers, the paths of attributes."""
+        """Return those of `state_dict()`; with Keras layers, the paths of attributes."""
         from anyaccel_torch.weight_files import state_dict_names
 
         return state_dict_names(model, _named_state(model))

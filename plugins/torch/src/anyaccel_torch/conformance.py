@@ -58,7 +58,7 @@ class TorchSubject(Subject):
 
     @pytest.fixture
     def dropout_free_model(self) -> Make:
-        """The random model at a rate of 0."""
+        """Return the random model at a rate of 0."""
         return lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.0), nn.Linear(8, 3))
 
     @pytest.fixture
@@ -109,7 +109,7 @@ class TorchSubject(Subject):
 
     @pytest.fixture
     def custom_step(self) -> Callable[..., Any]:
-        """A loop body of torch."""
+        """Return a loop body of torch."""
         return train_step
 
     @pytest.fixture

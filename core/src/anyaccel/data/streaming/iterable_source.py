@@ -285,7 +285,7 @@ class IterableSource(BatchSource):
 
 
 def _continued(first: Columns, run: Generator[Columns]) -> Generator[Columns]:
-    """An epoch whose first batch was read before."""
+    """Yield an epoch whose first batch was read before."""
     try:
         yield first
         del first
@@ -406,7 +406,7 @@ def never_ends(source: Any) -> bool:
 
 
 def _function(label: str, source: Callable[..., Any]) -> Callable[[int], Any]:
-    """A function called for each epoch, with its number if it has a parameter `epoch`."""
+    """Return a function called for each epoch, with its number if it has a parameter `epoch`."""
     try:
         parameters = inspect.signature(source).parameters.values()
     except (TypeError, ValueError):  # built-in functions may have no signature

@@ -191,7 +191,7 @@ def _checked_sampler(label: str, batch_size: Any, sampler: Any) -> SimpleSampler
 
 
 def _absolute(path: Any) -> Any:
-    """The same files after the working folder has changed: they are opened as their rows are needed."""
+    """Return the same files after the working folder has changed: they are opened as their rows are needed."""
     if isinstance(path, (str, os.PathLike)) and os.fspath(path) and "://" not in os.fspath(path):
         return str(Path(path).absolute())
     is_list = isinstance(path, (list, tuple)) and all(isinstance(part, (str, os.PathLike)) for part in path)
@@ -323,7 +323,7 @@ def _check_spec(name: str, arrow_type: Any, specs: Mapping[str, TensorSpec], gro
 
 @contextmanager
 def _opened(label: str, file: DataFile, metadata: Any = None) -> Iterator[Any]:
-    """An open Parquet file; its footer is not read again if its metadata is given."""
+    """Open a Parquet file; its footer is not read again if its metadata is given."""
     import pyarrow.parquet as pq
 
     with pa.OSFile(file.path) as source:

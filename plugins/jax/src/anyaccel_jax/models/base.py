@@ -64,7 +64,7 @@ class Model(ABC):
         key: Any,
         layout: CallLayout = POSITIONAL,
     ) -> tuple[tuple[Any, ...], Arrays | None]:
-        """The model's outputs, and its buffers afterwards (None where they are unchanged), as a pure function.
+        """Return the model's outputs, and its buffers afterwards (None where they are unchanged), as a pure function.
 
         Args:
             parameters: by name.
@@ -81,7 +81,7 @@ class Model(ABC):
         return None
 
     def attribute_snapshot(self) -> AttributeSnapshot:
-        """The plain attributes that a call of the model may change; by default it is a pure function."""
+        """Return the plain attributes that a call of the model may change; by default it is a pure function."""
         return AttributeSnapshot((), vars)
 
     def write(self, parameters: Arrays, buffers: Arrays) -> None:
@@ -89,7 +89,7 @@ class Model(ABC):
         self.parameters, self.buffers = dict(parameters), dict(buffers)
 
     def map_arrays(self, function: Callable[[Any], Any]) -> Any:
-        """The model, which from now on holds the results of `function` for each of its arrays."""
+        """Return the model, which from now on holds the results of `function` for each of its arrays."""
         parameters = {name: function(array) for name, array in self.parameters.items()}
         self.write(parameters, {name: function(array) for name, array in self.buffers.items()})
         return self
@@ -109,7 +109,9 @@ class Model(ABC):
         return ""
 
     def computing_in(self, precision: NodePrecision) -> AbstractContextManager[None] | None:
-        """A context in which the model's library computes it in a precision; None, the default: arrays are cast."""
+        """Return a context in which the model's library computes it in a precision; None, the default: arrays are
+        cast.
+        """
         return None
 
     def precision_reason(self, precision: str) -> str:
@@ -146,12 +148,12 @@ class AsReturned(CallLayout):
     """A call whose only output is whatever the model returns."""
 
     def outputs(self, result: Any, *_: Any) -> tuple[Any, ...]:
-        """The result itself."""
+        """Return the result itself."""
         return (result,)
 
 
 def outputs_of(result: Any, layout: CallLayout = POSITIONAL) -> tuple[Any, ...]:
-    """The outputs in what a model returned; see `CallLayout.outputs`."""
+    """Return the outputs in what a model returned; see `CallLayout.outputs`."""
     return layout.outputs(result, jax.Array, jnp.moveaxis, "array")
 
 
@@ -206,7 +208,9 @@ def _short_name(path: Any) -> str:
 
 
 def fields_key(module: Any, is_module: Callable[[Any], bool], skipped: Collection[str] = ()) -> Any:
-    """A `cache_key` of a module that is a dataclass: the fields and code of all modules in it, except some fields."""
+    """Return a `cache_key` of a module that is a dataclass: the fields and code of all modules in it, except some
+    fields.
+    """
 
     def ignored(part: Any) -> set[str]:
         return {*vars(part)} - {field.name for field in dataclasses.fields(part)} | {*skipped}
@@ -217,7 +221,7 @@ def fields_key(module: Any, is_module: Callable[[Any], bool], skipped: Collectio
 def _modules_in(
     module: Any, is_module: Callable[[Any], bool], skipped: Collection[str], path: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """A module and those in its fields, by the path of fields that leads to each."""
+    """Yield a module and those in its fields, by the path of fields that leads to each."""
     yield path, module
     for name in (field.name for field in dataclasses.fields(module) if field.name not in skipped):
         leaves = jax.tree_util.tree_leaves_with_path(getattr(module, name, None), is_leaf=is_module)
@@ -228,7 +232,7 @@ def _modules_in(
 
 
 def copy_array(value: Any) -> Any:
-    """A copy of an array or number with a strong dtype: with a weak one, steps would be compiled twice."""
+    """Return a copy of an array or number with a strong dtype: with a weak one, steps would be compiled twice."""
     array = jnp.asarray(value)
     return jnp.array(array, dtype=array.dtype, copy=True)
 

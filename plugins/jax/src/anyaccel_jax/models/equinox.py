@@ -135,7 +135,7 @@ class Equinox(Model):
 
 
 def _with_state(module: Any) -> tuple[Any, Any]:
-    """A module as it was created, and the initial state of its layers; None where they have none."""
+    """Return a module as it was created, and the initial state of its layers; None where they have none."""
     if not any(map(_is_state_index, jax.tree.leaves(module, is_leaf=_is_state_index))):
         return module, None
     try:

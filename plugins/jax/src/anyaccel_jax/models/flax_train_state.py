@@ -16,7 +16,7 @@ _COLLECTIONS = ("batch_stats",)
 
 
 class FlaxTrainState(Linen):
-    """A TrainState of a Linen module: its parameters, running statistics, optimizer state and step go on from here.
+    """A TrainState of a Linen module: its parameters, running statistics, optimizer state and step continue from here.
 
     A TrainState that is given to a node is wrapped into one of these. Its optimizer is given as that of the node:
     `ModelNode("net", state, ..., optimizer=Optimizer(state.tx))`. The TrainState itself is not changed.

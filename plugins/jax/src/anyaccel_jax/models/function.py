@@ -99,7 +99,7 @@ class Function(Model):
 
     @property
     def cache_key(self) -> Any:
-        """The function, and what it reads besides its arguments."""
+        """The function, and what it reads in addition to its arguments."""
         return values_of("apply", self._apply, LIBRARIES)
 
     def apply(
@@ -122,7 +122,7 @@ class Function(Model):
         return outputs_of(result, layout), {**buffers, **_state_arrays(after)} if train else None
 
     def _checked(self, state: Any, given: Any) -> tuple[Any, Any]:
-        """The outputs and the state that the function gave.
+        """Return the outputs and the state that the function gave.
 
         Raises:
             PhaseError: it gave no such pair, or a state of another structure.

@@ -146,7 +146,7 @@ class KerasModel(Model):
         return _with_added_losses(outputs, added), {**buffers, **lasting}
 
     def attribute_snapshot(self) -> AttributeSnapshot:
-        """Those of all layers."""
+        """Return those of all layers."""
         return _LIBRARY.attribute_snapshot(self.layer)
 
     def write(self, parameters: Arrays, buffers: Arrays) -> None:
@@ -162,7 +162,7 @@ def _is_listed(obj: Any) -> bool:
 
 
 def _random_state(key: Any, number: int, like: Any) -> Any:
-    """The state of a seed generator, from a key."""
+    """Return the state of a seed generator, from a key."""
     return jax.random.bits(jax.random.fold_in(key, number), like.shape).astype(like.dtype)
 
 
@@ -172,7 +172,7 @@ def _is_floating(output: Any) -> bool:
 
 @jax.custom_vjp
 def _carry_loss(output: Any, loss: Any) -> Any:
-    """The output; in the backward pass, the gradient of the loss is 1."""
+    """Return the output; in the backward pass, the gradient of the loss is 1."""
     return output
 
 
@@ -180,7 +180,7 @@ _carry_loss.defvjp(lambda output, loss: (output, loss), lambda loss, cotangent: 
 
 
 def _with_added_losses(outputs: tuple[Any, ...], added: Sequence[Any]) -> tuple[Any, ...]:
-    """The outputs, the first floating one of which carries the gradient of the losses that the model adds."""
+    """Return the outputs, the first floating one of which carries the gradient of the losses that the model adds."""
     first = next((i for i, output in enumerate(outputs) if _is_floating(output)), None)
     if first is None or not added:
         return outputs

@@ -70,7 +70,7 @@ class NnxModel(Model):
 
     @property
     def cache_key(self) -> Any:
-        """What Flax holds of the module besides its variables, and the attributes and code of all its parts."""
+        """What Flax holds of the module in addition to its variables, and the attributes and code of all its parts."""
         parts = ((".".join(map(str, path)), part) for path, part in nnx.iter_graph(self.module) if _is_part(part))
         return (("structure", self._graph), *attributes_key(parts, lambda _: _BOOKKEEPING, _is_listed, LIBRARIES))
 
@@ -116,7 +116,7 @@ class NnxModel(Model):
         )
 
     def _random_state(self, key: Any) -> Any:
-        """The state of the random streams, each from the key."""
+        """Return the state of the random streams, each from the key."""
         leaves, structure = jax.tree.flatten(self._random)
         return jax.tree.unflatten(structure, [_restart(leaf, key, i + 1) for i, leaf in enumerate(leaves)])
 
@@ -127,7 +127,7 @@ class NnxModel(Model):
 
 
 def _pure(tree: Any) -> Any:
-    """A tree with values in place of variables."""
+    """Return a tree with values in place of variables."""
 
     def value(leaf: Any) -> Any:
         return leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf

@@ -84,7 +84,7 @@ def compile_error(error: Exception, label: str) -> CompileError:
 
 
 def _reason(error: Exception) -> str:
-    """The line that says why: torch puts it after `Explanation:`, or after a first line that says nothing."""
+    """Return the line that says why: torch puts it after `Explanation:`, or after a first line that says nothing."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     explained = next((line.partition(":")[2].strip() for line in lines if line.startswith("Explanation:")), "")
     informative = [line for line in lines if not any(phrase in line for phrase in _UNINFORMATIVE)]
