@@ -337,7 +337,8 @@ def namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]
         return [encoder, aa.ModelNode("head", aa.SequentialMLP((1,)), encoder, places[1])]
 
     def train(**settings: Any) -> aa.TrainPhase:
-        given = {"data": "train", "losses": [LOSS], "epochs": 1, "batch_size": 8, "accelerator": "cpu", **settings}
+        drawn = {} if "sampler" in settings else {"batch_size": 8}
+        given = {"data": "train", "losses": [LOSS], "epochs": 1, "accelerator": "cpu", **drawn, **settings}
         return aa.TrainPhase("train", **given)
 
     def evaluated(**settings: Any) -> aa.EvalResults:

@@ -383,7 +383,9 @@ def test_invalid_schedules_are_refused() -> None:
     assert "sampler must be a Sampler, or a mapping" in refused(
         PhaseError, lambda: train(sampler={"a": 4, "b": "many"})
     )
-    assert "sampler must be a Sampler, or a mapping with one for each feature set, got {}" in refused(PhaseError, lambda: train(sampler={}))
+    assert "sampler must be a Sampler, or a mapping with one for each feature set, got {}" in refused(
+        PhaseError, lambda: train(sampler={})
+    )
 
 
 def test_samplers_for_unknown_sets_are_refused() -> None:
