@@ -25,6 +25,7 @@ def test_a_phase_of_version_0_1_is_read() -> None:
     phase = Phase.from_config(saved)
     assert phase.deterministic is True
     again = json.loads(json.dumps(phase.get_config()))
+    saved["epochs"] = saved.pop("n_epochs")
     assert {name: again[name] for name in saved if name not in ("validation", "checkpoint")} == {
         name: value for name, value in saved.items() if name not in ("validation", "checkpoint")
     }
