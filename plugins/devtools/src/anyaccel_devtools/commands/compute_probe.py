@@ -87,7 +87,7 @@ def _losses(framework: str, device: Device) -> list[float]:
         data="all",
         losses=[AppliedLoss("mse", on="net")],
         sampler=SimpleSampler(16, shuffle=True, seed=0),
-        n_epochs=3,
+        epochs=3,
         accelerator=str(device),
         strict=True,
     )
