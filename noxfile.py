@@ -105,6 +105,7 @@ TESTED_WITH = {
     "ray": ("torch", *FEATURES),
     "offload": ("torch", "jax", *FEATURES),
     "tensorboard": ("sklearn",),
+    "transformers": ("torch", *FEATURES),
 }
 OF_NO_FRAMEWORK = (
     *("tests/integration/test_interrupts.py", "tests/integration/test_kills.py"),
@@ -597,6 +598,20 @@ def site(session: nox.Session) -> None:
     """Build the site alone, into docs/_build/html."""
     install_docs(session)
     session.log(f"built: {build_site(session) / 'index.html'}")
+
+
+@nox.session(python=False)
+def develop(session: nox.Session) -> None:
+    """Make the environment `.venv`: core, all features and the plugins after `--`, editable, and what tests need."""
+    unknown = set(session.posargs) - set(PLUGINS)
+    if unknown:
+        session.error(f"no plugin {', '.join(sorted(unknown))}; there are {', '.join(PLUGINS)}")
+    session.run(sys.executable, "-m", "venv", ".venv", external=True)
+    pip = (str(ROOT / ".venv" / ("Scripts" if sys.platform == "win32" else "bin") / "python"), "-m", "pip", "install")
+    session.run(*pip, *group("editable"), external=True)
+    tools = group("test", "guests", "lint", "types", *session.posargs)
+    plugins = editable(*FEATURES, *session.posargs)
+    session.run(*pip, "--no-build-isolation", *plugins, *tools, external=True)
 
 
 @nox.session(python=False)

@@ -346,7 +346,7 @@ def test_results_that_are_saved(hint: Any, tmp_path: Path) -> None:
 def test_losses_of_fit(hint: Any) -> None:
     table = {"a": X[:, 0], "b": X[:, 1], "price": X[:, 2], "kind": np.arange(24) % 3}
     with hint("write loss='cross_entropy' for classes, loss='mse' for numbers"):
-        fitted(table, target="price", loss=None)
+        fitted(lambda: iter([(X, X[:, :1])]), loss=None)
     assert fitted(table, 3, target="kind", loss="cross_entropy") and fitted(table, target="price", loss="mse")
 
 

@@ -47,7 +47,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("graph",),
     ("results",),
     ("phases",),
-    ("experiment",),
+    ("experiment", "trackers"),
     ("own_loop",),
     ("fitting",),
     ("cli",),
@@ -97,6 +97,7 @@ BESIDE_THE_KERNEL = {
         "user_level",
         "experiment",
         "plugin_testing",
+        "trackers",
     ),
     *("", "__main__"),
 }

@@ -102,7 +102,10 @@ def test_no_session_hands_over_a_relative_folder(noxfile: ModuleType, monkeypatc
         ({"tests/core/graph/test_graph.py"}, {"lint", "types", "unit", "lowest"}),
         ({"plugins/tensorboard/README.md"}, {"docs"}),
         ({"plugins/tensorboard/pyproject.toml"}, {"backend(tensorboard)", "features", "wheel", "mixed"}),
-        ({"plugins/torch/pyproject.toml"}, {"backend(torch)", "backend(mps)", "features", "wheel", "mixed"}),
+        (
+            {"plugins/torch/pyproject.toml"},
+            {"backend(torch)", "backend(mps)", "backend(transformers)", "features", "wheel", "mixed"},
+        ),
     ],
 )
 def test_a_branch_runs_the_sessions_of_what_it_touches(

@@ -1,4 +1,6 @@
-"""Checks of arguments where they enter. Each gives the value, or raises `WHERE NAME=VALUE is not ...` with a hint."""
+"""Checks of arguments at the public entry points. Each returns the value, or raises an error with the name and an
+example.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ Fits = Callable[[Any], object]
 
 
 def shown(value: object, longest: int = 200) -> str:
-    """The `repr` of any value as printable text, cut to `longest` characters. Never raises."""
+    """Return the `repr` of any value as printable text, cut to `longest` characters. Never raises."""
     try:
         whole = repr(value)
     except Exception as error:  # an int of more digits than Python prints, or a user's own __repr__
@@ -25,7 +27,7 @@ def shown(value: object, longest: int = 200) -> str:
 
 
 def check(error: Error, where: str, name: str, value: Any, fits: Fits, wanted: str, example: object) -> Any:
-    """`value` if `fits` says so; what raises in it does not fit. `example` is a valid value, as code."""
+    """Return `value` if `fits` accepts it; an exception in it means no. `example` is a valid value, as code."""
     try:
         if fits(value):
             return value
@@ -43,24 +45,24 @@ def is_integer(value: Any) -> bool:
 
 
 def flag(error: Error, where: str, name: str, value: Any) -> bool:
-    """True or False and nothing else: text such as `"false"` would be true."""
+    """Return True or False; refuse anything else, because text such as `"false"` would be true."""
     return bool(check(error, where, name, value, lambda it: isinstance(it, bool), "True or False", True))
 
 
 def text(error: Error, where: str, name: str, value: Any, wanted: str = "text", example: str = "'NAME'") -> str:
-    """Text that is not empty."""
+    """Return text that is not empty."""
     return str(check(error, where, name, value, lambda it: isinstance(it, str) and it and it.encode(), wanted, example))
 
 
 def integer(error: Error, where: str, name: str, value: Any, least: int, example: int | None = None) -> int:
-    """A Python int from any integer, from `least` to the largest of 64 bits."""
+    """Return a Python int from any integer, from `least` to the largest of 64 bits."""
     wanted, example = f"an int of at least {least}", max(least, 1) if example is None else example
     fits = lambda it: is_integer(it) and least <= operator.index(it) < 2**63  # noqa: E731
     return operator.index(check(error, where, name, value, fits, wanted, example))
 
 
 def number(error: Error, where: str, name: str, value: Any, fits: Fits, wanted: str, example: object) -> Any:
-    """A finite real number that fits."""
+    """Return a finite real number that fits."""
     return check(error, where, name, value, lambda it: _is_number(it) and fits(it), wanted, example)
 
 
@@ -69,7 +71,7 @@ def _is_number(value: Any) -> bool:
 
 
 def mapping(error: Error, where: str, name: str, value: Any, example: str = "{'NAME': ...}") -> dict[str, Any]:
-    """A dict with text keys, of its own; empty for None."""
+    """Return a new dict with text keys; empty for None."""
     value = {} if value is None else value
     fits = lambda it: isinstance(it, Mapping) and all(isinstance(key, str) for key in it)  # noqa: E731
     return dict(check(error, where, name, value, fits, "a dict with text keys", example))

@@ -1,7 +1,9 @@
-"""The plugin contract: what a plugin implements so that a framework computes on one or more kinds of device.
+"""The plugin contract: the classes that a plugin implements so that a framework computes on one or more kinds of
+device.
 
-Every plugin implements `Backend`. The capabilities (`Exchange`, `Compute`, `Memory`) are further base classes; a
-backend declares one by deriving from it, and the conformance kit then tests it. What was added later has a default.
+Every plugin implements `Backend`. The capabilities (`Exchange`, `Compute`, `Memory`) are additional base classes: a
+backend declares one by deriving from it, and the conformance kit then tests it. Methods that were added later have a
+default.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ from anyaccel.specs import Loss, LossTargets, Optimizer
 class DeviceInfo:
     """A device's product name, vendor (lower case), identity, memory space, and total memory in bytes (0 if unknown).
 
-    `identity` is a UUID as the vendor's tools write it (`GPU-...` for NVIDIA) or a PCI address, `""` if there is none.
-    Devices with an equal, non-empty `memory_space` share memory by DLPack; `"host"` is that of NumPy's arrays.
+    `identity` is a UUID as the vendor's tools write it (`GPU-...` for NVIDIA) or a PCI address, or `""`. Devices with
+    an equal, non-empty `memory_space` share memory by DLPack; `"host"` is the memory space of NumPy's arrays.
     """
 
     name: str
@@ -50,7 +52,7 @@ Kind = TypeVar("Kind")
 
 
 def _derives(key: type[Any] | str, kind: type[Any]) -> bool:
-    """Whether a key of `capabilities` names a class derived from one; a package that has none of it is not imported."""
+    """Return whether a key of `capabilities` names a class derived from one, without importing unrelated packages."""
     if isinstance(key, str):
         package, _, name = key.partition(".")
         if package != kind.__module__.partition(".")[0]:
@@ -62,7 +64,14 @@ def _derives(key: type[Any] | str, kind: type[Any]) -> bool:
 class Backend(ABC):
     """One framework on one or more kinds of device. A plugin's `backends()` hook returns the instances.
 
-    Creating an instance must not import the framework; methods may.
+    Creating an instance must not import the framework; methods may import it.
+
+    Example:
+        >>> import numpy as np
+        >>> from anyaccel.registry import registry
+        >>> backend = registry().find("numpy", "cpu")
+        >>> backend.device_of(np.zeros(3)), backend.device_string(backend.devices()[0])
+        (Device(kind='cpu', index=0), 'cpu')
     """
 
     framework: ClassVar[str]
@@ -84,13 +93,13 @@ class Backend(ABC):
 
     @final
     def capability(self, kind: type[Kind]) -> Kind | None:
-        """The object that implements a capability for this backend, always the same one; None without it.
+        """Return the object that implements a capability for this backend, always the same one; None without it.
 
-        The backend's own comes first, then one that another plugin brings by an entry point of the group
-        `anyaccel.capabilities`. Not for steps: ask once, when something is built.
+        The backend's own capability wins; otherwise another plugin can provide it by an entry point of the group
+        `anyaccel.capabilities`. Do not call this in steps: ask once, when you build something.
 
         Raises:
-            PluginError: two other plugins bring it, or the one that does is broken.
+            PluginError: two other plugins provide it, or the one that does is broken.
         """
         made: dict[type[Any] | str, Any] = self.__dict__.setdefault("_made_capabilities", {})
         if kind not in made:
@@ -109,7 +118,7 @@ class Backend(ABC):
         return found
 
     def _brought(self, kind: type[Any]) -> Any:
-        """The capability that another plugin brings by an entry point; None where none does."""
+        """Return the capability that another plugin provides by an entry point; None if none does."""
         name = f"{self.framework}.{capability_name(kind)}"
         entry = named(BROUGHT, name)
         brought = None if entry is None else loaded(entry)(self)
@@ -120,10 +129,10 @@ class Backend(ABC):
 
     @final
     def required(self, kind: type[Kind]) -> Kind:
-        """As `capability`, where the caller relies on it.
+        """Return the object that implements a capability; raise if the backend does not have it.
 
         Raises:
-            CapabilityError: it is not there.
+            CapabilityError: the backend does not have the capability.
         """
         made = self.capability(kind)
         if made is None:
@@ -132,11 +141,11 @@ class Backend(ABC):
 
     @abstractmethod
     def devices(self) -> Sequence[Device]:
-        """Usable devices of `kinds`, best first, without duplicates. Never raises and initialises nothing."""
+        """List the usable devices of `kinds`, best first, without duplicates. Never raises and initializes nothing."""
 
     @abstractmethod
     def device_of(self, obj: Any) -> Device | None:
-        """The device of a tensor or placed object; None for an object that holds no tensor."""
+        """Return the device of a tensor or placed object; None for an object that holds no tensor."""
 
     @abstractmethod
     def place(self, obj: Any, device: Device) -> Any:
@@ -147,12 +156,12 @@ class Backend(ABC):
 
     @abstractmethod
     def move(self, tensor: Any, device: Device, *, pinned: bool = False) -> Any:
-        """A tensor of the same values and dtype on `device`; the same object if it is there already.
+        """Return a tensor with the same values and dtype on `device`; the same object if it is there already.
 
         Args:
-            tensor: a tensor of this framework.
-            device: the target.
-            pinned: copy from pinned memory; has no effect where that is not available or not safe.
+            tensor: A tensor of this framework.
+            device: The target.
+            pinned: Copy from pinned memory; ignored if that is not available or not safe.
 
         Raises:
             MoveError: the device does not support this dtype.
@@ -161,55 +170,63 @@ class Backend(ABC):
 
     @abstractmethod
     def scope(self, device: Device) -> AbstractContextManager[Any]:
-        """A context in which new tensors are created on `device`; the previous default is restored on exit."""
+        """Return a context in which new tensors are created on `device`; the previous default is restored on exit."""
 
     @abstractmethod
     def device_string(self, device: Device) -> str:
-        """The framework's own name for the device, such as `"cuda:0"` for gpu:0."""
+        """Return the framework's own name for the device, such as `"cuda:0"` for gpu:0."""
 
     def native_device(self, device: Device) -> Any:
-        """The framework's own device object, which plans carry; must not initialise it. By default `device_string`."""
+        """Return the framework's own device object, which plans hold, without initializing the device. Default:
+        `device_string`.
+        """
         return self.device_string(device)
 
     def thread_rng(self, key: int | None) -> AbstractContextManager[Any]:
-        """A context, entered often: this thread draws from `key` (None: one of the global state); `draws` counts.
+        """Return a context in which this thread draws from `key` (None: from the global state). It is entered often.
 
-        `passed` says whether a global generator was used all the same, as by code that seeds it.
+        Its `draws` counts the draws. Its `passed` tells whether a global generator was used anyway, as by code that
+        seeds it.
         """
         return nullcontext()
 
     def global_rng(self, key: int) -> AbstractContextManager[Any]:
-        """A context, entered often: global generators start from `key` and are then what they were before.
+        """Return a context in which global generators start from `key`; on exit they are restored. It is entered often.
 
-        The next time they go on where it was left. Unlike `thread_rng` it holds for all threads, and for code that
-        seeds; only the thread that trains enters it. `draws` counts how often it was left with another state.
+        The next entry continues where the last one ended. Unlike `thread_rng` it applies to all threads and to code
+        that seeds generators; only the thread that trains enters it. `draws` counts how often it ended with another
+        state.
         """
         return nullcontext()
 
     def watch_rng(self) -> AbstractContextManager[Any]:
-        """A context whose `passed` says afterwards whether `thread_rng` would have been passed by."""
+        """Return a context whose `passed` tells afterwards whether code bypassed `thread_rng`."""
         return nullcontext()
 
     def generator_state(self, generator: Any = None) -> np.ndarray | None:
-        """The state of a generator of this framework, or of the global one of the host; None of anything else."""
+        """Return the state of a generator of this framework, or of the global generator of the host; None for anything
+        else.
+        """
         return None
 
     def set_generator_state(self, state: np.ndarray, generator: Any = None) -> None:
-        """Set what `generator_state` gave."""
+        """Restore the output of `generator_state`."""
 
     def owns(self, obj: Any) -> bool:
-        """Whether any object is this framework's, by default as `import_roots` says; imports and changes nothing."""
+        """Return whether an object belongs to this framework, by default as `import_roots` says. Imports and changes
+        nothing.
+        """
         return any(str(base.__module__).partition(".")[0] in self.import_roots for base in type(obj).__mro__)
 
     def synchronize(self, device: Device) -> None:
         """Wait until all work on `device` is done."""
 
     def device_info(self, device: Device) -> DeviceInfo:
-        """What the device is; the default knows its name and promises no shared memory, as that needs DLPack."""
+        """Describe the device. The default knows its name and promises no shared memory, because that needs DLPack."""
         return DeviceInfo(str(device))
 
     def unavailable_reason(self, device: Device) -> str:
-        """Why `device` is not in `devices()`; `""` if unknown."""
+        """Return why `device` is not in `devices()`; `""` if unknown."""
         return ""
 
 
@@ -219,6 +236,16 @@ class AsyncCopy:
 
     The computing thread calls `wait` once before the first use: later work on the device waits for the copy, the caller
     does not. `source_reusable` blocks until the source array may be overwritten; any thread may call it, repeatedly.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> from anyaccel.registry import registry
+        >>> backend = registry().computing("numpy")
+        >>> with aa.simulate(1):
+        ...     copy = backend.copy_async(np.ones(4, "float32"), aa.Device("sim", 0))
+        ...     copy.wait()
+        ...     print(backend.device_of(copy.tensor))
+        sim:0
     """
 
     tensor: Any
@@ -227,18 +254,28 @@ class AsyncCopy:
 
 
 class Exchange(ABC):
-    """Capability: tensors from and to host memory, and from other frameworks."""
+    """Capability: copy tensors from and to host memory and other frameworks.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> from anyaccel.registry import registry
+        >>> backend = registry().computing("numpy")
+        >>> tensor = backend.from_host(np.arange(3.0), aa.Device("cpu"))
+        >>> backend.to_host(tensor)
+        array([0., 1., 2.])
+    """
 
     index_dtype: ClassVar[str] = "int64"
     """Dtype of row orders and class indices, `"int64"` or `"int32"`."""
 
     def loaded_dtype(self, dtype: str) -> str:
-        """The dtype in which integers of `dtype` are loaded: another one where the backend lacks it."""
+        """Return the dtype in which integers of `dtype` are loaded, another one if the backend lacks it."""
         return dtype
 
     @abstractmethod
     def from_host(self, array: np.ndarray, device: Device, *, pinned: bool = False) -> Any:
-        """A tensor on `device` with memory of its own, so that `array` may be changed at once. Keeps dtype and shape.
+        """Copy an array to a tensor on `device` with separate memory, so that `array` may change. Keeps dtype and
+        shape.
 
         Raises:
             MoveError: the framework or the device does not support this dtype.
@@ -247,7 +284,7 @@ class Exchange(ABC):
 
     @abstractmethod
     def to_host(self, tensor: Any) -> np.ndarray:
-        """The values as a NumPy array; blocks until they are there. May share memory with a tensor on the CPU.
+        """Return the values as a NumPy array, after waiting for them. It may share memory with a tensor on the CPU.
 
         Raises:
             MoveError: NumPy does not support this dtype.
@@ -255,7 +292,7 @@ class Exchange(ABC):
 
     @abstractmethod
     def from_dlpack(self, foreign: Any, device: Device) -> Any:
-        """A tensor on `device` from another framework's tensor through DLPack; no copy within one memory space.
+        """Return a tensor on `device` from another framework's tensor through DLPack; no copy within one memory space.
 
         The two may share memory, so neither side writes to it. Keeps dtype and shape, and accepts any strides.
 
@@ -265,26 +302,27 @@ class Exchange(ABC):
 
     @abstractmethod
     def gather_rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
-        """Rows of a resident column, on its device: `column[start:stop]`, or `column[order[start:stop]]`.
+        """Gather rows of a resident column, on its device: `column[start:stop]`, or `column[order[start:stop]]`.
 
         `order` is a tensor [n] of `index_dtype` on the same device. Does not wait for the result.
         """
 
     def from_host_owned(self, array: np.ndarray, device: Device) -> Any:
-        """As `from_host`, of an array that the caller gives up: nobody else reads or writes it from now on.
+        """Return a tensor on `device` from an array that the caller gives up: no other code reads or writes it from now
+        on.
 
-        A framework that can compute from this memory need not copy. The default copies.
+        A framework that can compute from this memory does not have to copy. The default copies.
         """
         return self.from_host(array, device)
 
     def staging_buffer(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
-        """Uninitialised host memory from which `copy_async` is fastest: pinned memory, if that helps."""
+        """Allocate uninitialized host memory from which `copy_async` is fastest: pinned memory, if that helps."""
         return np.empty(shape, dtype)
 
     def copy_async(self, array: np.ndarray, device: Device) -> AsyncCopy:
         """Start to copy an array (from `staging_buffer`, or a part of one) to `device` while it computes.
 
-        May be called from another thread. The default copies synchronously.
+        Another thread may call this. The default copies synchronously.
 
         Raises:
             MoveError: the framework or the device does not support this dtype.
@@ -293,16 +331,25 @@ class Exchange(ABC):
         return AsyncCopy(self.from_host(array, device))
 
     def is_ready(self, tensor: Any) -> bool:
-        """Whether a tensor's values are computed by now, without waiting; the default says yes."""
+        """Return whether a tensor's values are already computed, without waiting. Default: True."""
         return True
 
     def scalars(self, values: Sequence[Any]) -> np.ndarray:
-        """Device scalars as a float64 array [n] in host memory; blocks until they are there."""
+        """Return device scalars as a float64 array [n] in host memory, after waiting for them."""
         return np.array([float(self.to_host(value)) for value in values], dtype=np.float64)
 
 
 class Compute(ABC):
-    """Capability: shapes of models, and training and evaluating segments."""
+    """Capability: infer shapes of models, and train and evaluate segments.
+
+    Example:
+        >>> import anyaccel as aa
+        >>> from anyaccel.registry import registry
+        >>> from anyaccel.segment import TensorSpec
+        >>> backend = registry().computing("numpy")
+        >>> backend.infer(aa.SequentialMLP([2]), [TensorSpec((3,), "float32")], seed=0)
+        (TensorSpec(shape=(2,), dtype='float32'),)
+    """
 
     calls_by_keyword: ClassVar[bool] = False
     """Whether programs and `infer_outputs` heed `Operation.arguments` and `Operation.results`."""
@@ -316,79 +363,85 @@ class Compute(ABC):
     """Whether programs heed `Optimizer.groups`."""
 
     def wrap(self, model: Any) -> Any:
-        """What a graph node holds for `model`: the model, or an object that also holds its parameters.
+        """Return the object that a graph node stores for `model`: the model, or an object that also holds its
+        parameters.
 
-        Called when a graph is built; wrapping a wrapped model changes nothing. For models that are functions without
-        parameters of their own, which could not receive what was learned. The default gives the model.
+        It is called when a graph is built; wrapping a wrapped model changes nothing. Override it for models that are
+        functions without parameters, which could not store the learned values. The default returns the model.
         """
         return model
 
     def mutates_inputs(self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()) -> bool:
-        """Whether a built model may write to its inputs; called for models fed by another framework.
+        """Return whether a built model may write to its inputs; called for models that another framework feeds.
 
-        If True, the default, the plan copies such a value on its device instead of sharing memory. `arguments` are as
-        in `Operation`, given where a backend `calls_by_keyword`.
+        If True, the default, the plan copies such a value on its device instead of sharing memory. `arguments` are the
+        same as in `Operation`, passed if a backend `calls_by_keyword`.
         """
         return True
 
     def batch_coupling(self, model: Any) -> str:
-        """What couples the rows of a batch in training (`"BatchNorm"`), so that it cannot be split; `""`: nothing."""
+        """Return what couples the rows of a batch in training (`"BatchNorm"`), so that it cannot be split; `""` for
+        nothing.
+        """
         return ""
 
     def untrainable_reason(self, model: Any) -> str:
-        """What training would leave out of a model, such as a method of its own; `""`, the default: nothing."""
+        """Return what training would ignore in a model, such as a custom training method; `""`, the default, for
+        nothing.
+        """
         return ""
 
     def loss_targets(self, loss: Loss) -> LossTargets | None:
-        """What a loss of the framework (`loss.own`) takes as targets; None, the default, where that is not known.
+        """Return the targets that a loss of the framework (`loss.own`) accepts; None, the default, if unknown.
 
-        Columns of targets are checked once, when they are loaded, so that a value that the loss would take without a
-        word (255 in a binary cross entropy) is refused as it is for named losses.
+        Columns of targets are checked once, when they are loaded. A value that the loss would silently accept (255 in a
+        binary cross entropy) is then refused, as it is for named losses.
         """
         return None
 
     def data_format(self, model: Any) -> tuple[str, str]:
-        """That of a model's inputs, and of its outputs: `"channels_first"`, `"channels_last"`, or `""` if unknown."""
+        """Return the format of a model's inputs and outputs: `"channels_first"`, `"channels_last"`, or `""`."""
         return "", ""
 
     @abstractmethod
     def infer(self, model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
-        """Specs of the outputs for inputs of these specs; builds an unbuilt model with weights from `seed`.
+        """Return the specs of the outputs for inputs of these specs; build an unbuilt model with weights from `seed`.
 
         Raises:
-            ShapeError: the model does not accept these inputs; has the framework's own message.
+            ShapeError: the model does not accept these inputs; the message has the framework's own.
         """
 
     def infer_outputs(
         self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path], seed: int
     ) -> tuple[OutputSpec, ...]:
-        """As `infer`, for a call with inputs at the paths `arguments` (see `Operation`), of outputs at any depth.
+        """Infer outputs at any depth, for a call with inputs at the paths `arguments` (see `Operation`); otherwise like
+        `infer`.
 
-        The default calls `infer`, so that `arguments` are not used: define both if `calls_by_keyword`.
+        The default calls `infer` and ignores `arguments`: override both if the backend `calls_by_keyword`.
         """
         return positional_outputs(self.infer(model, inputs, seed))
 
     def infer_training(
         self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()
     ) -> tuple[OutputSpec, ...]:
-        """As `infer_outputs`, of a built model in training mode; `()`, the default, where that is not known."""
+        """Infer the outputs of a built model in training mode, like `infer_outputs`; `()`, the default, if unknown."""
         return ()
 
     def signature(self, model: Any) -> inspect.Signature | None:
-        """The signature of a call of the model, with its inputs alone; None, the default, where it is not known."""
+        """Return the signature of a call of the model, with only its inputs; None, the default, if unknown."""
         return None
 
     @abstractmethod
     def dtype_of(self, model: Any) -> str | None:
-        """Dtype to which floating inputs are cast (that of the parameters); None if any will do."""
+        """Return the dtype to which floating inputs are cast (the dtype of the parameters); None if any dtype works."""
 
     @abstractmethod
     def parameters(self, model: Any) -> Mapping[str, TensorSpec]:
-        """Spec of every parameter of a built model, by name; shapes are whole, there is no batch."""
+        """Return the spec of every parameter of a built model, by name; shapes are whole, without a batch."""
 
     @abstractmethod
     def build(self, segment: Segment) -> Program:
-        """Make a segment ready to run. Its models are placed already.
+        """Build a program that runs a segment. The models of the segment are already placed.
 
         Raises:
             SpecError: this framework does not have the optimizer or loss.
@@ -396,22 +449,26 @@ class Compute(ABC):
 
     @abstractmethod
     def state(self, model: Any) -> dict[str, np.ndarray]:
-        """Copies of the model's arrays in host memory, named `parameters/NAME` and `buffers/NAME`."""
+        """Return copies of the model's arrays in host memory, named `parameters/NAME` and `buffers/NAME`."""
 
     @abstractmethod
     def load_state(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
-        """Load what `state` gave into the model, on its device.
+        """Load the output of `state` into the model, on its device.
 
         Raises:
             StateError: names, shapes or dtypes differ.
         """
 
     def models(self) -> Mapping[str, type]:
-        """Model classes by name for configurations; the constructor takes what `get_config()` gives as keywords."""
+        """Return model classes by name for configurations; the constructor takes the output of `get_config()` as
+        keywords.
+        """
         return {}
 
     def unsupported_reason(self, spec: Optimizer | Loss) -> str:
-        """Why this backend cannot build an optimizer or loss; `""`, the default for names and `import_roots`: none."""
+        """Return why this backend cannot build an optimizer or loss; `""`, the default for names and `import_roots`, if
+        it can.
+        """
         own = spec.own
         if own is None or (isinstance(spec, Loss) and not isinstance(own, type) and not hasattr(own, "parameters")):
             return ""
@@ -425,12 +482,12 @@ class Compute(ABC):
 
 
 class ComputingBackend(Backend, Exchange, Compute):
-    """A backend that a graph can use. For annotations only: backends derive from the three classes, not from this."""
+    """A backend that a graph can use. For annotations only: backends derive from the three classes, not from it."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryInfo:
-    """A device's memory in bytes; 0 where unknown. `peak` is the most that was used at once."""
+    """A device's memory in bytes; 0 if unknown. `peak` is the largest use so far."""
 
     total: int
     free: int
@@ -439,20 +496,28 @@ class MemoryInfo:
 
 
 class Memory(Capability):
-    """Capability: how much memory of a device is in use, and releasing what is only cached."""
+    """Capability: report how much memory of a device is in use, and release cached memory.
+
+    Example:
+        >>> import anyaccel as aa
+        >>> from anyaccel.registry import registry
+        >>> memory = registry().find("numpy").capability(aa.Memory)
+        >>> memory.memory(aa.Device("cpu")).total > 0
+        True
+    """
 
     @abstractmethod
     def memory(self, device: Device) -> MemoryInfo:
-        """The memory of the device now."""
+        """Return the current memory of the device."""
 
     def share(self, device: Device, fraction: float) -> str:
         """Leave memory of a device to other frameworks; called before anything is placed there.
 
-        A framework that reserves (nearly) all memory at once must allocate on demand, or reserve at most `fraction` of
-        the total. Settings of the user stay.
+        A framework that reserves (nearly) all memory when it starts must allocate on demand, or reserve at most
+        `fraction` of the total. Settings of the user are kept.
 
         Returns:
-            `""`, or why that is no longer possible (the framework is initialised already), with a hint.
+            `""`, or why that is no longer possible (the framework is already initialized), with a hint.
         """
         return ""
 
@@ -465,5 +530,5 @@ CAPABILITIES: dict[str, type] = {"exchange": Exchange, "compute": Compute, "memo
 
 
 def capabilities(backend: Backend) -> tuple[str, ...]:
-    """Names of the capabilities that a backend declares."""
+    """Return the names of the capabilities that a backend declares."""
     return tuple(name for name, kind in CAPABILITIES.items() if backend.capability(kind) is not None)

@@ -1,4 +1,4 @@
-"""Capability: the base class of what a backend can do beside placing, exchanging and computing."""
+"""Capability: the base class for additional abilities of a backend, beyond placing, exchanging and computing."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ A class of a package that need not be installed is named by text, `"PACKAGE.CLAS
 
 
 class Capability(ABC):  # noqa: B024 - those of each kind have abstract methods
-    """An object that does one thing for a backend, and is made from it when it is first asked for.
+    """Base class of an object that does one thing for a backend. It is created when it is first requested.
 
-    A class derived from a capability is entered in `Backend.capabilities`, or is named by an entry point.
+    Enter the derived class in `Backend.capabilities`, or name it by an entry point.
 
     Args:
-        backend: whose capability it is, also an attribute.
+        backend: The backend of the capability, also an attribute.
     """
 
     def __init__(self, backend: Any) -> None:
@@ -28,14 +28,14 @@ class Capability(ABC):  # noqa: B024 - those of each kind have abstract methods
 
 
 def lazy(reference: str) -> Callable[[Any], Any]:
-    """What makes the object of a capability by the class `"MODULE:CLASS"`, whose module is imported only then.
+    """Return a factory of the capability class `"MODULE:CLASS"`, whose module is imported only when it is called.
 
-    For modules that import the framework, where the capability is asked for only when the framework is in use.
+    Use it for modules that import the framework, if the capability is requested only while the framework is in use.
     """
     module, _, name = reference.partition(":")
     return lambda backend: getattr(import_module(module), name)(backend)
 
 
 def capability_name(kind: type[Any]) -> str:
-    """The text that names a capability class without importing it: `"PACKAGE.CLASS"`."""
+    """Return the text that names a capability class without importing it: `"PACKAGE.CLASS"`."""
     return f"{kind.__module__.partition('.')[0]}.{kind.__name__}"

@@ -8,6 +8,8 @@ Each group is a way to extend anyaccel; what an entry point names is imported wh
 - `anyaccel.capabilities`: `FRAMEWORK.PACKAGE.CLASS = "module:class"` gives a backend a capability that it lacks.
 - `anyaccel.named_metrics`: `NAME = "module:object"` gives `Metric(NAME)`, a `NamedMetric`.
 - `anyaccel.saved_kinds`: `WHAT.KIND = "module:class"` gives what a saved file names, such as `phase.fit`.
+- `anyaccel.model_libraries`: `PACKAGE = "module:class"` gives what `fit` knows of the models of a package that compute
+  their own loss, a subclass of `anyaccel.fitting.ModelLoss`.
 - `anyaccel.extension_points`: `POINT = "module:object"`, see `anyaccel.extensions`.
 
 `OFFERED` says which of anyaccel's own distributions offers what, for the message where one is not installed.
@@ -24,7 +26,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.errors import MissingDistributionError, PluginError
-from anyaccel.install_hints import DISTRIBUTIONS, install_line
+from anyaccel.install_hints import DISTRIBUTIONS, LIBRARIES, install_line
 from anyaccel.version import __version__
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 NAMES, COMMANDS, SETTINGS = "anyaccel.names", "anyaccel.commands", "anyaccel.settings"
 CAPABILITIES, EXTENSIONS, SAVED = "anyaccel.capabilities", "anyaccel.extension_points", "anyaccel.saved_kinds"
-METRICS = "anyaccel.named_metrics"
+METRICS, MODEL_LIBRARIES = "anyaccel.named_metrics", "anyaccel.model_libraries"
 
 OFFERED: Mapping[str, Mapping[str, str]] = {
     NAMES: {
@@ -58,7 +60,7 @@ OFFERED: Mapping[str, Mapping[str, str]] = {
         "anyaccel-resources": "plan.inventory",
         "anyaccel-sklearn": (
             "FeatureSet.fit_transform FeatureSet.group_by FeatureSet.stratify_by FeatureSet.transform_like "
-            "fit.class_labels fit.scaler"
+            "fit.class_labels fit.preprocess fit.scaler"
         ),
     },
     METRICS: {
@@ -92,7 +94,7 @@ _lock = threading.Lock()
 
 
 def entry_points(group: str) -> Sequence[EntryPoint]:
-    """The entry points of a group; installed distributions are searched once for each `sys.path`."""
+    """Return the entry points of a group; installed distributions are searched once for each `sys.path`."""
     path = tuple(sys.path)
     with _lock:
         if path not in _found:
@@ -106,7 +108,7 @@ def entry_points(group: str) -> Sequence[EntryPoint]:
 
 
 def named(group: str, name: str) -> EntryPoint | None:
-    """The entry point of this name; None if there is none.
+    """Return the entry point with this name, or None.
 
     Raises:
         PluginError: two distributions offer it.
@@ -119,7 +121,8 @@ def named(group: str, name: str) -> EntryPoint | None:
 
 
 def load(group: str, name: str) -> Any:
-    """What a distribution offers under a name; None where neither an installed one nor one of anyaccel's own does.
+    """Return what a distribution offers under a name; None if neither an installed one nor one of anyaccel's own offers
+    it.
 
     Raises:
         MissingDistributionError: one of anyaccel's own distributions offers it, and is not installed.
@@ -135,7 +138,7 @@ def load(group: str, name: str) -> Any:
 
 
 def loaded(entry: EntryPoint) -> Any:
-    """What an entry point names, imported.
+    """Import and return the object of an entry point.
 
     Raises:
         PluginError: its distribution is one of anyaccel's own with another version than core, or it cannot be imported.
@@ -152,13 +155,13 @@ def loaded(entry: EntryPoint) -> Any:
 
 
 def saved_names(what: str) -> list[str]:
-    """The kinds of `what` that installed distributions offer."""
+    """Return the kinds of `what` that installed distributions offer."""
     names = (entry.name.partition(".") for entry in entry_points(SAVED))
     return [kind for whose, _, kind in names if whose == what]
 
 
 def moved_names(package: str, names: str) -> Callable[[str], Any]:
-    """`__getattr__` of a package of version 0.1 of which names have moved into other distributions."""
+    """Return `__getattr__` for a package of version 0.1 whose names have moved into other distributions."""
 
     def get(name: str) -> Any:
         value = load(NAMES, name) if name in names.split() else None
@@ -170,7 +173,9 @@ def moved_names(package: str, names: str) -> Callable[[str], Any]:
 
 
 def home_of(group: str, name: str) -> str:
-    """Which of anyaccel's own distributions offers a name, installed or not; `""` if none does."""
+    """Return which of anyaccel's own distributions offers a name, installed or not; `""` if none does."""
+    if group == MODEL_LIBRARIES:
+        return LIBRARIES.get(name, "")
     offered = OFFERED.get(group, {})
     return next((home for home, names in offered.items() if name in names.split()), "")
 
@@ -178,7 +183,7 @@ def home_of(group: str, name: str) -> str:
 def missing(
     distribution: str, what: str, kind: type[MissingDistributionError] = MissingDistributionError
 ) -> MissingDistributionError:
-    """The error for something that is in a distribution which is not installed."""
+    """Create the error for something that is in a distribution which is not installed."""
     return kind(f"{what} needs {distribution}, which is not installed", hint=install_line(distribution))
 
 
@@ -197,7 +202,7 @@ class MovedModules:
 
     @classmethod
     def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """The spec of `anyaccel.NAME` and what is below it; None for every other module."""
+        """Return the spec of `anyaccel.NAME` and its submodules; None for every other module."""
         package, _, below = name.partition(".")
         olds = (old for old in sorted(MODULES, reverse=True) if f"{below}.".startswith(f"{old}."))  # the longest first
         old = next(olds, "") if package == "anyaccel" else ""
@@ -214,7 +219,7 @@ class MovedModules:
         return ModuleSpec(name, cls(module), origin=moved)  # type: ignore[arg-type]  # importlib.abc is slow to import
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """The module, which is imported already."""
+        """Return the module, which is imported already."""
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:
@@ -228,6 +233,7 @@ _DESCRIBED = {
     SETTINGS: "{}",
     METRICS: "the metric {}",
     SAVED: "what was saved as {}",
+    MODEL_LIBRARIES: "fit of a model of {}",
 }
 
 

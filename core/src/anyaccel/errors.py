@@ -6,13 +6,21 @@ from anyaccel.printable import printable
 
 
 class AnyaccelError(Exception):
-    """Base of every error that anyaccel raises on purpose; reads `problem; cause. Available: ... Hint: ...`.
+    """Base class of every error that anyaccel raises on purpose; reads `problem; cause. Available: ... Hint: ...`.
 
     Args:
-        problem: what is wrong, with the value that was given.
-        cause: why, or the figure or rule that it meets; it becomes a part of `problem`.
-        available: what could be had instead, as a list of options; left out of the message when empty.
-        hint: what to do next; left out of the message when empty.
+        problem: The problem, with the value that was given.
+        cause: The reason, or the figure or rule that it violates; it becomes a part of `problem`.
+        available: A list of options; left out of the message when empty.
+        hint: The next action; left out of the message when empty.
+
+    Example:
+        >>> import anyaccel as aa
+        >>> try:
+        ...     aa.Optimizer("adamm")
+        ... except aa.errors.AnyaccelError as error:
+        ...     print(type(error).__name__)
+        SpecError
     """
 
     def __init__(self, problem: str, *, cause: str = "", available: str = "", hint: str = "") -> None:
@@ -24,7 +32,7 @@ class AnyaccelError(Exception):
 
 
 class ArgumentError(AnyaccelError, TypeError):
-    """A call has an argument that there is not, lacks one, or has too many."""
+    """A call has an unknown argument, lacks one, or has too many."""
 
 
 class DeviceParseError(AnyaccelError, ValueError):
@@ -32,7 +40,7 @@ class DeviceParseError(AnyaccelError, ValueError):
 
 
 class DeviceUnavailableError(AnyaccelError):
-    """The device is not on this machine, or is of another vendor than the one named."""
+    """The device is not on this machine, or its vendor differs from the one requested."""
 
 
 class DeviceMismatchError(AnyaccelError):
@@ -52,11 +60,11 @@ class MoveError(AnyaccelError, TypeError):
 
 
 class TransferError(AnyaccelError, AssertionError):
-    """Something was moved between devices, or the host waited for one, inside `no_transfers`."""
+    """Inside `no_transfers`, a value was moved between devices, or the host waited for one."""
 
 
 class FrameworkError(AnyaccelError):
-    """No installed plugin runs the framework, or not on this kind of device."""
+    """No installed plugin runs the framework, or none runs it on this kind of device."""
 
 
 class NoBackendError(AnyaccelError, TypeError):
@@ -72,13 +80,13 @@ class PluginError(AnyaccelError):
 
 
 class MissingDistributionError(PluginError, ModuleNotFoundError):
-    """A name, command, argument or saved object is of a distribution of anyaccel that is not installed."""
+    """A name, command, argument or saved object belongs to a distribution of anyaccel that is not installed."""
 
     __str__ = Exception.__str__
 
 
 class MissingRequestsError(MissingDistributionError, DeviceParseError):
-    """A request for devices where the distribution of requests is not installed."""
+    """A request for devices was given, but the distribution of requests is not installed."""
 
 
 class CapabilityError(AnyaccelError):
@@ -94,7 +102,7 @@ class DataError(AnyaccelError, ValueError):
 
 
 class MissingFileError(DataError, FileNotFoundError):
-    """There is no file or folder of this name to read data from."""
+    """The file or folder to read data from does not exist."""
 
 
 class ColumnError(DataError):
@@ -106,7 +114,7 @@ class SourceError(DataError):
 
 
 class SplitError(DataError):
-    """A split is empty, unknown, duplicated or overlapping, divides a group or stratum, or has wrong ratios."""
+    """A split is empty, unknown, duplicated or overlapping, cuts through a group or stratum, or has wrong ratios."""
 
 
 class SamplerError(DataError):
@@ -166,11 +174,15 @@ class CompileWarning(UserWarning):
 
 
 class UndefinedMetricWarning(UserWarning):
-    """A metric is not defined for the rows that it measured, and is what scikit-learn gives then, mostly NaN."""
+    """A metric is not defined for the rows that it measured; its value is the one of scikit-learn, mostly NaN."""
+
+
+class TableWarning(UserWarning):
+    """Columns of a table are left out, or rows to predict for have what was not in the rows of the training."""
 
 
 class NaNWarning(UserWarning):
-    """A loss of a TrainPhase is NaN or infinite, or will be: data with NaN reach a node trained by gradients.
+    """A loss of a TrainPhase is NaN or infinite, or will be because data with NaN reach a node trained by gradients.
 
-    Also: a value that a callback or a checkpoint monitors is NaN.
+    It is also issued if a value that a callback or a checkpoint monitors is NaN.
     """

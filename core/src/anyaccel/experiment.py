@@ -336,7 +336,7 @@ class Experiment(AttributeHints):
 
 
 def _read(folder: Any) -> tuple[Mapping[str, Any], Mapping[str, np.ndarray]]:
-    """What `Experiment.save` wrote besides the graph: plain data, and the arrays of results."""
+    """Return what `Experiment.save` wrote in addition to the graph: plain data, and the arrays of results."""
     manifest, arrays = saved_folder.read(folder, _PART, _RUN)
     part = manifest[_PART]
     keys = ("phases", "callbacks", "results")
@@ -354,7 +354,7 @@ _HINT = "give the folder that save() wrote"
 
 
 def _phase_parts(phase: Phase) -> dict[str, Any]:
-    """A phase with its callbacks as plain data; `config` is None where it has none, and `reason` says why."""
+    """Return a phase with its callbacks as plain data; `config` is None where it has none, and `reason` says why."""
     parts = {"label": phase.label, "config": None, "reason": "", "callbacks": _callback_parts(phase.callbacks)}
     if type(phase) is not Phase.kinds[phase.kind]:
         return {**parts, "reason": f"it is of a class of its own, {type(phase).__name__}"}
@@ -365,7 +365,7 @@ def _phase_parts(phase: Phase) -> dict[str, Any]:
 
 
 def _read_phase(parts: Any, allow: Iterable[type]) -> Any:
-    """The phase of `phase_parts`.
+    """Return the phase of `phase_parts`.
 
     Raises:
         ConfigError: malformed, or the phase or a callback of it has no configuration.
@@ -382,7 +382,7 @@ def _read_phase(parts: Any, allow: Iterable[type]) -> Any:
 
 
 def _callback_parts(callbacks: Iterable[Callback]) -> list[dict[str, Any]]:
-    """Callbacks as plain data: the class, and what its `get_config` gives; None without one."""
+    """Return callbacks as plain data: the class, and the result of its `get_config`; None without one."""
     parts = []
     for callback in callbacks:
         cls = type(callback)
@@ -392,11 +392,11 @@ def _callback_parts(callbacks: Iterable[Callback]) -> list[dict[str, Any]]:
 
 
 def _read_callbacks(given: Any, allow: Iterable[type], where: str, hint: str) -> tuple[Callback, ...]:
-    """The callbacks of `callback_parts`; nothing is imported.
+    """Return the callbacks of `callback_parts`; nothing is imported.
 
     Args:
         given: the list.
-        allow: classes that it may name besides those of this library.
+        allow: classes that it may name in addition to those of this library.
         where: begins messages.
         hint: for a callback without a configuration.
 

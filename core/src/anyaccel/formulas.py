@@ -1,9 +1,10 @@
-"""The named optimizers, schedules and losses: one entry each, which every framework and every path of it computes by.
+"""The named optimizers, schedules and losses: one entry each, used by every framework and every path of it.
 
-To add one, add an entry to `OPTIMIZERS`, `SCHEDULES` or `LOSSES`. docs/reference/formulas.md has them in words.
+To add one, add an entry to `OPTIMIZERS`, `SCHEDULES` or `LOSSES`. docs/reference/formulas.md explains them in words.
 
-Formulas are written with `xp`, a namespace of functions by NumPy's names, and never write to an array. A framework may
-have a faster function for a name in a table of its own, keyed by the same names; what it lacks is computed from here.
+Formulas are written with `xp`, a namespace of functions with NumPy's names, and never write to an array. A framework
+may have a faster function for a name in a separate table, keyed by the same names; names that it lacks are computed
+from here.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ REQUIRED: Any = object()
 
 
 class Hyperparameter(NamedTuple):
-    """A setting of a formula: its default, which values fit, what an error says of others, and a value for its hint."""
+    """A setting of a formula: its default, a check of values, the error text for other values, and a value for its
+    hint.
+    """
 
     default: Any
     fits: Callable[[Any], bool]
@@ -32,14 +35,14 @@ Settings = Mapping[str, Any]
 
 
 def between(least: float, below: float = math.inf, *, whole: bool = False) -> Callable[[Any], bool]:
-    """Whether a value is a number from `least` to, but not including, `below`."""
+    """Return a check whether a value is a number from `least` to, but not including, `below`."""
     return lambda n: (
         isinstance(n, Real) and not isinstance(n, bool) and least <= float(n) < below and not (whole and float(n) % 1)
     )
 
 
 def several(fits: Callable[[Any], bool], count: int = 0) -> Callable[[Any], bool]:
-    """Whether a value is a list of `count` values that fit, or of at least two."""
+    """Return a check whether a value is a list of `count` values that fit, or of at least two."""
     return lambda it: isinstance(it, (list, tuple)) and all(map(fits, it)) and (len(it) == count or len(it) > 1 > count)
 
 
@@ -50,11 +53,11 @@ STEPS = Hyperparameter(REQUIRED, between(1, whole=True), "is not a number of ste
 
 
 class OptimizerRule(ABC):
-    """How a named optimizer changes a parameter in a step.
+    """The update of a parameter in a step of a named optimizer.
 
     Attributes:
-        settings: what `Optimizer(NAME, ...)` takes besides what every optimizer has.
-        elementwise: whether each element is updated independently of the others, so that several parameters may be
+        settings: Settings of `Optimizer(NAME, ...)`, in addition to those of every optimizer.
+        elementwise: Whether each element is updated independently of the others, so that several parameters may be
             updated as one vector.
     """
 
@@ -62,17 +65,17 @@ class OptimizerRule(ABC):
     elementwise: ClassVar[bool] = False
 
     def slots(self, settings: Settings) -> tuple[str, ...]:
-        """Names of the arrays that are kept for each parameter, in its shape; they begin as zeros."""
+        """Return the names of the arrays that are kept for each parameter, in its shape; they begin as zeros."""
         return ()
 
     def coefficients(self, settings: Settings, xp: Any, rates: Any, steps: Any) -> dict[str, Any]:
-        """The numbers of a step by name, or of many steps at once.
+        """Return the numbers of a step by name, or of many steps together.
 
         Args:
-            settings: of the optimizer.
-            xp: has functions for `rates` and `steps`.
-            rates: the learning rate of each step: a number, or a float64 array.
-            steps: the number of each step, counted from 1: a number, or a float64 array.
+            settings: Settings of the optimizer.
+            xp: Namespace of functions for `rates` and `steps`.
+            rates: Learning rate of each step: a number, or a float64 array.
+            steps: Number of each step, counted from 1: a number, or a float64 array.
         """
         return {"rate": rates}
 
@@ -80,20 +83,20 @@ class OptimizerRule(ABC):
     def update(
         self, settings: Settings, xp: Any, w: Any, g: Any, slots: Mapping[str, Any], coefficients: Mapping[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
-        """The parameter and its slots after a step.
+        """Return the parameter and its slots after a step.
 
         Args:
-            settings: of the optimizer.
-            xp: the framework's functions.
-            w: the parameter.
-            g: its gradient, of the same shape.
-            slots: by name, as `slots` lists them.
-            coefficients: of this step; numbers, or scalar arrays.
+            settings: Settings of the optimizer.
+            xp: Functions of the framework.
+            w: The parameter.
+            g: Its gradient, of the same shape.
+            slots: Slots by name, as `slots` lists them.
+            coefficients: Coefficients of this step; numbers, or scalar arrays.
         """
 
 
 class SGD(OptimizerRule):
-    """Gradient descent, with momentum where it is set."""
+    """Gradient descent, with momentum if it is set."""
 
     settings: ClassVar = {
         "momentum": Hyperparameter(0.0, between(0, 1), "is not in [0, 1)", 0.9),
@@ -158,7 +161,7 @@ class Adam(OptimizerRule):
 
 
 class AdamW(Adam):
-    """Adam with weight decay of the parameter itself."""
+    """Adam with decoupled weight decay."""
 
     settings: ClassVar = {**Adam.settings, "weight_decay": AT_LEAST_0._replace(default=0.01)}
     decoupled = True
@@ -170,7 +173,7 @@ OPTIMIZERS: dict[str, OptimizerRule] = {"sgd": SGD(), "momentum": Momentum(), "a
 
 
 class ScheduleRule(NamedTuple):
-    """A named schedule: the factor on the learning rate t steps after the warm-up, of t and the settings."""
+    """A named schedule: a function of t and the settings, which returns the factor t steps after the warm-up."""
 
     factor: Callable[..., float]
     settings: Mapping[str, Hyperparameter] = {}
@@ -196,7 +199,7 @@ SCHEDULES: dict[str, ScheduleRule] = {
 class LossParts(NamedTuple):
     """The loss of each element or position, and their gradients, in the shape of outputs and targets.
 
-    `class_axis` is the axis that is 1 long in `losses` where a loss takes classes.
+    `class_axis` is the axis that has length 1 in `losses` if a loss takes classes.
     """
 
     losses: Any
@@ -208,13 +211,13 @@ class LossRule(NamedTuple):
     """A named loss.
 
     Attributes:
-        parts: function of `ArrayOps`, outputs of at least float32, targets and the settings that differ from their
-            defaults. A framework that differentiates by itself does not call the gradients.
-        settings: what `Loss(NAME, ...)` takes.
-        takes_classes: whether it compares the logits along one axis with a class: its index, or a probability for each.
-            Others compare element with element.
-        takes_logits: whether its outputs are logits, so that a model must not end in probabilities.
-        symmetric: whether outputs and targets may change places.
+        parts: Function of `ArrayOps`, outputs of at least float32, targets, and the settings that differ from their
+            defaults. A framework with automatic differentiation does not call the gradients.
+        settings: Settings of `Loss(NAME, ...)`.
+        takes_classes: Whether it compares the logits along one axis with a class: its index, or a probability for each
+            class. Other losses compare element by element.
+        takes_logits: Whether its outputs are logits, so that a model must not end in probabilities.
+        symmetric: Whether outputs and targets may be swapped.
     """
 
     parts: Callable[[Any, Any, Any, Settings], LossParts]
@@ -225,7 +228,7 @@ class LossRule(NamedTuple):
 
 
 def cast(ops: Any, array: Any, dtype: Any) -> Any:
-    """The array in a dtype; the same object if it is already."""
+    """Return the array in a dtype; the same object if it has it already."""
     return array if array.dtype == dtype else ops.astype(array, dtype)
 
 
@@ -286,7 +289,7 @@ def _cross_entropy(ops: Any, logits: Any, targets: Any, settings: Settings) -> L
 
 
 def with_axis(axis: int) -> tuple[Any, ...]:
-    """The index that adds an axis of size 1, which is then at `axis`."""
+    """Return the index that adds an axis of size 1 at `axis`."""
     return (*[slice(None)] * axis, None) if axis >= 0 else (..., None, *[slice(None)] * (-1 - axis))
 
 

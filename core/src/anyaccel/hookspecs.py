@@ -1,7 +1,12 @@
 """The hooks that plugins implement, in the order of their calls.
 
-A plugin is a module named by an entry point of the group `anyaccel`; it imports its framework only inside functions.
-It decorates functions of these names with `anyaccel.hookimpl`; each takes any of the hook's arguments, and may raise.
+A plugin is a module named by an entry point of the group `anyaccel`; it imports its framework only inside functions. It
+decorates functions with these names with `anyaccel.hookimpl`. Each function takes any of the hook's arguments, and may
+raise.
+
+    @anyaccel.hookimpl
+    def epoch_end(run):
+        print(run.epoch, run.history[-1].loss)
 """
 
 from __future__ import annotations
@@ -20,64 +25,67 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def backends() -> Iterable[Any]:  # type: ignore[empty-body]
-    """The plugin's Backend objects. Called once, when the plugin is loaded; must not import the framework."""
+    """Return the plugin's Backend objects. Called once, when the plugin is loaded; must not import the framework."""
 
 
 @hookspec
 def policies() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
-    """The plugin's placement policies by name; a policy is used only by phases with `policy="NAME"`.
+    """Return the plugin's placement policies by name; a policy is used only by phases with `policy="NAME"`.
 
-    A policy is called with `nodes` (a tuple of `anyaccel.graph.PolicyNode`) and returns a mapping from labels to
-    devices for the nodes that it wants to place.
+    A policy is called with `nodes` (a tuple of `anyaccel.graph.PolicyNode`). It returns a mapping from labels to
+    devices for the nodes that it places.
     """
 
 
 @hookspec
 def phase_start(phase: Any, run: Any) -> None:
-    """A phase begins; nothing is planned or moved yet. `run` is the same object in all hooks of one execution."""
+    """Run code when a phase begins, before planning. `run` is the same object in all hooks of one execution."""
 
 
 @hookspec
 def before_placement(phase: Any, plan: Any, run: Any) -> None:
-    """The plan is made and nothing has moved: the place to prepare a device, or to stop the phase by raising."""
+    """Run code when the plan is made and nothing has moved. Prepare a device here, or raise to stop the phase."""
 
 
 @hookspec
 def after_placement(phase: Any, plan: Any, run: Any) -> None:
-    """Every model is on its device."""
+    """Run code when every model is on its device."""
 
 
 @hookspec
 def after_loading(phase: Any, plan: Any, run: Any) -> None:
-    """The data are loaded and the programs are built."""
+    """Run code when the data are loaded and the programs are built."""
 
 
 @hookspec
 def epoch_start(run: Any) -> None:
-    """An epoch begins; `run.epoch` counts from 0 within the run."""
+    """Run code when an epoch begins; `run.epoch` counts from 0 within the run."""
 
 
 @hookspec
 def step_end(run: Any) -> None:
-    """A training step, `run.step` of its epoch, is done. Called again if it is repeated after memory ran out."""
+    """Run code after a training step, number `run.step` of its epoch. Called again if it is repeated after memory ran
+    out.
+    """
 
 
 @hookspec
 def steps_done(run: Any, steps: Any) -> None:
-    """One or many steps of one call, a FinishedSteps, are done; unlike `step_end` it leaves many in one call."""
+    """Run code after one or many steps of a single call (a FinishedSteps). Unlike `step_end`, it splits no call."""
 
 
 @hookspec
 def epoch_end(run: Any) -> None:
-    """An epoch is done; `run.history` has its losses, and those of the validation if there is one."""
+    """Run code after an epoch; `run.history` has its losses, and those of the validation if there is one."""
 
 
 @hookspec
 def phase_end(phase: Any, plan: Any, run: Any, error: BaseException | None) -> None:
-    """A phase has ended. Called for every phase that started; every implementation is called, even if one raises.
+    """Run code after a phase. Called for every phase that started; every implementation is called, even if one raises.
 
-    `plan` is None if it ended before planning; `error` is the exception that ended it, or None; an EvalPhase's result
-    is `run.evaluation`. An exception of one becomes a note on `error`, or is raised after all have been called.
+    `plan` is None if the phase ended before planning. `error` is the exception that ended it, or None. The result of an
+    EvalPhase is `run.evaluation`. If an implementation raises, its exception becomes a note on `error`, or is raised
+    after all have been called.
     """
 
 

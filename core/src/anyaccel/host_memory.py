@@ -25,10 +25,10 @@ class HostMemory(NamedTuple):
 
 
 def host_memory(root: Path = _ROOT) -> HostMemory:
-    """The host memory now, within the limits of the process (`ulimit -v`) and of its control groups.
+    """Return the current host memory, within the limits of the process (`ulimit -v`) and of its control groups.
 
-    Free memory is what is available without swapping, including the system's caches. `root` is the directory of `proc`
-    and `sys`.
+    Free memory is the memory available without swapping, including the system's caches. `root` is the directory of
+    `proc` and `sys`.
     """
     meminfo = _meminfo(root / "proc/meminfo")
     total = meminfo.get("MemTotal", 0) or _pages("SC_PHYS_PAGES")
@@ -41,7 +41,7 @@ def host_memory(root: Path = _ROOT) -> HostMemory:
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """An uninitialised C-contiguous array that starts at a multiple of `ALIGNMENT` bytes."""
+    """Return an uninitialised C-contiguous array that starts at a multiple of `ALIGNMENT` bytes."""
     numpy_dtype = np.dtype(dtype)
     nbytes = math.prod(shape) * numpy_dtype.itemsize
     buffer = np.empty(nbytes + ALIGNMENT, np.uint8)
@@ -70,7 +70,7 @@ def is_own(array: np.ndarray) -> bool:
 
 
 def _meminfo(path: Path) -> dict[str, int]:
-    """Bytes by name from Linux's meminfo; empty on other systems."""
+    """Return bytes by name from Linux's meminfo; empty on other systems."""
     lines = (line.split() for line in _text(path).splitlines())
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) > 1 and words[1].isdecimal()}
 
@@ -94,7 +94,9 @@ def _limits(root: Path) -> Iterator[tuple[int, int]]:
 
 @cache
 def _groups(parent: Path, mounts: tuple[str, ...], path: str, limit: str) -> list[Path]:
-    """Control groups that have limits, up to each mount point, which in a container is often the group itself."""
+    """Return control groups that have limits, up to each mount point, which in a container is often the group
+    itself.
+    """
     parts = [part for part in PurePosixPath(path).parts if part not in ("/", "..")]
     depths = range(len(parts), -1, -1)
     folders = (parent.joinpath(mount, *parts[:depth]) for mount in mounts for depth in depths)
@@ -114,7 +116,7 @@ def _text(path: Path) -> str:
 
 
 def _pages(name: str) -> int:
-    """Bytes of a number of memory pages from sysconf; 0 if unknown."""
+    """Return bytes of a number of memory pages from sysconf; 0 if unknown."""
     try:
         return max(os.sysconf(name), 0) * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # not every system has sysconf, or this name

@@ -1,7 +1,7 @@
 """HTML and SVG markup: elements in which everything that a user wrote is escaped.
 
 A value is escaped when it is put into an element, unless it is `Markup` already. Styles are inline, so that nothing
-affects the page around; colours are the page's own, except for the badges of devices.
+affects the page around; colors are the page's own, except for the badges of devices.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FIRST = {"gpu": 0, "mps": 0, "xpu": 1, "sim": 2}  # where a kind begins among t
 
 
 class Markup(str):
-    """Text that is HTML or XML already: elements contain it as it is, and a notebook shows it."""
+    """Text that is HTML or XML already: elements contain it unchanged, and a notebook shows it."""
 
     __slots__ = ()
 
@@ -36,7 +36,7 @@ class Markup(str):
 
 
 class Colours(NamedTuple):
-    """A background and a readable text colour, as `#RRGGBB`."""
+    """A background and a readable text color, as `#RRGGBB`."""
 
     fill: str
     ink: str
@@ -47,9 +47,9 @@ NOWHERE = Colours("#D5DAE1", "#29323F")
 
 
 def colours(device: str) -> Colours:
-    """The colours of a device, given as text; always the same. For `""` those of what has no device yet.
+    """Return the colors of a device, given as text; always the same. `""` stands for a node without a device.
 
-    There are seven besides the CPU's, so two devices may share one: show the name too.
+    There are seven in addition to the CPU's, so two devices may have the same: show the name too.
     """
     kind, _, index = device.partition(":")
     if not kind:
@@ -61,7 +61,7 @@ def colours(device: str) -> Colours:
 
 
 def text(value: object, longest: int = LONGEST) -> str:
-    """A value as one line, cut to `longest` characters; what XML does not allow or is invisible becomes U+FFFD."""
+    """Return a value as one line, cut to `longest` characters; characters invalid in XML or invisible become U+FFFD."""
     try:
         whole = value if isinstance(value, str) else str(value)
     except Exception as error:  # a user's object whose __str__ fails is still shown
@@ -71,31 +71,31 @@ def text(value: object, longest: int = LONGEST) -> str:
 
 
 def escaped(value: object, longest: int = LONGEST) -> Markup:
-    """A value for an element's content or a quoted attribute; Markup is returned as it is."""
+    """Return a value for an element's content or a quoted attribute; Markup is returned unchanged."""
     return value if isinstance(value, Markup) else Markup(text(value, longest).translate(_ENTITIES))
 
 
 def joined(parts: Iterable[object]) -> Markup:
-    """Parts, concatenated; each is escaped unless it is Markup, and None is left out."""
+    """Concatenate parts; each is escaped unless it is Markup, and None is left out."""
     return Markup("".join(escaped(part) for part in parts if part is not None))
 
 
 def element(tag: str, *children: object, **attributes: object) -> Markup:
-    """An element. Underscores in attribute names stand for hyphens; an attribute that is None is left out."""
+    """Return an element. Underscores in attribute names become hyphens; an attribute that is None is left out."""
     given = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items() if value is not None}
     written = "".join(f' {name}="{escaped(value, 2000)}"' for name, value in given.items())
     return Markup(f"<{tag}{written}>{joined(children)}</{tag}>")
 
 
 def badge(device: str, shown: object = None) -> Markup:
-    """The name of a device on its colour; `shown` instead of the name, for example where there is no device."""
+    """Return the name of a device on its color, or `shown` instead of the name, for example without a device."""
     fill, ink = colours(device)
     style = f"background:{fill};color:{ink};border-radius:4px;padding:1px 7px;white-space:nowrap;{_BADGE_FONT}"
     return element("span", device if shown is None else shown, style=style, data_anyaccel_device=device or None)
 
 
 def faint(value: object) -> Markup:
-    """A sentence in a fainter shade of the page's own colour."""
+    """Return a sentence in a fainter shade of the page's own color."""
     return element("span", escaped(value, 600), style="opacity:.75")
 
 
@@ -106,7 +106,7 @@ ROWS = 20
 
 
 def prose(value: object) -> Markup:
-    """A sentence, which may be longer than a name."""
+    """Return a sentence, which may be longer than a name."""
     return escaped(value, 600)
 
 
@@ -118,7 +118,7 @@ def cut(items: Sequence[Any], most: int = ROWS, last: int = 0) -> tuple[list[Any
 
 
 def row(cells: Iterable[object], *, device: str = "", tag: str = "td") -> Markup:
-    """A row of a table; `device` marks it as belonging to that device."""
+    """Return a row of a table; `device` marks it as belonging to that device."""
     style = "text-align:left;vertical-align:top;padding:3px 14px 3px 0;background:transparent;max-width:36em"
     return element(
         "tr",
@@ -136,7 +136,7 @@ def table(
     most: int = ROWS,
     last: int = 0,
 ) -> Markup:
-    """A table with a row for each item; of a long one, the first rows, how many are left out, and the last.
+    """Return a table with a row for each item; of a long one, the first rows, how many are left out, and the last.
 
     Args:
         head: titles of the columns.
@@ -163,7 +163,7 @@ def listing(names: Sequence[object], most: int = 8) -> str:
 
 
 def size(nbytes: int) -> str:
-    """A number of bytes with its unit, such as `1.5 MiB`."""
+    """Return a number of bytes with its unit, such as `1.5 MiB`."""
     value, units = float(nbytes), ["B", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1024 and len(units) > 1:
         value, units = value / 1024, units[1:]
@@ -171,19 +171,19 @@ def size(nbytes: int) -> str:
 
 
 def page(kind: str, name: object, *parts: object) -> Markup:
-    """The page of an object: its kind and name as title, then the parts."""
+    """Return the page of an object: its kind and name as title, then the parts."""
     title = element("div", element("strong", kind), " ", name, style="margin-bottom:2px")
     style = f"font-family:{FONT};font-size:13px;line-height:1.5;color:inherit;background:transparent;overflow-x:auto"
     return element("div", title, *parts, class_="anyaccel", style=style)
 
 
 def line(*parts: object) -> Markup:
-    """A paragraph of text."""
+    """Return a paragraph of text."""
     return element("div", *map(prose, parts))
 
 
 def guarded(obj: object, build: Callable[[], Markup]) -> str:
-    """The markup that `build` makes, or a page with the error if it raises. Never raises."""
+    """Return the markup that `build` makes, or a page with the error if it raises. Never raises."""
     try:
         return str(build())
     except Exception as error:  # objects are displayed when something is wrong: the display must not fail too

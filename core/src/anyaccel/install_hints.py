@@ -1,6 +1,6 @@
 """Which distribution to install: anyaccel's own, and the plugin of a known framework that no plugin runs yet.
 
-Besides the device aliases, this is the only place in core that names frameworks.
+Apart from the device aliases, this is the only place in core that names frameworks.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ HINTS = {root: (framework, f"anyaccel-{framework}") for framework, roots in _ROO
 BACKEND_PLUGINS = {**{framework: framework for framework in _ROOTS}, "mps": "torch"}
 """anyaccel's own plugins of frameworks by name, each with its framework: they are loaded when that is in use."""
 _ESTIMATORS = ("sklearn", "xgboost", "lightgbm")
-_FEATURES = ("devtools", "distributed", "offload", "resources", "sklearn", "tensorboard", "ray")
-DISTRIBUTIONS = frozenset(f"anyaccel-{name}" for name in (*BACKEND_PLUGINS, *_FEATURES))
+_FEATURES = ("devtools", "distributed", "mlflow", "offload", "resources", "sklearn", "tensorboard", "ray", "wandb")
+LIBRARIES = {"transformers": "anyaccel-transformers"}
+"""By the top-level package of models that compute their own loss: what tells `fit` of them."""
+DISTRIBUTIONS = frozenset(f"anyaccel-{name}" for name in (*BACKEND_PLUGINS, *_FEATURES)) | {*LIBRARIES.values()}
 """anyaccel's own distributions beside core; all have the same version."""
 
 
 def hint_of(cls: type) -> tuple[str, str, str] | None:
-    """Framework, distribution and an explanation (may be empty) for a class of a known framework; else None."""
+    """Return framework, distribution and an explanation (may be empty) for a class of a known framework, or None."""
     roots = (str(base.__module__).partition(".")[0] for base in cls.__mro__)
     root = next((root for root in roots if root in HINTS), None)
     if root != "keras":
@@ -34,18 +36,18 @@ def hint_of(cls: type) -> tuple[str, str, str] | None:
 
 
 def is_like_an_estimator(obj: object) -> bool:
-    """Whether an object is of a library of estimators, or has their methods `fit` and `predict`."""
+    """Return whether an object belongs to a library of estimators, or has their methods `fit` and `predict`."""
     root = str(type(obj).__module__).partition(".")[0]
     return root in _ESTIMATORS or all(callable(getattr(obj, name, None)) for name in ("fit", "predict"))
 
 
 def distribution_for(framework: str) -> str:
-    """The distribution whose plugin runs a framework, `""` if none is known."""
+    """Return the distribution whose plugin runs a framework, `""` if none is known."""
     return HINTS.get(framework, ("", ""))[1]
 
 
 def install_line(distribution: str) -> str:
-    """How to install a distribution; those of anyaccel come from its repository until they are on PyPI."""
+    """Return how to install a distribution; those of anyaccel come from its repository until they are on PyPI."""
     if distribution not in DISTRIBUTIONS:
         return f"python -m pip install {distribution}"
     folder = Path("plugins", distribution.removeprefix("anyaccel-"))

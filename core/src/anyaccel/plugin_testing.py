@@ -1,7 +1,8 @@
-"""What tests of plugins and registries need: the smallest backend, plugin modules, entry points, distributions on disk.
+"""Helpers for tests of plugins and registries: the smallest backend, plugin modules, entry points, distributions on
+disk.
 
-For tests of core and for those of plugins' authors, who have them from `anyaccel_devtools.testing`, too. Needs no
-pytest.
+They are for tests of core and for authors of plugins, who also find them in `anyaccel_devtools.testing`. pytest is not
+required.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class FakeEntryPoint:
     """An entry point that is not installed.
 
     Attributes:
-        target: what `load` returns; an exception is raised, and a function is called for the result.
+        target: The return value of `load`; an exception is raised, and a function is called for the result.
     """
 
     name: str
@@ -56,7 +57,7 @@ class FakeEntryPoint:
 
 
 def plugin_module(name: str, **hooks: Callable[..., Any]) -> ModuleType:
-    """A plugin module with functions as its hooks: `plugin_module("tiny", backends=lambda: [TinyBackend()])`."""
+    """Create a plugin module with functions as its hooks: `plugin_module("tiny", backends=lambda: [TinyBackend()])`."""
     module = ModuleType(name)
     module.contract = CONTRACT  # type: ignore[attr-defined]
     for hook, function in hooks.items():
@@ -65,13 +66,13 @@ def plugin_module(name: str, **hooks: Callable[..., Any]) -> ModuleType:
 
 
 def entry(name: str, target: Any, distribution: str = "", version: str = "0.1") -> FakeEntryPoint:
-    """A fake entry point, to be given to a Registry.
+    """Create a fake entry point for a Registry.
 
     Args:
-        name: name of the plugin.
-        target: a plugin module, a function that returns one, or an exception that loading raises.
-        distribution: name of its distribution; `""` for none, like a plugin registered by hand.
-        version: version of the distribution.
+        name: Name of the plugin.
+        target: A plugin module, a function that returns one, or an exception that loading raises.
+        distribution: Name of its distribution; `""` for none, like a plugin without an entry point.
+        version: Version of the distribution.
     """
     return FakeEntryPoint(name, target, FakeDistribution(distribution, version) if distribution else None)
 
@@ -88,12 +89,12 @@ def write_distribution(
     """Write a distribution that `importlib.metadata` finds once `folder` is in `sys.path`, as an installer would.
 
     Args:
-        folder: a folder that is, or will be, in `sys.path`.
-        name: name of the distribution.
-        entry_points: values by name.
-        modules: sources by module name.
-        version: version of the distribution.
-        group: the group of the entry points; plugins are in `anyaccel`.
+        folder: A folder that is, or will be, in `sys.path`.
+        name: Name of the distribution.
+        entry_points: Values by name.
+        modules: Sources by module name.
+        version: Version of the distribution.
+        group: Group of the entry points; plugins are in `anyaccel`.
     """
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
@@ -118,14 +119,21 @@ class Cell:
 
 
 class TinyBackend(Backend):
-    """A backend whose facts are arguments, so that a test can have any frameworks and devices.
+    """A backend whose properties are arguments, so that a test can have any frameworks and devices.
 
     Args:
-        framework: identifier of the fake framework; its tensor class comes from a module `tiny_FRAMEWORK`.
-        devices: devices of the fake machine; new cells are made on the first.
-        kinds: kinds that it serves; by default those of `devices`.
-        vendor: vendor in the `device_info` of every device.
-        absent: what `unavailable_reason` returns for every other device.
+        framework: Identifier of the fake framework; its tensor class comes from a module `tiny_FRAMEWORK`.
+        devices: Devices of the fake machine; new cells are created on the first.
+        kinds: Kinds that it serves; by default those of `devices`.
+        vendor: Vendor in the `device_info` of every device.
+        absent: Return value of `unavailable_reason` for every other device.
+
+    Example:
+        >>> import anyaccel as aa
+        >>> from anyaccel.plugin_testing import TinyBackend
+        >>> backend = TinyBackend("tiny", [aa.Device("gpu", 0), aa.Device("gpu", 1)])
+        >>> backend.move(backend.new(5), aa.Device("gpu", 1)).device
+        Device(kind='gpu', index=1)
     """
 
     def __init__(
@@ -147,16 +155,18 @@ class TinyBackend(Backend):
 
     @cached_property
     def cell(self) -> type[Cell]:
-        """The framework's tensor class. First access puts the fake framework into `sys.modules`, as an import would."""
+        """The framework's tensor class. The first access puts the fake framework into `sys.modules`, as an import
+        would.
+        """
         sys.modules.setdefault(self.import_roots[0], ModuleType(self.import_roots[0]))
         return type("TinyCell", (Cell,), {"__slots__": (), "__module__": self.import_roots[0]})
 
     def devices(self) -> Sequence[Device]:
-        """The devices that were given."""
+        """Return the devices that were given."""
         return list(self._devices)
 
     def device_of(self, obj: Any) -> Device | None:
-        """The device of a cell, None for other objects."""
+        """Return the device of a cell, None for other objects."""
         return obj.device if isinstance(obj, Cell) else None
 
     def place(self, obj: Any, device: Device) -> Any:
@@ -166,7 +176,7 @@ class TinyBackend(Backend):
         return [self.place(value, device) for value in obj] if isinstance(obj, list) else self.move(obj, device)
 
     def move(self, tensor: Any, device: Device, *, pinned: bool = False) -> Any:
-        """A cell of the same value on the device."""
+        """Return a cell with the same value on the device."""
         if not isinstance(tensor, self.cell):
             raise MoveError(
                 f"{tensor!r} is not a tensor of {self.framework}", hint="give a cell made by TinyBackend.new()"
@@ -175,7 +185,7 @@ class TinyBackend(Backend):
 
     @contextmanager
     def scope(self, device: Device) -> Iterator[None]:
-        """`new` makes cells on the device."""
+        """Let `new` create cells on the device."""
         before, self._current = self._current, [device]
         try:
             yield
@@ -183,17 +193,17 @@ class TinyBackend(Backend):
             self._current = before
 
     def new(self, value: Any = 0) -> Cell:
-        """A cell on the device of the current scope."""
+        """Create a cell on the device of the current scope."""
         return self.cell(value, self._current[0])
 
     def device_string(self, device: Device) -> str:
-        """The fake framework's name of a device: `gpu:1` is "tiny gpu 1"."""
+        """Return the fake framework's name of a device: `gpu:1` is "tiny gpu 1"."""
         return f"{self.framework} {device.kind} {device.index}"
 
     def device_info(self, device: Device) -> DeviceInfo:
-        """Its name and the vendor that was given."""
+        """Return the name of the device and the vendor that was given."""
         return DeviceInfo(str(device), vendor=self._vendor)
 
     def unavailable_reason(self, device: Device) -> str:
-        """The text given as `absent`, for a device it does not have."""
+        """Return the text given as `absent`, for a device it does not have."""
         return "" if device in self._devices else self._absent

@@ -1,4 +1,4 @@
-"""Program: a segment made ready to run. Part of the plugin contract, also available from `anyaccel.backend`."""
+"""Program: a segment that is ready to run. Part of the plugin contract, also available from `anyaccel.backend`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from anyaccel.segment import NodeState, Segment
 
 
 class Program(ABC):
-    """A segment made ready to run: bound callables, no lookups left. It owns its state until `close`.
+    """A segment that is ready to run: bound callables, without lookups. It owns its state until `close`.
 
     Inputs are in the order of `segment.inputs` and outputs in the order of `segment.outputs`, on the devices that the
     segment names. Losses are a mapping from label to (sum, weight), both on the device. Only `synchronize`, `snapshot`
-    and `close` wait for a device. Inputs, and the cotangents given to a pullback, may be memory of another framework
-    and are never written to, whatever the models do.
+    and `close` wait for a device. Inputs, and the cotangents passed to a pullback, may be memory of another framework
+    and are never written to, even if a model writes to its inputs.
 
-    An input may be None: this step has no rows for it. Everything that depends on it is left out: operations do not
-    run and their buffers stay as they are, outputs are None, and losses are not in the mapping. Cotangents of outputs
-    and inputs that are None are None. In a graph of several segments, an output that is None is passed on as None, and
-    a segment whose inputs are all None is not called. `MultiStepProgram.train_steps` always has all columns.
+    An input may be None: this step has no rows for it. Everything that depends on it is left out: operations do not run
+    and their buffers do not change, outputs are None, and losses are not in the mapping. Cotangents of outputs and
+    inputs that are None are None. In a graph of several segments, an output that is None is passed on as None, and a
+    segment whose inputs are all None is not called. `MultiStepProgram.train_steps` always has all columns.
     """
 
     segment: Segment
@@ -35,46 +35,49 @@ class Program(ABC):
         """Restart the random streams (dropout) from a 64-bit key; called at the start of every epoch."""
 
     def random_state(self) -> Mapping[str, Any] | None:
-        """How far the streams have come since `seed`, as NumPy arrays; None if epochs cannot be continued midway."""
+        """Return the position of the streams since `seed`, as NumPy arrays; None if epochs cannot be resumed midway."""
         return None
 
     def load_random_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where `random_state` was taken, in another process; called after `seed` with the same key."""
+        """Continue from the output of `random_state`, in another process; called after `seed` with the same key."""
 
     @abstractmethod
     def forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, tuple[Any, Any]]]:
-        """Outputs and losses in evaluation mode; keeps nothing for a pullback and changes no buffer."""
+        """Compute outputs and losses in evaluation mode; nothing is kept for a pullback and no buffer changes."""
 
     @abstractmethod
     def forward_pullback(
         self, inputs: Sequence[Any], scale: Mapping[str, Any] | None = None
     ) -> tuple[tuple[Any, ...], dict[str, tuple[Any, Any]], Callable[[Sequence[Any]], tuple[Any, ...]]]:
-        """Outputs and losses in training mode (frozen operations stay in evaluation mode), and the pullback.
+        """Compute outputs and losses in training mode (frozen operations stay in evaluation mode), and the pullback.
 
         Args:
-            inputs: as of `forward`.
-            scale: factor of each loss's *sum* in the total loss, by label. The default is the term's weight divided by
-                the weight of its (sum, weight), which makes the total a weighted sum of means; 0 where that is 0.
+            inputs: Inputs in the order of `segment.inputs`.
+            scale: Factor of each loss's *sum* in the total loss, by label. The default is the term's weight divided by
+                the weight of its (sum, weight), which makes the total a weighted sum of means; 0 if that weight is 0.
 
         Returns:
-            outputs; losses; and a pullback, to be called once. It takes a cotangent for each output and returns one for
-            each name in `segment.needs_pullback`, None for zero in both, and accumulates the gradients of the total
+            Outputs; losses; and a pullback, to be called once. It takes a cotangent for each output and returns one for
+            each name in `segment.needs_pullback`, with None for zero in both. It accumulates the gradients of the total
             loss and of these cotangents into the parameters' gradients.
         """
 
     def loss_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
-        """By label, the weight (1 for 0) of each loss that weighs more than rows alone, to scale its micro-batches."""
+        """Return the weight (1 for 0) of each loss that is not weighted by rows alone, by label, to scale its
+        micro-batches.
+        """
         return {}
 
     @abstractmethod
     def grad_stats(self) -> dict[str, tuple[Any, Any]]:
-        """For each parameter group: the squared L2 norm of its gradients, and whether all are finite.
+        """Return the squared L2 norm of the gradients of each parameter group, and whether all are finite.
 
         Both are scalars on the device of the group's first node.
         """
 
     def clip_factor(self, limit: float, squares: Sequence[Any]) -> Any:
-        """The factor that clips gradients to norm `limit`: `min(1, limit / (norm + 1e-6))`, NaN if the norm is NaN.
+        """Return the factor that clips gradients to norm `limit`: `min(1, limit / (norm + 1e-6))`, NaN if the norm is
+        NaN.
 
         `squares` are scalars of this framework on one device that add up to the squared norm. The result is a scale for
         `optimizer_step`: a tensor on that device, or a float. The default waits for the squares.
@@ -88,9 +91,9 @@ class Program(ABC):
 
     @abstractmethod
     def optimizer_step(self, scale: Mapping[str, Any] | None = None) -> None:
-        """One optimizer step with the gradients, times `scale[group]` where given; then discard the gradients.
+        """Run one optimizer step with the gradients, times `scale[group]` if set; then discard the gradients.
 
-        Parameters without a gradient stay as they are, and a node without any gradient does not count the step.
+        Parameters without a gradient do not change, and a node without any gradient does not count the step.
         """
 
     @abstractmethod
@@ -98,50 +101,62 @@ class Program(ABC):
         """Discard the gradients without a step."""
 
     def custom_step(self, step: Callable[..., Any], batch: Mapping[str, Any]) -> Any:
-        """What `step(models, batch, optimizers)` gives, without gradients; models and optimizers go by node."""
+        """Return the result of `step(models, batch, optimizers)` without gradients; models and optimizers by node."""
         raise NotImplementedError
 
     def synchronize(self) -> None:
-        """Wait for all steps so far; OutOfMemoryError if one of them did not fit. The default: errors came at once."""
+        """Wait for all steps so far; raise OutOfMemoryError if one of them did not fit. Default: errors are raised
+        immediately.
+        """
 
     @abstractmethod
     def snapshot(self) -> Any:
-        """A copy of everything that a step changes: parameters, buffers, optimizer state, random state."""
+        """Return a copy of everything that a step changes: parameters, buffers, optimizer state, random state."""
 
     @abstractmethod
     def restore(self, snapshot: Any) -> None:
-        """Go back to a snapshot, which can be used again; gradients are discarded."""
+        """Restore a snapshot, which can be used again; gradients are discarded."""
 
     @abstractmethod
     def optimizer_states(self) -> dict[str, NodeState]:
-        """The current optimizer state by node; tensors of the framework on their devices, which no step changes."""
+        """Return the current optimizer state by node, as tensors of the framework on their devices, which no step
+        changes.
+        """
 
     def sync_models(self) -> None:
-        """Copy the current values into the user's models; by default nothing, as for a program that works in place."""
+        """Copy the current values into the user's models; by default nothing, for a program that works in place."""
 
     def renew_compiled(self) -> Sequence[str]:
-        """Names of Python values that have changed since compiled code read them; that code is dropped."""
+        """Return the names of Python values that changed since compiled code read them; that code is dropped."""
         return ()
 
     @abstractmethod
     def close(self) -> dict[str, NodeState]:
-        """End: the user's models receive the result, and the optimizer state is returned. May be called twice."""
+        """End the program: write the result into the user's models, and return the optimizer state. May be called
+        twice.
+        """
 
 
 @constructor_hints
 @dataclass(frozen=True, slots=True)
 class CompileEstimate:
-    """What compiling costs and gains: seconds to compile, and time of a compiled step / time of an uncompiled one."""
+    """The cost and gain of compiling: seconds to compile, and time of a compiled step / time of an uncompiled one.
+
+    Example:
+        >>> import anyaccel as aa
+        >>> aa.CompileEstimate(2.5, 0.4)
+        CompileEstimate(compile_seconds=2.5, step_ratio=0.4)
+    """
 
     compile_seconds: float
     step_ratio: float
 
 
 class MultiStepProgram(Program):
-    """A Program that runs several whole training steps in one call, in the way that is fastest in its framework.
+    """A Program that runs several whole training steps in a single call, in the fastest way of its framework.
 
-    Core calls `compile` before the first step if the phase asks for it, or when `estimate_compile` says that it pays;
-    nothing is compiled if `segment.compile` is `"off"`. Compiling changes results by rounding only.
+    `compile` is called before the first step if the phase asks for it, or when `estimate_compile` predicts a gain;
+    nothing is compiled if `segment.compile` is `"off"`. Compiling changes results only by rounding.
     """
 
     supports_microbatching: ClassVar[bool] = False
@@ -151,34 +166,35 @@ class MultiStepProgram(Program):
     def train_steps(
         self, columns: Sequence[Any], orders: Sequence[Any], start: int, n_steps: int, batch_size: int
     ) -> Any:
-        """Training steps over resident columns; step i takes rows `order[start + i * batch_size :][:batch_size]`.
+        """Run training steps over resident columns; step i takes rows `order[start + i * batch_size :][:batch_size]`.
 
-        Includes clipping within the segment and the optimizer step, without transfers and without waiting. A program
-        with `supports_microbatching` takes `n_microbatches: int = 1` after `batch_size`: each step computes its rows in
-        so many micro-batches of equal size and accumulates their gradients.
+        This includes clipping within the segment and the optimizer step, without transfers and without waiting. A
+        program with `supports_microbatching` takes `n_microbatches: int = 1` after `batch_size`: each step computes its
+        rows in that many micro-batches of equal size and accumulates their gradients.
 
         Args:
-            columns: resident columns in the order of `segment.inputs`.
-            orders: for each column the epoch's row order, [n] of the backend's `index_dtype`, on the column's device.
-            start, n_steps, batch_size: which rows, as above.
+            columns: Resident columns in the order of `segment.inputs`.
+            orders: The epoch's row order for each column, [n] of the backend's `index_dtype`, on the column's device.
+            start, n_steps, batch_size: The rows, see above.
 
         Returns:
-            mean losses on the device, [n_steps or more, len(segment.losses)], in the order of `segment.losses`; then
-            a column with the weight of each loss that `loss_weights` has. Rows from `n_steps` on are undefined.
+            Mean losses on the device, [n_steps or more, len(segment.losses)], in the order of `segment.losses`; then a
+            column with the weight of each loss that `loss_weights` has. Rows from `n_steps` on are undefined.
         """
 
     def estimate_compile(self, max_steps: int) -> CompileEstimate | None:
-        """Cost and gain of calls of at most `max_steps` compiled steps, asked between steps; None without gain."""
+        """Estimate cost and gain of calls of at most `max_steps` compiled steps, between steps; None without gain."""
         return None
 
     def compile(self, columns: Sequence[Any], orders: Sequence[Any], batch_size: int, n_microbatches: int = 1) -> None:
-        """Compile `train_steps` for such columns and `batch_size` rows (in `n_microbatches`), now. Changes no value.
+        """Compile `train_steps` now for such columns and `batch_size` rows (in `n_microbatches`). Changes no value.
 
-        From then on `train_steps` runs compiled where it can; not, for example, a last partial batch. Default: nothing.
+        From then on `train_steps` runs compiled if possible; a last partial batch, for example, does not. Default:
+        nothing.
 
         Raises:
             CompileError: the steps cannot be compiled (an untraceable model, no C++ compiler); they run uncompiled.
         """
 
     def run_uncompiled(self) -> None:
-        """Run steps uncompiled until `compile` is called. The default: nothing, as nothing is compiled without it."""
+        """Run steps uncompiled until `compile` is called. Default: nothing, because nothing is compiled without it."""

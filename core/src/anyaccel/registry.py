@@ -1,4 +1,4 @@
-"""Registry: plugins, loaded on first need into one table of backends by (framework, kind)."""
+"""Registry: loads plugins on first need into one table of backends by (framework, kind)."""
 
 from __future__ import annotations
 
@@ -36,13 +36,17 @@ _PLAIN = frozenset({str, bytes, bool, int, float, complex, type(None), dict, lis
 
 
 class Registry:
-    """The table of backends; thread-safe, and filled once, on first need.
+    """The table of backends; thread-safe, and filled once, on first need. `policies` has the placement policies by
+    name.
 
     Args:
-        built_in: creates core's own backend.
-        entry_points: gives the entry points to load; by default those of installed distributions.
+        built_in: Function that creates core's own backend.
+        entry_points: Function that returns the entry points to load; by default those of installed distributions.
 
-    `policies` has the plugins' placement policies by name, each with its plugin, once they are loaded.
+    Example:
+        >>> from anyaccel.registry import registry
+        >>> "numpy" in registry().frameworks, registry().find("numpy", "cpu").framework
+        (True, 'numpy')
     """
 
     is_of_this_machine = True
@@ -70,11 +74,11 @@ class Registry:
         self._hooks = loader.new_hooks()
 
     def load(self) -> None:
-        """Load the built-in backend and every plugin, once. Never raises: `plugins` has what failed."""
+        """Load the built-in backend and every plugin, once. Never raises: `plugins` records failures."""
         self._load(BACKEND_PLUGINS.keys())
 
     def _load(self, needed: Set[str]) -> None:
-        """Load the built-in backend, strangers' plugins, and of anyaccel's own backends those of these names."""
+        """Load the built-in backend, third-party plugins, and anyaccel's own backends with these names."""
         if self._loaded and needed.isdisjoint(self._deferred):
             return
         with self._lock:
@@ -104,7 +108,7 @@ class Registry:
                 self._loading = False
 
     def _sort(self) -> None:
-        """The order of plugins and backends is that of their names, whichever was needed first."""
+        """Sort plugins and backends by name, regardless of which was needed first."""
         in_order = sorted(self._plugins.items(), key=lambda item: (item[0] != BUILT_IN, item[0]))
         self._plugins = dict(in_order)
         backends = [backend for _, plugin in in_order for backend in plugin.backends]
@@ -117,10 +121,10 @@ class Registry:
         self._load({name for name, own in BACKEND_PLUGINS.items() if own == framework})
 
     def register(self, module: Any, name: str) -> None:
-        """Register a plugin module by hand, as an entry point of that name would. For tests and notebooks.
+        """Register a plugin module without an entry point, under this name. For tests and notebooks.
 
         Raises:
-            PluginError: it is broken; or it offers what another plugin has, and is refused for that.
+            PluginError: it is broken; or it offers something that another plugin has, and is refused for that.
         """
         self.load()
         with self._lock:
@@ -164,7 +168,7 @@ class Registry:
         return plugin
 
     def _enter(self, plugin: Plugin) -> None:
-        """Serve what a plugin offers. A pair that another offers too is the one's that has the framework's name."""
+        """Register what a plugin offers. If two offer the same pair, the plugin with the framework's name wins."""
         entries = {id(b): (b, inspect.getattr_static(b, "owns") is not Backend.owns) for b in plugin.backends}
         self._plugins[plugin.name] = plugin
         offers = [(backend.framework, kind, backend) for backend in plugin.backends for kind in backend.kinds]
@@ -183,7 +187,9 @@ class Registry:
         return next((p for p in self._plugins.values() if any(own is backend for own in p.backends)), None)
 
     def ask(self, backend: Backend, method: str, *arguments: Any, required: bool = False) -> Any:
-        """As `plugin_loader.ask`, without what was wrong: `plugins` has it. If `required`, that is a PluginError."""
+        """Call a method of a backend like `plugin_loader.ask`; errors go to `plugins`, or, if `required`, raise a
+        PluginError.
+        """
         answer, fault = loader.ask(backend, method, *arguments)
         plugin = self._plugin_of(backend) if fault else None
         if plugin:
@@ -195,7 +201,7 @@ class Registry:
 
     @property
     def plugins(self) -> tuple[Plugin, ...]:
-        """Every plugin in the order of loading, broken ones included."""
+        """Every plugin in the order of loading, including broken ones."""
         self.load()
         return tuple(self._plugins.values())
 
@@ -207,7 +213,7 @@ class Registry:
 
     @property
     def backends_in_use(self) -> tuple[Backend, ...]:
-        """Every backend whose framework is imported, each once; those of other plugins than anyaccel's own, too."""
+        """Every backend whose framework is imported, each once, including those of third-party plugins."""
         self._load(sys.modules.keys())
         return tuple(backend for backend, _ in self._served.values())
 
@@ -218,7 +224,7 @@ class Registry:
         return tuple(dict.fromkeys(framework for framework, _ in self._table))
 
     def devices(self, framework: str | None = None) -> list[tuple[str, Device]]:
-        """Each framework, or only this one, with each of its devices."""
+        """Return each framework, or only this one, with each of its devices."""
         self.load() if framework is None else self._load_framework(framework)
         served = [backend for backend, _ in self._served.values() if framework in (None, backend.framework)]
         listed = [(backend, device) for backend in served for device in self.ask(backend, "devices")]
@@ -231,7 +237,7 @@ class Registry:
         return self._hooks
 
     def kinds(self, framework: str) -> tuple[str, ...]:
-        """Kinds of device that a framework runs on; FrameworkError if no plugin runs it."""
+        """Return the kinds of device that a framework runs on; raise FrameworkError if no plugin runs it."""
         self._load_framework(framework)
         kinds = tuple(kind for name, kind in self._table if name == framework)
         if not kinds:
@@ -239,26 +245,26 @@ class Registry:
         return kinds
 
     def total_memory(self, framework: str, device: Device) -> int | None:
-        """Bytes of memory of a device, of the CPU those of the host; None if unknown or without a limit."""
+        """Return the bytes of memory of a device, for the CPU those of the host; None if unknown or without a limit."""
         memory = self.find(framework, device.kind).capability(Memory)
         return None if memory is None else memory.memory(device).total or None
 
     def free_memory(self, framework: str, device: Device) -> int | None:
-        """Bytes that are free now on a device; None if unknown or without a limit."""
+        """Return the free bytes on a device; None if unknown or without a limit."""
         memory = self.find(framework, device.kind).capability(Memory)
         found = None if memory is None else memory.memory(device)
         return found.free or None if found is not None and found.total else None
 
     def serves(self, framework: str, kind: str) -> bool:
-        """Whether a plugin runs a framework on a kind of device."""
+        """Return whether a plugin runs a framework on a kind of device."""
         self._load_framework(framework)
         return (framework, kind) in self._table
 
     def find(self, framework: str, kind: str | None = None) -> Backend:
-        """The backend of a framework on a kind of device; without a kind, on the CPU, or else on its first kind.
+        """Return the backend of a framework on a kind of device; without a kind, on the CPU, or else on its first kind.
 
         Raises:
-            FrameworkError: no plugin runs the framework, or not on this kind.
+            FrameworkError: no plugin runs the framework, or none runs it on this kind.
         """
         self._load({framework} if isinstance(framework, str) else set())
         backend = self._table.get((framework, "cpu" if kind is None else kind)) if isinstance(framework, str) else None
@@ -272,10 +278,10 @@ class Registry:
         raise FrameworkError(problem, available=available, hint=hint)
 
     def computing(self, framework: str, kind: str | None = None) -> ComputingBackend:
-        """As `find`, for a graph.
+        """Return the backend of a framework for a graph; see `find`.
 
         Raises:
-            FrameworkError: as `find`.
+            FrameworkError: no plugin runs the framework, or none runs it on this kind.
             CapabilityError: the backend does not declare exchange and compute.
         """
         backend = self.find(framework, kind)
@@ -285,11 +291,11 @@ class Registry:
         return cast(ComputingBackend, backend)
 
     def serving(self, framework: str, device: Device, *, vendor: str = "") -> Backend:
-        """The backend of a framework on a device of this machine; `vendor` is that of the device, `""` for any.
+        """Return the backend of a framework on a device of this machine; `vendor` is the device's vendor, `""` for any.
 
         Raises:
             FrameworkError: no plugin runs the framework on this kind of device.
-            DeviceUnavailableError: the device is not on this machine, or of another vendor.
+            DeviceUnavailableError: the device is not on this machine, or has another vendor.
         """
         backend = self.find(framework, device.kind)
         usable = self.ask(backend, "devices")
@@ -305,13 +311,13 @@ class Registry:
         return backend
 
     def unavailable_reason(self, framework: str, device: Device) -> str:
-        """Why a framework does not have a device, and what is wrong with plugins of the framework; `""` if unknown."""
+        """Return why a framework does not have a device, with the faults of its plugins; `""` if unknown."""
         reason = self.ask(self.find(framework, device.kind), "unavailable_reason", device)
         faulty = [p for p in self.plugins if p.faults and framework in {b.framework for b in p.backends}]
         return "; ".join(filter(None, [reason, *(f"plugin {p} is broken: {p.cause}" for p in faulty)]))
 
     def owner(self, obj: Any) -> str:
-        """The framework that an object belongs to. Imports nothing.
+        """Return the framework that an object belongs to. Imports nothing.
 
         Raises:
             NoBackendError: no backend owns it.
@@ -327,7 +333,7 @@ class Registry:
         raise self._no_owner(name, obj)
 
     def owners(self, obj: Any) -> tuple[str, ...]:
-        """The frameworks whose backends own an object, by `import_roots` of its class, or else as their `owns` says."""
+        """Return the frameworks whose backends own an object, by `import_roots` of its class, or by their `owns`."""
         cls = type(obj)
         if cls in _PLAIN:
             return ()
@@ -352,7 +358,9 @@ class Registry:
         return tuple(home or owners)
 
     def _owns(self, backend: Backend, obj: Any) -> bool:
-        """As `ask`, in half the time where nothing is wrong: this is called for each leaf of what is moved."""
+        """Return whether a backend owns an object, in half the time of `ask`: this is called for each leaf of a
+        move.
+        """
         try:
             if (answer := backend.owns(obj)) is True or answer is False:
                 return answer
@@ -402,5 +410,5 @@ _registry = [Registry()]
 
 
 def registry() -> Registry:
-    """The registry of this process."""
+    """Return the registry of this process."""
     return _registry[0]

@@ -1,4 +1,4 @@
-"""Segment: the part of a graph that one backend computes, as plain values; and the specs of its tensors."""
+"""Segment: the part of a graph that one backend computes, as plain values, with the specs of its tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from anyaccel.specs import Loss, Optimizer
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Shape per sample (without the batch) and dtype, by NumPy's name (`"float32"`, `"int64"`; also `"bfloat16"`)."""
+    """Shape per sample (without the batch) and dtype, by NumPy's name (`"float32"`, `"int64"`) or as `"bfloat16"`.
+
+    Example:
+        >>> from anyaccel.segment import TensorSpec
+        >>> TensorSpec((3, 4), "float32").nbytes
+        48
+    """
 
     shape: tuple[int, ...]
     dtype: str
@@ -35,9 +41,10 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class OutputSpec:
-    """An output of a model: the path to it in what the model returns, its spec per sample, and the axis of the batch.
+    """An output of a model: its path in the return value, its spec per sample, and the axis of the batch.
 
-    `batch_axis` is None for one value for a whole batch, such as a loss that the model computes: `spec` has its shape.
+    `batch_axis` is None for one value for a whole batch, such as a loss that the model computes; `spec` then has the
+    shape of the value.
     """
 
     path: Path
@@ -46,7 +53,7 @@ class OutputSpec:
 
 
 def positional_outputs(specs: Sequence[TensorSpec]) -> tuple[OutputSpec, ...]:
-    """Outputs of a model that returns a tensor, or a flat tuple of them, batch first."""
+    """Return the outputs of a model that returns a tensor, or a flat tuple of tensors, batch first."""
     return tuple(OutputSpec((i,) if len(specs) > 1 else (), spec) for i, spec in enumerate(specs))
 
 
@@ -55,12 +62,12 @@ class Operation:
     """One node of a segment: a model, or, if `model` is None, the concatenation of its inputs along `axis` of a sample.
 
     `inputs` and `outputs` are names of values; the last `training_only` outputs are missing in evaluation. `trainable`
-    says whether it runs in training mode in a training step, as a whole or with `modes="as_is"` those parts that are in
-    it; `Segment.groups` say which parameters change.
+    tells whether it runs in training mode in a training step, as a whole or with `modes="as_is"` the parts that are in
+    training mode. `Segment.groups` define which parameters change.
 
-    `arguments` has a path for each input: its position or keyword in the model's call, then the way into a dict or list
-    there; empty where the inputs are positional. `results` and `training_results` have an OutputSpec for each output in
-    that mode, None for one missing in training, which nothing reads; empty for a tensor, or a flat container of them.
+    `arguments` has a path for each input: its position or keyword in the model's call, then the path in a dict or list
+    there; empty if the inputs are positional. `results` and `training_results` have an OutputSpec for each output in
+    that mode, None for one missing in training, which nothing reads; empty for a tensor or a flat container of tensors.
     """
 
     label: str
@@ -79,10 +86,11 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class LossTerm:
-    """A loss of a segment: `inputs` are names of values, `device` that of the node `on`; `elements` count in a sample.
+    """A loss of a segment: `inputs` are names of values, `device` is the device of the node `on`, `elements` counts a
+    sample.
 
-    Where a backend `weighs_losses`, a named loss may have settings, in `loss.kwargs`, and columns after outputs and
-    targets, whose product weighs it: with the first axes of its elements or positions.
+    If a backend `weighs_losses`, a named loss may have settings, in `loss.kwargs`, and columns after outputs and
+    targets. Their product is the weight, with the first axes of the loss's elements or positions.
     """
 
     label: str
@@ -105,9 +113,9 @@ class ParameterGroup:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """An optimizer's state of one node: the number of steps, and for each parameter its slots (framework tensors).
+    """An optimizer's state for one node: the number of steps, and the slots (framework tensors) of each parameter.
 
-    A program starts from zero where the slots or shapes do not match its own optimizer.
+    A program starts from zero if the slots or shapes do not match its own optimizer.
     """
 
     step: int = 0
@@ -119,13 +127,13 @@ class Segment:
     """The part of a graph that one backend computes: operations in topological order, inputs and outputs by name.
 
     Attributes:
-        inputs: spec and device of each value from outside, by name, in the order in which a Program takes them.
-        outputs: names of the values that other segments or the caller need.
-        needs_pullback: the inputs whose cotangents are wanted, because trained nodes of other segments gave them.
-        states: optimizer state of earlier phases, by node.
-        frozen: models of the graph's frozen nodes of this framework by label, in the segment or not: none may change.
+        inputs: Spec and device of each value from outside, by name, in the order in which a Program takes them.
+        outputs: Names of the values that other segments or the caller need.
+        needs_pullback: Inputs whose cotangents are required because trained nodes of other segments produced them.
+        states: Optimizer state of earlier phases, by node.
+        frozen: Models of the graph's frozen nodes of this framework by label, in the segment or not; none may change.
         compile: `"off"` if nothing may be compiled, so that each step runs the user's model line by line.
-        precision: an `anyaccel.precision.SegmentPrecision`; None where operations are computed as they are.
+        precision: An `anyaccel.precision.SegmentPrecision`; None if operations keep the precision of their models.
     """
 
     label: str

@@ -293,7 +293,7 @@ class LossTargets:
 
 
 def _optimizer_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a named optimizer with its defaults, checked."""
+    """Return the settings of a named optimizer with its defaults, checked."""
     if name not in OPTIMIZERS:
         raise _unknown("optimizer", name, OPTIMIZERS)
     what, takes = f"optimizer {name!r}", OPTIMIZERS[name].settings
@@ -323,7 +323,7 @@ _ARGUMENTS: Mapping[str, Hyperparameter] = {
 
 
 def _checked(where: str, name: str, value: Any, setting: Hyperparameter | None = None) -> Any:
-    """A value that fits, a list as a tuple, and a number of NumPy as one of Python."""
+    """Return a value that fits, a list as a tuple, and a number of NumPy as one of Python."""
     setting = setting or _ARGUMENTS[name]
     value = value.tolist() if hasattr(value, "tolist") else value
     with suppress(TypeError, ValueError, OverflowError):

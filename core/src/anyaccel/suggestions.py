@@ -9,13 +9,15 @@ from collections.abc import Iterable
 def did_you_mean(
     given: object, words: Iterable[object], otherwise: str = "use one of these names", *, cutoff: float = 0.6
 ) -> str:
-    """A hint: `did you mean 'CLOSEST'?`, or `otherwise` if no word is similar; equal words have a similarity of 1."""
+    """Return a hint: `did you mean 'CLOSEST'?`, or `otherwise` if no word is similar; equal words have a similarity of
+    1.
+    """
     close = difflib.get_close_matches(str(given), [str(word) for word in words], n=1, cutoff=cutoff)
     return f"did you mean {close[0]!r}?" if close else otherwise
 
 
 def kind_hint(kind: str, known: Iterable[str], otherwise: str) -> str:
-    """A hint for a kind of device that nothing runs on: the one that was meant, or `otherwise`."""
+    """Return a hint for a kind of device that nothing runs on: the one that was meant, or `otherwise`."""
     if kind in ("auto", "best", "any"):
         return "anyaccel.best_device() gives the best device of this machine"
     return did_you_mean(kind, {*known, "gpu", "mps", "cuda", "rocm"} - {kind}, otherwise, cutoff=0.7)

@@ -6,7 +6,7 @@ import inspect
 
 
 def user_level() -> int:
-    """The `stacklevel` of a warning, given by the caller, at the code that runs the phase."""
+    """Return the `stacklevel` of a warning, given by the caller, at the code that runs the phase."""
     level, frame = 0, inspect.currentframe()
     while frame is not None and str(frame.f_globals.get("__name__", "")).startswith("anyaccel."):
         level, frame = level + 1, frame.f_back

@@ -158,7 +158,7 @@ def test_a_graph_of_several_outputs_is_no_fitted_model():
         ({"early_stopping": "yes", "validation": 0.2}, PhaseError, "early_stopping='yes' is not an int of at least 1"),
         ({"data": "wine.xlsx"}, DataError, r"'wine.xlsx' is not a table that can be read\. Available: \.csv"),
         ({"data": 3}, DataError, r"3 is not data that a model can be fitted to\. Available: a data frame"),
-        ({"data": {**numbers(), "kind": ["text"] * 60}}, ColumnError, r"cannot be features: kind"),
+        ({"data": {**numbers(), "kind": [b"bytes"] * 60}}, ColumnError, r"cannot be features: kind"),
     ],
 )
 def test_what_does_not_fit_is_an_error_with_a_hint(settings, error, message):

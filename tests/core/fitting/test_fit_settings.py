@@ -85,7 +85,6 @@ def test_a_setting_does_what_it_does_in_a_phase(name):
         ({"precision": "half"}, "half"),
         ({"step": 3, "loss": None}, r"step must be a function of \(models, batch, optimizers\)"),
         ({"step": print, "accumulate": 2}, r"accumulate=2 and a step of its own"),
-        ({"loss": None}, r"fit needs a loss.*Hint: write loss='cross_entropy' for classes"),
         ({"loss": {}}, r"must have columns of targets as its keys"),
         ({"loss": {3: "mse"}}, r"must have columns of targets as its keys"),
         ({"loss": ["mse"]}, r"is no list of AppliedLoss objects"),
@@ -139,3 +138,8 @@ def test_the_phase_trains_on(tmp_path):
         ResultError, match=r"this model was loaded, and its phase was not\. Hint: run a phase: model\.graph"
     ):
         _ = aa.load(tmp_path).phase
+
+
+def test_the_loss_of_a_source_must_be_named():
+    with pytest.raises(PhaseError, match=r"fit needs a loss.*Hint: write loss='cross_entropy' for classes"):
+        aa.fit(aa.SequentialMLP(1), lambda: iter([]), progress="none")

@@ -1,4 +1,4 @@
-"""Module: a model in plain NumPy that knows its own pullback."""
+"""Module: a model in plain NumPy that implements its own pullback."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Values = Mapping[str, Array]
 
 
 class Module(ABC):
-    """A model as a function of its values, with the pullback written out.
+    """Base class of models in NumPy: a function of values and inputs, with its pullback.
 
-    `parameters` are trained; `buffers`, of other names, change while training, but not by gradients. `dtype` is the
-    dtype that its floating inputs must have; None for any. Derive from it, fill `parameters` in `__init__` (or in
-    `build`, if shapes come from the data), and write `apply`:
+    `parameters` are trained. `buffers`, which have other names, change while training, but not by gradients. `dtype` is
+    the required dtype of floating inputs; None for any. Derive from this class, fill `parameters` in `__init__` (or in
+    `build`, if shapes depend on the data), and write `apply`:
 
         class Scale(Module):
             def __init__(self):
@@ -61,31 +61,31 @@ class Module(ABC):
         return True
 
     def build(self, inputs: Sequence[TensorSpec], seed: int) -> None:
-        """Make the parameters for inputs of these specs, random ones from `seed`. The default makes none.
+        """Create the parameters for inputs of these specs, random ones from `seed`. The default creates none.
 
         Raises:
-            ShapeError: it does not take such inputs.
+            ShapeError: it does not accept these inputs.
         """
 
     @abstractmethod
     def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
-        """Outputs, the pullback, and the buffers afterwards (None where none changed).
+        """Return the outputs, the pullback, and the new buffers (None if none changed).
 
         The pullback takes a tuple with a cotangent for each output and returns gradients by parameter name and a
-        cotangent for each input, None for one that has no gradient. No argument may be written to.
+        cotangent for each input, None for one that has no gradient. Do not write to any argument.
 
         Args:
-            values: parameters and buffers by name, to use in place of the module's own.
-            inputs: arrays [batch, ...].
-            train: training mode; otherwise nothing is random or depends on other rows of the batch.
+            values: Parameters and buffers by name, to use instead of the module's own.
+            inputs: Arrays [batch, ...].
+            train: Training mode; otherwise nothing is random or depends on other rows of the batch.
             key: 64 random bits, new in every step.
         """
 
     def example(self, inputs: Sequence[TensorSpec]) -> tuple[Array, ...]:
-        """A batch of two samples, from which the shapes of outputs are known; the default is zeros."""
+        """Return a batch of two samples, to find the shapes of outputs; the default is zeros."""
         return tuple(np.zeros((2, *spec.shape), spec.dtype) for spec in inputs)
 
     def __call__(self, *inputs: Array) -> Array | tuple[Array, ...]:
-        """Outputs in evaluation mode; a tuple if there are several."""
+        """Compute the outputs in evaluation mode; a tuple if there are several."""
         outputs = self.apply({**self.parameters, **self.buffers}, inputs, train=False, key=0).outputs
         return outputs[0] if len(outputs) == 1 else outputs

@@ -1,4 +1,4 @@
-"""ArrayOps: what a framework implements so that `ArrayProgram` can train with it."""
+"""ArrayOps: the operations that a framework implements so that `ArrayProgram` can train with it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FURTHER_KINDS: dict[str, Kind] = {"bfloat": "floating", "float": "floating", "i
 
 
 class VjpResult(NamedTuple):
-    """What applying a model gives: outputs, the pullback, and the buffers afterwards (None where unchanged)."""
+    """The result of applying a model: outputs, the pullback, and the new buffers (None if unchanged)."""
 
     outputs: tuple[Any, ...]
     pullback: Pullback
@@ -42,7 +42,7 @@ class VjpResult(NamedTuple):
 
 
 class LossResult(NamedTuple):
-    """What a loss gives: its sum and weight, on the device, and the gradient of the *sum* for each of its inputs.
+    """The result of a loss: its sum and weight, on the device, and the gradient of the *sum* for each of its inputs.
 
     `gradients` is called at most once; it returns None for an input that has no gradient.
     """
@@ -57,12 +57,12 @@ LossFunction = Callable[[Sequence[Any]], LossResult]
 
 
 class ArrayOps(ABC):
-    """What training needs of a framework. Models are functions of (parameters, buffers, inputs).
+    """The operations of a framework that training needs. Models are functions of (parameters, buffers, inputs).
 
-    A backend that `calls_by_keyword` gives `vjp`, `call` and `apply` one more parameter, `layout=POSITIONAL`, a
-    `CallLayout` that is passed by keyword where a call is not positional: `bind` gives its arguments, and `outputs` the
-    outputs in its results. One that `ComputesPrecision` gives them `precision=None`, a `NodePrecision`, and, if it can
-    compute values again, `remat=""`.
+    A backend that `calls_by_keyword` gives `vjp`, `call` and `apply` one more parameter, `layout=POSITIONAL`: a
+    `CallLayout`, passed by keyword if a call is not positional. Its `bind` returns the arguments of the call, and its
+    `outputs` the outputs in the results. A backend that `ComputesPrecision` also gives them `precision=None`, a
+    `NodePrecision`, and, if it can compute values again, `remat=""`.
 
     Arrays have `shape`, `ndim` and `dtype`, arithmetic with each other and with numbers, `==`, and indexing by slices,
     `...` and None.
@@ -74,36 +74,40 @@ class ArrayOps(ABC):
 
     @abstractmethod
     def parameters(self, model: Any) -> Mapping[str, Any]:
-        """The model's trainable arrays by name: no copies, as models that share one are found by its identity."""
+        """Return the model's trainable arrays by name, without copies: models that share one are found by its
+        identity.
+        """
 
     @abstractmethod
     def buffers(self, model: Any) -> Mapping[str, Any]:
-        """The arrays by name that a model changes while it trains, such as running means."""
+        """Return the arrays by name that a model changes while it trains, such as running means."""
 
     def constraints(self, model: Any) -> Mapping[str, Callable[[Any], Any]]:
-        """What parameters go through after each update, by their names; the default is nothing."""
+        """Return functions that are applied to parameters after each update, by parameter name; by default none."""
         return {}
 
     @abstractmethod
     def write(self, model: Any, parameters: Mapping[str, Any], buffers: Mapping[str, Any]) -> None:
-        """Store the values that training gave in the user's model.
+        """Store the trained values in the user's model.
 
         Args:
-            model: as the graph has it.
-            parameters, buffers: all of them by name, with the shapes and dtypes that the methods of these names gave.
-                The program and its snapshots may hold the same arrays, so that nothing may be written into them later.
+            model: The model of the graph.
+            parameters, buffers: All of them by name, with the shapes and dtypes that the methods with these names
+                returned. The program and its snapshots may hold the same arrays, so do not write into them later.
         """
 
     def optimizer_state(self, model: Any) -> NodeState | None:
-        """The optimizer state that a model brings along, which nodes without one go on with; the default is None."""
+        """Return an optimizer state that is part of the model, from which a node without state continues; None by
+        default.
+        """
         return None
 
     def write_optimizer_state(self, model: Any, state: NodeState) -> None:
         """Store the optimizer state in the model; the default does nothing.
 
         Args:
-            model: as the graph has it, one for which `optimizer_state` gives a state.
-            state: steps and slots after training; slots are arrays by name of parameter and of slot.
+            model: A model of the graph for which `optimizer_state` returns a state.
+            state: Steps and slots after training; slots are arrays by name of parameter and of slot.
         """
 
     @abstractmethod
@@ -119,24 +123,23 @@ class ArrayOps(ABC):
         """Apply a model to inputs on its device, so that its outputs can be differentiated.
 
         Args:
-            model: its own arrays do not count.
-            parameters, buffers: by name, in place of its own.
-            inputs: arrays [rows, *shape], in the order of the model's arguments.
-            train: whether it computes as in training: dropout is active, and buffers change.
-            key: an int of 64 bits that determines all randomness, such as dropout.
+            model: The model; its own arrays are ignored.
+            parameters, buffers: Arrays by name, used instead of its own.
+            inputs: Arrays [rows, *shape], in the order of the model's arguments.
+            train: Whether it computes as in training: dropout is active, and buffers change.
+            key: An int of 64 bits that determines all randomness, such as dropout.
 
         Returns:
-            outputs [rows, *shape], their pullback (see `Pullback`), and the buffers afterwards, or None where they
-            stay as they are.
+            Outputs [rows, *shape], their pullback (see `Pullback`), and the new buffers, or None if they do not change.
         """
 
     @abstractmethod
     def move(self, array: Any, device: Device) -> Any:
-        """The array on a device; the same object if it is there."""
+        """Return the array on a device; the same object if it is there already."""
 
     @abstractmethod
     def gather_rows(self, column: Any, start: int, stop: int, order: Any) -> Any:
-        """As `Exchange.gather_rows`."""
+        """Gather rows of a column; see `Exchange.gather_rows`."""
 
     def call(
         self,
@@ -147,28 +150,29 @@ class ArrayOps(ABC):
         layout: CallLayout = POSITIONAL,
         precision: NodePrecision | None = None,
     ) -> tuple[Any, ...]:
-        """Outputs in evaluation mode, arrays [rows, *shape]; nothing is changed.
+        """Compute outputs in evaluation mode, arrays [rows, *shape]; nothing changes.
 
-        The default takes the outputs of `vjp`; override it where that costs more.
+        The default takes the outputs of `vjp`; override it if that is slower.
 
         Args:
-            model, parameters, buffers, inputs: as of `vjp`.
-            layout: how inputs become arguments; only for a backend that `calls_by_keyword`.
-            precision: in which it is computed; only for a backend that `ComputesPrecision`.
+            model, parameters, buffers, inputs: See `vjp`.
+            layout: How inputs become arguments; only for a backend that `calls_by_keyword`.
+            precision: Precision of the computation; only for a backend that `ComputesPrecision`.
         """
         keywords: dict[str, Any] = {} if layout is POSITIONAL else {"layout": layout}
         keywords |= {} if precision is None else {"precision": precision}
         return self.vjp(model, parameters, buffers, inputs, False, 0, **keywords).outputs
 
     def astype(self, array: Any, dtype: Any) -> Any:
-        """The array in a dtype of the framework's; the default calls `array.astype`."""
+        """Return the array in a dtype of the framework; the default calls `array.astype`."""
         return array.astype(dtype)
 
     def kind(self, array: Any) -> Kind:
-        """Whether an array is floating, complex, integer or boolean; the default knows NumPy's dtypes, and bfloat16.
+        """Return whether an array is floating, complex, integer or boolean; the default knows NumPy's dtypes and
+        bfloat16.
 
         Raises:
-            CapabilityError: the dtype is none of NumPy's, so that the framework's ops must define this.
+            CapabilityError: the dtype is not one of NumPy's, so the framework's ops must define this.
         """
         dtype = self._numpy_dtype(array, "kind")
         further = (kind for start, kind in _FURTHER_KINDS.items() if dtype.name.startswith(start))
@@ -180,7 +184,7 @@ class ArrayOps(ABC):
         return kind
 
     def itemsize(self, array: Any) -> int:
-        """Bytes of an element, at least 1; the default knows NumPy's dtypes. Raises as `kind`."""
+        """Return the bytes of an element, at least 1; the default knows NumPy's dtypes. Raises the errors of `kind`."""
         return self._numpy_dtype(array, "itemsize").itemsize
 
     def _numpy_dtype(self, array: Any, method: str) -> np.dtype[Any]:
@@ -196,67 +200,70 @@ class ArrayOps(ABC):
     def compile(self, function: Function) -> Function:
         """Compile a pure function of trees (dicts, tuples) of arrays; the default returns it unchanged.
 
-        Numbers that change from step to step are given as arrays made by `scalar`, so that they cause no recompilation.
+        Numbers that change from step to step are passed as arrays created by `scalar`, so that they cause no
+        recompilation.
         """
         return function
 
     def scalar(self, value: float) -> Any:
-        """A number as compiled functions take it; the default is the number."""
+        """Return a number in the form that compiled functions take; by default the number."""
         return value
 
     def arange(self, count: int, like: Any) -> Any:
-        """The integers 0 to count - 1, [count], on the device of `like`, in a dtype that compares with it."""
+        """Return the integers 0 to count - 1, [count], on the device of `like`, in a dtype that compares with it."""
         return self.xp.arange(count)
 
     def constant(self, values: Sequence[float], like: Any) -> Any:
-        """Numbers as an array [n] in the dtype and on the device of `like`; the default makes it by `xp.array`."""
+        """Return numbers as an array [n] in the dtype and on the device of `like`; the default uses `xp.array`."""
         return cast(self, self.xp.array(values), like.dtype)
 
     def update_rule(self, optimizer: Optimizer) -> UpdateRule:
-        """How an optimizer updates parameters; the default has the named optimizers.
+        """Return how an optimizer updates parameters; the default has the named optimizers.
 
         Raises:
-            SpecError: the optimizer is a framework's own.
+            SpecError: the optimizer is an optimizer of a framework.
         """
         return update_rule(optimizer)
 
     def parameter_tree(self, model: Any) -> Any:
-        """How the library of a model holds its parameters, for `UpdateRule.for_tree`; None, the default: by name."""
+        """Return the parameter tree of the model's library, for `UpdateRule.for_tree`; by default None: parameters by
+        name.
+        """
         return None
 
     def custom_loss(self, loss: Loss) -> LossFunction:
-        """A loss that is not a named one, `loss.own` (a function, or a class for `loss.kwargs`), as a function.
+        """Return a loss that is not a named one, `loss.own` (a function, or a class for `loss.kwargs`), as a function.
 
-        For a mean over the batch the weight is the number of rows, and the sum is the mean times the rows.
+        For a mean over the batch, the weight is the number of rows, and the sum is the mean times the rows.
 
         Raises:
-            SpecError: the framework takes named losses only, which is the default.
+            SpecError: the framework takes only named losses, which is the default.
         """
         raise SpecError(f"the loss {loss.name!r} is not a named one", hint="use a named loss with this framework")
 
 
 def is_differentiable(ops: ArrayOps, array: Any) -> bool:
-    """Whether gradients flow through an array."""
+    """Return whether gradients flow through an array."""
     return ops.kind(array) in ("floating", "complex")
 
 
 def at_least_float32(ops: ArrayOps, array: Any) -> Any:
-    """The array, in float32 if its dtype is narrower: in 16 bits squares overflow, and sums are inexact."""
+    """Return the array, in float32 if its dtype is narrower: in 16 bits squares overflow, and sums are inexact."""
     return ops.astype(array, ops.xp.float32) if ops.itemsize(array) < 4 else array
 
 
 def factor_on_device(ops: ArrayOps, factor: Any, device: Device) -> Any:
-    """A factor for arrays on `device`: a float for any number, a scalar array moved there."""
+    """Return a factor for arrays on `device`: a float for any number, a scalar array moved there."""
     return float(factor) if isinstance(factor, (int, float, np.generic)) else ops.move(factor, device)
 
 
 def scaled(ops: ArrayOps, array: Any, factor: Any) -> Any:
-    """`array * factor` in the array's dtype; the factor comes from `factor_on_device`."""
+    """Return `array * factor` in the array's dtype; the factor comes from `factor_on_device`."""
     return array * (factor if isinstance(factor, float) else cast(ops, factor, array.dtype))
 
 
 def concatenate_vjp(ops: ArrayOps, op: Operation, inputs: tuple[Any, ...]) -> VjpResult:
-    """The concatenation of inputs along an axis of the samples; its pullback splits the cotangent."""
+    """Concatenate inputs along an axis of the samples; the pullback splits the cotangent."""
     axis = op.axis + 1 if op.axis >= 0 else op.axis + inputs[0].ndim
     ends = [0, *itertools.accumulate(x.shape[axis] for x in inputs)]
 

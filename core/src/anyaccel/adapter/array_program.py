@@ -1,4 +1,4 @@
-"""ArrayProgram: a segment made ready to run by any framework that implements `ArrayOps`."""
+"""ArrayProgram: a segment that runs on any framework with `ArrayOps`."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from anyaccel.segment import LossTerm, NodeState, Operation, Segment
 
 
 class ArrayProgram(MultiStepProgram, ScalesLosses):
-    """Runs a segment operation by operation, in functional style: every step makes new arrays.
+    """Run a segment operation by operation, in functional style: every step creates new arrays.
 
     Frozen operations run in evaluation mode: nothing in them changes, and nothing is random. A parameter that no
-    gradient has reached is not touched, and a node without any gradient does not count the step. The optimizer state
+    gradient has reached does not change, and a node without any gradient does not count the step. The optimizer state
     of a shared model is kept under the label of its first trainable node.
 
     Raises:
-        SpecError: an optimizer or loss that the framework lacks.
+        SpecError: the framework lacks an optimizer or loss.
         GraphError: two different models, one of which learns, share a parameter.
     """
 
@@ -60,18 +60,17 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
         self._loss_scale = None if scale is None else ProgramLossScale(scale)
 
     def seed(self, key: int) -> None:
-        """Restart the random streams."""
         self._seed, self._draws = key, 0
 
     def random_state(self) -> dict[str, np.ndarray]:
-        """The number of draws, from which with the key all random numbers follow."""
+        """Return the number of draws; with the key it determines all random numbers."""
         return {"draws": np.array(self._draws, dtype=np.int64)}
 
     def load_random_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on after so many draws.
+        """Continue after this number of draws.
 
         Raises:
-            StateError: it is that of another program.
+            StateError: it belongs to another program.
         """
         if set(state) != {"draws"} or np.asarray(state["draws"]).shape != ():
             raise StateError("the random state is not one of this framework", available=", ".join(sorted(state)))
@@ -80,14 +79,12 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
     # -- forward and back ------------------------------------------------------------------------------------------
 
     def forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, tuple[Any, Any]]]:
-        """Outputs and losses in evaluation mode."""
         values = self._dataflow.run(inputs, self._evaluate)
         return self._dataflow.outputs(values), loss_sums(self._dataflow.losses(values))
 
     def forward_pullback(
         self, inputs: Sequence[Any], scale: Mapping[str, Any] | None = None
     ) -> tuple[tuple[Any, ...], dict[str, tuple[Any, Any]], Callable[[Sequence[Any]], tuple[Any, ...]]]:
-        """Outputs and losses in training mode, and the pullback."""
         self._draws += 1
         tape: list[tuple[Operation, VjpResult]] = []
         values = self._dataflow.run(inputs, partial(self._apply_recorded, tape))
@@ -141,7 +138,7 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
         return self._ops.vjp(op.model, parameters, buffers, inputs, op.trainable, key, **keywords)
 
     def _random_key(self, op: Operation) -> Any:
-        """The key of an operation in this step, as `vjp` takes it."""
+        """Return the key of an operation in this step, as `vjp` takes it."""
         return rng.key(self._seed, op.label, self._draws)
 
     def _pull_loss(self, term: LossTerm, loss: LossResult, scale: Any, values: StepValues, sums: CotangentSums) -> None:
@@ -181,7 +178,7 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
         return self._dataflow.loss_weights(dict(zip(self.segment.inputs, inputs, strict=True)))
 
     def summed_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
-        """As `loss_weights`, 0 where nothing counts: such weights can be added up over processes."""
+        """Return the weights of `loss_weights`, but 0 if nothing counts, so that they can be added over processes."""
         return self._dataflow.summed_weights(dict(zip(self.segment.inputs, inputs, strict=True)))
 
     # -- the loss scale --------------------------------------------------------------------------------------------
@@ -204,7 +201,7 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
         """Read what steps have left of the loss scale; here they leave nothing."""
 
     def _step_unless_skipped(self, means: Sequence[Any]) -> None:
-        """The optimizer step, unless losses are scaled and a gradient is not finite."""
+        """Run the optimizer step, unless losses are scaled and a gradient is not finite."""
         finite = True
         if self._loss_scale is not None:
             inverse = 1.0 / self.loss_scale_state().scale
@@ -219,23 +216,18 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
     # -- gradients and updates -------------------------------------------------------------------------------------
 
     def grad_stats(self) -> dict[str, tuple[Any, Any]]:
-        """Squared norm and finiteness by group."""
         return self._state.gradient_stats()
 
     def clip_factor(self, limit: float, squares: Sequence[Any]) -> Any:
-        """The factor, on the device of the squares."""
         return self._state.optimizer.clip_factor(limit, squares)
 
     def map_gradients(self, fn: Callable[[Any], Any]) -> None:
-        """Replace every gradient."""
         self._state.map_gradients(fn)
 
     def optimizer_step(self, scale: Mapping[str, Any] | None = None) -> None:
-        """One optimizer step; then discard the gradients."""
         self._state.optimizer_step(scale or {})
 
     def zero_grad(self) -> None:
-        """Discard the gradients."""
         self._state.zero_grad()
 
     def train_steps(
@@ -247,7 +239,9 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
         batch_size: int,
         n_microbatches: int = 1,
     ) -> Any:
-        """`n_steps` training steps as a plain loop; mean losses [n_steps, losses] on the device of the first loss."""
+        """Run `n_steps` training steps as a plain loop; return mean losses [n_steps, losses] on the device of the first
+        loss.
+        """
         pairs = list(zip(columns, orders, strict=True))
         means = []
         for first in range(start, start + n_steps * batch_size, batch_size):
@@ -273,7 +267,7 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
         return [*means, *(sums[term.label][1] for term in self._dataflow.weighted)]
 
     def _value(self, means: Sequence[Any]) -> Any:
-        """The weighted sum of the losses on the device of the first, for optimizers that need it; else None."""
+        """Return the weighted sum of the losses on the device of the first, for optimizers that need it; else None."""
         if not self._state.optimizer.needs_value:
             return None
         device = self.segment.losses[0].device
@@ -282,7 +276,7 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
     def _microbatch_scale(
         self, columns: Sequence[tuple[Any, Any]], first: int, batch_size: int, n_microbatches: int
     ) -> dict[str, Any]:
-        """Factors of sums in each micro-batch, before gradients are averaged, of losses that weigh rows."""
+        """Return factors of sums in each micro-batch, before gradients are averaged, for losses that weight rows."""
         if not self._dataflow.weighted:
             return {}
         needed = {name for names in self._dataflow.weighted.values() for name in names}
@@ -296,7 +290,7 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
         return {term.label: n_microbatches * term.weight / weights[term.label] for term in self._dataflow.weighted}
 
     def _backward(self, inputs: Sequence[Any], scale: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """Losses; the gradients are added. The tape is freed on return, before the optimizer step."""
+        """Return losses after adding the gradients. The tape is freed on return, before the optimizer step."""
         _, losses, pullback = self.forward_pullback(inputs, scale) if scale else self.forward_pullback(inputs)
         pullback([None] * len(self.segment.outputs))
         return losses
@@ -304,14 +298,13 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
     # -- state -----------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Any:
-        """Parameters, buffers, optimizer state, random state and loss scale, as they are now."""
+        """Return the current parameters, buffers, optimizer state, random state and loss scale."""
         scale = None if self._loss_scale is None else self.loss_scale_state()
         snapshot = self._state.snapshot(), dict(self._buffers), self._seed, self._draws, scale
         self._unshare_state()
         return snapshot
 
     def restore(self, snapshot: Any) -> None:
-        """Go back to a snapshot; gradients are discarded."""
         state, buffers, self._seed, self._draws, scale = snapshot
         if scale is not None:
             self.load_loss_scale_state(scale)
@@ -320,7 +313,7 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
         self._unshare_state()
 
     def optimizer_states(self) -> dict[str, NodeState]:
-        """The optimizer state by node: of the trained ones as it is now, of all others as it was given."""
+        """Return the optimizer state by node: the current one of trained nodes, the given one of all others."""
         self._settle_loss_scale()
         states = self._state.all_states()
         self._unshare_state()
@@ -342,7 +335,7 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
                 self._ops.write_optimizer_state(model, states[label])
 
     def _unshare_state(self) -> None:
-        """Called when others hold the arrays of the state, which steps never change here."""
+        """Mark the arrays of the state as shared by others; steps never change them here."""
 
     def close(self) -> dict[str, NodeState]:
         """Write to the user's models, and return the optimizer state."""
@@ -352,7 +345,7 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
 
 
 def _summed(sums: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
-    """The (sum, weight) of all micro-batches, from those of each."""
+    """Return the (sum, weight) of all micro-batches, from those of each."""
     total, weight = sums[0]
     for more, more_weight in sums[1:]:
         total, weight = total + more, weight + more_weight

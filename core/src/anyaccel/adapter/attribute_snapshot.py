@@ -1,4 +1,4 @@
-"""Attribute snapshot: the plain attributes of a model's parts, so that a trial call leaves them as they were."""
+"""Attribute snapshot: save and restore the plain attributes of a model's parts around a trial call."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ _NO_STATE = (*_PLAIN, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
 
 
 class AttributeSnapshot:
-    """The attributes of some objects, with the contents of the containers, arrays and plain objects that they are.
+    """The attributes of some objects, with the contents of their containers, arrays and plain objects.
 
     Args:
-        parts: objects; those without a `__dict__` are left out.
-        names: gives the names of the attributes of a part that are saved; others, and new ones, are left alone.
-        save_tensor: saves the values of a framework's tensor; None for any other object. By default there are none.
+        parts: Objects; those without a `__dict__` are left out.
+        names: Function that returns the names of the attributes of a part to save; others, and new ones, are ignored.
+        save_tensor: Function that saves the values of a framework's tensor, or returns None for any other object. By
+            default there are no tensors.
     """
 
     def __init__(
@@ -68,12 +69,12 @@ class AttributeSnapshot:
         self._seen = seen  # keeps what was seen alive: the numbers of its objects stay theirs
 
     def restore(self, *, unless: Callable[[Any], bool] = lambda part: False) -> None:
-        """Set all attributes, and what they hold, to what they were; new attributes are removed.
+        """Restore all attributes and their contents; new attributes are removed.
 
-        Contents are written back only where they have changed: others may be reading them.
+        Contents are written only if they changed, because other code may be reading them.
 
         Args:
-            unless: parts that are left as they are now.
+            unless: Tells which parts to leave unchanged.
         """
         for part, attributes, containers, restores in self._parts:
             if unless(part):

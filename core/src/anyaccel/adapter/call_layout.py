@@ -12,12 +12,12 @@ from anyaccel.segment import Operation, OutputSpec, Path
 
 
 class ArgumentPaths(tuple[Path, ...]):
-    """Paths of inputs, as `Operation.arguments`, for a model that has the batch on another axis than the first.
+    """Paths of inputs, as `Operation.arguments`, for a model whose batch is not on the first axis.
 
-    Only backends whose `Compute.moves_batch_axis` is true get these; `CallLayout` heeds them.
+    Only backends whose `Compute.moves_batch_axis` is true receive these; `CallLayout` applies them.
 
     Attributes:
-        batch_axes: for each input, the axis of the batch in the argument; inputs themselves are batch first.
+        batch_axes: For each input, the axis of the batch in the argument; inputs themselves are batch first.
     """
 
     batch_axes: tuple[int, ...]
@@ -41,12 +41,12 @@ class ArgumentPaths(tuple[Path, ...]):
 
 
 def is_positional(arguments: Sequence[Path]) -> bool:
-    """Whether inputs are the positional arguments of a call, in their order."""
+    """Return whether inputs are the positional arguments of a call, in their order."""
     return tuple(arguments) == tuple((i,) for i in range(len(arguments)))
 
 
 def batch_axes_of(arguments: Any) -> tuple[int, ...]:
-    """The axes of the batch of some arguments; `()` where all are batch first."""
+    """Return the batch axes of some arguments; `()` if all are batch first."""
     return arguments.batch_axes if isinstance(arguments, ArgumentPaths) else ()
 
 
@@ -58,8 +58,8 @@ class CallLayout:
     """How inputs become arguments, and which of the results are outputs.
 
     Args:
-        arguments: as `Operation.arguments`.
-        results: as `Operation.results` or `training_results`.
+        arguments: See `Operation.arguments`.
+        results: See `Operation.results` and `Operation.training_results`.
     """
 
     def __init__(self, arguments: Sequence[Path] = (), results: Sequence[OutputSpec | None] = ()) -> None:
@@ -76,18 +76,18 @@ class CallLayout:
 
     @property
     def is_named(self) -> bool:
-        """Whether an argument is given by keyword."""
+        """Whether an argument is passed by keyword."""
         return any(isinstance(path[0], str) for path in self._key[0])
 
     def bind(self, inputs: Sequence[Any], move_axis: Callable[[Any, int, int], Any] | None = None) -> Arguments:
-        """The arguments of the call.
+        """Return the arguments of the call.
 
         Args:
-            inputs: batch first.
-            move_axis: `moveaxis` of the framework; None where models always have the batch first.
+            inputs: Inputs, batch first.
+            move_axis: `moveaxis` of the framework; None if models always have the batch first.
 
         Raises:
-            ShapeError: an input has to have the batch on another axis, and cannot.
+            ShapeError: an input must have the batch on another axis, and cannot.
         """
         if self._axes:
             inputs = [_moved(x, axis, move_axis) for x, axis in zip(inputs, self._axes, strict=True)]
@@ -96,16 +96,16 @@ class CallLayout:
     def outputs(
         self, result: Any, tensor_type: TensorType, move_axis: Callable[[Any, int, int], Any], noun: str = "tensor"
     ) -> tuple[Any, ...]:
-        """The outputs among what the model returned, batch first; None for those that it does not give in this mode.
+        """Return the outputs among the results of the model, batch first; None for those that it lacks in this mode.
 
         Args:
-            result: what it returned.
-            tensor_type: the framework's type of tensors, or a tuple of types.
+            result: Return value of the model.
+            tensor_type: The framework's type of tensors, or a tuple of types.
             move_axis: `moveaxis` of the framework.
-            noun: what the framework calls its tensors.
+            noun: The framework's word for its tensors.
 
         Raises:
-            ShapeError: it returned no tensors, or more than a flat container of them, where that is wanted.
+            ShapeError: it returned no tensors, or more than a flat container of them, where one is required.
             PhaseError: it lacks a tensor that the model returned when the graph was built.
         """
         if not self._results:
@@ -116,10 +116,10 @@ class CallLayout:
 
 
 class ProbeLayout(CallLayout):
-    """The layout of a call whose results are not known: all tensors at any depth are outputs, as they are.
+    """The layout of a call with unknown results: all tensors at any depth are outputs, unchanged.
 
     Attributes:
-        paths: the path to each output of the last call.
+        paths: Path to each output of the last call.
     """
 
     paths: tuple[Path, ...] = ()
@@ -127,7 +127,7 @@ class ProbeLayout(CallLayout):
     def outputs(
         self, result: Any, tensor_type: TensorType, move_axis: Callable[[Any, int, int], Any], noun: str = "tensor"
     ) -> tuple[Any, ...]:
-        """Every tensor in what the model returned.
+        """Return every tensor in the result of the model.
 
         Raises:
             ShapeError: there is none.
@@ -139,20 +139,20 @@ class ProbeLayout(CallLayout):
         return tuple(found.values())
 
     def by_path(self, outputs: Sequence[Any]) -> dict[Path, Any]:
-        """The outputs of the last call by their paths."""
+        """Return the outputs of the last call by their paths."""
         return dict(zip(self.paths, outputs, strict=True))
 
 
 def layout_of(operation: Operation, *, training: bool) -> CallLayout:
-    """The layout of an operation's call in a mode; `POSITIONAL` itself where it is that."""
+    """Return the layout of an operation's call in a mode; `POSITIONAL` itself if it is positional."""
     results = operation.training_results if training else operation.results
     return CallLayout(operation.arguments, results) if operation.arguments or results else POSITIONAL
 
 
 def leaves(result: Any, tensor_type: TensorType) -> dict[Path, Any]:
-    """The tensors in what a model returned, by the path to each; everything else is left out.
+    """Return the tensors in the result of a model, by the path to each; everything else is left out.
 
-    Looks into mappings with keys of text, named tuples, tuples, lists and dataclasses.
+    It looks into mappings with keys of text, named tuples, tuples, lists and dataclasses.
     """
     return dict(_leaves(result, tensor_type, ()))
 
@@ -226,7 +226,7 @@ def _nested(arguments: Sequence[Path], inputs: Sequence[Any]) -> Arguments:
 
 
 def _tree(pairs: Sequence[tuple[Path, Any]]) -> dict[str | int, Any]:
-    """Values by the first step of their paths: itself, or a dict or list of those that go on from there."""
+    """Return values by the first step of their paths: the value, or a dict or list of those with longer paths."""
     groups: dict[str | int, list[tuple[Path, Any]]] = {}
     for path, value in pairs:
         groups.setdefault(path[0], []).append((path[1:], value))

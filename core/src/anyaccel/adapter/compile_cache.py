@@ -1,4 +1,4 @@
-"""CompileCache: the compiled functions of segments, shared by the programs of the same models in turn."""
+"""CompileCache: the compiled functions of segments, which later programs of the same models reuse."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class CompiledSegment:
     """The functions of a segment, each compiled at its first call. They hold no arrays of a model.
 
     Args:
-        functions: what is compiled.
-        ops: the framework.
-        optimizer: what an optimizer step computes.
-        as_a_whole: whether functions of the whole segment may be compiled.
+        functions: Functions to compile.
+        ops: The framework.
+        optimizer: Computation of an optimizer step.
+        as_a_whole: Whether functions of the whole segment may be compiled.
 
     Attributes:
-        functions: what is compiled.
-        optimizer_functions: of an optimizer step.
+        functions: Functions to compile.
+        optimizer_functions: Functions of an optimizer step.
         evaluate: `SegmentFunctions.evaluate`.
         forward: `SegmentFunctions.forward` with its pullback.
-        proven: names of the functions that have run compiled.
-        ready: batch shapes for which whole steps are compiled.
-        watch: the Python values that the functions read.
+        proven: Names of the functions that have run compiled.
+        ready: Batch shapes for which whole steps are compiled.
+        watch: Python values that the functions read.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class CompiledSegment:
         self._step_loops: dict[tuple[int, int, bool], StepLoop] = {}
 
     def step_loop(self, batch_size: int, n_microbatches: int, *, quick: bool) -> StepLoop:
-        """The loop over whole steps, as of `TracedOps.compile_steps`."""
+        """Return the loop over whole steps; see `TracedOps.compile_steps`."""
         key = (batch_size, n_microbatches, quick)
         if key not in self._step_loops:
             step = TrainStep(self.functions, batch_size, n_microbatches)
@@ -79,7 +79,7 @@ class CompiledSegment:
 
 
 def _watched(function: Function, watch: CompileWatch) -> Function:
-    """A function in whose trace nothing that it changes itself counts as changed."""
+    """Return a function in whose trace nothing that it changes itself counts as changed."""
 
     @wraps(function)
     def traced(*arguments: Any) -> Any:
@@ -90,7 +90,7 @@ def _watched(function: Function, watch: CompileWatch) -> Function:
 
 
 def _named(computation: str, functions: SegmentFunctions) -> Function:
-    """A computation of a segment as a function that has the nodes in its name, too."""
+    """Return a computation of a segment as a function that has the nodes in its name, too."""
     function: Function = getattr(functions, computation)
 
     def call(*arguments: Any) -> Any:
@@ -103,7 +103,7 @@ def _named(computation: str, functions: SegmentFunctions) -> Function:
 def compiled_segment(
     dataflow: SegmentDataflow, ops: TracedOps, flow: GradientFlow, optimizer: OptimizerStep, as_a_whole: bool
 ) -> CompiledSegment:
-    """The compiled functions of a segment; those of an earlier program with equal models and specs if any."""
+    """Return the compiled functions of a segment, reusing those of an earlier program with equal models and specs."""
     shareable = ops.shareable()
     key = None if shareable is None else _cache_key(dataflow.segment, dataflow.layout, ops, as_a_whole)
     values = python_values(dataflow.segment, ops, lambda model: model)
@@ -127,7 +127,7 @@ def _without_models(
     as_a_whole: bool,
     values: Values,
 ) -> CompiledSegment:
-    """Compiled functions that refer to models weakly."""
+    """Return compiled functions that refer to models weakly."""
     segment = dataflow.segment
     operations = tuple(
         op if op.model is None else replace(op, model=weakref.ref(op.model)) for op in segment.operations
@@ -140,7 +140,7 @@ def _without_models(
 
 
 def python_values(segment: Segment, ops: TracedOps, model_of: Callable[[Any], Any]) -> Values:
-    """The Python values that a segment's models, losses and optimizers read."""
+    """Return the Python values that a segment's models, losses and optimizers read."""
     pairs: list[tuple[str, Any]] = []
     models = {id(op.model): (op.label, model_of(op.model)) for op in segment.operations if op.model is not None}
     for label, model in models.values():
@@ -160,7 +160,7 @@ def python_values(segment: Segment, ops: TracedOps, model_of: Callable[[Any], An
 
 
 class CompileCache:
-    """Compiled segments by key, each until one of its models is freed; the least recently used goes first."""
+    """Compiled segments by key, each until one of its models is freed; the least recently used is evicted first."""
 
     def __init__(self, max_segments: int) -> None:
         self._max_segments = max_segments
@@ -170,7 +170,7 @@ class CompileCache:
         return len(self._entries)
 
     def get(self, key: Hashable) -> CompiledSegment | None:
-        """The entry, now the most recently used."""
+        """Return the entry, which becomes the most recently used."""
         entry = self._entries.pop(key, None)
         if entry is None:
             return None
@@ -178,7 +178,7 @@ class CompileCache:
         return entry[0]
 
     def add(self, key: Hashable, layout: SegmentLayout, compiled: CompiledSegment) -> None:
-        """Keep a compiled segment until one of the layout's models is freed; it replaces one of an equal key."""
+        """Store a compiled segment until one of the layout's models is freed; it replaces one with an equal key."""
         references = [weakref.ref(model, lambda _: self._entries.pop(key, None)) for model in layout.models.values()]
         self._entries.pop(key, None)
         self._entries[key] = (compiled, references)
@@ -193,7 +193,7 @@ CACHE = CompileCache(MAX_SEGMENTS)
 
 
 def _cache_key(segment: Segment, layout: SegmentLayout, ops: TracedOps, as_a_whole: bool) -> Hashable | None:
-    """What the functions of a segment depend on besides `python_values`; None where they may not be kept."""
+    """Return what the functions of a segment depend on in addition to `python_values`; None if they may not be kept."""
     models = [(id(model), _parameter_specs(layout, label)) for label, model in layout.models.items()]
     losses = [
         (term.label, term.loss.name, repr(term.loss.kwargs), term.inputs, term.device, term.weight)
@@ -226,7 +226,7 @@ def _parameter_specs(layout: SegmentLayout, label: str) -> tuple[tuple[str, tupl
 
 
 def _owned(owner: str, key: Any) -> list[tuple[str, Any]]:
-    """The pairs of a key with the owner in their paths; of a key of a plugin's own, one pair."""
+    """Return the pairs of a key with the owner in their paths; of a key of a plugin's own, one pair."""
     is_values = isinstance(key, (list, tuple)) and all(
         isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in key
     )
@@ -234,7 +234,7 @@ def _owned(owner: str, key: Any) -> list[tuple[str, Any]]:
 
 
 def _is_module_attribute(obj: Any) -> bool:
-    """Whether a class or function is what its module has under its name."""
+    """Return whether its module has a class or function under its name."""
     module = sys.modules.get(str(getattr(obj, "__module__", "")))
     return getattr(module, str(getattr(obj, "__qualname__", "")), None) is obj
 
@@ -261,12 +261,12 @@ class CompileWatch:
     """The Python values that the functions of a segment read when they are traced.
 
     Args:
-        read: reads them.
-        values: what they are now.
+        read: Function that reads them.
+        values: Their current values.
 
     Attributes:
-        values: what compiled functions have read. Changes that tracing itself makes (a counter) belong to it.
-        is_traced: whether anything was traced.
+        values: The values that compiled functions have read, including changes that tracing itself makes (a counter).
+        is_traced: Whether anything was traced.
     """
 
     def __init__(self, read: Callable[[], Values], values: Values) -> None:
@@ -276,7 +276,7 @@ class CompileWatch:
 
     @contextmanager
     def tracing(self) -> Iterator[None]:
-        """Around a trace: what it changes by itself is no change."""
+        """Wrap a trace: changes that it makes itself do not count."""
         before = self._read()
         was_current = not self.is_traced or before == self.values  # before the first trace, nothing has read others
         yield
@@ -293,7 +293,7 @@ class CompileWatch:
             )
 
     def changed(self) -> list[str]:
-        """Paths of the values that have changed since they were read."""
+        """Return the paths of the values that changed since they were read."""
         return changed_paths(self.values, self._read())
 
 
@@ -304,18 +304,18 @@ Result = TypeVar("Result")
 
 
 class CompileSwitch:
-    """Runs functions compiled; eagerly where that is turned off, has failed, or does not pay yet.
+    """Run functions compiled, or eagerly if compiling is turned off, has failed, or is not worth it yet.
 
     The optimizer functions of the parameter state follow.
 
     Args:
-        ops: the framework; its `eager` is set from here.
-        state: the parameters of the program.
-        compiled: the compiled functions.
-        off: never compile.
+        ops: The framework; this sets its `eager`.
+        state: The parameters of the program.
+        compiled: The compiled functions.
+        off: Never compile.
 
     Attributes:
-        untraceable_reason: why nothing is compiled any more, after a failed attempt; `""` otherwise.
+        untraceable_reason: Why nothing is compiled any more, after a failed attempt; otherwise `""`.
     """
 
     def __init__(self, ops: TracedOps, state: ParameterState, compiled: CompiledSegment, *, off: bool) -> None:
@@ -334,7 +334,7 @@ class CompileSwitch:
 
     @contextmanager
     def eagerly(self) -> Iterator[None]:
-        """Nothing is compiled inside."""
+        """Compile nothing inside this context."""
         before = self._ops.eager, self._state.optimizer_functions
         self._ops.eager, self._state.optimizer_functions = True, self._eager_functions
         try:
@@ -344,7 +344,7 @@ class CompileSwitch:
             self._ops.eager, self._state.optimizer_functions = before
 
     def run(self, name: str, compiled: Callable[[], Result], eager: Callable[[], Result]) -> Result:
-        """The result of a function: run eagerly for `TracedOps.eager_seconds` first, or if it must be."""
+        """Return the result of a function: run eagerly for `TracedOps.eager_seconds` first, or if it must be."""
         if self._ops.eager:
             return eager()
         if name not in self._compiled.proven and self._seconds_spent < (self._ops.eager_seconds or 0.0):
@@ -356,7 +356,8 @@ class CompileSwitch:
         return self.run_compiled(name, compiled, eager)
 
     def run_compiled(self, name: str, compiled: Callable[[], Result], eager: Callable[[], Result]) -> Result:
-        """The result of a compiled function; if it fails at its first run, and the eager one does not, give up on it.
+        """Return the result of a compiled function. If its first run fails and the eager one does not, stop compiling
+        it.
 
         Raises:
             AnyaccelError: raised by the compiled function, or any exception of one that has run before.
@@ -381,6 +382,6 @@ class CompileSwitch:
 
 
 def first_line(error: Exception) -> str:
-    """The type of an error and the first line of its message that is not empty."""
+    """Return the type of an error and the first line of its message that is not empty."""
     lines = [line.strip() for line in str(error).splitlines()]
     return f"{type(error).__name__}: {next((line for line in lines if line), '')}"

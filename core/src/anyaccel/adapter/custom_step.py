@@ -1,4 +1,4 @@
-"""Training steps of the user's own in a framework that traces: a program for them, scalars ahead, and compilation."""
+"""Custom training steps in a framework that traces: a program for them, scalars computed ahead, and compilation."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _SPARE = 4  # a step may come to take so many times more updates than those befo
 
 
 def check_arguments(step: Callable[..., Any], names: Sequence[str], example: str) -> None:
-    """Check that a step can be called with so many arguments.
+    """Check that a step can be called with these arguments.
 
     Args:
-        step: the user's function.
-        names: of the arguments that this framework's steps take.
-        example: what such a step looks like, for the hint.
+        step: The user's function.
+        names: Names of the arguments that this framework's steps take.
+        example: An example of such a step, for the hint.
 
     Raises:
         PhaseError: it cannot.
@@ -47,18 +47,18 @@ def check_arguments(step: Callable[..., Any], names: Sequence[str], example: str
 
 
 class UpdateTables:
-    """The scalars of the next updates of every node, on its device, so that one step may make any number of updates.
+    """The scalars of the next updates of every node, on its device, so that one step can make any number of updates.
 
-    Row i is that of the node's update number `first + i`, counted from 1. Steps count their updates on the device, and
-    what they have counted is read only now and then; an update beyond the last row must give NaN, not another rate.
+    Row i belongs to the node's update number `first + i`, counted from 1. Steps count their updates on the device, and
+    this count is read only occasionally. An update beyond the last row must return NaN, not another rate.
 
     Args:
-        rules: update rules by node.
-        put: moves a float64 array to the device of a node, in the framework's own precision.
+        rules: Update rules by node.
+        put: Function that moves a float64 array to the device of a node, in the framework's own precision.
 
     Attributes:
-        tables: arrays [ROWS] by node and name of the scalar.
-        first: updates before the first row, by node.
+        tables: Arrays [ROWS] by node and name of the scalar.
+        first: Number of updates before the first row, by node.
     """
 
     def __init__(self, rules: Mapping[str, UpdateRule], put: Callable[[str, np.ndarray], Any]) -> None:
@@ -68,14 +68,14 @@ class UpdateTables:
         self._calls, self._max_calls = 0, 0
 
     def invalidate(self) -> None:
-        """Compute them anew before the next step: a schedule may say something else now, or counts went back."""
+        """Compute them again before the next step, because a schedule may have changed, or counts were restored."""
         self.tables, self._max_calls = {}, 0
 
     def advance(self, read_counts: Callable[[], Mapping[str, int]]) -> bool:
-        """Count a step that is about to begin; whether the tables have been computed anew for it.
+        """Count a step that is about to begin; return whether the tables were computed again for it.
 
         Args:
-            read_counts: the updates of each node so far; waits for the device.
+            read_counts: Function that returns the number of updates of each node so far; it waits for the device.
         """
         self._calls += 1
         if self.tables and self._calls <= self._max_calls:
@@ -93,13 +93,13 @@ class UpdateTables:
 
 
 class StepCompiler:
-    """Runs a step compiled, or line by line where that is wanted, or where it cannot be traced.
+    """Run a step compiled, or line by line if requested or if it cannot be traced.
 
     Args:
-        read: reads the Python values that the step depends on.
-        compile_function: compiles a function.
-        off: never compile.
-        fatal: errors that come from running, not from tracing: state may have changed by then.
+        read: Function that reads the Python values that the step depends on.
+        compile_function: Function that compiles a function.
+        off: Never compile.
+        fatal: Errors that occur while running, not while tracing: the state may have changed then.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class StepCompiler:
         self._is_proven = False
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """The result of a function, which is always the same one and changes nothing while it is traced."""
+        """Return the result of a function, which is always the same one and changes nothing while it is traced."""
         if self._off:
             return function(*arguments)
         if self._compiled is None:
@@ -151,7 +151,7 @@ class StepCompiler:
         return traced
 
     def renew(self) -> list[str]:
-        """Names of the values that have changed since they were read; what is compiled is dropped then."""
+        """Return the names of the values that changed since they were read; the compiled code is then dropped."""
         changed = [] if self._watch is None or self._off else self._watch.changed()
         if changed:
             self._compiled, self._is_proven = None, False
@@ -159,32 +159,32 @@ class StepCompiler:
 
 
 class CustomStepRunner(Protocol):
-    """A step of the user's own, which has the state of a program while it is current."""
+    """A custom step, which owns the state of a program while it is current."""
 
     step: Callable[..., Any]
     """The user's function."""
 
     def begin(self, buffers: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take over the state as it is now: parameters and optimizer state of the program, and its buffers."""
+        """Take over the current state: parameters and optimizer state of the program, and its buffers."""
 
     def run(self, batch: Mapping[str, Any], key: Any) -> Any:
-        """What the step gives."""
+        """Return the result of the step."""
 
     def collect(self) -> Mapping[str, Mapping[str, Any]]:
-        """Write parameters and optimizer state to those of the program; the buffers."""
+        """Write parameters and optimizer state to those of the program; return the buffers."""
 
     def begin_epoch(self) -> None:
-        """Schedules may say something else from now on."""
+        """Read schedules again, because they may have changed."""
 
     def renew(self) -> list[str]:
-        """As `Program.renew_compiled`."""
+        """Return the names of the changed Python values; see `Program.renew_compiled`."""
 
     def close(self) -> None:
-        """The end, after `collect`."""
+        """End, after `collect`."""
 
 
 class CustomStepProgram(ScopedProgram):
-    """A ScopedProgram that also runs training steps of the user's own."""
+    """A ScopedProgram that also runs custom training steps."""
 
     def __init__(self, segment: Segment, ops: TracedOps) -> None:
         super().__init__(segment, ops)
@@ -193,14 +193,14 @@ class CustomStepProgram(ScopedProgram):
 
     @abstractmethod
     def create_custom_step(self, step: Callable[..., Any]) -> CustomStepRunner:
-        """What runs a step of the user's own.
+        """Create the runner of a custom step.
 
         Raises:
-            PhaseError: it is no such function.
+            PhaseError: it is not such a function.
         """
 
     def custom_step(self, step: Callable[..., Any], batch: Mapping[str, Any]) -> Any:
-        """As `Program.custom_step`, with the arguments that are usual in the framework."""
+        """Run a custom step with the arguments that are usual in the framework; see `Program.custom_step`."""
         with self.scope(f"the step of your own on segment {self.segment.label!r}"):
             if self._own is None or self._own.step != step:
                 self._collect()
@@ -219,13 +219,13 @@ class CustomStepProgram(ScopedProgram):
                 self._buffers = {**self._buffers, **self._own.collect()}
 
     def seed(self, key: int) -> None:
-        """As in `ScopedProgram`, at the beginning of an epoch."""
+        """Restart the random streams at the beginning of an epoch."""
         super().seed(key)
         if self._own is not None:
             self._own.begin_epoch()
 
     def renew_compiled(self) -> list[str]:
-        """As in `ScopedProgram`, with the step of the user's own."""
+        """Return the names of changed Python values, including those of the custom step; see `ScopedProgram`."""
         own = [] if self._own is None else self._own.renew()
         return list(dict.fromkeys([*own, *super().renew_compiled()]))
 

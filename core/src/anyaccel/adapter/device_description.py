@@ -1,4 +1,4 @@
-"""Descriptions of devices that plugins share: the CPU, and NVIDIA GPUs by NVML, which answers without starting CUDA."""
+"""Device descriptions that plugins share: the CPU, and NVIDIA GPUs by NVML, which answers without starting CUDA."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class NvidiaGpu(NamedTuple):
 
 
 def cpu_info() -> DeviceInfo:
-    """The CPU of this machine; its memory is the host's."""
+    """Describe the CPU of this machine; its memory is the host's."""
     name = platform.processor() or platform.machine() or "cpu"
     return DeviceInfo(name, memory_space="host", total_memory=host_memory().total)
 
 
 def start_nvml() -> Any:
-    """The module `pynvml` of the package nvidia-ml-py, started; None where it is not installed or finds no driver.
+    """Start NVML and return the module `pynvml` of nvidia-ml-py; None if it is not installed or finds no driver.
 
-    Whoever gets the module calls its `nvmlShutdown` when done; NVML counts its users.
+    The caller must call its `nvmlShutdown` when done; NVML counts its users.
     """
     try:
         nvml: Any = import_module("pynvml")
@@ -45,7 +45,7 @@ def start_nvml() -> Any:
 
 @contextmanager
 def nvml_session() -> Iterator[Any]:
-    """Inside, NVML as of `start_nvml`; stopped afterwards."""
+    """Start NVML as `start_nvml` does, and stop it at the end of the context."""
     nvml = start_nvml()
     try:
         yield nvml
@@ -56,7 +56,7 @@ def nvml_session() -> Iterator[Any]:
 
 
 def nvidia_utilization(identity: str) -> float | None:
-    """The part of the last moment in which a GPU computed, from 0 to 1; None without NVML, or where it does not tell.
+    """Return the fraction of the last moment in which a GPU computed, from 0 to 1; None without NVML or a figure.
 
     Args:
         identity: UUID (`GPU-...`, `MIG-...`) or PCI address.
@@ -73,7 +73,9 @@ def nvidia_utilization(identity: str) -> float | None:
 
 
 def visible_nvidia_gpus() -> list[NvidiaGpu]:
-    """The GPUs that CUDA will show to this process, ordered as by `CUDA_VISIBLE_DEVICES`; none without a driver."""
+    """List the GPUs that CUDA will show to this process, in the order of `CUDA_VISIBLE_DEVICES`; empty without a
+    driver.
+    """
     with nvml_session() as nvml:
         gpus = [] if nvml is None else list(_gpus(nvml))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -89,7 +91,9 @@ def _gpus(nvml: Any) -> Iterator[NvidiaGpu]:
 
 
 def _select(gpus: list[NvidiaGpu], visible: str) -> list[NvidiaGpu]:
-    """The GPUs that `CUDA_VISIBLE_DEVICES` names by number or by the beginning of a UUID, up to the first unknown."""
+    """Return the GPUs that `CUDA_VISIBLE_DEVICES` names by number or by the beginning of a UUID, up to the first
+    unknown.
+    """
     selected: list[NvidiaGpu] = []
     for word in (part.strip() for part in visible.split(",")):
         by_number = gpus[int(word) : int(word) + 1] if word.isdigit() else []

@@ -11,10 +11,10 @@ from anyaccel.segment import TensorSpec
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExampleSpec(TensorSpec):
-    """A TensorSpec with samples, [n, *shape] in the dtype of their column; equal to one without them.
+    """A TensorSpec with samples, [n, *shape] in the dtype of their column; equal to one without samples.
 
-    `Compute.infer_outputs`, `infer_training` and `mutates_inputs` get these for the columns of a model that did not
-    accept zeros: lengths, masks, and tokens that stand for images have values that the model relies on.
+    `Compute.infer_outputs`, `infer_training` and `mutates_inputs` receive these for the columns of a model that did not
+    accept zeros: lengths, masks, and tokens that represent images have values that the model relies on.
     """
 
     samples: np.ndarray = field(repr=False)
@@ -27,9 +27,9 @@ class ExampleSpec(TensorSpec):
 
 
 def example_batch(spec: TensorSpec, batch: int) -> np.ndarray | None:
-    """A batch of samples, [batch, *shape], to be cast to the spec's dtype; None for a spec without samples.
+    """Return a batch of samples, [batch, *shape], to be cast to the spec's dtype; None for a spec without samples.
 
-    Where there are fewer they are repeated.
+    If there are fewer samples, they are repeated.
     """
     if not isinstance(spec, ExampleSpec):
         return None

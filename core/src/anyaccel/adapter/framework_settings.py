@@ -1,4 +1,4 @@
-"""Capability `framework_settings`: global settings of a framework that hold while a phase runs."""
+"""Capability `framework_settings`: global settings of a framework while a phase runs."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from anyaccel.capability import Capability
 
 
 class HasSettings(Capability):
-    """Capability: what `FrameworkSettings` asks of a backend."""
+    """Capability: set global settings for `FrameworkSettings`."""
 
     kernel_trials: ClassVar[str] = ""
     """The setting that, where it is True, has kernels chosen by trial, for batches of one shape; `""` without one."""
 
     @abstractmethod
     def settings(self) -> Mapping[str, tuple[Any, ...]]:
-        """The values that each setting may have, by its full name; must not import the framework."""
+        """Return the values that each setting may have, by its full name; must not import the framework."""
 
     @abstractmethod
     def with_settings(self, values: Mapping[str, Any]) -> AbstractContextManager[None]:
-        """A context in which these of `settings` hold; afterwards they are as before."""
+        """Return a context that sets these of `settings`, and restores the previous values on exit."""

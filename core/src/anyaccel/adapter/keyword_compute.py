@@ -1,4 +1,4 @@
-"""KeywordCompute: the capability Compute of a framework that calls models with keywords, as a base class."""
+"""KeywordCompute: base class of the capability Compute for a framework that calls models with keywords."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from anyaccel.segment import OutputSpec, Path, TensorSpec
 
 
 class KeywordCompute(Compute):
-    """Compute with `calls_by_keyword` and `weighs_losses`: from `infer_outputs` follows `infer`."""
+    """Compute with `calls_by_keyword` and `weighs_losses`; `infer` is derived from `infer_outputs`."""
 
     calls_by_keyword = True
     weighs_losses = True
@@ -19,7 +19,7 @@ class KeywordCompute(Compute):
     """Whether `ArgumentPaths` are heeded: inputs with the batch on another axis than the first."""
 
     def infer(self, model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
-        """As `Compute.infer`: the outputs of `infer_outputs` that have a batch, for positional arguments."""
+        """Return the outputs of `infer_outputs` that have a batch, for positional arguments; see `Compute.infer`."""
         outputs = self.infer_outputs(model, inputs, (), seed)
         return tuple(output.spec for output in outputs if output.batch_axis is not None)
 
@@ -27,4 +27,4 @@ class KeywordCompute(Compute):
     def infer_outputs(
         self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path], seed: int
     ) -> tuple[OutputSpec, ...]:
-        """As `Compute.infer_outputs`, which here is what `infer` stands on."""
+        """Infer outputs at any depth; see `Compute.infer_outputs`. Here `infer` relies on it."""

@@ -1,7 +1,7 @@
 """Layers of a library that runs on several frameworks: their parts, variable names, initializers, inputs and losses.
 
-The adapter imports no such library: each function works with the module that a plugin gives, and a plugin gives None
-as long as nobody has imported it. What a framework adds (its own modules, its own generators) comes by a subclass.
+The adapter imports no such library: each function works with the module that a plugin passes, and a plugin passes None
+until the library is imported. A subclass adds the parts of a framework (its modules, its generators).
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _TRAINING_METHODS = ("train_step", "compute_loss", "make_train_function", "compu
 
 
 class LayerLibrary:
-    """Introspection of layers of a library.
+    """Inspect layers of a library.
 
     Args:
-        module: the library, or None where nothing can belong to it.
+        module: The library, or None if nothing can belong to it.
 
     Attributes:
-        hidden_prefixes: beginnings of attribute names that a framework keeps for itself.
+        hidden_prefixes: Prefixes of attribute names that a framework uses internally.
     """
 
     hidden_prefixes: ClassVar[tuple[str, ...]] = ()
@@ -63,27 +63,27 @@ class LayerLibrary:
     # -- kinds of objects ------------------------------------------------------------------------------------------
 
     def is_layer(self, obj: Any) -> bool:
-        """Whether an object is a layer or model of the library."""
+        """Return whether an object is a layer or model of the library."""
         return self.module is not None and isinstance(obj, self.module.Layer)
 
     def is_variable(self, obj: Any) -> bool:
-        """Whether an object is a variable."""
+        """Return whether an object is a variable."""
         return self.module is not None and isinstance(obj, self.module.Variable)
 
     def is_random(self, obj: Any) -> bool:
-        """Whether an object keeps the state of random numbers, in its attribute `state`."""
+        """Return whether an object has the state of random numbers in its attribute `state`."""
         return self.module is not None and isinstance(obj, self.module.random.SeedGenerator)
 
     def is_part(self, obj: Any) -> bool:
-        """Whether an object may hold variables or other parts in its attributes."""
+        """Return whether an object may hold variables or other parts in its attributes."""
         return self.is_layer(obj)
 
     def is_functional(self, obj: Any) -> bool:
-        """Whether an object is a functional model; the library has no public name for that class."""
+        """Return whether an object is a functional model; the library has no public name for that class."""
         return self.is_layer(obj) and any(base.__name__ == "Functional" for base in type(obj).__mro__)
 
     def is_sequential(self, obj: Any) -> bool:
-        """Whether an object is a sequence of layers."""
+        """Return whether an object is a sequence of layers."""
         return self.module is not None and isinstance(obj, self.module.Sequential)
 
     @cached_property
@@ -94,7 +94,7 @@ class LayerLibrary:
     # -- dtypes ----------------------------------------------------------------------------------------------------
 
     def precision_reason(self, model: Any, precision: str) -> str:
-        """Why layers cannot be computed in a precision; `""` if they can."""
+        """Return why layers cannot be computed in a precision; `""` if they can."""
         if precision == "float32" and model.compute_dtype == "float32":
             return ""
         if NodePrecision(precision).is_mixed:
@@ -104,7 +104,9 @@ class LayerLibrary:
 
     @contextmanager
     def computing_in(self, model: Any, precision: NodePrecision) -> Iterator[None]:
-        """Inside, those layers of a model that compute in float32 have the dtype policy of a mixed precision."""
+        """Set the dtype policy of a mixed precision on the layers of a model that compute in float32, inside this
+        context.
+        """
         layers = [part for _, part in self.walk(model) if self.is_layer(part)] if precision.is_mixed else []
         plain = [(layer, layer.dtype_policy) for layer in layers if layer.dtype_policy.name == "float32"]
         policy = self.module.DTypePolicy(f"mixed_{precision.dtype}") if plain else None
@@ -119,7 +121,7 @@ class LayerLibrary:
     # -- walking ---------------------------------------------------------------------------------------------------
 
     def walk(self, obj: Any) -> Iterator[tuple[str, Any]]:
-        """Everything that an object holds, itself first, each object once, with the attributes that lead to it.
+        """Yield everything that an object holds, itself first, each object once, with the attributes that lead to it.
 
         Paths are joined by dots, without leading underscores: `layers.0.kernel`.
         """
@@ -135,7 +137,7 @@ class LayerLibrary:
             yield from self._walk(child, f"{path}.{name}" if path else name, seen)
 
     def children(self, obj: Any) -> Iterator[tuple[str, Any]]:
-        """What a container, a random generator or a part holds, by name."""
+        """Yield the contents of a container, a random generator or a part, by name."""
         if isinstance(obj, Mapping):
             yield from ((str(key), child) for key, child in obj.items())
         elif isinstance(obj, (list, tuple)):
@@ -148,32 +150,34 @@ class LayerLibrary:
             yield from sorted(self.attributes(obj).items(), key=lambda item: self._rank(obj, item[0]))
 
     def attributes(self, part: Any) -> Mapping[str, Any]:
-        """The attributes of a part that are looked through."""
+        """Return the attributes of a part that are searched."""
         held: Mapping[str, Any] = vars(part)
         return held
 
     def _rank(self, part: Any, name: str) -> int:
-        """The user's attributes first, then private ones, then bookkeeping."""
+        """Return the user's attributes first, then private ones, then bookkeeping."""
         if name.startswith(self.hidden_prefixes) or (self.is_layer(part) and name in self.layer_attributes):
             return 2
         return int(name.startswith("_"))
 
     def attribute_snapshot(self, model: Any) -> AttributeSnapshot:
-        """The user's attributes of all parts of a model that has its variables, which a trial call may change."""
+        """Return the user's attributes of all parts of a model that has its variables, which a trial call may
+        change.
+        """
         return AttributeSnapshot((part for _, part in self.walk(model) if self.is_part(part)), self._public_attributes)
 
     def _public_attributes(self, part: Any) -> list[str]:
         return [name for name in vars(part) if not name.startswith("_") and self._rank(part, name) == 0]
 
     def named(self, model: Any, variables: Iterable[Any]) -> dict[str, Any]:
-        """Variables of a model by the path that leads to each, in the order given."""
+        """Return variables of a model by the path that leads to each, in the order given."""
         paths = {id(obj): path for path, obj in self.walk(model) if self.is_variable(obj)}
         return unique_names((paths.get(id(v), f"variables.{i}"), v) for i, v in enumerate(variables))
 
     # -- building --------------------------------------------------------------------------------------------------
 
     def seed_initializers(self, model: Any, seed: int) -> None:
-        """Give the initializers of unbuilt layers seeds that follow from `seed`; a seed of the user's stays."""
+        """Give the initializers of unbuilt layers seeds derived from `seed`; seeds that the user set are kept."""
         for path, layer in list(self.walk(model)):
             if self.is_layer(layer) and not layer.built:
                 key = rng.key(seed, path)
@@ -182,7 +186,7 @@ class LayerLibrary:
                         value.seed = rng.key(key, name) % 2**31
 
     def unbuilt_dtype(self, model: Any) -> str | None:
-        """Dtype of the weights that the first layer will make; None where it is not floating, or there is no layer."""
+        """Return the dtype of the weights that the first layer will create; None if not floating, or without layers."""
         for _, layer in self.walk(model):
             if self.is_layer(layer) and not hasattr(layer, "layers"):  # a model's dtype may differ from its layers'
                 return str(layer.variable_dtype) if "float" in str(layer.variable_dtype) else None
@@ -193,10 +197,10 @@ class LayerLibrary:
     def packing(
         self, layer: Any, n_inputs: int, layout: CallLayout = POSITIONAL
     ) -> Callable[[Sequence[Any]], Arguments]:
-        """How `n_inputs` inputs become the arguments of a layer.
+        """Return how `n_inputs` inputs become the arguments of a layer.
 
         A functional model takes the structure of its `input`, which is filled by the names of its inputs, or in their
-        order; a layer whose `call` has fewer positional parameters than there are inputs takes them as one list.
+        order. A layer whose `call` has fewer positional parameters than there are inputs takes them as one list.
         """
         if self.is_functional(layer):
             return self._functional_packing(layer, layout)
@@ -219,7 +223,9 @@ class LayerLibrary:
         return pack
 
     def _input_names(self, layer: Any) -> list[str]:
-        """Names of a functional model's inputs, in the order of its flat structure: keys of a dict, else their own."""
+        """Return names of a functional model's inputs, in the order of its flat structure: keys of a dict, otherwise
+        their own.
+        """
         structure = layer.input
         is_flat = isinstance(structure, Mapping) and len(structure) == len(layer.inputs)
         return sorted(structure) if is_flat else [str(each.name) for each in layer.inputs]
@@ -229,7 +235,7 @@ class LayerLibrary:
         return [parameter for parameter in parameters if parameter.name not in ("training", "mask")]
 
     def signature(self, layer: Any) -> inspect.Signature:
-        """As `Compute.signature`; inputs of a functional model that takes a dict are by keyword only."""
+        """Return the signature of a call; inputs of a functional model that takes a dict are keyword-only."""
         if not self.is_functional(layer):
             return inspect.Signature(self._call_parameters(layer))
         kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
@@ -238,7 +244,9 @@ class LayerLibrary:
         return inspect.Signature([inspect.Parameter(name, kind) for name in names])
 
     def data_format(self, model: Any) -> tuple[str, str]:
-        """As `Compute.data_format`, for a layer for images, or a sequence that begins or ends with one."""
+        """Return the format of inputs and outputs of a layer for images, or of a sequence that begins or ends with
+        one.
+        """
         layers = [layer for layer in self._flat(model) if not _is_elementwise(layer)]
         first, last = (_image_format(end[0]) if end else "" for end in (layers[:1], layers[-1:]))
         return first, "" if layers and "Global" in type(layers[-1]).__name__ else last
@@ -250,7 +258,7 @@ class LayerLibrary:
     # -- training --------------------------------------------------------------------------------------------------
 
     def untrainable_reason(self, model: Any) -> str:
-        """As `Compute.untrainable_reason`: what the library's own loop does for a model, and no other."""
+        """Return what only the library's own loop does for a model; see `Compute.untrainable_reason`."""
         if not self.is_layer(model):
             return ""
         own = next((name for name in _TRAINING_METHODS if self._is_overridden(model, name)), None)
@@ -259,7 +267,8 @@ class LayerLibrary:
         return ""
 
     def refuse_stateful(self, model: Any) -> None:
-        """Refuse a model that keeps its state from one batch to the next: the rows of batches here are independent.
+        """Refuse a model that keeps its state from one batch to the next, because the rows of batches are independent
+        here.
 
         Raises:
             ShapeError: it does.
@@ -275,7 +284,7 @@ class LayerLibrary:
             )
 
     def refuse_masks(self, model: Any, outputs: Any) -> None:
-        """Refuse outputs of training that carry a mask: the library leaves what is masked out of its losses.
+        """Refuse outputs of training that carry a mask, because the library leaves masked positions out of its losses.
 
         Raises:
             ShapeError: one does.
@@ -299,14 +308,16 @@ class LayerLibrary:
     # -- optimizers ------------------------------------------------------------------------------------------------
 
     def is_optimizer(self, own: Any) -> bool:
-        """Whether an optimizer is a class of the library, or an object of one."""
+        """Return whether an optimizer is a class of the library, or an object of one."""
         own_class = own if isinstance(own, type) else type(own)
         return self.module is not None and issubclass(own_class, self.module.optimizers.Optimizer)
 
     # -- losses ----------------------------------------------------------------------------------------------------
 
     def is_loss(self, own: Any) -> bool:
-        """Whether a loss is the library's: a class derived from its `Loss`, an instance of one, or a function."""
+        """Return whether a loss is the library's: a class derived from its `Loss`, an instance of one, or a
+        function.
+        """
         if self.module is None:
             return False
         own_class = own if isinstance(own, type) else type(own)
@@ -316,7 +327,7 @@ class LayerLibrary:
         )
 
     def loss_targets(self, loss: Loss) -> LossTargets | None:
-        """What a loss of the library takes as targets, as of `Compute.loss_targets`."""
+        """Return the targets that a loss of the library accepts; see `Compute.loss_targets`."""
         own = loss.own
         if not self.is_loss(own):
             return None
@@ -328,11 +339,11 @@ class LayerLibrary:
         return None if kind is None else LossTargets(kind, ignored=ignored if isinstance(ignored, int) else None)
 
     def loss_function(self, loss: Loss, mean: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
-        """A loss of the library as a function of (outputs, targets) that gives a scalar and never broadcasts.
+        """Return a loss of the library as a function of (outputs, targets) that returns a scalar and never broadcasts.
 
         Args:
-            loss: its `own` is a loss of the library.
-            mean: the mean of a tensor; the library may give one number per sample.
+            loss: The loss; its `own` is a loss of the library.
+            mean: Function that computes the mean of a tensor; the library may return one number per sample.
 
         Raises:
             SpecError: the class does not take `loss_kwargs`.
@@ -351,7 +362,7 @@ class LayerLibrary:
 
 
 def unique_names(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Values by name; a name that is taken already gets `_2`, `_3` and so on appended."""
+    """Return values by name; a name that is taken already gets `_2`, `_3` and so on appended."""
     named: dict[str, Any] = {}
     for path, value in pairs:
         name, number = path, 2
@@ -363,7 +374,7 @@ def unique_names(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 @contextmanager
 def seeded_host_generators(seed: int) -> Iterator[None]:
-    """Inside, Python's and NumPy's global generators start from a 64-bit seed; afterwards they go on as before."""
+    """Seed Python's and NumPy's global generators from 64 bits inside this context, and restore them afterwards."""
     states = random.getstate(), np.random.get_state()
     random.seed(seed)
     np.random.seed(seed % 2**32)

@@ -26,13 +26,14 @@ _Key = tuple[tuple[str, tuple[int, ...], str], ...]
 
 
 class _Built(NamedTuple):
-    """An optimizer made for some parameters: it computes, and keeps nothing.
+    """An optimizer for some parameters; it computes, and stores nothing.
 
     Attributes:
-        optimizer: the library's object.
-        rate: the variable that its rate is, or is multiplied by.
-        parameters: its variables in place of the parameters, by name.
-        slots: its other variables, by parameter and slot; what belongs to all is with the first parameter by name.
+        optimizer: Object of the library.
+        rate: Variable of its rate, or a factor of it.
+        parameters: Its variables for the parameters, by name.
+        slots: Its other variables, by parameter and slot; a variable for all parameters is stored with the first by
+            name.
     """
 
     optimizer: Any
@@ -42,13 +43,13 @@ class _Built(NamedTuple):
 
 
 class _Identity(NamedTuple):
-    """What an optimizer sees of a variable besides its value.
+    """The attributes of a variable that an optimizer reads, other than its value.
 
     Attributes:
-        name, path: of the variable, as it sees them when it is built.
-        name_in_steps: as it sees it in a step; TensorFlow's own variables have other names than those of the library.
-        decays: whether weight decay is applied to it.
-        is_overwritten: whether its gradient is its new value.
+        name, path: Name and path, as the optimizer sees them when it is built.
+        name_in_steps: Name in a step; TensorFlow's own variables have other names than those of the library.
+        decays: Whether weight decay is applied to it.
+        is_overwritten: Whether its gradient is its new value.
     """
 
     name: str
@@ -59,25 +60,25 @@ class _Identity(NamedTuple):
 
 
 class _Tagged(str):
-    """A name of a variable that says which parameter it stands for."""
+    """A name of a variable that identifies its parameter."""
 
     number: int
 
 
 class LayerOptimizerRule(UpdateRule):
-    """An optimizer class of the library, made with the settings of the spec, or an object of one, which is copied.
+    """An optimizer class of the library, created with the settings of the spec, or a copy of an optimizer object.
 
-    It sees the parameters of one node. Those of a model of the library have the names and paths of the model's
-    variables where the class may read them.
+    It sees the parameters of one node. If the class may read them, the parameters of a model of the library have the
+    names and paths of the model's variables.
 
     Args:
-        optimizer: its `own` is the class, or the object.
-        module: the library.
-        outside: entered where variables are made, so that no function that is being traced holds them.
-        put: the value of a variable, copied to the device of a parameter.
+        optimizer: The spec; its `own` is the class or the object.
+        module: The library.
+        outside: Context in which variables are created, so that no traced function holds them.
+        put: Function that copies the value of a variable to the device of a parameter.
 
     Raises:
-        SpecError: an optimizer that cannot be made, or a setting that only the library's own loop heeds.
+        SpecError: the optimizer cannot be created, or only the library's own loop applies one of its settings.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class LayerOptimizerRule(UpdateRule):
         self._refuse(self._given)
 
     def _refuse(self, made: Any) -> None:
-        """Refuse what only the library's own loop heeds."""
+        """Refuse settings that only the library's own loop applies."""
         name = self.optimizer.name
         if self._given is None and getattr(made, _OF_ALL_NODES, None):
             raise SpecError(
@@ -143,10 +144,10 @@ class LayerOptimizerRule(UpdateRule):
             )
 
     def for_tree(self, tree: Any) -> LayerOptimizerRule:
-        """The rule with what the variables of a model are called, if the class may read it.
+        """Return the rule with the names of a model's variables, if the class may read them.
 
         Args:
-            tree: the variables by the names of the parameters, or an object that has these as `variables`.
+            tree: The variables by the names of the parameters, or an object that has these as `variables`.
         """
         variables: Mapping[str, Any] = getattr(tree, "variables", tree)
         if not variables or not (self._excludes or reads_names(self.optimizer.own, self._module)):
@@ -166,7 +167,7 @@ class LayerOptimizerRule(UpdateRule):
         return bound
 
     def _made(self) -> tuple[Any, Any]:
-        """A new optimizer, and the variable that its rate is, or is multiplied by."""
+        """Return a new optimizer, and the variable that its rate is, or is multiplied by."""
         try:
             if self._given is None:
                 made = self._class(learning_rate=self.optimizer.lr, **self.optimizer.settings)
@@ -180,7 +181,7 @@ class LayerOptimizerRule(UpdateRule):
             raise SpecError(problem, hint=hint) from error
 
     def _copied(self) -> tuple[Any, Any]:
-        """A copy of the given object by its configuration, and by its attributes, which this may lack."""
+        """Return a copy of the given object by its configuration, and by its attributes, which this may lack."""
         given: Any = self._given
         without_rate = object.__new__(type(given))  # a schedule of the user's own need not have a configuration
         vars(without_rate).update({**vars(given), "_learning_rate": None})
@@ -201,9 +202,9 @@ class LayerOptimizerRule(UpdateRule):
         return made, factor
 
     def rate(self, factor: float) -> float:
-        """What `step` takes as the rate: `factor`, times the rate that a given object has at this time.
+        """Return the rate for `step`: `factor`, times the current rate of a given object.
 
-        A schedule of the library is no part of it, as the object computes it by its own count of steps.
+        A schedule of the library is not included, because the object computes it by its own count of steps.
         """
         if self._given is None:
             return factor
@@ -227,7 +228,9 @@ class LayerOptimizerRule(UpdateRule):
         return str(self._module.backend.standardize_dtype(array.dtype))
 
     def _build(self, key: _Key, values: Mapping[str, Any] | None = None) -> _Built:
-        """An optimizer for parameters of these names, shapes and dtypes, which begins with their `values` if given."""
+        """Return an optimizer for parameters with these names, shapes and dtypes, initialized with their `values` if
+        given.
+        """
         if self._excludes and not self._identities:
             raise SpecError(
                 f"the optimizer {self.optimizer.name} excludes variables from weight decay, and the model has none of "
@@ -257,7 +260,7 @@ class LayerOptimizerRule(UpdateRule):
         return _Built(made, rate, variables, slots)
 
     def _stand_in(self, number: int, identity: _Identity | None, value: Any, shape: tuple[int, ...], dtype: str) -> Any:
-        """A variable in place of a parameter, with the name and the path of the model's own."""
+        """Return a variable for a parameter, with the name and the path of the model's own."""
         name = _Tagged(f"p{number}x" if identity is None else identity.name.rpartition("/")[2])
         name.number = number
         with ExitStack() as scopes:
@@ -269,16 +272,16 @@ class LayerOptimizerRule(UpdateRule):
         return variable
 
     def coefficients(self, step: int) -> dict[str, float]:
-        """The learning rate."""
+        """Return the learning rate."""
         return {"rate": self.rate(self.optimizer.rate(step - 1))}
 
     def table(self, step: int, count: int) -> dict[str, np.ndarray]:
-        """As in `UpdateRule`; the rate of a given object is read once."""
+        """Return the scalars of several steps; the rate of a given object is read once."""
         rate = self.rate(1.0)
         return {"rate": np.array([rate * self.optimizer.rate(step - 1 + i) for i in range(count)], dtype=np.float64)}
 
     def slots(self, xp: Any, kept: Slots, parameters: Mapping[str, Any]) -> Slots:
-        """What was kept; at first, what the optimizer begins with."""
+        """Return the kept slots; at first, the initial slots of the optimizer."""
         if parameters.keys() <= kept.keys():
             return {name: kept[name] for name in parameters}
         built = self._for(parameters)
@@ -292,7 +295,7 @@ class LayerOptimizerRule(UpdateRule):
 
     @cached_property
     def _begins_with_values(self) -> bool:
-        """Whether what the optimizer keeps begins with the values of the parameters."""
+        """Whether the state of the optimizer begins with the values of the parameters."""
         ops, first = self._module.ops, []
         with self._outside():
             for value in ("zeros", "ones"):
@@ -302,7 +305,7 @@ class LayerOptimizerRule(UpdateRule):
             return not all(bool(ops.all(ops.equal(a, b))) for a, b in zip(*first, strict=True))
 
     def fits(self, slots: Slots, parameters: Mapping[str, Any]) -> bool:
-        """Whether these are the slots that the optimizer has for these parameters."""
+        """Return whether these are the slots that the optimizer has for these parameters."""
         expected = self._for(parameters).slots
         return {n: {slot: tuple(v.shape) for slot, v in own.items()} for n, own in expected.items()} == {
             n: {slot: tuple(v.shape) for slot, v in slots.get(n, {}).items()} for n in expected
@@ -316,7 +319,7 @@ class LayerOptimizerRule(UpdateRule):
         slots: Slots,
         coefficients: Mapping[str, Any],
     ) -> tuple[dict[str, Any], Slots]:
-        """One update of all parameters that have gradients."""
+        """Update all parameters that have gradients."""
         built = self._for({name: parameters[name] for name in gradients})
         given = [(built.parameters[name], parameters[name]) for name in gradients]
         given += [(v, slots[name][slot]) for name, own in built.slots.items() for slot, v in own.items()]
@@ -338,9 +341,10 @@ class LayerOptimizerRule(UpdateRule):
 
 
 def _stateless(own: type, module: Any) -> Any:
-    """The class over the library's general one: those for a framework write to variables and not to given values.
+    """Return the class over the library's general one: the framework-specific ones write to variables, not to given
+    values.
 
-    Objects of it know which parameter each of their variables belongs to, and what it is called there.
+    Its objects know the parameter of each of their variables, and its name there.
     """
     backends = f"{module.__name__}.src.backend."
     own = next(cls for cls in own.__mro__ if not str(cls.__module__).startswith(backends))  # the user wrote this one
@@ -359,7 +363,9 @@ def _stateless(own: type, module: Any) -> Any:
         return made
 
     def owner_and_slot(self: Any, variable: Any) -> tuple[int | None, str | None]:
-        """The number of the parameter that a variable belongs to, and the name of the slot; None where unknown."""
+        """Return the number of the parameter that a variable belongs to, and the name of the slot; None where
+        unknown.
+        """
         if id(variable) in vars(self).get("owners", {}):
             number, slot = vars(self)["owners"][id(variable)]
             return number, slot
@@ -374,15 +380,17 @@ def _stateless(own: type, module: Any) -> Any:
 
 
 def _seen_in_steps(variable: Any) -> Any:
-    """What the library gives a step in place of a variable: TensorFlow's own variable, which has a name."""
+    """Return the object that the library passes to a step for a variable: TensorFlow's own variable, which has a
+    name.
+    """
     value = getattr(variable, "value", None)
     return value if isinstance(getattr(value, "name", None), str) else variable
 
 
 def reads_names(own: Any, module: Any) -> bool:
-    """Whether an optimizer, a class or an object of one, may read names or paths of variables.
+    """Return whether an optimizer, a class or an object of one, may read names or paths of variables.
 
-    One of the user's may, and one of the library's if its code does.
+    A user's class may; a class of the library does if its code reads them.
     """
     for base in (own if isinstance(own, type) else type(own)).__mro__:
         if not issubclass(base, module.optimizers.Optimizer) or base is module.optimizers.Optimizer:

@@ -1,4 +1,4 @@
-"""LoadableShapes: what a backend may say of values whose shape a model's own loading changes."""
+"""LoadableShapes: capability for values whose shape changes when the model loads them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from anyaccel.segment import TensorSpec
 
 
 class LoadableShapes(Capability):
-    """Capability: models that take values of other shapes than they have now, as of observers that saw no batch yet."""
+    """Capability: models that accept values of other shapes than their current ones, such as observers before any
+    batch.
+    """
 
     @abstractmethod
     def loadable_shapes(self, model: Any, given: Mapping[str, TensorSpec]) -> Mapping[str, TensorSpec]:
-        """The values that `load_state` takes although the model has them in another shape now; changes nothing.
+        """Return the values that `load_state` accepts although their shape in the model differs now; changes nothing.
 
         Args:
-            model: a built model.
-            given: the values to load whose shapes differ from those of the model, by their names in its state.
+            model: A built model.
+            given: The values to load whose shapes differ from those of the model, by their names in its state.
         """

@@ -14,7 +14,7 @@ KEY = "loss_scale"
 
 
 def loss_scale_of(segment: Segment) -> LossScale | None:
-    """That of a segment that trains; None where losses are not scaled."""
+    """Return the loss scale of a segment that trains; None if losses are not scaled."""
     return segment.precision.loss_scale if segment.precision is not None else None
 
 
@@ -22,7 +22,7 @@ class ProgramLossScale:
     """The loss scale of a program.
 
     Attributes:
-        state: where it stands, once `settle` has read what compiled steps have left.
+        state: The current state, once `settle` has read the result of compiled steps.
     """
 
     def __init__(self, spec: LossScale) -> None:
@@ -31,16 +31,16 @@ class ProgramLossScale:
         self._left: Any = None
 
     def array(self, ops: ArrayOps, like: Any) -> Any:
-        """The state for compiled steps: float32 [3], on the device of `like`."""
+        """Return the state for compiled steps: float32 [3], on the device of `like`."""
         numbers = ops.constant([self.state.scale, self.state.good_steps, 0.0], like)
         return ops.astype(numbers, ops.xp.float32)
 
     def leave(self, array: Any) -> None:
-        """Keep what compiled steps have made of the array, which is not read yet."""
+        """Store the array that compiled steps returned, without reading it yet."""
         self._left = array
 
     def settle(self) -> int:
-        """Read what was left; returns how many steps these skipped. Waits for them."""
+        """Read the stored array; return how many steps were skipped. Waits for them."""
         if self._left is None:
             return 0
         scale, good, skipped = (float(number) for number in self._left)
@@ -49,12 +49,12 @@ class ProgramLossScale:
         return int(skipped)
 
     def count(self, *, finite: bool) -> None:
-        """Count a step whose gradients were all finite, or were not."""
+        """Count a step, given whether all its gradients were finite."""
         self.state = self.state.after_step(self._spec, finite=finite)
 
 
 def scale_after(ops: ArrayOps, spec: LossScale, held: Any, finite: Any) -> Any:
-    """The array after a step, in a traced function; `finite` is a boolean scalar."""
+    """Return the array after a step, in a traced function; `finite` is a boolean scalar."""
     xp = ops.xp
     scale, good, skipped = held[0], held[1], held[2]
     after, grown = good + 1.0, scale * spec.growth
@@ -70,7 +70,7 @@ def scale_after(ops: ArrayOps, spec: LossScale, held: Any, finite: Any) -> Any:
 
 
 def kept_unless(ops: ArrayOps, finite: Any, after: Any, before: Any) -> Any:
-    """`after` where `finite`, else `before`: trees of arrays; what only `after` has stays."""
+    """Return `after` where `finite` is true, otherwise `before`: trees of arrays; entries only in `after` are kept."""
     if isinstance(after, Mapping):
         return {
             name: kept_unless(ops, finite, tree, before[name]) if name in before else tree
@@ -80,5 +80,5 @@ def kept_unless(ops: ArrayOps, finite: Any, after: Any, before: Any) -> Any:
 
 
 def steps_behind(state: Any, as_integer: Callable[[Any], Any]) -> Any:
-    """By how many steps the optimizers are behind the steps of a call, as an integer array; 0 without a scale."""
+    """Return how many steps the optimizers are behind the steps of a call, as an integer array; 0 without a scale."""
     return as_integer(state[KEY][2]) if KEY in state else 0

@@ -15,7 +15,7 @@ from anyaccel.specs import FROM_OUTPUT, Loss
 
 
 def weight_inputs(term: LossTerm) -> tuple[str, ...]:
-    """Names of the inputs on which the weight of a named loss depends; none where it only counts elements or rows."""
+    """Return the names of the inputs that determine the weight of a named loss; empty if it counts elements or rows."""
     if term.loss.own is not None:
         return ()
     by_target = "ignore_index" in term.loss.kwargs or "class_weights" in term.loss.kwargs
@@ -23,14 +23,14 @@ def weight_inputs(term: LossTerm) -> tuple[str, ...]:
 
 
 def target_counts(ops: ArrayOps, targets: Any, settings: Mapping[str, Any], like: Any) -> list[Any]:
-    """1 for each target that counts and 0 for one that is ignored, in the dtype of `like`; nothing where all count."""
+    """Return 1 for each target that counts and 0 for an ignored one, in the dtype of `like`; nothing if all count."""
     if "ignore_index" not in settings:
         return []
     return [1.0 - ops.astype(targets == settings["ignore_index"], like.dtype)]
 
 
 def normalizer(ops: ArrayOps, targets: Any, settings: Mapping[str, Any], factor: Any | None, like: Any) -> Any:
-    """The sum of the weights of what counts: `factor`, times the weight of each target's class where there are some."""
+    """Return the sum of the weights that count: `factor`, times the weight of each target's class if set."""
     if "class_weights" not in settings:
         return ops.xp.sum(factor)
     selected = targets[..., None] == ops.arange(len(settings["class_weights"]), targets)
@@ -39,7 +39,7 @@ def normalizer(ops: ArrayOps, targets: Any, settings: Mapping[str, Any], factor:
 
 
 def product(ops: ArrayOps, factors: Sequence[Any], like: Any) -> Any | None:
-    """The product of factors in the dtype of `like`, each of the first axes of the longest; None of none."""
+    """Return the product of factors in the dtype of `like`, each with the first axes of the longest; None if empty."""
     if not factors:
         return None
     ndim = max(factor.ndim for factor in factors)
@@ -51,14 +51,14 @@ def product(ops: ArrayOps, factors: Sequence[Any], like: Any) -> Any | None:
 
 
 def expanded(factor: Any, ndim: int) -> Any:
-    """A factor with axes of size 1 after its own."""
+    """Append axes of size 1 to a factor."""
     return factor if factor.ndim == ndim else factor[(..., *[None] * (ndim - factor.ndim))]
 
 
 def total_weight(ops: ArrayOps, term: LossTerm, inputs: Sequence[Any], dtype: Any = None) -> Any:
-    """The weight of a loss from the values of its `weight_inputs` alone, a scalar on their device.
+    """Return the weight of a loss from the values of its `weight_inputs` alone, a scalar on their device.
 
-    It has this dtype; else that of the first column of weights, or float32 where there is none.
+    It has this dtype; by default that of the first column of weights, or float32 if there is none.
     """
     settings, factors = term.loss.kwargs, list(inputs[len(inputs) - len(term.inputs[2:]) :])
     if dtype is None:
@@ -69,19 +69,19 @@ def total_weight(ops: ArrayOps, term: LossTerm, inputs: Sequence[Any], dtype: An
 
 
 def divisor(ops: ArrayOps, term: LossTerm, weight: Any) -> Any:
-    """The weight of a loss to divide by: 1 in place of 0, so that the loss and gradients are 0 where nothing counts."""
+    """Return the weight of a loss as a divisor: 1 instead of 0, so that loss and gradients are 0 if nothing counts."""
     return cast(ops, ops.xp.where(weight == 0, 1.0, weight), weight.dtype) if weight_inputs(term) else weight
 
 
 def loss_function(
     ops: ArrayOps, term: LossTerm, parts: Callable[[ArrayOps, Any, Any, Settings], LossParts] | None = None
 ) -> LossFunction:
-    """The function that computes a loss term.
+    """Return the function that computes a loss term.
 
-    `parts` stands for `LossRule.parts`: a function of the framework for a named loss.
+    `parts` replaces `LossRule.parts`: a function of the framework for a named loss.
 
     Raises:
-        SpecError: a named loss without outputs and targets, or a custom loss that the framework cannot take.
+        SpecError: a named loss without outputs and targets, or a custom loss that the framework does not support.
     """
     if term.loss.own is not None:
         return ops.custom_loss(term.loss)
@@ -97,7 +97,7 @@ def loss_function(
 
 
 class NamedLoss:
-    """A named loss of a segment. Checks each combination of shapes once; nothing broadcasts."""
+    """A named loss of a segment. It checks each combination of shapes once; nothing broadcasts."""
 
     def __init__(
         self, ops: ArrayOps, term: LossTerm, parts: Callable[[ArrayOps, Any, Any, Settings], LossParts]
@@ -110,7 +110,7 @@ class NamedLoss:
         self._checked: set[tuple[Any, ...]] = set()
 
     def __call__(self, inputs: Sequence[Any]) -> LossResult:
-        """The result for (outputs, targets), or (outputs, targets, *weights).
+        """Compute the result for (outputs, targets), or (outputs, targets, *weights).
 
         Raises:
             ShapeError: the shape or dtype of the targets or weights does not match the outputs, or one is complex.
@@ -128,7 +128,7 @@ class NamedLoss:
         return _result(self._ops, total, count, parts.gradients)
 
     def _weighted(self, outputs: Any, targets: Any, weights: Sequence[Any]) -> LossResult:
-        """Each loss times its factor; what has a factor of 0 does not count, whatever it is."""
+        """Return each loss times its factor; a value with a factor of 0 does not count, even if it is NaN."""
         ops = self._ops
         counts = target_counts(ops, targets, self._settings, outputs)
         factor = product(ops, [*counts, *weights], outputs)
@@ -194,9 +194,9 @@ def _result(ops: ArrayOps, total: Any, count: int, gradients: Callable[[], Seque
 
 
 def _from_output(ops: ArrayOps, inputs: Sequence[Any]) -> LossResult:
-    """A loss that a model gave: the mean over a batch, or one for each row.
+    """Return a loss that a model gave: the mean over a batch, or one for each row.
 
-    It is weighted by further inputs, else by the number of rows, which the second input has.
+    It is weighted by more inputs, otherwise by the number of rows, which the second input has.
     """
     value, xp = at_least_float32(ops, inputs[0]), ops.xp
     weight = product(ops, inputs[2:], value)
@@ -218,10 +218,10 @@ def _from_output(ops: ArrayOps, inputs: Sequence[Any]) -> LossResult:
 
 
 def make_loss(loss: Loss) -> Callable[..., Any]:
-    """The loss's own object; a class is called with `loss_kwargs`.
+    """Return the loss's own object; a class is called with `loss_kwargs`.
 
     Raises:
-        SpecError: the class does not take them, or what it gives is not callable.
+        SpecError: the class does not take them, or it returns an object that is not callable.
     """
     if not isinstance(loss.own, type):
         own: Callable[..., Any] = loss.own

@@ -1,4 +1,4 @@
-"""MemoryFigures: what a backend may say of the memory that a phase will need, for plans."""
+"""MemoryFigures: capability to predict the memory of a phase, for plans."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ from anyaccel.segment import Segment, TensorSpec
 
 
 class MemoryFigures(Capability):
-    """Capability: memory of models and steps before anything is placed. A plan says `not covered` without it."""
+    """Capability: predict the memory of models and steps before anything is placed. Without it, a plan says
+    `not covered`.
+    """
 
     allocates: ClassVar[bool] = False
     """Whether `step_memory` allocates what a step does, in host memory; plans leave it out where that is much."""
 
     @abstractmethod
     def buffers(self, model: Any) -> Mapping[str, TensorSpec]:
-        """Spec of every buffer of a built model, by name; shapes are whole, there is no batch."""
+        """Return the spec of every buffer of a built model, by name; shapes are whole, without a batch."""
 
     def step_memory(
         self, segment: Segment, batch_size: int, n_microbatches: int = 1, n_steps: int = 2
     ) -> Mapping[Device, int] | None:
-        """Bytes that a step takes on each device of a segment at its peak; None, the default, where it is not known.
+        """Return the peak bytes of a step on each device of a segment; None, the default, if unknown.
 
-        Of a training step where the segment has groups, else of a forward pass. Parameters, buffers, optimizer state
-        and columns do not count; gradients, activations and temporary copies do. Devices need not be here, and nothing
-        that the segment holds changes.
+        This is a training step if the segment has groups, otherwise a forward pass. Gradients, activations and
+        temporary copies are counted; parameters, buffers, optimizer state and columns are not. The devices do not have
+        to be on this machine, and nothing that the segment holds changes.
 
         Args:
-            segment: its models are where they are, and not where its operations say.
-            batch_size: rows of a step.
-            n_microbatches: in how many parts they are computed.
-            n_steps: steps of an epoch; fewer may be looked at where more take no more.
+            segment: The segment; its models are at their current place, not where its operations say.
+            batch_size: Rows of a step.
+            n_microbatches: Number of parts in which they are computed.
+            n_steps: Steps of an epoch; fewer may be examined if more steps need no more memory.
         """
         return None

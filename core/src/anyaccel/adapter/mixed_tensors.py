@@ -21,12 +21,12 @@ DeviceOf = Callable[[Any], str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedTensors:
-    """Where an operation over several devices failed, as far as it is known.
+    """The place where an operation over several devices failed, to the extent that it is known.
 
     Attributes:
-        node: label of the node that was computing; `""` for none.
+        node: Label of the node that was computing; `""` for none.
         line: `file:line` of the user's code that raised; `""` if there is none.
-        tensors: of those that the line names, the name, the device, and with a ledger the line that moved it there.
+        tensors: The tensors that the line names: name, device, and with a ledger the line that moved it there.
     """
 
     node: str = ""
@@ -39,12 +39,12 @@ class MixedTensors:
 
 
 def mixed_tensors(error: BaseException, device_of: DeviceOf, framework: Collection[str]) -> MixedTensors:
-    """Read where an error was raised from its traceback; nothing of the user's is run.
+    """Find the place of an error from its traceback; no user code is run.
 
     Args:
-        error: what a framework raised, with its traceback.
-        device_of: the device of a value.
-        framework: top-level modules whose code is not the user's, beside those of anyaccel and its plugins.
+        error: The framework's error, with its traceback.
+        device_of: Function that returns the device of a value.
+        framework: Top-level modules that are not user code, in addition to those of anyaccel and its plugins.
     """
     frames = list(traceback.walk_tb(error.__traceback__))
     node = next(filter(None, (_node(frame) for frame, _ in reversed(frames) if _is_ours(_root(frame)))), "")
@@ -73,7 +73,7 @@ def _node(frame: FrameType) -> str:
 
 
 def _values(frame: FrameType, number: int) -> Iterator[tuple[str, Any]]:
-    """What is named in a line: variables, and attributes of `self`."""
+    """Yield the values that a line names: variables, and attributes of `self`."""
     text = linecache.getline(frame.f_code.co_filename, number, frame.f_globals).partition("#")[0]
     for name in dict.fromkeys(_NAMES.findall(text)):
         yield name, _value(frame, name)
@@ -90,6 +90,6 @@ def _value(frame: FrameType, name: str) -> Any:
 
 
 def _mover(tensor: Any) -> str:
-    """What a ledger saw; those that count register in "last_mover" a function that gives the line, or `""`."""
+    """Return the line that a ledger recorded for a tensor, from the functions registered in "last_mover", or `""`."""
     line = next(filter(None, (mover(tensor) for mover in extensions("last_mover"))), "")
     return line and f", moved there at {line}"

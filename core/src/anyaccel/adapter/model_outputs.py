@@ -1,4 +1,4 @@
-"""What a model returns: the tensors in it, their specs found by probing two batch sizes, and errors about both."""
+"""The tensors in the return value of a model, their specs found by probing two batch sizes, and the errors for both."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _PROBED_BATCHES = (2, 3)
 
 
 def output_tuple(result: Any, tensor_type: TensorType, noun: str = "tensor") -> tuple[Any, ...]:
-    """The tensors that a model returned: one, or those of a tuple, a list or a dict in its order.
+    """Return the tensors that a model returned: one, or those of a tuple, a list or a dict in its order.
 
     Args:
-        result: what the model returned.
-        tensor_type: the framework's type of tensors, or a tuple of types.
-        noun: what the framework calls them.
+        result: Return value of the model.
+        tensor_type: The framework's type of tensors, or a tuple of types.
+        noun: The framework's word for its tensors.
 
     Raises:
         ShapeError: it returned something else.
@@ -46,7 +46,7 @@ def output_tuple(result: Any, tensor_type: TensorType, noun: str = "tensor") -> 
 
 
 def operation_outputs(operation: Operation, outputs: Sequence[Any], *, training: bool) -> Sequence[Any]:
-    """What a model returned as the outputs of its operation; None for those that are missing in evaluation.
+    """Return the results of a model as the outputs of its operation; None for those that are missing in evaluation.
 
     Raises:
         GraphError: it returned another number.
@@ -70,17 +70,17 @@ def probe_outputs(
     dtype_name: Callable[[Any], str],
     hint: str = "keep the batch as the first axis of what the model returns",
 ) -> tuple[OutputSpec, ...]:
-    """The outputs of a model, from calls with batches of 2 and of 3 samples.
+    """Find the outputs of a model from calls with batches of 2 and of 3 samples.
 
-    The batch is the axis whose length follows that of the batch; an output without one is there once for a whole batch.
-    What depends on the batch size in another way (a matrix of all pairs of samples) is no output of a node, and is left
-    out beside outputs.
+    The batch is the axis whose length follows the batch size; an output without such an axis exists once for a whole
+    batch. A value that depends on the batch size in another way (a matrix of all pairs of samples) is not an output of
+    a node; if there are outputs, it is left out.
 
     Args:
-        model_name: how errors name the model.
-        run: the outputs by their paths, for a batch of so many samples.
-        dtype_name: the name of a tensor's dtype, as in a TensorSpec.
-        hint: what to do where no output has a batch.
+        model_name: Name of the model in errors.
+        run: Function that returns the outputs by their paths, for a batch size.
+        dtype_name: Function that returns the name of a tensor's dtype, as in a TensorSpec.
+        hint: What to do if no output has a batch.
 
     Raises:
         ShapeError: no output has the batch as one of its axes.
@@ -101,7 +101,7 @@ _NO_OUTPUT = -1
 
 
 def _batch_axis(shape: tuple[int, ...], other: tuple[int, ...] | None) -> int | None:
-    """The axis of the batch, from the shapes for both batches; None where the shape is the same for both."""
+    """Return the axis of the batch, from the shapes for both batches; None where the shape is the same for both."""
     if other is None or len(shape) != len(other):
         return _NO_OUTPUT
     differ = [axis for axis, extents in enumerate(zip(shape, other, strict=True)) if extents[0] != extents[1]]
@@ -137,7 +137,9 @@ CODE_ERRORS = (AttributeError, NameError, KeyError, NotImplementedError, ZeroDiv
 
 
 def code_error(model_name: str, error: Exception, reason: str) -> GraphError:
-    """The error for a model whose code failed, with the framework's `reason` and the place in the user's code."""
+    """Create the error for a model whose code failed, with the framework's `reason` and the place in the user's
+    code.
+    """
     places = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_library(frame.filename)]
     where = f" in {places[-1].name}, line {places[-1].lineno} of {places[-1].filename}" if places else ""
     return GraphError(
@@ -154,13 +156,13 @@ def _is_library(filename: str) -> bool:
 
 
 def input_error(model_name: str, inputs: Sequence[TensorSpec], reason: str, hint: str) -> ShapeError:
-    """The error for a model that does not accept inputs of these specs per sample, with the framework's `reason`."""
+    """Create the error for a model that rejects inputs of these specs per sample, with the framework's `reason`."""
     shown = " and ".join(map(str, inputs)) or "no input"
     return ShapeError(f"{model_name} does not accept {shown} per sample", cause=reason, hint=hint)
 
 
 def call_hint(error: Exception) -> str:
-    """What to do where a model's call takes other arguments than it is given; `""` if that is not the error."""
+    """Return what to do if a model's call takes other arguments than it receives; `""` if that is not the error."""
     if isinstance(error, TypeError) and re.search(r"missing (\d+|a) required|positional argument", str(error)):
         return "feed every argument of its call: ModelNode(label, model, [data.reference('a'), data.reference('b')])"
     return ""
@@ -181,14 +183,14 @@ def input_hint(
     convert: str = "",
     error: Exception | None = None,
 ) -> str:
-    """What to do where a model does not accept its inputs.
+    """Return what to do if a model does not accept its inputs.
 
     Args:
-        inputs: their specs per sample.
-        is_code_error: whether the model's own code failed in a way that shapes and dtypes do not explain.
-        dtype: the dtype of the model's parameters.
-        convert: how to give the model the inputs' dtype, with `{dtype}` for it.
-        error: what the framework raised; one that says nothing of sizes or dtypes is of the model's code.
+        inputs: Specs of the inputs per sample.
+        is_code_error: Whether the model's own code failed in a way that shapes and dtypes do not explain.
+        dtype: Dtype of the model's parameters.
+        convert: How to give the model the inputs' dtype, with `{dtype}` for it.
+        error: The framework's error; one that mentions no sizes or dtypes comes from the model's code.
     """
     if error is not None and not _OF_SIZES.search(str(error)):
         return "fix the model's code; the full traceback is above"

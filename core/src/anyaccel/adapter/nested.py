@@ -7,9 +7,9 @@ from typing import Any
 
 
 def map_items(obj: Any, function: Callable[[Any], Any]) -> Any:
-    """A dict, list, tuple or named tuple with `function` applied to its items.
+    """Apply `function` to the items of a dict, list, tuple or named tuple.
 
-    The same object where no item changed, and where it is no container.
+    Returns the same object if no item changed, and if it is not a container.
     """
     if not isinstance(obj, (Mapping, list, tuple)):
         return obj

@@ -1,4 +1,4 @@
-"""NotifyingProgram: what a program may do that runs several steps in one call, for listeners to each of them."""
+"""NotifyingProgram: a program that runs several steps in a single call and notifies listeners of each of them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ AfterStep = Callable[[Callable[[], Any]], bool]
 
 
 class NotifyingProgram(ABC):
-    """Capability of a `MultiStepProgram`: it tells of each step of a call. Without it, each is a call of its own.
+    """Capability of a `MultiStepProgram`: report each step of a call. Without it, each step is a separate call.
 
-    It is for programs that do their steps one after the other anyway.
+    It is for programs that run their steps in sequence anyway.
     """
 
     @abstractmethod
@@ -30,13 +30,13 @@ class NotifyingProgram(ABC):
         after_step: AfterStep,
         n_microbatches: int = 1,
     ) -> Any:
-        """As `MultiStepProgram.train_steps`, with the same numbers; may end after fewer steps.
+        """Run steps like `MultiStepProgram.train_steps`, with the same numbers; it may end after fewer steps.
 
         Args:
-            after_step: called after each step, when its update is done and its gradients are discarded; never raises.
-                It may take snapshots, restore them, and set the modes of the models. If it gives True, that step was
-                the last one.
-            columns, orders, start, n_steps, batch_size, n_microbatches: as of `train_steps`.
+            after_step: Function called after each step, when its update is done and its gradients are discarded; it
+                never raises. It may take snapshots, restore them, and set the modes of the models. If it returns True,
+                that step was the last one.
+            columns, orders, start, n_steps, batch_size, n_microbatches: See `train_steps`.
         """
 
 
@@ -50,7 +50,7 @@ def notify_one_by_one(
     after_step: AfterStep,
     n_microbatches: int = 1,
 ) -> list[Any]:
-    """For `NotifyingProgram.train_and_notify`, where each step is a call of `train_steps`: what each of these gives."""
+    """Run `NotifyingProgram.train_and_notify` as one call of `train_steps` per step; return the result of each call."""
     more: Any = () if n_microbatches == 1 else (n_microbatches,)
     tables: list[Any] = []
     for first in range(start, start + n_steps * batch_size, batch_size):

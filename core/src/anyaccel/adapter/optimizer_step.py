@@ -17,20 +17,20 @@ class OptimizerStep:
     """The optimizer step of some parameter groups.
 
     Args:
-        ops: the framework.
-        groups: what is trained by which optimizer.
-        constraints: what parameters go through after each update, by owner and name.
-        trees: how the library of each model holds its parameters, by node, as `ArrayOps.parameter_tree` gives it.
+        ops: The framework.
+        groups: Parameter groups, each with its optimizer.
+        constraints: Functions applied to parameters after each update, by owner and name.
+        trees: Parameter tree of each model's library, by node, as `ArrayOps.parameter_tree` returns it.
 
     Attributes:
-        rules: update rules by group name.
-        trees: as given.
-        clip_norms: the largest norm of a group's gradients, for groups that have one.
-        clip_values: the largest absolute value of an element of a group's gradients, for groups that have one.
-        constraints: what parameters go through after each update, by owner and name.
+        rules: Update rules by group name.
+        trees: The argument.
+        clip_norms: Maximum norm of a group's gradients, for groups that have one.
+        clip_values: Maximum absolute value of an element of a group's gradients, for groups that have one.
+        constraints: Functions applied to parameters after each update, by owner and name.
 
     Raises:
-        SpecError: an optimizer that the framework lacks.
+        SpecError: the framework lacks an optimizer.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class OptimizerStep:
         self.clip_values = {name: float(spec.clip_value) for name, spec in specs.items() if spec.clip_value is not None}
 
     def rule_of(self, group: str, node: str) -> UpdateRule:
-        """The update rule of a node of a group, which knows the tree of its parameters."""
+        """Return the update rule of a node of a group, which knows the tree of its parameters."""
         return self._of_nodes.get(node, self.rules[group])
 
     @property
@@ -71,15 +71,15 @@ class OptimizerStep:
     def update(
         self, group: str, parameters: Any, slots: Any, gradients: Any, coefficients: Any, factor: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The parameters and slots of some nodes of a group after one step.
+        """Return the parameters and slots of some nodes of a group after one step.
 
         Args:
-            group: the group's name.
-            parameters: arrays by node and name.
-            slots: arrays by node, name and slot.
-            gradients: arrays by node and name, of the parameters to update.
-            coefficients: the rule's scalars for this step, by node.
-            factor: multiplies all gradients; None for 1.
+            group: Name of the group.
+            parameters: Arrays by node and name.
+            slots: Arrays by node, name and slot.
+            gradients: Arrays by node and name, for the parameters to update.
+            coefficients: The rule's scalars for this step, by node.
+            factor: Multiplier of all gradients; None for 1.
         """
         new_parameters: dict[str, Any] = {}
         new_slots: dict[str, Any] = {}
@@ -103,7 +103,7 @@ class OptimizerStep:
         return {name: cast(self._ops, w, parameters[name].dtype) for name, w in updated.items()}, kept
 
     def with_value(self, group: str, coefficients: Any, value: Any) -> Any:
-        """A group's coefficients by node, with the value of the loss where its rule needs it.
+        """Return a group's coefficients by node, with the value of the loss if its rule needs it.
 
         Raises:
             SpecError: it needs it, and `value` is None.
@@ -119,7 +119,7 @@ class OptimizerStep:
         return {node: {**scalars, "value": value} for node, scalars in coefficients.items()}
 
     def _clipped(self, group: str, gradient: Any) -> Any:
-        """A gradient with each element in the limits of a group that has a `clip_value`; NaN stays NaN."""
+        """Return a gradient with each element in the limits of a group that has a `clip_value`; NaN stays NaN."""
         limit = self.clip_values.get(group)
         if limit is None:
             return gradient
@@ -135,7 +135,7 @@ class OptimizerStep:
         }
 
     def gradient_stats(self, gradients: Any) -> tuple[Any, Any]:
-        """The squared norm of gradients by node and name, and whether all are finite."""
+        """Return the squared norm of gradients by node and name, and whether all are finite."""
         xp, arrays = self._ops.xp, [gradient for by_name in gradients.values() for gradient in by_name.values()]
         squares = [xp.sum(g * g) for g in (at_least_float32(self._ops, array) for array in arrays)]
         return (
@@ -144,14 +144,14 @@ class OptimizerStep:
         )
 
     def clip_factor(self, limit: float, squares: Sequence[Any]) -> Any:
-        """As `Program.clip_factor`, for squares on one device."""
+        """Return the clipping factor for squares on one device; see `Program.clip_factor`."""
         total = squares[0]
         for square in squares[1:]:
             total = total + cast(self._ops, square, total.dtype)
         return self._ops.xp.minimum(1.0, limit / (self._ops.xp.sqrt(total) + 1e-6))
 
     def _in_dtype(self, value: Any, dtype: Any) -> Any:
-        """A scalar in a dtype; Python floats adapt to any."""
+        """Return a scalar in a dtype; Python floats adapt to any."""
         return value if isinstance(value, float) else cast(self._ops, value, dtype)
 
 
@@ -164,17 +164,17 @@ class CompiledOptimizerStep:
 
     @cached_property
     def gradient_stats(self) -> Function:
-        """`OptimizerStep.gradient_stats`."""
+        """The compiled `OptimizerStep.gradient_stats`."""
         return self._compile(self._step.gradient_stats)
 
     @cached_property
     def update(self) -> dict[str, Function]:
-        """By group, `OptimizerStep.update` without its first argument."""
+        """By group, the compiled `OptimizerStep.update` without its first argument."""
         return {name: self._compile(partial(self._step.update, name)) for name in self._step.rules}
 
 
 def _batches(rule: UpdateRule, parameters: Any, grads: Any) -> Iterable[list[str]]:
-    """Names of parameters to update together: those of one dtype, or all if the rule needs them all."""
+    """Return names of parameters to update together: those of one dtype, or all if the rule needs them all."""
     if not rule.per_parameter:
         return [list(grads)]
     names_by_dtype: dict[Any, list[str]] = {}
@@ -184,11 +184,11 @@ def _batches(rule: UpdateRule, parameters: Any, grads: Any) -> Iterable[list[str
 
 
 def weighted_sum(means: Sequence[Any], losses: Sequence[LossTerm]) -> Any:
-    """The loss that a step minimizes, from the means of its losses on one device, which others may follow."""
+    """Return the loss that a step minimizes, from the means of its losses on one device; more means may follow."""
     first, *more = (mean * term.weight for mean, term in zip(means, losses, strict=False))
     return sum(more, start=first)
 
 
 def select_nodes(values: Mapping[str, Mapping[str, Any]], nodes: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The entries of some nodes, as new dicts."""
+    """Return the entries of some nodes, as new dicts."""
     return {node: dict(values[node]) for node in nodes}

@@ -1,4 +1,4 @@
-"""Update rules: how the parameters of a node change in a step, by a named optimizer's formula or another library's."""
+"""Update rules: how the parameters of a node change in a step, by a named optimizer's formula or another library."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ Slots = Mapping[str, Mapping[str, Any]]
 
 
 class UpdateRule(ABC):
-    """How one optimizer changes the parameters of a node. Everything but `coefficients` is pure and traceable.
+    """How one optimizer changes the parameters of a node. All methods except `coefficients` are pure and traceable.
 
-    Slots are arrays by name of parameter and of slot; a rule that keeps anything else for a node puts it under names of
-    its own.
+    Slots are arrays by name of parameter and of slot; a rule that stores anything else for a node uses separate names.
     """
 
     per_parameter: bool = False
@@ -38,7 +37,7 @@ class UpdateRule(ABC):
         self.optimizer = optimizer
 
     def for_tree(self, tree: Any) -> UpdateRule:
-        """The rule for a model whose library holds parameters in a `tree`, as `ArrayOps.parameter_tree` gives it.
+        """Return the rule for a model whose library holds parameters in a `tree` of `ArrayOps.parameter_tree`.
 
         The default is the rule itself, which sees parameters by name.
         """
@@ -46,26 +45,30 @@ class UpdateRule(ABC):
 
     @abstractmethod
     def coefficients(self, step: int) -> dict[str, float]:
-        """The scalars of a step, counted from 1, in float64. Computed on the host."""
+        """Return the scalars of a step, counted from 1, in float64. Computed on the host."""
 
     def table(self, step: int, count: int) -> dict[str, np.ndarray]:
-        """The scalars of `count` steps from `step` on, [count] each. The default calls `coefficients` for each."""
+        """Return the scalars of `count` steps from `step` on, [count] each. The default calls `coefficients` for
+        each.
+        """
         rows = [self.coefficients(step + i) for i in range(count)]
         return {key: np.array([row[key] for row in rows], dtype=np.float64) for key in (rows[0] if rows else ())}
 
     @abstractmethod
     def slots(self, xp: Any, kept: Slots, parameters: Mapping[str, Any]) -> Slots:
-        """The slots that `step` needs for some parameters: the kept ones, else initial ones.
+        """Return the slots that `step` needs for some parameters: the kept ones, or initial ones.
 
         Args:
-            xp: the framework's namespace of functions by NumPy's names, as `ArrayOps.xp`.
-            kept: of an earlier step, for all of these parameters, some or none.
-            parameters: arrays by name, which give initial slots their shapes, dtypes and devices.
+            xp: The framework's namespace of functions by NumPy's names; see `ArrayOps.xp`.
+            kept: Slots of an earlier step, for all of these parameters, some or none.
+            parameters: Arrays by name, which give initial slots their shapes, dtypes and devices.
         """
 
     @abstractmethod
     def fits(self, slots: Slots, parameters: Mapping[str, Any]) -> bool:
-        """Whether slots of an earlier phase belong to this rule and these parameters; reads names and shapes only."""
+        """Return whether slots of an earlier phase belong to this rule and these parameters; reads only names and
+        shapes.
+        """
 
     @abstractmethod
     def step(
@@ -76,15 +79,15 @@ class UpdateRule(ABC):
         slots: Slots,
         coefficients: Mapping[str, Any],
     ) -> tuple[dict[str, Any], Slots]:
-        """The parameters that have gradients, and their slots, after a step. No array is written to.
+        """Return the parameters that have gradients, and their slots, after a step. No array is written to.
 
         Args:
-            xp: the framework's namespace of functions by NumPy's names, as `ArrayOps.xp`.
-            parameters: arrays by name; others than those with a gradient may be among them.
-            gradients: of the shape of their parameter, by its name.
-            slots: as `slots` gave them, or the step before.
-            coefficients: of this step, as `coefficients` or a row of `table` has them: numbers, or scalar arrays where
-                steps are compiled; and `value` if the rule `needs_value`.
+            xp: The framework's namespace of functions by NumPy's names; see `ArrayOps.xp`.
+            parameters: Arrays by name; parameters without a gradient may be among them.
+            gradients: Gradients in the shape of their parameter, by its name.
+            slots: Output of `slots` or of the previous step.
+            coefficients: Coefficients of this step from `coefficients` or a row of `table`: numbers, or scalar arrays
+                if steps are compiled; and `value` if the rule `needs_value`.
         """
 
 
@@ -118,7 +121,7 @@ class NamedRule(UpdateRule):
         }
 
     def fits(self, slots: Slots, parameters: Mapping[str, Any]) -> bool:
-        """Whether the parameters that have slots, at least one, have these in their shape; others are new."""
+        """Return whether the parameters that have slots, at least one, have these in their shape; others are new."""
         known = {name: w for name, w in parameters.items() if slots.get(name)}
         return bool(known or not self._slots) and all(
             set(slots[name]) == set(self._slots)
@@ -145,10 +148,10 @@ _CONSTANT = Schedule()  # made once: a table of rates is made for each call of c
 
 
 def update_rule(optimizer: Optimizer) -> UpdateRule:
-    """The rule of a named optimizer.
+    """Return the rule of a named optimizer.
 
     Raises:
-        SpecError: the optimizer is a framework's own.
+        SpecError: the optimizer is an optimizer of a framework.
     """
     if optimizer.own is not None:
         raise SpecError(
@@ -160,7 +163,7 @@ def update_rule(optimizer: Optimizer) -> UpdateRule:
 
 
 def settings_of(optimizer: Optimizer, name: str, parameter: Any) -> Optimizer:
-    """The optimizer with the settings of a parameter: those of the first group that it is in, else the usual ones."""
+    """Return the optimizer with the settings of a parameter: of the first group that contains it, or the usual ones."""
     for pattern, group in optimizer.groups:
         if fnmatchcase(name, pattern) if isinstance(pattern, str) else pattern(name, parameter):
             return group
@@ -168,19 +171,19 @@ def settings_of(optimizer: Optimizer, name: str, parameter: Any) -> Optimizer:
 
 
 def unmatched_patterns(optimizer: Optimizer, names: Iterable[str]) -> list[str]:
-    """The patterns of groups that no parameter has; predicates are not asked."""
+    """Return the patterns of groups that no parameter matches; predicates are not checked."""
     known = list(names)
     patterns = [pattern for pattern, _ in optimizer.groups if isinstance(pattern, str)]
     return [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in known)]
 
 
 def grouped_rule(optimizer: Optimizer, make: Callable[[Optimizer], UpdateRule]) -> UpdateRule:
-    """The rule of an optimizer; `make` makes one for settings that are the same for all parameters."""
+    """Return the rule of an optimizer; `make` creates one for settings that are the same for all parameters."""
     return GroupedRule(optimizer, make) if optimizer.groups else make(optimizer)
 
 
 class GroupedRule(UpdateRule):
-    """Updates the parameters of each group by a rule of its own; coefficients are named `GROUP|NAME`."""
+    """Update the parameters of each group by a separate rule; coefficients are named `GROUP|NAME`."""
 
     def __init__(self, optimizer: Optimizer, make: Callable[[Optimizer], UpdateRule]) -> None:
         super().__init__(optimizer)
@@ -192,22 +195,22 @@ class GroupedRule(UpdateRule):
         self.shareable = all(rule.shareable for rule in self._rules)
 
     def for_tree(self, tree: Any) -> GroupedRule:
-        """With each rule for the tree, in which only the parameters of its group have values."""
+        """Return the rules for the tree; each sees only the parameters of its group."""
         return GroupedRule(self.optimizer, lambda optimizer: self._make(optimizer).for_tree(tree))
 
     def coefficients(self, step: int) -> dict[str, float]:
-        """Those of all rules."""
+        """Return the coefficients of all rules."""
         return self._named([rule.coefficients(step) for rule in self._rules])
 
     def table(self, step: int, count: int) -> dict[str, np.ndarray]:
-        """Those of all rules."""
+        """Return the tables of all rules."""
         return self._named([rule.table(step, count) for rule in self._rules])
 
     def _named(self, values: list[Any]) -> dict[str, Any]:
         return {f"{i}|{key}": value for i, own in enumerate(values) for key, value in own.items()}
 
     def _parts(self, names: Iterable[str], parameters: Mapping[str, Any]) -> dict[int, list[str]]:
-        """Names of parameters by the number of their group."""
+        """Return names of parameters by the number of their group."""
         parts: dict[int, list[str]] = {}
         for name in names:
             own = settings_of(self.optimizer, name, parameters[name])
@@ -216,14 +219,14 @@ class GroupedRule(UpdateRule):
         return parts
 
     def slots(self, xp: Any, kept: Slots, parameters: Mapping[str, Any]) -> Slots:
-        """As in `UpdateRule`, of each rule for its parameters."""
+        """Return the slots of each rule for its parameters."""
         slots: dict[str, Mapping[str, Any]] = {}
         for i, names in self._parts(parameters, parameters).items():
             slots.update(self._rules[i].slots(xp, _some(kept, names), _some(parameters, names)))
         return slots
 
     def fits(self, slots: Slots, parameters: Mapping[str, Any]) -> bool:
-        """Whether the slots of each group fit its rule."""
+        """Return whether the slots of each group fit its rule."""
         parts = self._parts(parameters, parameters)
         return all(self._rules[i].fits(_some(slots, part), _some(parameters, part)) for i, part in parts.items())
 
@@ -235,7 +238,7 @@ class GroupedRule(UpdateRule):
         slots: Slots,
         coefficients: Mapping[str, Any],
     ) -> tuple[dict[str, Any], Slots]:
-        """A step of each rule with the gradients of its parameters."""
+        """Run a step of each rule with the gradients of its parameters."""
         updated: dict[str, Any] = {}
         kept: dict[str, Mapping[str, Any]] = {}
         for i, names in self._parts(gradients, parameters).items():

@@ -1,4 +1,4 @@
-"""The error of a plugin whose framework ran out of memory, in one wording for all of them."""
+"""The error of a plugin whose framework ran out of memory, in one wording for all plugins."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from anyaccel.errors import OutOfMemoryError
 
 
 def out_of_memory(subject: str, message: str) -> OutOfMemoryError:
-    """The error to raise from the framework's own.
+    """Return the error to raise from the framework's own.
 
     Args:
-        subject: what there is not enough memory for, such as `"an array of 8 bytes on gpu:0"`.
-        message: what the framework said, in one line.
+        subject: The object that does not fit, such as `"an array of 8 bytes on gpu:0"`.
+        message: The framework's message, in one line.
     """
     return OutOfMemoryError(
         f"not enough memory for {subject}: {message}",

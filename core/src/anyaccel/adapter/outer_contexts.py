@@ -1,4 +1,6 @@
-"""Capability `outer_contexts`: what contexts that the caller has entered mean for a phase, such as `torch.no_grad`."""
+"""Capability `outer_contexts`: contexts that the caller has entered, such as `torch.no_grad`, and their effect on a
+phase.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,14 @@ _IN_THREADS: ContextVar[ThreadContexts] = ContextVar("anyaccel_thread_contexts",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterContexts:
-    """Contexts around a phase, which does without them.
+    """Contexts around a phase that do not apply inside it.
 
     Attributes:
-        set_aside: those that do not hold inside, in words, each with what the phase does instead.
-        casts: by kind of device, a context that says in which precision is computed, as it was written, and the
-            `precision` of a phase that comes nearest. A phase that states no precision is refused.
-        in_threads: makes a context in which a thread that works for the phase has the settings of the phase's.
+        set_aside: Contexts that do not apply inside, in words, each with what the phase does instead.
+        casts: By kind of device, a context that sets the precision, as it was written, and the closest `precision` of a
+            phase. A phase without a precision is refused.
+        in_threads: Function that creates a context in which a thread that works for the phase has the settings of the
+            phase's thread.
     """
 
     set_aside: tuple[str, ...] = ()
@@ -34,27 +37,28 @@ class OuterContexts:
 
 
 class LeavesContexts(Capability):
-    """Capability: contexts of the framework that the caller has entered do not reach into a phase."""
+    """Capability: contexts of the framework that the caller has entered do not apply inside a phase."""
 
     @abstractmethod
     def leave_contexts(self) -> AbstractContextManager[OuterContexts]:
-        """A context without those that would keep a phase from its values, or from running; gives what was there.
+        """Return a context without those that would change the values of a phase or stop it; yield the contexts that
+        were left.
 
-        What says how numbers are computed, or which are checked, stays: it is the user's wish.
+        Contexts that set how numbers are computed, or which are checked, stay: the user asked for them.
 
         Raises:
-            PhaseError: no phase can run there, as in a function that is traced.
+            PhaseError: no phase can run there, for example in a function that is traced.
         """
 
 
 @contextmanager
 def left_contexts(backends: Iterable[Backend]) -> Iterator[Mapping[Backend, OuterContexts]]:
-    """A context without those of the caller that these backends leave; gives what was there, by backend.
+    """Leave the caller's contexts of these backends inside this context; yield the contexts that were left, by backend.
 
-    Inside, threads that enter `in_thread(thread_contexts())` have the settings of this one.
+    Inside, threads that enter `in_thread(thread_contexts())` have the settings of this thread.
 
     Raises:
-        PhaseError: as `LeavesContexts.leave_contexts`.
+        PhaseError: see `LeavesContexts.leave_contexts`.
     """
     with ExitStack() as entered:
         left: dict[Backend, OuterContexts] = {}
@@ -69,13 +73,13 @@ def left_contexts(backends: Iterable[Backend]) -> Iterator[Mapping[Backend, Oute
 
 
 def thread_contexts() -> ThreadContexts:
-    """What a thread that is started now has to enter."""
+    """Return the contexts that a thread started now must enter."""
     return _IN_THREADS.get()
 
 
 @contextmanager
 def in_thread(contexts: ThreadContexts) -> Iterator[None]:
-    """The context of a thread, from what `thread_contexts` gave in the thread that started it."""
+    """Enter the contexts that `thread_contexts` returned in the thread that started this one."""
     with ExitStack() as entered:
         for context in contexts:
             entered.enter_context(context())

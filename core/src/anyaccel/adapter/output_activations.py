@@ -1,4 +1,4 @@
-"""Whether a loss of logits follows a softmax, or a loss of probabilities none: both train, and to wrong numbers."""
+"""Warn of a loss of logits after a softmax, or a loss of probabilities without one: both train to wrong numbers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _warned: WeakSet[Any] = WeakSet()
 def warn_of_activations(library: LayerLibrary, segment: Segment) -> None:
     """Warn of each cross entropy in a segment that takes logits of a layer that ends with softmax or sigmoid.
 
-    So it is for a loss of the library that takes probabilities (`from_logits=False`, its default) of a layer that ends
-    with no activation. Ends that are not known, such as those of models with a `call` of their own, give no warning.
+    It also warns of a loss of the library that takes probabilities (`from_logits=False`, its default) of a layer that
+    ends with no activation. Unknown ends, such as those of models with a custom `call`, cause no warning.
     """
     for term in segment.losses:
         takes_logits = _takes_logits(library, term)
@@ -33,7 +33,7 @@ def warn_of_activations(library: LayerLibrary, segment: Segment) -> None:
 
 
 def was_warned_of(model: Any) -> bool:
-    """Whether a model was warned of that ends with softmax or sigmoid: who sees its outputs need not say it again."""
+    """Return whether a warning was issued for a model that ends with softmax or sigmoid, so that it is not repeated."""
     try:
         return model in _warned
     except TypeError:  # no layer: it cannot be referred to weakly, or has no hash

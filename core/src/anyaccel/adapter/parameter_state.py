@@ -17,18 +17,18 @@ from anyaccel.segment import NodeState, Segment
 
 
 class ParameterState:
-    """The parameters of all owners of a segment, and the gradients and optimizer state of those that are trained.
+    """The parameters of all owners of a segment, and the gradients and optimizer state of the trained ones.
 
-    The mappings by node are replaced and never changed, so that a snapshot need not copy them.
+    The mappings by node are replaced and never changed, so a snapshot does not have to copy them.
 
     Attributes:
-        optimizer: what a step computes.
-        optimizer_functions: the same, compiled or not.
-        parameters: arrays by owner and name.
-        states: the optimizer state by owner.
+        optimizer: Computation of a step.
+        optimizer_functions: The same functions, compiled or not.
+        parameters: Arrays by owner and name.
+        states: Optimizer state by owner.
 
     Raises:
-        SpecError: an optimizer that the framework lacks.
+        SpecError: the framework lacks an optimizer.
     """
 
     def __init__(self, segment: Segment, ops: ArrayOps, layout: SegmentLayout) -> None:
@@ -54,7 +54,7 @@ class ParameterState:
         }
 
     def _resumed(self, node: str, rule: UpdateRule) -> NodeState:
-        """The state of an earlier phase if it fits this rule and these parameters; else a fresh one."""
+        """Return the state of an earlier phase if it fits this rule and these parameters; else a fresh one."""
         earlier, owner = self._segment.states, self._layout.owner
         sharing = [node, *(label for label in owner if owner[label] == node)]
         brought = (
@@ -100,7 +100,7 @@ class ParameterState:
         self.map_gradients(lambda gradient: gradient / n_microbatches)
 
     def gradient_stats(self) -> dict[str, tuple[Any, Any]]:
-        """Squared norm and finiteness by group, on the device of its first node."""
+        """Return squared norm and finiteness by group, on the device of its first node."""
         return {name: self._group_stats(nodes) for name, nodes in self._layout.groups.items()}
 
     def _group_stats(self, nodes: Sequence[str]) -> tuple[Any, Any]:
@@ -125,7 +125,7 @@ class ParameterState:
         return by_device
 
     def clip_factors(self) -> dict[str, Any]:
-        """The factor of each group that has a `clip_norm`, on the device."""
+        """Return the factor of each group that has a `clip_norm`, on the device."""
         groups = self._layout.groups
         return {
             name: self.optimizer.clip_factor(limit, [self._group_stats(groups[name])[0]])
@@ -135,7 +135,7 @@ class ParameterState:
     # -- updates ---------------------------------------------------------------------------------------------------
 
     def optimizer_step(self, scale: Mapping[str, Any], value: Any = None) -> None:
-        """One optimizer step of every node that has gradients; then discard them. `value` is the loss, if known."""
+        """Run one optimizer step of every node that has gradients; then discard them. `value` is the loss, if known."""
         updates = [
             self._updated(name, on_device, scale.get(name), value)
             for name, nodes in self._layout.groups.items()
@@ -167,12 +167,12 @@ class ParameterState:
         return updated
 
     def slots(self, group: str, node: str, names: Iterable[str]) -> dict[str, Any]:
-        """The slots of some of a node's parameters: the kept ones, else initial ones."""
+        """Return the slots of some of a node's parameters: the kept ones, or initial ones."""
         parameters, kept = {name: self.parameters[node][name] for name in names}, self.states[node].slots
         return dict(self.optimizer.rule_of(group, node).slots(self._ops.xp, kept, parameters))
 
     def table(self, group: str, node: str, later: int, count: int) -> dict[str, np.ndarray]:
-        """The scalars of `count` steps of a node, `later` steps after its next one, float64 [count] each."""
+        """Return the scalars of `count` steps of a node, `later` steps after its next one, float64 [count] each."""
         return self.optimizer.rules[group].table(self.states[node].step + 1 + later, count)
 
     def store(self, parameters: Mapping[str, Any], slots: Mapping[str, Any], n_steps: int = 1) -> None:
@@ -190,16 +190,16 @@ class ParameterState:
     # -- state -----------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> tuple[Any, Any]:
-        """Parameters and optimizer state as they are now."""
+        """Return the current parameters and optimizer state."""
         return dict(self.parameters), dict(self.states)
 
     def restore(self, snapshot: tuple[Any, Any]) -> None:
-        """Go back to a snapshot; gradients are discarded."""
+        """Restore a snapshot; gradients are discarded."""
         self.parameters, self.states = map(dict, snapshot)
         self.zero_grad()
 
     def all_states(self) -> dict[str, NodeState]:
-        """The optimizer state of the trained nodes as it is now, and of all others as it was given."""
+        """Return the optimizer state of the trained nodes as it is now, and of all others as it was given."""
         owner, earlier = self._layout.owner, self._segment.states
         others = {label: state for label, state in earlier.items() if owner.get(label) not in self.states}
         return {**others, **self.states}

@@ -55,12 +55,12 @@ def apply_in_precision(
 
 
 def cast_floating(ops: ArrayOps, array: Any, dtype: Any) -> Any:
-    """The array in a dtype if it is floating; others are as they are."""
+    """Return the array in a dtype if it is floating; others are as they are."""
     return cast(ops, array, dtype) if ops.kind(array) == "floating" else array
 
 
 def own_dtype(ops: ArrayOps, parameters: Mapping[str, Any], inputs: tuple[Any, ...]) -> Any:
-    """The dtype of the first floating parameter, else input; None without any."""
+    """Return the dtype of the first floating parameter, otherwise input; None without any."""
     floating = (array.dtype for array in (*parameters.values(), *inputs) if ops.kind(array) == "floating")
     return next(floating, None)
 

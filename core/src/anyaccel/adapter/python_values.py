@@ -50,7 +50,7 @@ class Incomparable:
 
 
 def plain_key(value: Any) -> Any:
-    """The key of a value of a `PLAIN` type: equal for the same type and value, NaN included."""
+    """Return the key of a value of a `PLAIN` type: equal for the same type and value, NaN included."""
     if isinstance(value, enum.Enum):
         return type(value), value.name
     if isinstance(value, (float, complex, np.generic)):
@@ -59,7 +59,7 @@ def plain_key(value: Any) -> Any:
 
 
 def array_key(value: Any) -> Any:
-    """The key of an array from its shape, dtype and bytes."""
+    """Return the key of an array from its shape, dtype and bytes."""
     try:
         array = np.asarray(value)
     except Exception:  # a framework's placeholder without values
@@ -70,7 +70,7 @@ def array_key(value: Any) -> Any:
 
 
 def object_key(value: Any) -> Any:
-    """The identity of an object; itself, if it cannot be referenced weakly and has a value, as a device has."""
+    """Return the identity of an object; itself, if it cannot be referenced weakly and has a value, as a device has."""
     try:
         return IdentityKey(value)
     except TypeError:
@@ -291,7 +291,7 @@ def attributes_key(
     is_part: Callable[[Any], bool],
     libraries: Container[str] = (),
 ) -> Values:
-    """A key from the attributes of a model's parts, and from the code of their classes.
+    """Return a key from the attributes of a model's parts, and from the code of their classes.
 
     Args:
         parts: the path of each part, and the part.
@@ -307,7 +307,7 @@ def attributes_key(
 
 
 def values_of(path: str, value: Any, libraries: Container[str] = ()) -> Values:
-    """A value and everything that it depends on."""
+    """Return a value and everything that it depends on."""
     reader = ValueReader(libraries=libraries)
     reader.read(path, value)
     return tuple(reader.pairs)
@@ -366,7 +366,7 @@ class _Names:
         self.attributes = frozenset(name for kind, name in read if kind in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"))
 
     def found_in(self, scope: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        """The globals in a scope, and the imported modules."""
+        """Yield the globals in a scope, and the imported modules."""
         yield from ((name, scope[name]) for name in self._globals if name in scope)
         yield from ((name, sys.modules[name]) for name in self._imports if name in sys.modules)
 

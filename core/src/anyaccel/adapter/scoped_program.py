@@ -12,17 +12,17 @@ from anyaccel.segment import NodeState
 
 
 class ScopedProgram(TracedProgram):
-    """A TracedProgram whose methods run inside `scope`: on its device, say, or with errors translated.
+    """A TracedProgram that runs its methods inside `scope`: on its device, for example, or with translated errors.
 
-    What `__init__` computes is not.
+    The computations of `__init__` do not run inside it.
     """
 
     @abstractmethod
     def scope(self, subject: str) -> AbstractContextManager[None]:
-        """The context of one call.
+        """Return the context of one call.
 
         Args:
-            subject: what is computed, for messages, such as `"a batch through segment 'net'"`.
+            subject: The computation, for messages, such as `"a batch through segment 'net'"`.
         """
 
     def seed(self, key: int) -> None:
@@ -36,7 +36,7 @@ class ScopedProgram(TracedProgram):
     def forward_pullback(
         self, inputs: Sequence[Any], scale: Mapping[str, Any] | None = None
     ) -> tuple[tuple[Any, ...], Losses, Callable[[Sequence[Any]], tuple[Any, ...]]]:
-        """As in `TracedProgram`; the pullback runs inside `scope` too."""
+        """Compute outputs, losses and the pullback like `TracedProgram`; the pullback also runs inside `scope`."""
         subject = f"a batch through segment {self.segment.label!r}"
         with self.scope(subject):
             outputs, losses, pull_back = super().forward_pullback(inputs, scale)

@@ -34,13 +34,14 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class ParameterFlattening:
-    """Converts parameters, gradients and slots by owner: those of some owners to one vector per dtype, and back.
+    """Convert parameters, gradients and slots by owner: those of some owners to one vector per dtype, and back.
 
-    A vector has the name of its dtype in place of the names of its arrays.
+    A vector has the name of its dtype instead of the names of its arrays.
 
     Args:
-        ops: the framework.
-        shapes: by owner and dtype, the shapes of arrays by name, in their order in the vector; other owners stay.
+        ops: The framework.
+        shapes: By owner and dtype, the shapes of arrays by name, in their order in the vector; other owners are
+            unchanged.
     """
 
     def __init__(self, ops: ArrayOps, shapes: Mapping[str, Mapping[str, Shapes]]) -> None:
@@ -48,19 +49,19 @@ class ParameterFlattening:
         self._shapes = shapes
 
     def flatten(self, arrays: ByOwner) -> dict[str, Any]:
-        """Arrays by owner and name, as vectors."""
+        """Return arrays by owner and name as vectors."""
         return {owner: self._vectors(owner, named) for owner, named in arrays.items()}
 
     def unflatten(self, arrays: ByOwner) -> dict[str, Any]:
-        """The inverse of `flatten`."""
+        """Invert `flatten`."""
         return {owner: self._arrays(owner, vectors) for owner, vectors in arrays.items()}
 
     def flatten_slots(self, slots: ByOwner) -> dict[str, Any]:
-        """Slots by owner, name and slot, as vectors."""
+        """Return slots by owner, name and slot as vectors."""
         return {owner: self._slot_vectors(owner, named) for owner, named in slots.items()}
 
     def unflatten_slots(self, slots: ByOwner) -> dict[str, Any]:
-        """The inverse of `flatten_slots`."""
+        """Invert `flatten_slots`."""
         return {owner: self._slot_arrays(owner, vectors) for owner, vectors in slots.items()}
 
     def _vectors(self, owner: str, arrays: Arrays) -> Arrays:
@@ -102,13 +103,13 @@ class ParameterFlattening:
 def plan_flattening(
     ops: ArrayOps, rules: Mapping[str, UpdateRule], parameters: ByOwner, slots: ByOwner
 ) -> ParameterFlattening:
-    """Flatten small models of several arrays whose update rule is elementwise.
+    """Plan the flattening of small models of several arrays whose update rule is elementwise.
 
     Args:
-        ops: the framework.
-        rules: by owner.
-        parameters: by owner and name.
-        slots: by owner, name and slot.
+        ops: The framework.
+        rules: Rules by owner.
+        parameters: Arrays by owner and name.
+        slots: Arrays by owner, name and slot.
     """
     shapes = {
         owner: _shapes_by_dtype(arrays)
@@ -144,20 +145,20 @@ _READABLE = 40
 
 
 class SegmentFunctions:
-    """The computations of a segment, without state. Parameters, slots and buffers go by owner, values by name.
+    """The computations of a segment, without state. Parameters, slots and buffers are by owner, values by name.
 
     Args:
-        dataflow: operations and losses. The models of the operations may be stand-ins.
-        ops: the framework.
-        flow: where gradients flow.
-        optimizer: what an optimizer step computes.
-        model_of: the model of an operation, from what the operation holds for it.
+        dataflow: Operations and losses. The models of the operations may be stand-ins.
+        ops: The framework.
+        flow: Where gradients flow.
+        optimizer: Computation of an optimizer step.
+        model_of: Function that returns the model of an operation from what the operation holds.
 
     Attributes:
-        reached: by group, the owners that its losses reach; groups without any are left out.
-        tracing: entered around each computation.
-        suffix: of the names of compiled functions, made of the nodes' names: a cache of compiled programs that tells
-            them apart by name and computation, as that of JAX, then keeps those of other nodes apart.
+        reached: By group, the owners that its losses reach; groups without any are left out.
+        tracing: Context entered around each computation.
+        suffix: Suffix of the names of compiled functions, built from the nodes' names. A cache of compiled programs
+            that keys them by name and computation, like JAX's, then separates those of different nodes.
     """
 
     def __init__(
@@ -192,7 +193,7 @@ class SegmentFunctions:
     # -- forward ---------------------------------------------------------------------------------------------------
 
     def evaluate(self, parameters: Any, buffers: Any, inputs: Mapping[str, Any]) -> Any:
-        """Outputs by name and losses by label in evaluation mode; a missing input is left out of `inputs`."""
+        """Return outputs by name and losses by label in evaluation mode; a missing input is left out of `inputs`."""
         call = partial(self._evaluate, parameters, buffers)
         with self.tracing():
             values = self._dataflow.run([inputs.get(name) for name in self._segment.inputs], call)
@@ -208,21 +209,21 @@ class SegmentFunctions:
         return tuple(operation_outputs(op, outputs, training=False))
 
     def _outputs(self, values: StepValues, excluded: Container[str]) -> dict[str, Any]:
-        """The outputs that are not missing, by name."""
+        """Return the outputs that are not missing, by name."""
         outputs = {name: values.at_home(name) for name in self._segment.outputs if name not in excluded}
         return {name: value for name, value in outputs.items() if value is not None}
 
     def forward(self, primals: Any, rest: Any) -> tuple[Any, Any]:
-        """The segment in training mode, as `TracedOps.value_and_pullback` takes it.
+        """Compute the segment in training mode, in the form that `TracedOps.value_and_pullback` takes.
 
         Args:
-            primals: what gradients are wanted of: `parameters` and `inputs`.
-            rest: `parameters`, `buffers`, `inputs`, the random `key`, the `draw`, the `scale` of losses if any, and
-                the `loss_scale` of all where there is one. Inputs in neither are missing in this step; each such set is
+            primals: Values that need gradients: `parameters` and `inputs`.
+            rest: `parameters`, `buffers`, `inputs`, the random `key`, the `draw`, the `scale` of losses if any, and the
+                `loss_scale` of all if there is one. Inputs in neither are missing in this step; each such set is
                 compiled separately.
 
         Returns:
-            the values that gradients come back from; and their `seeds`, `losses`, `buffers` and the other `outputs`.
+            The values from which gradients flow back; and their `seeds`, `losses`, `buffers` and the other `outputs`.
         """
         inputs = [primals["inputs"].get(name, rest["inputs"].get(name)) for name in self._segment.inputs]
         buffers: dict[str, Any] = {}
@@ -260,7 +261,9 @@ class SegmentFunctions:
     def _seeds(
         self, losses: Sequence[tuple[LossTerm, LossResult]], scale: Any, loss_scale: Any, live: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The cotangents of the live values, from the losses, each times its factor and all times `loss_scale`."""
+        """Return the cotangents of the live values, from the losses, each times its factor and all times
+        `loss_scale`.
+        """
         sums = CotangentSums(self._ops, self._layout.home)
         for term, loss in losses:
             if live.keys().isdisjoint(term.inputs):
@@ -279,7 +282,7 @@ class SegmentFunctions:
     # -- a whole step ----------------------------------------------------------------------------------------------
 
     def flattening(self, state: Any) -> ParameterFlattening:
-        """Which models of a `train_step` state are flattened: none where there are several devices."""
+        """Return which models of a `train_step` state are flattened: none if there are several devices."""
         rules = {owner: self._optimizer.rules[group] for group, owners in self.reached.items() for owner in owners}
         constrained, whole = self._optimizer.constraints, len(devices_of(self._segment)) == 1
         parameters = {owner: a for owner, a in state["parameters"].items() if whole and owner not in constrained}
@@ -294,15 +297,16 @@ class SegmentFunctions:
         scalars: Any,
         flattening: ParameterFlattening | None = None,
     ) -> tuple[Any, Any]:
-        """One training step: the state afterwards, and the mean losses.
+        """Run one training step; return the new state and the mean losses.
 
         Args:
-            batch_size: rows of the step.
-            n_microbatches: parts of equal size in which they are computed.
-            state: what changes: `parameters`, `slots`, `buffers`, and `loss_scale` where losses are scaled.
-            rest: what does not: `columns`, `orders`, `key`, and the parameters that are `constant` or `idle`.
-            scalars: of this step: `start`, `draw`, `coefficients`.
-            flattening: how the state is flattened, if it is.
+            batch_size: Rows of the step.
+            n_microbatches: Number of parts of equal size in which they are computed.
+            state: Values that change: `parameters`, `slots`, `buffers`, and `loss_scale` if losses are scaled.
+            rest: Values that do not change: `columns`, `orders`, `key`, and the parameters that are `constant` or
+                `idle`.
+            scalars: Scalars of this step: `start`, `draw`, `coefficients`.
+            flattening: How the state is flattened, if it is.
         """
         flattening = ParameterFlattening(self._ops, {}) if flattening is None else flattening
         parameters = flattening.unflatten(state["parameters"])
@@ -324,7 +328,7 @@ class SegmentFunctions:
         return after, self._ops.xp.stack(means)
 
     def _optimizer_step(self, gradients: Any, state: Any, coefficients: Any, value: Any) -> dict[str, Any]:
-        """The `parameters` and `slots` of a state after a step with gradients by owner."""
+        """Return the `parameters` and `slots` of a state after a step with gradients by owner."""
         parameters, slots = dict(state["parameters"]), dict(state["slots"])
         with self.tracing():
             for group, owners in self.reached.items():
@@ -384,7 +388,7 @@ class SegmentFunctions:
         return {term.label: n_microbatches * term.weight / weights[term.label] for term in weighted}
 
     def _updates(self, group: str, gradients: Any, state: Any, coefficients: Any) -> Iterator[tuple[Any, Any]]:
-        """The new parameters and slots of a group, device by device, clipped by their common norm."""
+        """Yield the new parameters and slots of a group, device by device, clipped by their common norm."""
         device, limit = self._layout.owner_device, self._optimizer.clip_norms.get(group)
         devices = dict.fromkeys(device[owner] for owner in gradients)
         by_device = {d: select_nodes(gradients, (owner for owner in gradients if device[owner] == d)) for d in devices}
@@ -410,7 +414,7 @@ class SegmentFunctions:
             yield cast(self._ops, self._moved(weight, term.device, first.device), dtype)
 
     def _moved(self, array: Any, home: Device, device: Device) -> Any:
-        """An array on another device; a traced array cannot say where it is."""
+        """Return an array on another device; a traced array cannot say where it is."""
         return array if home == device else self._ops.move(array, device)
 
 
@@ -418,9 +422,9 @@ class TrainStep:
     """`SegmentFunctions.train_step` for batches of one size: a `StepFunction`.
 
     Args:
-        functions: of a segment.
-        batch_size: rows of a step.
-        n_microbatches: parts in which they are computed.
+        functions: Functions of a segment.
+        batch_size: Rows of a step.
+        n_microbatches: Number of parts in which they are computed.
     """
 
     def __init__(self, functions: SegmentFunctions, batch_size: int, n_microbatches: int) -> None:
@@ -429,11 +433,9 @@ class TrainStep:
         self._functions, self._n_microbatches = functions, n_microbatches
 
     def __call__(self, state: Any, rest: Any, scalars: Any) -> tuple[Any, Any]:
-        """The state afterwards, and the mean losses."""
         return self._functions.train_step(self.batch_size, self._n_microbatches, state, rest, scalars)
 
     def flatten(self, state: Any) -> tuple[Any, Function, Function]:
-        """As `StepFunction.flatten`."""
         flattening = self._functions.flattening(state)
         flat = {
             **state,
@@ -457,18 +459,18 @@ def _average(gradients: Mapping[str, Any], count: int) -> dict[str, Any]:
 
 
 class SegmentLayout:
-    """Who owns which parameters in a segment, and on which device each value is made.
+    """The owner of each parameter in a segment, and the device of each value.
 
     Attributes:
-        owner: by operation with a model, the operation under whose label its parameters are kept: the first trainable
+        owner: By operation with a model, the operation under whose label its parameters are kept: the first trainable
             one of those that share the model.
-        models: by owner.
-        parameters: by owner and name.
-        owner_device: by owner.
-        trained: labels of the operations that learn.
-        groups: by parameter group, its owners, each once.
-        home: by name of value, the device on which it is made.
-        needs_cotangent: names of the values whose cotangents matter.
+        models: Models by owner.
+        parameters: Parameters by owner and name.
+        owner_device: Device by owner.
+        trained: Labels of the operations that learn.
+        groups: By parameter group, its owners, each once.
+        home: By name of value, the device on which it is computed.
+        needs_cotangent: Names of the values whose cotangents matter.
 
     Raises:
         GraphError: two different models, one of which learns, share a parameter; or a complex parameter would learn.
@@ -514,7 +516,7 @@ class SegmentLayout:
                     )
 
     def without_models(self) -> SegmentLayout:
-        """The same without models and their arrays."""
+        """Return the same layout without models and their arrays."""
         layout = copy.copy(self)
         layout.models, layout.parameters = {}, {}
         return layout
@@ -544,7 +546,7 @@ def _refuse_shared_parameters(parameters: Mapping[str, Mapping[str, Any]], train
 
 
 def devices_of(segment: Segment) -> set[Device]:
-    """Every device that a value of the segment is on."""
+    """Return every device of the values of a segment."""
     used = {op.device for op in segment.operations} | {term.device for term in segment.losses}
     return used | {device for _, device in segment.inputs.values()}
 
@@ -553,9 +555,9 @@ class GradientFlow:
     """Where gradients flow in a segment that is differentiated as a whole.
 
     Attributes:
-        ends: values with a cotangent that losses or other segments take: where gradients enter.
-        trained_owners: owners of trained operations.
-        constant_owners: owners whose parameters some operation takes as constants.
+        ends: Values with a cotangent that losses or other segments take: where gradients enter.
+        trained_owners: Owners of trained operations.
+        constant_owners: Owners whose parameters some operation takes as constants.
     """
 
     def __init__(self, segment: Segment, layout: SegmentLayout) -> None:
@@ -576,13 +578,15 @@ class GradientFlow:
         self._ends_of = by_operation
 
     def active_ends(self, outputs: Iterable[str], losses: Iterable[str] | None = None) -> frozenset[str]:
-        """The ends that gradients come from, given cotangents for some outputs and some losses (default: all)."""
+        """Return the ends that gradients come from, given cotangents for some outputs and some losses (default:
+        all).
+        """
         labels = self._loss_ends if losses is None else losses
         by_losses = (self._loss_ends[label] for label in labels)
         return frozenset().union(*by_losses, (name for name in outputs if name in self.ends))
 
     def reached_owners(self, active_ends: frozenset[str]) -> set[str]:
-        """The owners whose parameters get gradients from these ends."""
+        """Return the owners whose parameters get gradients from these ends."""
         return {owner for label, owner in self._owner.items() if self._ends_of[label] & active_ends}
 
 
@@ -590,15 +594,15 @@ class SegmentDataflow:
     """The operations and losses of a segment, over the `StepValues` of one step.
 
     Attributes:
-        segment: what is computed.
-        ops: the framework.
-        layout: where values and parameters are.
-        weighted: the losses that weigh rows or positions, with the names of the columns that say how.
-        calls, training_calls: by operation, what its call is given besides in evaluation and in training: its `layout`,
-            where it is not positional; its `precision`, where that is not the model's; `remat`, where it has some.
+        segment: The segment.
+        ops: The framework.
+        layout: Where values and parameters are.
+        weighted: The losses that weight rows or positions, with the names of their weight columns.
+        calls, training_calls: By operation, the additional arguments of its call in evaluation and in training: its
+            `layout` if it is not positional, its `precision` if it differs from the model's, and `remat` if set.
 
     Raises:
-        SpecError: a loss that the framework lacks.
+        SpecError: the framework lacks a loss.
         GraphError: two different models, one of which learns, share a parameter.
     """
 
@@ -612,11 +616,12 @@ class SegmentDataflow:
         self.weighted = {term: names for term in segment.losses if (names := weight_inputs(term))}
 
     def run(self, inputs: Sequence[Any], call: Callable[[Operation, tuple[Any, ...]], Sequence[Any]]) -> StepValues:
-        """The values of a step.
+        """Compute the values of a step.
 
         Args:
-            inputs: in the order of `segment.inputs`; None for those that are missing in this step.
-            call: the outputs of an operation for its inputs, on its device. It is not called where one is missing.
+            inputs: Inputs in the order of `segment.inputs`; None for those that are missing in this step.
+            call: Function that returns the outputs of an operation for its inputs, on its device. It is not called if
+                an input is missing.
         """
         values = StepValues(self.ops, self.layout.home)
         values.put_all(self.segment.inputs, inputs)
@@ -629,11 +634,11 @@ class SegmentDataflow:
         return values
 
     def outputs(self, values: StepValues) -> tuple[Any, ...]:
-        """The segment's outputs; None for those that are missing."""
+        """Return the segment's outputs; None for those that are missing."""
         return tuple(values.at_home(name) for name in self.segment.outputs)
 
     def losses(self, values: StepValues) -> list[tuple[LossTerm, LossResult]]:
-        """Every loss that has all its inputs, on its device."""
+        """Return every loss that has all its inputs, on its device."""
         return [
             (term, loss([values.on(name, term.device) for name in term.inputs]))
             for term, loss in self._losses
@@ -641,11 +646,11 @@ class SegmentDataflow:
         ]
 
     def loss_weights(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """As `summed_weights`, 1 in place of 0."""
+        """Return the weights of `summed_weights`, with 1 instead of 0."""
         return {term.label: divisor(self.ops, term, weight) for term, weight in self._summed_weights(columns)}
 
     def summed_weights(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """The weights of those losses whose columns are there, by label, on their devices."""
+        """Return the weights of the losses whose columns are available, by label, on their devices."""
         return {term.label: weight for term, weight in self._summed_weights(columns)}
 
     def _summed_weights(self, columns: Mapping[str, Any]) -> Iterator[tuple[LossTerm, Any]]:
@@ -665,7 +670,7 @@ def _call_keywords(segment: Segment, op: Operation, *, training: bool) -> dict[s
 
 
 def loss_sums(results: Sequence[tuple[LossTerm, LossResult]]) -> dict[str, tuple[Any, Any]]:
-    """Losses as (sum, weight), by label."""
+    """Return losses as (sum, weight), by label."""
     return {term.label: (loss.sum, loss.weight) for term, loss in results}
 
 
@@ -683,7 +688,7 @@ class StepValues:
             self._values[name, self._home[name]] = value
 
     def on(self, name: str, device: Device) -> Any:
-        """The value on a device."""
+        """Return the value on a device."""
         if (name, device) not in self._values:
             value = self.at_home(name)
             edge = ("outputs of", name)
@@ -691,21 +696,21 @@ class StepValues:
         return self._values[name, device]
 
     def lacks(self, names: Iterable[str]) -> bool:
-        """Whether one of some values is missing in this step."""
+        """Return whether one of some values is missing in this step."""
         return any(self.at_home(name) is None for name in names)
 
     def at_home(self, name: str) -> Any:
-        """The value on the device where it was made; None if it is missing."""
+        """Return the value on the device where it was computed; None if it is missing."""
         return self._values[name, self._home[name]]
 
 
 def _crossed(ops: ArrayOps, value: Any, device: Device, edge: tuple[str, str]) -> Any:
-    """A value that crosses between nodes, on `device`; ledgers read `edge` from the stack."""
+    """Return a value that crosses between nodes, on `device`; ledgers read `edge` from the stack."""
     return ops.move(value, device)
 
 
 class CotangentSums:
-    """Cotangents by name; those of one device are summed there before they are moved home."""
+    """Cotangents by name; those on one device are summed there before they are moved home."""
 
     def __init__(self, ops: ArrayOps, home: Mapping[str, Device]) -> None:
         self._ops = ops
@@ -718,7 +723,7 @@ class CotangentSums:
         sums[device] = sums[device] + cotangent if device in sums else cotangent
 
     def take(self, name: str) -> Any | None:
-        """Remove and return the total on the value's home device; None where nothing flowed back."""
+        """Remove and return the total on the value's home device; None if nothing flowed back."""
         total = None
         for cotangent in self._sums.pop(name, {}).values():
             moved = _crossed(self._ops, cotangent, self._home[name], ("gradients of", name))

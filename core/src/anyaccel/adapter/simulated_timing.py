@@ -1,6 +1,6 @@
-"""Timing: simulated time of a device that computes and copies at once, as a GPU with copy engines does.
+"""Timing: simulated time of a device that computes and copies at the same time, as a GPU with copy engines does.
 
-Nothing waits for real: each stream has the time at which its work ends, and the host the time that it has waited until.
+Nothing really waits: each stream has the time at which its work ends, and the host the time until which it has waited.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _current = threading.local()
 
 
 class HostClock:
-    """The time that the host has waited until; shared by devices that one program drives."""
+    """The time until which the host has waited; shared by devices that one program drives."""
 
     def __init__(self) -> None:
         self.time = 0.0
@@ -25,21 +25,21 @@ class HostClock:
 class Timing:
     """The clocks of a device: one for each stream, one for each direction of copies, and one of the host.
 
-    An operator takes the bytes that it reads and writes divided by `compute_rate`, and nothing if it only gives a
-    view; a copy takes `copy_latency` and its bytes divided by `copy_bandwidth`. Work of a stream is in order; streams
-    run beside each other. Copies of one direction are one after the other. Copies from or to memory that is not
-    page-locked, and blocking ones, are waited for by the host; none between two devices are. Such a copy begins when
-    both devices are done with what they were given, and both go on after it.
+    An operator takes the bytes that it reads and writes divided by `compute_rate`, and no time if it only creates a
+    view. A copy takes `copy_latency` plus its bytes divided by `copy_bandwidth`. Work in one stream is in order;
+    streams run in parallel. Copies in one direction run one at a time. The host waits for blocking copies and for
+    copies from or to memory that is not page-locked, but not for copies between two devices. Such a copy begins when
+    both devices have finished their work, and both continue after it.
 
     Args:
-        compute_rate: bytes per second.
-        copy_bandwidth: bytes per second, in each direction.
-        copy_latency: seconds of each copy.
-        host: the clock of the host; give the same to all devices of a program. By default one of its own.
+        compute_rate: Bytes per second.
+        copy_bandwidth: Bytes per second, in each direction.
+        copy_latency: Seconds of each copy.
+        host: The clock of the host; pass the same one to all devices of a program. By default a separate one.
 
     Attributes:
-        compute_seconds: of all operators.
-        copy_seconds: of all copies, by direction: `"into"` and `"out"`.
+        compute_seconds: Time of all operators.
+        copy_seconds: Time of all copies, by direction: `"into"` and `"out"`.
 
     Raises:
         ConfigError: a number that is not positive.
@@ -72,11 +72,11 @@ class Timing:
         self.copy_seconds = {INTO: 0.0, OUT: 0.0}
 
     def elapsed(self) -> float:
-        """The time at which all work ends."""
+        """Return the time at which all work ends."""
         return max(self._clock.time, *self._streams.values(), *self._engines.values())
 
     def compute(self, nbytes: int) -> None:
-        """Work of the current stream."""
+        """Add work to the current stream."""
         seconds = nbytes / self.compute_rate
         with self._lock:
             stream = current_stream(self)
@@ -84,7 +84,7 @@ class Timing:
             self.compute_seconds += seconds
 
     def copy(self, direction: str, nbytes: int, *, waits: bool) -> None:
-        """A copy of the current stream."""
+        """Add a copy to the current stream."""
         seconds = self.copy_latency + nbytes / self.copy_bandwidth
         with self._lock:
             stream = current_stream(self)
@@ -95,7 +95,7 @@ class Timing:
                 self._clock.time = max(self._clock.time, end)
 
     def copy_from(self, source: Timing, nbytes: int) -> None:
-        """A copy from another device, of the current streams of both."""
+        """Add a copy from another device, to the current streams of both."""
         slower = min(self.copy_bandwidth, source.copy_bandwidth)
         seconds = max(self.copy_latency, source.copy_latency) + nbytes / slower
         ends = ((source, OUT), (self, INTO))
@@ -104,36 +104,36 @@ class Timing:
             each.occupy(way, begin + seconds, seconds)
 
     def engine_end(self, direction: str) -> float:
-        """When the copies of one direction end that were given until now."""
+        """Return when the copies in one direction end that were added so far."""
         return self._engines[direction]
 
     def occupy(self, direction: str, end: float, seconds: float) -> None:
-        """The current stream, and the copies of one direction, are busy until `end`."""
+        """Keep the current stream, and the copies in one direction, busy until `end`."""
         with self._lock:
             self._streams[current_stream(self)] = self._engines[direction] = end
             self.copy_seconds[direction] += seconds
 
     def end_of(self, stream: int) -> float:
-        """When what was given to a stream until now ends."""
+        """Return when the work of a stream ends that was added so far."""
         return max(self._streams.get(stream, 0.0), self._clock.time)
 
     def delay(self, stream: int, until: float) -> None:
-        """What a stream is given from now on begins no earlier."""
+        """Start later work of a stream no earlier than `until`."""
         with self._lock:
             self._streams[stream] = max(self._streams.get(stream, 0.0), until)
 
     def wait(self, until: float) -> None:
-        """The host waits."""
+        """Let the host wait."""
         with self._lock:
             self._clock.time = max(self._clock.time, until)
 
     def reached(self, time: float) -> bool:
-        """Whether the host has waited as long."""
+        """Return whether the host has waited that long."""
         return time <= self._clock.time
 
 
 def current_stream(key: Any) -> int:
-    """The number of this thread's stream on a device; 0 if it has set none."""
+    """Return the number of this thread's stream on a device; 0 if it has set none."""
     return int(getattr(_current, "streams", {}).get(key, 0))
 
 

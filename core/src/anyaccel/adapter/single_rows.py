@@ -1,4 +1,4 @@
-"""SingleRows: what a backend may say of models that cannot be trained with a batch of one row."""
+"""SingleRows: capability for models that cannot be trained with a batch of one row."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from anyaccel.segment import Operation, TensorSpec
 
 
 class SingleRows(Capability):
-    """Capability: models that a batch of one row makes fail in training, as batch normalization may."""
+    """Capability: models that fail in training with a batch of one row, as batch normalization may."""
 
     @abstractmethod
     def single_row_reason(self, operation: Operation, inputs: Sequence[TensorSpec]) -> str:
-        """What the framework says of a training step with one row; `""` if it takes one, or if that is not known.
+        """Return the framework's error for a training step with one row; `""` if it works, or if that is unknown.
 
         Args:
-            operation: a node that is trained, whose model is built; it is left as it was.
-            inputs: the specs of the node's inputs.
+            operation: A node that is trained, with a built model, which does not change.
+            inputs: Specs of the node's inputs.
         """

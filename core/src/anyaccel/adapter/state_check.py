@@ -1,4 +1,4 @@
-"""Checks of a model's state, names to NumPy arrays, before anything of it is loaded."""
+"""Checks of a model's state (NumPy arrays by name) before any of it is loaded."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from anyaccel.segment import TensorSpec
 
 
 def state_names(parameters: Mapping[str, Any], buffers: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters and buffers under the names that a state has: `parameters/NAME` and `buffers/NAME`."""
+    """Return parameters and buffers under the names of a state: `parameters/NAME` and `buffers/NAME`."""
     named = {f"parameters/{name}": value for name, value in parameters.items()}
     return named | {f"buffers/{name}": value for name, value in buffers.items()}
 
 
 def check_state(state: Mapping[str, np.ndarray], expected: Mapping[str, TensorSpec]) -> None:
-    """Make sure that a state has exactly the expected names, shapes and dtypes (byte order does not matter).
+    """Check that a state has exactly the expected names, shapes and dtypes (byte order does not matter).
 
     Args:
-        state: the values to load, by name.
-        expected: the whole shape and the dtype of each value of the model.
+        state: Values to load, by name.
+        expected: Whole shape and dtype of each value of the model.
 
     Raises:
         StateError: it does not.
@@ -51,7 +51,7 @@ def check_state(state: Mapping[str, np.ndarray], expected: Mapping[str, TensorSp
 def not_built_error(
     model: Any, hint: str = "build the graph that contains it, or call it once with a batch"
 ) -> StateError:
-    """The error for a model that has no parameters yet."""
+    """Create the error for a model that has no parameters yet."""
     return StateError(
         f"{type(model).__name__} has no parameters yet, because the shapes of its inputs are not known", hint=hint
     )

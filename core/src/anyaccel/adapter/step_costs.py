@@ -1,4 +1,4 @@
-"""StepCosts: what a backend may say of the work of a step, measured without its devices."""
+"""StepCosts: capability to measure the work of a step without its devices."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class StepCost:
     """The work of one step.
 
     Attributes:
-        flops: floating-point operations of the forward and backward pass, two for each multiplication with an addition;
-            of matrix products and convolutions alone. None where that is not known.
-        activations: by node, bytes that its forward pass leaves until its backward pass, with its outputs.
+        flops: Floating-point operations of the forward and backward pass, two for each multiplication with an addition;
+            only matrix multiplications and convolutions. None if unknown.
+        activations: By node, bytes that its forward pass keeps for its backward pass, with its outputs.
     """
 
     flops: int | None = None
@@ -25,20 +25,20 @@ class StepCost:
 
 
 class StepCosts(Capability):
-    """Capability: the work of a training step. `Run.measure_step` asks for it, and plans of nodes with `remat`."""
+    """Capability: measure the work of a training step, for `Run.measure_step` and for plans of nodes with `remat`."""
 
     @abstractmethod
     def step_cost(self, segment: Segment, batch_size: int) -> StepCost:
-        """Of a training step of so many rows; nothing that the segment holds changes, and no device is used.
+        """Measure a training step of `batch_size` rows; nothing that the segment holds changes, and no device is used.
 
         Raises:
-            CapabilityError: it cannot be told of such models.
+            CapabilityError: such models cannot be measured.
         """
 
     def activations(self, segment: Segment, batch_size: int) -> Mapping[str, int]:
-        """The activations of `step_cost` alone, which it may tell in less time.
+        """Return only the activations of `step_cost`, which may take less time.
 
         Raises:
-            CapabilityError: they cannot be told of such models.
+            CapabilityError: such models cannot be measured.
         """
         return self.step_cost(segment, batch_size).activations

@@ -16,16 +16,16 @@ _MAX_COUNTS = 64  # call lengths that are kept on a device
 
 
 class StepCursor:
-    """Where the steps of one `train_steps` call stand.
+    """The position of the steps of one `train_steps` call.
 
     Attributes:
-        start: first row of the next step, as a position in the order.
-        draw: number of the next random draw.
-        batch_size: rows of a step; the next step starts that much later.
-        n_microbatches: draws of a step.
-        remaining: steps from `start` to the end of the order, at least those of the call.
-        steps_taken: optimizer steps so far, by owner.
-        device_scalars: what stays on the device from call to call.
+        start: First row of the next step, as a position in the order.
+        draw: Number of the next random draw.
+        batch_size: Rows of a step; the next step starts that much later.
+        n_microbatches: Draws of a step.
+        remaining: Steps from `start` to the end of the order, at least those of the call.
+        steps_taken: Optimizer steps so far, by owner.
+        device_scalars: Scalars that stay on the device from call to call.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class StepCursor:
         self._n_done = 0
 
     def table(self, n_steps: int) -> Tables:
-        """The scalars of the next steps."""
+        """Return the scalars of the next steps."""
         return self._table(self._n_done, n_steps)
 
     def scalars(self, behind: int = 0) -> dict[str, Any]:
-        """The scalars of the next step as Python numbers: `start`, `draw`, and `coefficients` by owner and name.
+        """Return the scalars of the next step as Python numbers: `start`, `draw`, and `coefficients` by owner and name.
 
-        Optimizers are so many steps `behind`.
+        Optimizers are `behind` steps behind.
         """
         coefficients = {
             owner: {name: float(column[0]) for name, column in columns.items()}
@@ -72,13 +72,13 @@ class StepCursor:
 
 
 class DeviceScalars:
-    """The scalars of a program on its device, so that a call that continues the one before transfers nothing.
+    """The scalars of a program on its device, so that a call that continues the previous one transfers nothing.
 
-    They are transferred again where a call does not continue the last one: at the beginning of an epoch, and when the
+    They are transferred again if a call does not continue the last one: at the beginning of an epoch, and when the
     table is used up.
 
     Attributes:
-        n_transfers: arrays transferred so far.
+        n_transfers: Number of arrays transferred so far.
     """
 
     def __init__(self) -> None:
@@ -92,15 +92,15 @@ class DeviceScalars:
         self._key: tuple[Any, Any] = (None, None)
 
     def prepare(self, cursor: StepCursor, n_steps: int, to_device: Callable[[np.ndarray], Any]) -> tuple[Any, Any, Any]:
-        """The scalar arguments of a compiled function of `n_steps` steps.
+        """Return the scalar arguments of a compiled function of `n_steps` steps.
 
         Args:
-            cursor: where the steps stand.
-            n_steps: how many, at most `ROWS`.
-            to_device: moves an int64 or float64 array to the device, in the framework's own precision.
+            cursor: Position of the steps.
+            n_steps: Number of steps, at most `ROWS`.
+            to_device: Function that moves an int64 or float64 array to the device, in the framework's own precision.
 
         Returns:
-            position, integers [5]: start, draw, row of the table, batch size, number of micro-batches; the table, a
+            The position, integers [5]: start, draw, row of the table, batch size, number of micro-batches; the table, a
             tree like `StepCursor.table` with arrays [ROWS]; and `n_steps` as a scalar.
         """
         row = self._table_row(cursor)
@@ -115,7 +115,7 @@ class DeviceScalars:
         return self._position, self._table, self._count(n_steps, to_device)
 
     def advance(self, cursor: StepCursor, n_steps: int, position: Any) -> None:
-        """Keep the position after some steps, as the compiled function returned it, and advance the cursor."""
+        """Store the position after some steps, as the compiled function returned it, and advance the cursor."""
         assert self._expected is not None
         start, draw, row, batch_size, n_microbatches = self._expected
         self._position = position
@@ -129,17 +129,17 @@ class DeviceScalars:
         cursor.advance(n_steps)
 
     def invalidate(self) -> None:
-        """After a failed call: transfer everything again."""
+        """Transfer everything again, after a failed call."""
         self._expected = self._table_start = None
 
     def key(self, key: Any, to_device: Callable[[Any], Any]) -> Any:
-        """A random key on the device; transferred once."""
+        """Return a random key on the device; transferred once."""
         if self._key[0] is not key:
             self._key = (key, self._transfer(key, to_device))
         return self._key[1]
 
     def _table_row(self, cursor: StepCursor) -> int | None:
-        """The row of the table for the next step; None where the table does not have it."""
+        """Return the row of the table for the next step; None where the table does not have it."""
         if self._table_start is None or self._table_start.keys() != cursor.steps_taken.keys():
             return None
         rows = {cursor.steps_taken[owner] - first for owner, first in self._table_start.items()} or {0}

@@ -1,4 +1,4 @@
-"""Capability `profile_steps`: a framework's own profiler for a few steps, and the trace file that it writes."""
+"""Capability `profile_steps`: a framework's own profiler for a few steps, and its trace file."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ _UNSAFE = re.compile(r'["\\#\x00-\x1f]')
 
 
 class ProfilesSteps(Capability):
-    """Capability: what `Profile` asks of a backend. Phases with another one are refused a profile."""
+    """Capability: record a profile for `Profile`. Without it, a phase with a profile is refused."""
 
     @abstractmethod
     def profile_steps(
         self, path: Path, nodes: Mapping[str, Any], devices: Sequence[Device]
     ) -> AbstractContextManager[Mark]:
-        """A context in which the framework's profiler records all that it does.
+        """Return a context in which the framework's profiler records everything.
 
-        At its end, also if an error ended it, a trace in the format of Chrome (JSON, compressed by gzip) is written to
-        `path`. Nothing of it may be left, or cost anything, outside. It is entered once at a time, between steps.
+        At its end, even after an error, a trace in Chrome's format (JSON, compressed by gzip) is written to `path`.
+        Outside it, nothing may be left, and nothing may cost time. It is entered once at a time, between steps.
 
         Args:
-            path: of the file; its folder exists.
-            nodes: models by the names that they have in the trace; see `trace_name`.
-            devices: where they are.
+            path: Path of the file; its folder exists.
+            nodes: Models by their names in the trace; see `trace_name`.
+            devices: Devices of the models.
 
         Raises:
-            Exception: when it is entered: the profiler does not start, as while it records for somebody else.
+            Exception: when it is entered: the profiler does not start, for example because other code uses it.
         """
 
 
 def trace_name(text: str) -> str:
-    """A label as a name in a trace, without the characters that profilers do not escape."""
+    """Return a label as a name in a trace, without the characters that profilers do not escape."""
     return _UNSAFE.sub("_", text)
 
 
 def trace_span(name: str, start_ns: float, duration_ns: float, place: tuple[int, int], args: Any) -> dict[str, Any]:
-    """A span of a process and a thread of it, `place`."""
+    """Return a span of a process and one of its threads, `place`."""
     process, thread = place
     return {
         "name": name,
@@ -63,21 +63,21 @@ def trace_span(name: str, start_ns: float, duration_ns: float, place: tuple[int,
 
 
 def trace_label(what: str, name: str, process: int, thread: int = 0) -> dict[str, Any]:
-    """The name of a process (`what` is `process_name`) or of a thread (`thread_name`)."""
+    """Return the name of a process (`what` is `process_name`) or of a thread (`thread_name`)."""
     return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
 
 
 def write_trace(path: Path, events: Sequence[Mapping[str, Any]]) -> None:
-    """Write events in the format of Chrome, compressed."""
+    """Write events in Chrome's format, compressed."""
     text = json.dumps({"displayTimeUnit": "ms", "traceEvents": list(events)})
     path.write_bytes(gzip.compress(text.encode(), compresslevel=1))
 
 
 def read_trace(path: Path) -> list[dict[str, Any]]:
-    """The events of a compressed trace.
+    """Return the events of a compressed trace.
 
     Raises:
-        OSError, ValueError: there is no such file, or it is none.
+        OSError, ValueError: there is no such file, or it is not a trace.
     """
     trace = json.loads(gzip.decompress(path.read_bytes()))
     events: list[dict[str, Any]] = trace["traceEvents"]
@@ -85,14 +85,14 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
 
 
 class SpanRecorder:
-    """Records spans by name, for a framework without a profiler of its own."""
+    """Record spans by name, for a framework without a profiler."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """A span of this thread."""
+        """Record a span of this thread."""
         began = time.perf_counter_ns()
         try:
             yield

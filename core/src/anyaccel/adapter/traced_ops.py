@@ -1,4 +1,4 @@
-"""TracedOps: what a framework implements if it differentiates and compiles whole functions."""
+"""TracedOps: the operations that a framework implements if it differentiates and compiles whole functions."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from anyaccel.specs import Loss
 
 
 class StepFunction(Protocol):
-    """One training step, which `TracedOps.compile_steps` repeats: `step(state, rest, scalars)` to (state, losses).
+    """One training step, which `TracedOps.compile_steps` repeats: `step(state, rest, scalars)` returns (state, losses).
 
-    `state` changes from step to step; `rest` does not; `scalars` are those of `StepCursor.scalars`.
+    `state` changes from step to step; `rest` does not; `scalars` come from `StepCursor.scalars`.
     """
 
     batch_size: int
@@ -28,10 +28,10 @@ class StepFunction(Protocol):
     """Has the nodes in it, for compilers that tell programs apart by their names."""
 
     def __call__(self, state: Any, rest: Any, scalars: Any) -> tuple[Any, Any]:
-        """The state afterwards, and the losses."""
+        """Return the new state, and the losses."""
 
     def flatten(self, state: Any) -> tuple[Any, Function, Function]:
-        """For a loop, while that is traced: a state of fewer arrays, the step for it, and the function back from it.
+        """Return a state of fewer arrays, the step for it, and the inverse function; for a loop, while it is traced.
 
         Calls `xp.reshape`.
         """
@@ -42,7 +42,7 @@ StepLoop = Callable[[Any, Any, StepCursor, int], tuple[Any, Any]]
 
 
 class TracedOps(ArrayOps):
-    """What `TracedProgram` needs of a framework: models are pure functions, compiled together as one.
+    """The operations of a framework for `TracedProgram`: models are pure functions, compiled together as one.
 
     Every method that takes arrays may be called with the framework's tracers. Trees are dicts, tuples and lists of
     arrays.
@@ -69,13 +69,13 @@ class TracedOps(ArrayOps):
     """Set by the program: models are called one by one, with arrays that have values, and nothing is compiled."""
 
     def eager_scope(self) -> AbstractContextManager[Any]:
-        """A context for eager execution where functions could be compiled; the default does nothing."""
+        """Return a context for eager execution of functions that could be compiled; the default does nothing."""
         return nullcontext()
 
     def named_scope(self, name: str) -> AbstractContextManager[Any]:
-        """A context in which what is traced belongs to a node, for profiles; `name` as `trace_name` gives it.
+        """Return a context in which traced code belongs to a node, for profiles; `name` comes from `trace_name`.
 
-        The default does nothing. Entered by each call of a model, so it should do nothing where nothing is traced.
+        The default does nothing. Each call of a model enters it, so it should do nothing if nothing is traced.
         """
         return nullcontext()
 
@@ -89,14 +89,15 @@ class TracedOps(ArrayOps):
         train: bool,
         key: Any,
     ) -> tuple[tuple[Any, ...], Mapping[str, Any] | None]:
-        """A model's outputs, and its buffers afterwards (None where unchanged), as a pure function.
+        """Return a model's outputs and its new buffers (None if unchanged), as a pure function.
 
-        `key` comes from `fold`; all randomness depends on it alone.
+        `key` comes from `fold`; all randomness depends only on it.
         """
 
     @abstractmethod
     def value_and_pullback(self, function: Function, primals: Any, rest: Any) -> ValueAndPullback:
-        """Values, auxiliary results and the pullback of `function(primals, rest)`, which returns (values, auxiliary).
+        """Return values, auxiliary results and the pullback of `function(primals, rest)`, which returns (values,
+        auxiliary).
 
         The pullback takes a tree like `values`, a cotangent for each array, and returns one like `primals`, with zeros
         where nothing flows. It is called at most once. `values` and `primals` are trees of floating or complex arrays;
@@ -105,40 +106,41 @@ class TracedOps(ArrayOps):
 
     @abstractmethod
     def key(self, seed: int) -> Any:
-        """A random key as an array, from 64 bits."""
+        """Return a random key as an array, from 64 bits."""
 
     @abstractmethod
     def fold(self, key: Any, number: Any) -> Any:
-        """Another key, from a key and a number (an int, or a `scalar` of one)."""
+        """Return another key, from a key and a number (an int, or a `scalar` of one)."""
 
     @abstractmethod
     def gather_batch(self, column: Any, order: Any, start: Any, size: int) -> Any:
-        """As `gather_rows(column, start, start + size, order)`, where `start` may be a `scalar` of an int.
+        """Gather rows like `gather_rows(column, start, start + size, order)`; `start` may be a `scalar` of an int.
 
-        The order is None where `compile_steps` has replaced it by None.
+        The order is None if `compile_steps` has replaced it by None.
         """
 
     def compile_value_and_pullback(self, function: Function) -> Callable[[Any, Any], ValueAndPullback]:
-        """`value_and_pullback` of a function, compiled for many calls; the default differentiates a compiled one.
+        """Return `value_and_pullback` of a function, compiled for many calls; the default differentiates a compiled
+        one.
 
-        Override it where auxiliary results of a compiled function would be differentiated, if only by zeros.
+        Override it if auxiliary results of a compiled function would be differentiated, even only by zeros.
         """
         compiled = self.compile(function)
         return lambda primals, rest: self.value_and_pullback(compiled, primals, rest)
 
     def compile_steps(self, step: StepFunction, *, quick: bool = False) -> StepLoop:
-        """A function of (state, rest, cursor, n_steps) that runs `step` so many times.
+        """Return a function of (state, rest, cursor, n_steps) that runs `step` `n_steps` times.
 
         Args:
-            step: its scalars are given as `scalar`s. `rest` has `columns` and `orders`, one for each column, which may
-                be replaced by others that hold the same rows. With scaled losses, coefficients are those of the step
-                minus `steps_behind(state, ...)`.
-            quick: prefer a short compilation to fast steps: only a few calls are to come.
+            step: The step; its scalars are passed as `scalar`s. `rest` has `columns` and `orders`, one for each column,
+                which may be replaced by others that hold the same rows. With scaled losses, coefficients are those of
+                the step minus `steps_behind(state, ...)`.
+            quick: Prefer a short compilation to fast steps, because only a few calls will follow.
 
         Returns:
-            the function. It returns the last state and the stacked losses (with more rows than steps where that saves
+            The function. It returns the last state and the stacked losses (with more rows than steps if that saves
             compilations), and advances the cursor. With `n_steps=0` it only compiles: the state is unchanged, the
-            losses are none.
+            losses are empty.
         """
         compiled = self.compile(step)
 
@@ -164,10 +166,10 @@ class TracedOps(ArrayOps):
     def accumulate(self, function: Function, carry: Any, count: int) -> tuple[Any, Any]:
         """Call `function(carry, i)`, which returns (carry, tree), for i from 0 to count - 1 in turn.
 
-        Called while a function is traced. Only one tree, and what computes it, need be in memory at once.
+        It is called while a function is traced. Only one tree, and its computation, must be in memory at once.
 
         Returns:
-            the last carry, and the sum of all trees. The default unrolls the loop.
+            The last carry, and the sum of all trees. The default unrolls the loop.
         """
         carry, total = function(carry, 0)
         for i in range(1, count):
@@ -178,34 +180,39 @@ class TracedOps(ArrayOps):
     # -- compiled functions that outlive a program -----------------------------------------------------------------
 
     def shareable(self) -> TracedOps | None:
-        """Equivalent ops that hold no model, for compiled functions that serve several programs of the same models.
+        """Return equivalent ops that hold no model, for compiled functions that serve several programs of the same
+        models.
 
-        None, the default, where each program compiles for itself.
+        None, the default, if each program compiles for itself.
         """
         return None
 
     def cache_key(self, model: Any) -> Any:
-        """A hashable key of everything that a compiled `apply` of a model depends on beside the arrays it is given.
+        """Return a hashable key of everything that a compiled `apply` of a model depends on, other than its array
+        arguments.
 
-        The key holds nothing that holds the model; `attributes_key` makes one. It is asked for at the start of a phase,
-        when functions are traced, and after callbacks: where it differs, functions are compiled anew. None, the
-        default, where that is not known.
+        The key must not hold the model; `attributes_key` creates such a key. It is requested at the start of a phase,
+        when functions are traced, and after callbacks: if it differs, functions are compiled again. None, the default,
+        if it is unknown.
         """
         return None
 
     def is_live(self, value: Any) -> bool:
-        """Whether compiled functions read the value of this object in each call, as of a variable; by default not."""
+        """Return whether compiled functions read the value of this object in each call, like a variable; by default
+        not.
+        """
         return False
 
     def forget_compiled(self) -> None:
-        """Forget what was compiled for single models; the default does nothing."""
+        """Drop the code compiled for single models; the default does nothing."""
 
     def copy(self, array: Any) -> Any:
-        """An array with memory of its own; needed where `donates`."""
+        """Return a copy of an array in separate memory; needed if the framework `donates`."""
         return self.xp.copy(array)
 
     def wait(self, arrays: Any) -> None:
-        """Wait until a tree of arrays is computed. The default does nothing: an operation that fails raises at once.
+        """Wait until a tree of arrays is computed. The default does nothing: an operation that fails raises
+        immediately.
 
         Raises:
             OutOfMemoryError: there was not enough memory to compute them.
@@ -224,9 +231,9 @@ class TracedOps(ArrayOps):
         differentiate: Sequence[bool] | None = None,
         **layout: Any,
     ) -> VjpResult:
-        """As in `ArrayOps`, by `apply` and `value_and_pullback`.
+        """Apply a model by `apply` and `value_and_pullback`; see `ArrayOps.vjp`.
 
-        `key` may also come from `fold`. Inputs not to be differentiated reach the model as they are, not traced.
+        `key` may also come from `fold`. Inputs that are not differentiated reach the model unchanged, not traced.
         """
         wanted = differentiate or [True] * len(inputs)
         active = [is_differentiable(self, x) and want for x, want in zip(inputs, wanted, strict=True)]
@@ -255,7 +262,9 @@ class TracedOps(ArrayOps):
         return VjpResult(tuple(outputs[str(i)] for i in range(len(outputs))), pullback, changed)
 
     def custom_loss(self, loss: Loss) -> LossFunction:
-        """A callable that returns the mean over the batch as a scalar; a class is instantiated with `loss_kwargs`."""
+        """Return a loss from a callable that returns the mean over the batch; a class is instantiated with
+        `loss_kwargs`.
+        """
         function = make_loss(loss)
 
         def evaluate(inputs: Sequence[Any]) -> LossResult:

@@ -25,17 +25,17 @@ Losses = dict[str, tuple[Any, Any]]
 
 
 class TracedProgram(ArrayProgram):
-    """The numbers of `ArrayProgram` from compiled functions: one for forward and back, and one for whole steps.
+    """Compute the numbers of `ArrayProgram` with compiled functions: one for forward and back, and one for whole steps.
 
     A parameter of a reached model that its outputs do not depend on has a gradient of zeros. Nothing is compiled as a
-    whole where a segment uses several devices and compiled functions may not (`TracedOps.multi_device`).
+    whole if a segment uses several devices and compiled functions may not (`TracedOps.multi_device`).
 
-    Where `segment.compile` is `"off"`, or a model has turned out not to be traceable, everything runs eagerly as in
-    `ArrayProgram`; where `TracedOps.eager_seconds` is a number, it does so at first. Random numbers are the same
-    either way.
+    If `segment.compile` is `"off"`, or a model has turned out not to be traceable, everything runs eagerly as in
+    `ArrayProgram`; if `TracedOps.eager_seconds` is a number, it runs eagerly at first. Random numbers are the same in
+    both cases.
 
     Raises:
-        SpecError: an optimizer or loss that the framework lacks.
+        SpecError: the framework lacks an optimizer or loss.
         GraphError: two different models, one of which learns, share a parameter.
     """
 
@@ -59,11 +59,10 @@ class TracedProgram(ArrayProgram):
 
     @property
     def untraceable_reason(self) -> str:
-        """Why nothing is compiled any more, after a failed attempt; `""` otherwise."""
+        """The reason why nothing is compiled any more, after a failed attempt; otherwise `""`."""
         return self._switch.untraceable_reason
 
     def seed(self, key: int) -> None:
-        """Restart the random streams."""
         super().seed(key)
         self._key = self._traced.key(key)
 
@@ -80,7 +79,6 @@ class TracedProgram(ArrayProgram):
     # -- forward and back ------------------------------------------------------------------------------------------
 
     def forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Losses]:
-        """Outputs and losses in evaluation mode."""
         return self._switch.run("forward", partial(self._compiled_forward, inputs), partial(super().forward, inputs))
 
     def _compiled_forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Losses]:
@@ -88,7 +86,7 @@ class TracedProgram(ArrayProgram):
         return tuple(outputs.get(name) for name in self.segment.outputs), self._in_order(losses)
 
     def _named(self, inputs: Sequence[Any]) -> dict[str, Any]:
-        """The inputs that are not missing in this step, by name."""
+        """Return the inputs that are not missing in this step, by name."""
         return {name: x for name, x in zip(self.segment.inputs, inputs, strict=True) if x is not None}
 
     def _in_order(self, losses: Mapping[str, Any]) -> Losses:
@@ -97,7 +95,6 @@ class TracedProgram(ArrayProgram):
     def forward_pullback(
         self, inputs: Sequence[Any], scale: Mapping[str, Any] | None = None
     ) -> tuple[tuple[Any, ...], Losses, Callable[[Sequence[Any]], tuple[Any, ...]]]:
-        """Outputs and losses in training mode, and the pullback."""
         eager = partial(super().forward_pullback, inputs, scale)
         return self._switch.run("forward_pullback", partial(self._compiled_forward_pullback, inputs, scale), eager)
 
@@ -179,10 +176,10 @@ class TracedProgram(ArrayProgram):
         batch_size: int,
         n_microbatches: int = 1,
     ) -> Any:
-        """`n_steps` training steps in one call; mean losses [at least n_steps, losses] on the device of the first loss.
+        """Run `n_steps` training steps in a single call; return mean losses [at least n_steps, losses].
 
-        They are compiled if that was requested, or is never worse. A batch of another size than the requested ones
-        runs eagerly until that has taken as long as compiling it.
+        They are on the device of the first loss. Steps are compiled if that was requested, or is never slower. A batch
+        of another size than the requested ones runs eagerly until that has taken as long as compiling it.
         """
         if self._loss_scale is not None and n_steps > MAX_STEPS_PER_CALL:
             # Many steps in several calls: after each, the host learns how many were skipped.
@@ -214,7 +211,7 @@ class TracedProgram(ArrayProgram):
 
     @property
     def can_compile_steps(self) -> bool:
-        """Whether whole steps can be compiled, as far as is known."""
+        """Whether whole steps can be compiled, to the extent that this is known."""
         return self._as_a_whole and bool(self.segment.losses) and not self._traced.eager
 
     def _compiled_steps(
@@ -258,7 +255,7 @@ class TracedProgram(ArrayProgram):
     def _step_arguments(
         self, reached: Sequence[tuple[str, str]], columns: Sequence[Any], orders: Sequence[Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The `state` and `rest` of `SegmentFunctions.train_step`, for these (group, owner) pairs."""
+        """Return the `state` and `rest` of `SegmentFunctions.train_step`, for these (group, owner) pairs."""
         parameters, owners = self._state.parameters, [owner for _, owner in reached]
         state = {
             "parameters": select_nodes(parameters, owners),
@@ -278,7 +275,9 @@ class TracedProgram(ArrayProgram):
         return state, rest
 
     def estimate_compile(self, max_steps: int) -> CompileEstimate | None:
-        """As of `MultiStepProgram`; no time where steps are compiled at once, or were by an earlier program."""
+        """Estimate the gain of compiling; no compile time if steps are compiled immediately, or were by an earlier
+        program.
+        """
         if not self.can_compile_steps:
             return None
         ready = self._compiled.ready
@@ -328,7 +327,7 @@ class TracedProgram(ArrayProgram):
         return CompileError(f"{problem}: it uses several devices, {devices}", hint="put its nodes on one device")
 
     def renew_compiled(self) -> list[str]:
-        """As of `Program`; what is compiled anew is compiled at its first call."""
+        """Return the names of changed Python values; code that is compiled again is compiled at its first call."""
         watch = self._compiled.watch
         changed = watch.changed()
         if not changed:
@@ -348,12 +347,12 @@ class TracedProgram(ArrayProgram):
         self._traced.wait((self._state.parameters, slots, self._buffers))
 
     def snapshot(self) -> Any:
-        """As of `ArrayProgram`, once the steps so far are computed."""
+        """Return a snapshot after the steps so far are computed."""
         self.synchronize()
         return super().snapshot()
 
     def sync_models(self) -> None:
-        """As of `ArrayProgram`, once the steps so far are computed."""
+        """Write the models after the steps so far are computed."""
         self.synchronize()
         super().sync_models()
 
@@ -362,7 +361,7 @@ class TracedProgram(ArrayProgram):
         super().restore(snapshot)
 
     def _unshare_state(self) -> None:
-        """Go on with copies of the arrays that others hold now, if steps destroy the state.
+        """Continue with copies of the arrays that others hold now, if steps destroy the state.
 
         Raises:
             OutOfMemoryError: no room for the copies; the state is what it was.
@@ -398,11 +397,11 @@ _MIN_RATIO = 0.01
 
 
 class CompileEstimator:
-    """Estimates for one program, corrected by what this process has measured.
+    """Estimates for one program, corrected by the measurements of this process.
 
     Args:
-        kind: programs of one kind share the measured compile times.
-        size: number of arrays and operations to compile.
+        kind: Programs of one kind share the measured compile times.
+        size: Number of arrays and operations to compile.
     """
 
     _compile_ratios: dict[Any, float] = {}  # noqa: RUF012
@@ -413,16 +412,16 @@ class CompileEstimator:
         self._step_seconds: float | None = None
 
     def record_step(self, seconds: float) -> None:
-        """Take in the time of a plain step; the shortest counts."""
+        """Record the time of a plain step; the shortest is used."""
         self._step_seconds = seconds if self._step_seconds is None else min(self._step_seconds, seconds)
 
     def record_compile(self, seconds: float) -> None:
-        """Take in the time of a compilation."""
+        """Record the time of a compilation."""
         ratio = seconds / self._usual_seconds()
         self._compile_ratios[self._kind] = (self._compile_ratios.get(self._kind, ratio) + ratio) / 2
 
     def estimate(self, max_steps: int) -> CompileEstimate:
-        """For calls of at most `max_steps` steps."""
+        """Estimate calls of at most `max_steps` steps."""
         seconds = self._usual_seconds() * self._compile_ratios.get(self._kind, 1.0)
         return CompileEstimate(seconds, self._step_ratio(max_steps))
 
@@ -459,14 +458,14 @@ def multi_step_runner(
     put_on: Callable[[Mapping[str, Any]], Callable[[Any], Any]],
     put_key: Callable[[Any], Any] | None = None,
 ) -> StepLoop:
-    """A function as of `TracedOps.compile_steps` that makes calls of up to `MAX_STEPS_PER_CALL` steps.
+    """Return a function for `TracedOps.compile_steps` that makes calls of up to `MAX_STEPS_PER_CALL` steps.
 
     Args:
-        call: a function of (state, rest, table, numbers, count on the device, count) that gives the state afterwards,
-            the results (one row each, possibly more rows than steps), and the numbers of the next step.
-        concatenate: joins the results of several calls.
-        put_on: from `rest`, the function that puts a NumPy array on the device that computes.
-        put_key: puts the random key there; None where `put_on` does that too.
+        call: Function of (state, rest, table, numbers, count on the device, count) that returns the new state, the
+            results (one row each, possibly more rows than steps), and the numbers of the next step.
+        concatenate: Function that joins the results of several calls.
+        put_on: Function that returns, from `rest`, the function that puts a NumPy array on the device that computes.
+        put_key: Function that puts the random key there; None if `put_on` does that too.
     """
 
     def run(state: Any, rest: Any, cursor: StepCursor, count: int) -> tuple[Any, Any]:
@@ -490,17 +489,18 @@ def _call_sizes(count: int) -> Iterator[int]:
 
 
 def steps_gathered_at_once(step_bytes: int) -> int:
-    """For how many steps rows are gathered at once, where the batch of one step takes so many bytes."""
+    """Return for how many steps rows are gathered together, if the batch of one step takes `step_bytes` bytes."""
     return max(1, min(_MAX_GATHERED_STEPS, _MAX_GATHERED_BYTES // max(step_bytes, 1)))
 
 
 def is_faster(first: Callable[[int], Any], second: Callable[[int], Any], step_counts: Sequence[int]) -> bool:
-    """Whether `first` takes no longer than `second`, for the first number of steps that takes long enough to tell.
+    """Return whether `first` takes no longer than `second`, for the first number of steps that takes long enough to
+    tell.
 
     Args:
-        first: runs so many steps, and waits for them.
-        second: the same in another way.
-        step_counts: the numbers of steps to try, rising.
+        first: Function that runs a number of steps, and waits for them.
+        second: Function that does the same in another way.
+        step_counts: Numbers of steps to try, increasing.
     """
     for count in step_counts:
         seconds = [_shortest_seconds(partial(way, count)) for way in (first, second)]

@@ -1,4 +1,6 @@
-"""Capability `observe_transfers`: a backend tells each transfer and each wait of the host while somebody asks."""
+"""Capability `observe_transfers`: a backend reports each transfer and each wait of the host while an observer is
+active.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,13 @@ class TransferEvent:
     """One transfer, or one wait of the host.
 
     Attributes:
-        kind: one of `TRANSFER_KINDS`; a `"wait"` moves nothing that the user asked for: the host waits for a device.
-        source: where the values are; of a wait, the device that is waited for.
-        target: where they go; of a wait, the CPU.
-        operation: what did it, in the framework's words, such as `"copy_"` or `"item"`.
-        nbytes: how much is moved, 0 for a wait.
-        waits: whether the host waits until it is done; always so for a `"wait"`.
-        result: the tensor at the target, if it is there already; kept by nobody for longer than the user keeps it.
+        kind: One of `TRANSFER_KINDS`. A `"wait"` moves nothing that the user requested: the host waits for a device.
+        source: Device of the values; for a wait, the device that is waited for.
+        target: Device that receives them; for a wait, the CPU.
+        operation: The operation, in the framework's words, such as `"copy_"` or `"item"`.
+        nbytes: Number of bytes moved, 0 for a wait.
+        waits: Whether the host waits until it is done; always True for a `"wait"`.
+        result: The tensor at the target, if it exists already. Nothing holds it for longer than the user does.
     """
 
     kind: TransferKind
@@ -44,7 +46,7 @@ Record = Callable[[TransferEvent], None]
 
 
 class Observers:
-    """Who is told events now; false while nobody is, so that simulated devices ask before they make an event."""
+    """The current observers of events. It is false without observers, so that simulated devices check it first."""
 
     def __init__(self) -> None:
         self._records: tuple[Record, ...] = ()
@@ -53,13 +55,13 @@ class Observers:
         return bool(self._records)
 
     def tell(self, event: TransferEvent) -> None:
-        """Tell all."""
+        """Report an event to all observers."""
         for record in self._records:
             record(event)
 
     @contextmanager
     def added(self, record: Record) -> Iterator[None]:
-        """Tell `record`, too, inside."""
+        """Report events to `record`, too, inside this context."""
         self._records = (*self._records, record)
         try:
             yield
@@ -68,26 +70,26 @@ class Observers:
 
 
 class ObservesTransfers(Capability):
-    """Capability: what a ledger and `no_transfers` ask of a backend. Others are listed as not covered."""
+    """Capability: report transfers to a ledger and `no_transfers`. Backends without it are listed as not covered."""
 
     @abstractmethod
     def observe_transfers(self, record: Record) -> AbstractContextManager[None]:
-        """A context in which `record` is told every transfer and wait of this framework on the backend's devices.
+        """Return a context that reports every transfer and wait of this framework on the backend's devices to `record`.
 
-        In every thread, whoever makes them. Nothing of it may be left, or cost anything, outside. It is entered once at
-        a time. The framework is imported already.
+        This includes every thread and every caller. Outside it, nothing may be left, and nothing may cost time. It is
+        entered once at a time. The framework is imported already.
         """
 
     def can_observe_transfers(self) -> bool:
-        """Whether this version of the framework has what `observe_transfers` needs, which is not entered otherwise.
+        """Return whether this version of the framework supports `observe_transfers`, which is otherwise not entered.
 
-        Asked where the framework is imported.
+        It is called when the framework is imported.
         """
         return True
 
     def unobserved_transfers(self) -> Sequence[str]:
-        """Which transfers or waits `observe_transfers` cannot see with this framework and these devices.
+        """Return the transfers or waits that `observe_transfers` cannot see with this framework and these devices.
 
-        One sentence each; nothing, the default, if it sees all. Asked where the framework is imported.
+        One sentence each; nothing, the default, if it sees all. It is called when the framework is imported.
         """
         return ()

@@ -1,4 +1,4 @@
-"""WeightFiles: what a framework calls the weights of its models, and the files that it keeps them in."""
+"""WeightFiles: a framework's own names of the weights of its models, and its own files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anyaccel.capability import Capability
 
 
 class WeightFiles(Capability):
-    """A capability beside Compute, for a framework that has names or files of weights of its own.
+    """Capability: a framework with its own names or files of weights.
 
     Without it, the names are those of a state after `parameters/` and `buffers/`, and files are safetensors.
     """
@@ -25,35 +25,37 @@ class WeightFiles(Capability):
 
     @abstractmethod
     def weight_names(self, model: Any) -> Mapping[str, str]:
-        """The name in `Compute.state` for each name that the framework gives; several if a value has several names."""
+        """Return the name in `Compute.state` for each name of the framework; several if a value has several names."""
 
     def plain_name(self, model: Any, name: str) -> str:
-        """The name in `Compute.state`, after `parameters/` or `buffers/`, for one that a wrapper of the model made."""
+        """Return the name in `Compute.state`, after `parameters/` or `buffers/`, for a name that a wrapper of the model
+        created.
+        """
         return name
 
     @abstractmethod
     def read_weights(self, path: Path) -> dict[str, np.ndarray]:
-        """The arrays of a file, by name, in memory of their own. Runs no code of the file, whatever its name ends in.
+        """Return the arrays of a file by name, in new memory. Runs no code of the file, for any file extension.
 
         Raises:
-            StateError: the file is damaged, or holds anything else than named arrays.
+            StateError: the file is damaged, or holds anything other than named arrays.
         """
 
     @abstractmethod
     def write_weights(self, path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-        """Write named arrays into a new file of exactly this name, whatever it ends in."""
+        """Write named arrays into a new file with exactly this name, for any file extension."""
 
 
 def plain_state(
     backend: Any, model: Any, current: Mapping[str, Any], given: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """A state that was written while the model was wrapped, by the names that it has now.
+    """Return a state that was written while the model was wrapped, by its current names.
 
     Args:
-        backend: of the model.
-        model: that the state is for.
-        current: has the names of the model's own state.
-        given: the state, with that of an optimizer.
+        backend: Backend of the model.
+        model: Model that the state is for.
+        current: Mapping with the names of the model's own state.
+        given: The state, with that of an optimizer.
     """
     files = backend.capability(WeightFiles)
     if files is None:

@@ -1,8 +1,8 @@
 """XLA scopes: the operations that XLA has compiled, in a trace, with the nodes that they belong to.
 
-XLA's events are named by its own instructions. The programs of the process are in the profile too, as serialized
-protocol buffers (`HloProto`, in a plane of metadata), and say which scope each instruction comes from. The same name of
-an instruction, and even of a program, may be in several: an event says by its `program_id` which one ran, unless that
+XLA's events are named by its own instructions. The profile also has the programs of the process, as serialized protocol
+buffers (`HloProto`, in a plane of metadata), which tell the scope of each instruction. The same name of an instruction,
+and even of a program, may be in several programs. The `program_id` of an event tells which one ran, unless the program
 was read from a cache on disk, with the number that it had where it was compiled.
 """
 
@@ -27,7 +27,7 @@ _MODULE, _COMPUTATIONS, _INSTRUCTIONS, _OP_METADATA, _OP_NAME = 1, 3, 2, 7, 2
 
 
 def xla_programs(profile: bytes) -> dict[tuple[str, int], Program]:
-    """All programs in a serialized `XSpace`.
+    """Return all programs in a serialized `XSpace`.
 
     Raises:
         ValueError: not such bytes.
@@ -57,16 +57,18 @@ def _instructions(program: bytes) -> Iterator[tuple[str, str]]:
 def with_nodes(
     events: Sequence[dict[str, Any]], programs: Programs, nodes: Mapping[str, str], *, numbers_hold: bool = True
 ) -> None:
-    """Name events of compiled instructions by their node, too, and give them its label and the whole scope.
+    """Name events of compiled instructions by their node, too, and add its label and the whole scope.
 
-    Where the number of a program does not say which one ran, an event has a node if it would have it in every program
-    of that name that has all instructions that ran.
+    If the number of a program does not tell which one ran, an event gets a node only if it would have that node in
+    every program with that name that has all instructions that ran.
 
     Args:
-        events: are changed; those of operations that XLA did not compile may have their `scope` among the arguments.
-        programs: those of the process.
-        nodes: labels by the names that nodes have in scopes.
-        numbers_hold: whether a `program_id` is the number of the program that ran: not so for one from a cache on disk.
+        events: Events, which are changed; those of operations that XLA did not compile may have their `scope` among the
+            arguments.
+        programs: Programs of the process.
+        nodes: Labels by the names of nodes in scopes.
+        numbers_hold: Whether a `program_id` is the number of the program that ran, which is false for one from a cache
+            on disk.
     """
     ran: dict[tuple[str, Any], set[str]] = {}
     for event in events:
@@ -95,7 +97,7 @@ def _program_of(arguments: Mapping[str, Any]) -> tuple[str, Any]:
 def _possible(
     key: tuple[str, Any], instructions: Collection[str], programs: Programs, *, numbers_hold: bool
 ) -> list[Program]:
-    """The programs that may have run where events of these instructions say this name and number."""
+    """Return the programs that may have run where events of these instructions say this name and number."""
     name, number = key
     if numbers_hold and number is not None:
         program = programs.get((name, int(number) % 2**64))
@@ -105,7 +107,9 @@ def _possible(
 
 
 def node_in(scope: str, nodes: Mapping[str, str]) -> str | None:
-    """The label of the outermost part of a scope that is a node, also where it was differentiated; None without one."""
+    """Return the label of the outermost part of a scope that is a node, even where it was differentiated; None without
+    one.
+    """
     parts = (_WRAPPERS.sub("", part) for part in scope.split("/"))
     return next((nodes[part] for part in parts if part in nodes), None)
 
@@ -115,7 +119,7 @@ def _text(message: bytes, number: int) -> str:
 
 
 def _each(message: bytes, number: int) -> Iterator[bytes]:
-    """The values of a field of text, bytes or messages."""
+    """Yield the values of a field of text, bytes or messages."""
     at, size = 0, len(message)
     while at < size:
         tag, at = _varint(message, at)

@@ -1,4 +1,4 @@
-"""A module of anyaccel in a process of its own. Imports little, so that commands that only wait for one start fast."""
+"""A module of anyaccel in its own process. Imports little, so that commands that only wait for one start fast."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from anyaccel.machine.bounded_process import run_bounded
 def run_child(
     module: str, *arguments: str, timeout: float, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a module of anyaccel in a process of its own, and wait until it ends.
+    """Run a module of anyaccel in its own process, and wait until it ends.
 
     Args:
         module: its full name.
@@ -30,7 +30,7 @@ def run_child(
 
 
 def last_answer(printed: str, keys: Collection[str]) -> dict[str, Any] | None:
-    """The last line that is a JSON object with these keys, whatever else was printed before or after it; or None."""
+    """Return the last line that is a JSON object with these keys, ignoring other output; or None."""
     values = map(_parse, reversed(printed.splitlines()))
     return next((value for value in values if isinstance(value, dict) and value.keys() >= set(keys)), None)
 

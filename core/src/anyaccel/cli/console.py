@@ -1,4 +1,4 @@
-"""Printing: tables and text, without colour or wrapping in a pipe, and JSON."""
+"""Printing: tables and text, without color or wrapping in a pipe, and JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PIPED_WIDTH = 10_000  # nothing is cut or wrapped in a pipe
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console on standard output or error, without colour and wrapping if it is not a terminal."""
+    """Return a console on standard output or error, without color and wrapping if it is not a terminal."""
     stream = sys.stderr if stderr else sys.stdout
     piped = not stream.isatty()
     return Console(stderr=stderr, width=_PIPED_WIDTH if piped else None, highlight=False, soft_wrap=piped)
@@ -56,7 +56,7 @@ def print_error(error: AnyaccelError, *, as_json: bool) -> None:
 
 
 def format_size(nbytes: int) -> str:
-    """A number of bytes with a unit, `""` for 0."""
+    """Return a number of bytes with a unit, `""` for 0."""
     if not nbytes:
         return ""
     value = float(nbytes)

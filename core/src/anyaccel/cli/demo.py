@@ -60,7 +60,7 @@ def run(framework: str | None, device: str | None, epochs: int, seed: int, as_js
 
 
 def choose_framework(plugins: Registry, device: Device | None) -> str:
-    """A framework with a device other than the CPU, else any installed one, else NumPy.
+    """Return a framework with a device other than the CPU, otherwise any installed one, otherwise NumPy.
 
     Args:
         plugins: the registry.
@@ -101,14 +101,14 @@ def _has_model(backend: Compute) -> bool:
 
 
 def best_device_of(plugins: Registry, framework: str) -> Device:
-    """The first device of a framework that is neither a CPU nor simulated, else the CPU."""
+    """Return the first device of a framework that is neither a CPU nor simulated, otherwise the CPU."""
     plugins.kinds(framework)
     accelerators = [device for device in _devices(plugins, framework) if device.kind not in ("cpu", "sim")]
     return accelerators[0] if accelerators else Device("cpu")
 
 
 def make_experiment(framework: str, seed: int, *, quiet: bool) -> Experiment:
-    """The experiment: digit images, an encoder and a head, in one framework."""
+    """Return the experiment: digit images, an encoder and a head, in one framework."""
     data = digits()
     data.split_random({"train": 0.8, "test": 0.2}, seed=seed)
     mlp: Any = registry().computing(framework).models().get(_MODEL)
@@ -123,7 +123,7 @@ def make_experiment(framework: str, seed: int, *, quiet: bool) -> Experiment:
 
 
 def make_phases(device: str, epochs: int, seed: int) -> tuple[TrainPhase, EvalPhase]:
-    """The training phase and the test phase."""
+    """Return the training phase and the test phase."""
     loss = AppliedLoss("cross_entropy", on="head")
     sampler = SimpleSampler(32, shuffle=True, seed=seed)
     train = TrainPhase.from_split(

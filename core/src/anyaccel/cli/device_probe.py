@@ -1,4 +1,4 @@
-"""Lists devices as JSON: of all backends, as far as possible without importing a framework; or of one, which may.
+"""Lists devices as JSON: of all backends, where possible without importing a framework; or of one, which may.
 
 `anyaccel devices` runs it in child processes.
 """
@@ -21,7 +21,7 @@ from anyaccel.registry import registry
 
 
 def list_all(framework: str | None) -> dict[str, Any]:
-    """The devices of each framework, or of one, as `merged` gives them, and the `broken` plugins.
+    """Return the devices of each framework, or of one, as `merged` gives them, and the `broken` plugins.
 
     Backends with `expected_devices` import no framework; the others are asked for their devices and may.
 
@@ -36,27 +36,27 @@ def list_all(framework: str | None) -> dict[str, Any]:
 
 
 def served_backends(framework: str | None) -> list[tuple[Plugin, int]]:
-    """Each plugin with the number of each of its backends, of one framework or all, that serves something."""
+    """Return each plugin with the number of each of its backends, of one framework or all, that serves something."""
     offers = [(plugin, i, backend) for plugin in registry().plugins for i, backend in enumerate(plugin.backends)]
     return [(p, i) for p, i, backend in offers if framework in (None, backend.framework) and served_kinds(backend)]
 
 
 def served_kinds(backend: Backend) -> list[str]:
-    """The kinds of device for which a backend is the one of its framework."""
+    """Return the kinds of device for which a backend is the one of its framework."""
     known = registry()
     pairs = [(backend.framework, kind) for kind in backend.kinds if known.serves(backend.framework, kind)]
     return [kind for framework, kind in pairs if known.find(framework, kind) is backend]
 
 
 def list_devices(plugin_name: str, index: int, machine: Machine | None = None) -> dict[str, Any]:
-    """The devices of a plugin's backend: `framework`, `devices`, why kinds are `missing`, and what it does wrong.
+    """Return the devices of a plugin's backend: `framework`, `devices`, why kinds are `missing`, and its faults.
 
-    Only of the kinds that the backend serves: a pair of framework and kind that several plugins offer, one serves.
+    Only kinds that the backend serves are listed: if several plugins offer a pair of framework and kind, one serves it.
 
     Args:
-        plugin_name: the plugin.
-        index: which of its backends.
-        machine: facts by which the backend tells its devices if it can; None to ask the framework.
+        plugin_name: The plugin.
+        index: Index of the backend.
+        machine: Facts from which the backend can list its devices; None to ask the framework.
     """
     plugin = next(plugin for plugin in registry().plugins if plugin.name == plugin_name)
     backend = plugin.backends[index]
@@ -79,7 +79,9 @@ def list_devices(plugin_name: str, index: int, machine: Machine | None = None) -
 
 
 def merged(listings: Iterable[tuple[Plugin, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """What the backends of each framework list, as one: `framework`, `devices`, `missing`. Plugins get their faults."""
+    """Merge the lists of the backends of each framework: `framework`, `devices`, `missing`. Plugins get their
+    faults.
+    """
     found: dict[str, dict[str, Any]] = {}
     for plugin, listing in listings:
         name = listing["framework"]

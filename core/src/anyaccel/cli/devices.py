@@ -25,7 +25,7 @@ def run(
         timeout: seconds for each backend.
         as_json: print JSON instead of a table.
         load: loads the plugins; returns those that could not be imported.
-        ask: ask each framework in a process of its own; otherwise only where it must be, or something fails.
+        ask: ask each framework in its own process; otherwise only where it must be, or something fails.
 
     Raises:
         FrameworkError: no plugin runs the framework.
@@ -59,7 +59,7 @@ def run(
 
 
 def print_broken(broken: Iterable[Mapping[str, str]]) -> None:
-    """Print what is wrong with broken and slow plugins, and what to do."""
+    """Print the faults of broken and slow plugins, and how to fix them."""
     for plugin in broken:
         style = "red" if plugin["status"] == "broken" else "yellow"
         print_line(f"{plugin['name']} is {plugin['status']}: {plugin['cause']}", style=style)
@@ -67,7 +67,8 @@ def print_broken(broken: Iterable[Mapping[str, str]]) -> None:
 
 
 def expected(framework: str | None, timeout: float) -> dict[str, Any] | None:
-    """The listing of all backends by one process, which imports frameworks only where a backend cannot tell without.
+    """Return the listing of all backends by one process, which imports frameworks only where a backend cannot tell
+    without.
 
     Returns:
         `frameworks` and `broken`; None if the process fails.
@@ -80,7 +81,7 @@ def expected(framework: str | None, timeout: float) -> dict[str, Any] | None:
 
 
 def _reasons(listings: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Why each framework has no device of a kind, a line each, as far as it is known."""
+    """Why each framework has no device of a kind, a line each, if known."""
     for listing in listings:
         for missing in listing["missing"]:
             if missing["reason"] and missing["kind"] != "any":  # of a broken plugin, which is printed by itself

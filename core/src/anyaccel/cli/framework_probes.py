@@ -1,4 +1,4 @@
-"""Asks each framework for its devices, in a process of its own: it may initialize, hang or crash."""
+"""Asks each framework for its devices, in its own process: it may initialize, hang or crash."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PROBE = "the process that lists the devices of its backend for"
 
 
 def probe_all(framework: str | None, timeout: float, left_out: Sequence[Plugin]) -> dict[str, Any]:
-    """The listings of `probe`, and the plugins that are `broken`, as plain data.
+    """Return the listings of `probe`, and the plugins that are `broken`, as plain data.
 
     Args:
         framework: None for all.
@@ -36,7 +36,8 @@ def probe_all(framework: str | None, timeout: float, left_out: Sequence[Plugin])
 
 
 def probe(framework: str | None, timeout: float) -> list[dict[str, Any]]:
-    """The devices of each framework, or of one: `framework`, `devices`, `missing`. Plugins get faults and delays.
+    """Return the devices of each framework, or of one: `framework`, `devices`, `missing`. Plugins get faults and
+    delays.
 
     Args:
         framework: None for all.
@@ -54,7 +55,9 @@ def probe(framework: str | None, timeout: float) -> list[dict[str, Any]]:
 
 
 def _probe_one(plugin: Plugin, index: int, timeout: float) -> dict[str, Any]:
-    """The devices of a backend, listed in a child process if it is installed: it may initialize, hang or crash."""
+    """Return the devices of a backend, listed in a child process if it is installed: it may initialize, hang or
+    crash.
+    """
     if not plugin.distribution or plugin.name == BUILT_IN:
         return list_devices(plugin.name, index)
     framework = plugin.backends[index].framework

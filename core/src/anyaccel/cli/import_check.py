@@ -1,4 +1,4 @@
-"""Loads the plugins one after another, printing the name of each. `plugin_loading` runs it in a child process."""
+"""Loads the plugins in sequence, printing the name of each. `plugin_loading` runs it in a child process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Announced:
 
 
 def announce(name: str) -> None:
-    """Print a name on a line of its own; `""` says that all plugins are loaded."""
+    """Print a name on its own line; `""` says that all plugins are loaded."""
     sys.stdout.write(f"\n{MARK}{name}\n")
     sys.stdout.flush()
 

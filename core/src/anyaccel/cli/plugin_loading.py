@@ -41,7 +41,7 @@ def load_plugins(timeout: float = TIMEOUT) -> tuple[Plugin, ...]:
 
 
 def child_environment() -> dict[str, str]:
-    """The environment of a child process that loads the same plugins as this one."""
+    """Return the environment of a child process that loads the same plugins as this one."""
     names = (plugin.name for plugin in registry().plugins if plugin.name != BUILT_IN)
     return {**os.environ, SWITCH: ",".join(dict.fromkeys(names))}
 
@@ -86,7 +86,9 @@ def _first_failure(names: Sequence[str], timeout: float) -> tuple[str, str, bool
 
 
 def _follow(output: IO[str], timeout: float) -> tuple[str, bool]:
-    """The plugin being imported when the output ended (True) or nothing came any more (False); `""` if all loaded."""
+    """Return the plugin being imported when the output ended (True) or nothing came any more (False); `""` if all
+    loaded.
+    """
     names: SimpleQueue[str | None] = SimpleQueue()
     Thread(target=_read_names, args=(output, names), daemon=True).start()
     current = ""

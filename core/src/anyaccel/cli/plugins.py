@@ -16,7 +16,7 @@ from anyaccel.registry import registry
 
 
 def run(timeout: float, as_json: bool, left_out: Sequence[Plugin]) -> int:
-    """Print the plugins; returns 1 if one is broken or slow, else 0.
+    """Print the plugins; returns 1 if one is broken or slow, otherwise 0.
 
     Every backend is asked for its devices to find that out.
 
@@ -35,7 +35,9 @@ def run(timeout: float, as_json: bool, left_out: Sequence[Plugin]) -> int:
 
 
 def hooks_of(plugin: Plugin) -> tuple[str, ...]:
-    """The hooks that a plugin implements beside `backends`: `policies`, and those of a phase in the order of calls."""
+    """Return the hooks that a plugin implements beside `backends`: `policies`, and those of a phase in the order of
+    calls.
+    """
     hooks = registry().hooks
     module = hooks.get_plugin(plugin.name) if plugin.error is None else None
     names = {caller.name for caller in (hooks.get_hookcallers(module) or ())} if module is not None else set()

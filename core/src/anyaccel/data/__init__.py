@@ -1,8 +1,8 @@
 """Data: feature sets on Arrow with their splits, transforms and references; samplers; and sources that stream.
 
-`FeatureSet` holds named columns with roles; `Sampler`s order its rows; a `Source` gives rows that are not in memory;
-`joined_array` and `loadable_array` read several columns as one tensor. Stands on pyarrow, NumPy and the
-kernel; knows nothing of graphs or phases.
+A `FeatureSet` holds named columns with roles; a `Sampler` orders its rows; a `Source` reads rows that are not in
+memory; `joined_array` and `loadable_array` read several columns as one tensor. Stands on pyarrow, NumPy and the kernel;
+knows nothing of graphs or phases.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ _DTYPES = "bool, int8 to int64, uint8 to uint64, float16, float32, float64"
 
 
 def column_spec(name: str, arrow_type: Any) -> TensorSpec:
-    """Shape per sample and dtype of a column of an Arrow type."""
+    """Return the shape per sample and the dtype of a column of an Arrow type."""
     extents, axes, value_type = _layout(arrow_type)
     if not _is_number(value_type):
         raise not_numbers(name, str(arrow_type))
@@ -35,7 +35,7 @@ def is_numeric(arrow_type: Any) -> bool:
 
 
 def type_name(name: str, arrow_type: Any) -> str:
-    """The type of a column for people: numbers as dtype and shape, dictionaries as `category`."""
+    """Return the human-readable type of a column: numbers as dtype and shape, dictionaries as `category`."""
     if is_numeric(arrow_type):
         return str(column_spec(name, arrow_type))
     return "category" if pa.types.is_dictionary(arrow_type) else str(arrow_type)
@@ -47,12 +47,12 @@ def is_list(arrow_type: Any) -> bool:
 
 
 def list_leaf(arrow_type: Any) -> Any:
-    """The type of the values in (nested) lists; any other type as it is."""
+    """Return the type of the values in (nested) lists; any other type unchanged."""
     return list_leaf(arrow_type.value_type) if is_list(arrow_type) else arrow_type
 
 
 def not_numbers(name: str, found_type: str) -> ColumnError:
-    """The error for a column that is not numeric."""
+    """Create the error for a column that is not numeric."""
     encode = f"then fit_transform(OneHotEncoder(), {name!r}, fit_on='train', role='feature'), or role='target'"
     return ColumnError(
         f"column {name!r} cannot be read as numbers: it is of type {found_type}",
@@ -64,12 +64,12 @@ def not_numbers(name: str, found_type: str) -> ColumnError:
 
 
 def empty_axis(name: str, shape: tuple[int, ...]) -> ColumnError:
-    """The error for a column whose samples have an axis of length 0."""
+    """Create the error for a column whose samples have an axis of length 0."""
     return ColumnError(f"column {name!r} has samples of shape {list(shape)}, which are empty")
 
 
 def missing_values(name: str, missing: np.ndarray, what: str = "nulls") -> ColumnError:
-    """The error for a column with missing values; `missing` is bool [n]."""
+    """Create the error for a column with missing values; `missing` is bool [n]."""
     return ColumnError(
         f"column {name!r} has {what} in {int(missing.sum())} of {len(missing)} rows, the first in row "
         f"{int(missing.argmax())}",
@@ -79,7 +79,7 @@ def missing_values(name: str, missing: np.ndarray, what: str = "nulls") -> Colum
 
 
 def ragged(name: str, lengths: str = "") -> ColumnError:
-    """The error for a column whose samples differ in shape."""
+    """Create the error for a column whose samples differ in shape."""
     return ColumnError(
         f"column {name!r} is ragged: its samples differ in shape",
         cause=f"{lengths}{', but ' if lengths else ''}all samples of a column have one shape",
@@ -108,7 +108,7 @@ def check_numbers(name: str, column: Any) -> None:
 
 
 def contiguous(column: Any) -> Any:
-    """A chunked column as one Arrow array: its only chunk as it is, several combined in a copy."""
+    """Return a chunked column as one Arrow array: its only chunk, or several combined in a copy."""
     chunks = [chunk for chunk in column.chunks if len(chunk)]
     if len(chunks) == 1:
         return chunks[0]
@@ -116,7 +116,7 @@ def contiguous(column: Any) -> Any:
 
 
 def to_arrow(array: np.ndarray) -> Any:
-    """An Arrow array on the memory of a C-contiguous numeric `array` [n, *shape] without empty axes.
+    """Return an Arrow array on the memory of a C-contiguous numeric `array` [n, *shape] without empty axes.
 
     Scalars per sample become a primitive column, other shapes a fixed-shape tensor column. Bool is packed into bits,
     with a copy; with a shape it becomes nested fixed-size lists, as Arrow has no tensors of bits.
@@ -148,7 +148,7 @@ def to_numpy(name: str, column: Any) -> np.ndarray:
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
-    """A view of `array` that cannot be made writable again; every array that it is a view of becomes read-only too."""
+    """Return a view of `array` that cannot be made writable again; the arrays that it views become read-only, too."""
     owner: Any = array
     while isinstance(owner, np.ndarray):
         owner.flags.writeable = False
@@ -157,12 +157,14 @@ def read_only(array: np.ndarray) -> np.ndarray:
 
 
 def any_by_row(mask: np.ndarray) -> np.ndarray:
-    """Which rows of a mask [n, *shape] have a true value, bool [n]."""
+    """Return which rows of a mask [n, *shape] have a true value, bool [n]."""
     return np.asarray(mask.reshape(len(mask), -1).any(axis=1))
 
 
 def _layout(arrow_type: Any) -> tuple[tuple[int, ...], tuple[int, ...], Any]:
-    """Extents of one sample in memory order, the order in which its axes are read, and the type of a value."""
+    """Return the extents of one sample in memory order, the order in which its axes are read, and the type of a
+    value.
+    """
     extents: tuple[int, ...] = ()
     axes: tuple[int, ...] = ()
     while isinstance(arrow_type, pa.FixedShapeTensorType) or pa.types.is_fixed_size_list(arrow_type):
@@ -190,7 +192,9 @@ def _null_count(array: Any) -> int:
 
 
 def _null_rows(array: Any) -> np.ndarray:
-    """Rows that are null, bool [n]; if none is, those with a null inside (`flatten` leaves null rows out)."""
+    """Return the rows that are null, bool [n]; if there are none, those with a null inside (`flatten` drops null
+    rows).
+    """
     array = _storage(array)
     missing: np.ndarray = array.is_null().to_numpy(zero_copy_only=False)
     if missing.any() or not pa.types.is_fixed_size_list(array.type) or not len(array):

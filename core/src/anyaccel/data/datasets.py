@@ -1,4 +1,4 @@
-"""The small data set of handwritten digits that comes with the package."""
+"""The small data set of handwritten digits that is part of the package."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DARKEST = 16  # each pixel counts the dark dots of 4 x 4
 
 
 def digits() -> FeatureSet:
-    """1,797 images of handwritten digits, a new feature set on every call.
+    """Load 1,797 images of handwritten digits as a new feature set.
 
     Columns: feature `pixels`, float32 of shape (8, 8) in 0 to 1 (the counts 0 to 16 of the source, divided by 16);
     target `label`, int64 scalar, 0 to 9; tag `row`, int64, the position in the source.
@@ -24,6 +24,11 @@ def digits() -> FeatureSet:
     Source: the test part of "Optical Recognition of Handwritten Digits" by E. Alpaydin and C. Kaynak (1998), UCI
     Machine Learning Repository, DOI 10.24432/C50P49 (https://doi.org/10.24432/C50P49), licence CC BY 4.0; see
     DIGITS-LICENSE.txt beside this module.
+
+    Example:
+        >>> from anyaccel.data.datasets import digits
+        >>> digits().array("pixels").shape
+        (1797, 8, 8)
     """
     content = files("anyaccel.data").joinpath(_FILE).read_bytes()
     stored = FeatureSet("digits", read_parquet("digits", pa.BufferReader(content), _FILE, RoleNames("pixels", "label")))

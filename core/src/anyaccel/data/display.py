@@ -22,7 +22,7 @@ _FIRST_VALUES = 3  # of a sample with several
 
 
 def data_frame(rows: Rows, index: np.ndarray) -> Any:
-    """A pandas DataFrame of all columns of some rows, with this index."""
+    """Return a pandas DataFrame of all columns of some rows, with this index."""
     try:
         import pandas as pd
     except ImportError as error:
@@ -43,7 +43,7 @@ def _cells(rows: Rows, name: str) -> Any:
 
 
 def summary(rows: Rows) -> str:
-    """Rows in one line: how many there are, and the columns of each role with their types."""
+    """Return rows in one line: their number, and the columns of each role with their types."""
     parts = []
     for role, names in (("features", rows.features), ("targets", rows.targets), ("tags", rows.tags)):
         if len(names) > _ONE_BY_ONE:
@@ -73,7 +73,7 @@ def _type_of(rows: Rows, name: str) -> str:
 
 
 def rows_html(rows: Rows) -> str:
-    """The number of rows, and a table of the columns with their roles, types and first values. Never raises."""
+    """Return the number of rows, and a table of the columns with their roles, types and first values. Never raises."""
     return guarded(rows, lambda: _page(rows))
 
 
@@ -88,7 +88,9 @@ def _page(rows: Rows) -> Markup:
 
 
 def _columns(rows: Rows) -> list[Markup]:
-    """A row for each column; of a role with many the first, and how many more there are, so that no role is hidden."""
+    """Return a row for each column; of a role with many the first, and how many more there are, so that no role is
+    hidden.
+    """
     lines: list[Markup] = []
     for role, names in (("features", rows.features), ("targets", rows.targets), ("tags", rows.tags)):
         first, hidden, _ = cut(names)
@@ -113,14 +115,14 @@ def _column(rows: Rows, name: str) -> Markup:
 
 
 def first_values(rows: Rows, name: str, count: int) -> list[str]:
-    """The values of a column in the first rows, as text; only these rows are read."""
+    """Return the values of a column in the first rows, as text; only these rows are read."""
     indices = range(len(rows)) if rows.indices is None else rows.indices
     column = rows.base.column(name)
     return [_value(name, column.slice(int(index), 1)) for index in indices[:count]]
 
 
 def _value(name: str, part: Any) -> str:
-    """The value of a column of a single row."""
+    """Return the value of a column of a single row."""
     if is_readable(part):
         return sample(to_numpy(name, contiguous(part)))
     inner = getattr(part[0], "values", None)
@@ -130,14 +132,14 @@ def _value(name: str, part: Any) -> str:
 
 
 def sample(values: np.ndarray) -> str:
-    """The first sample of `values` as text: a number, or the first of its numbers."""
+    """Return the first sample of `values` as text: a number, or the first of its numbers."""
     flat = values[:1].reshape(-1)
     shown = [number(value) for value in flat[:_FIRST_VALUES].tolist()]
     return shown[0] if len(flat) == 1 and shown else _several(shown, len(flat))
 
 
 def number(value: Any) -> str:
-    """A value as text, floats with four digits."""
+    """Return a value as text, floats with four digits."""
     return f"{value:.4g}" if isinstance(value, float) else text(value)
 
 

@@ -1,8 +1,8 @@
 """Feature sets, the views of their rows, and references to their columns.
 
-The three classes know each other and therefore share this module, with the store of their columns. What else they do is
-elsewhere: `readers` make tables of what a user has, `row_filters` and `splitting` choose rows, `transforms` make new
-columns, and `display` shows them all.
+The three classes use each other and therefore share this module, with the store of their columns. Other modules do the
+rest: `readers` build tables from user data, `row_filters` and `splitting` choose rows, `transforms` create columns, and
+`display` shows them.
 """
 
 from __future__ import annotations
@@ -68,16 +68,16 @@ OTHER_NAMES = {
 
 @class_hints
 class _SplitRows(AttributeHints, Rows):
-    """Rows that can be filtered, split and shown: those of a feature set, or of a view of it."""
+    """Rows that can be filtered, split and shown: a feature set or a view of one."""
 
     attribute_hints = OTHER_NAMES
 
     @abstractmethod
     def view(self) -> FeatureSetView:
-        """These rows as a view of their feature set."""
+        """Return these rows as a view of their feature set."""
 
     def take(self, positions: Sequence[int] | np.ndarray, *, name: str | None = None) -> FeatureSetView:
-        """Some rows as a view, without a copy of any column; see `Rows.take`.
+        """Choose some rows as a view, without copying any column; see `Rows.take`.
 
         Raises:
             SplitError: positions that are empty, not integers, or out of range.
@@ -85,19 +85,27 @@ class _SplitRows(AttributeHints, Rows):
         return self.view().take(positions, name=name)
 
     def filter(self, conditions: Mapping[str, Any], *, name: str | None = None) -> FeatureSetView:
-        """The rows that meet all conditions, in their order, as a view; nothing is copied.
+        """Choose the rows that meet all conditions, in their order, as a view; nothing is copied.
 
         Args:
-            conditions: by column, of any role: a value that the column equals; a collection of values (list, tuple,
-                set, array), one of which it equals; or a function of the column's array [n, *shape] (an object array
-                [n] if the column is not numeric or has nulls, which are None) that returns a bool mask [n].
-            name: of the view; by default derived from the conditions.
+            conditions: Condition for each column, of any role: a value that the column equals; a collection of values
+                (list, tuple, set, array), one of which it equals; or a function of the column's array [n, *shape] (an
+                object array [n] if the column is not numeric or has nulls, which are None) that returns a bool mask
+                [n].
+            name: Name of the view; by default derived from the conditions.
 
         Raises:
             SplitError: no row meets them.
             DataError: no conditions, a value of a kind that the column does not have, or a mask of another shape or
                 dtype.
             ColumnError: there is no such column.
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> columns = {"x": np.arange(6.0), "site": list("aabbcc")}
+            >>> data = aa.FeatureSet.from_dict("d", columns, ["x"], tag_keys=["site"])
+            >>> data.filter({"site": ["a", "c"], "x": lambda x: x > 0}).array("x")
+            array([1., 4., 5.])
         """
         positions = positions_where(self, "the filter", conditions)
         derived = f"{self.view().name}.filter({described(conditions)})"
@@ -106,22 +114,30 @@ class _SplitRows(AttributeHints, Rows):
     def split_random(
         self, ratios: Mapping[str, float], seed: int = 0, *, stratify_by: Names = None, group_by: Names = None
     ) -> dict[str, FeatureSetView]:
-        """Cut these rows at random into named splits, register them in the feature set and return them.
+        """Split these rows at random into named splits, register them in the feature set and return them.
 
         Args:
-            ratios: share of each split by name, positive, adding up to 1 within 1e-6; counts are rounded by largest
+            ratios: Fraction of each split by name, positive, adding up to 1 within 1e-6. Counts are rounded by largest
                 remainder.
-            seed: the same seed gives the same splits on every machine.
-            stratify_by: a column or several, of any role, with scalars: rows with the same values are a stratum, and
-                each stratum is cut by the ratios, every count rounded up or down.
-            group_by: likewise; rows with the same values stay in one split. The sizes come near the ratios by
-                exchanging groups, and every split gets a group. With `stratify_by` a group must be in one stratum.
+            seed: Seed of the split; the same seed produces the same splits on every machine.
+            stratify_by: One or several columns, of any role, with scalars. Rows with the same values are a stratum, and
+                each stratum is split by the ratios, every count rounded up or down.
+            group_by: One or several columns, of any role, with scalars. Rows with the same values stay in one split.
+                Groups are exchanged to bring the sizes close to the ratios, and every split gets a group. With
+                `stratify_by`, a group must be in one stratum.
 
         Raises:
             SplitError: wrong ratios or seed, a row that `take` chose twice, an empty split, a name that is taken or
                 `"all"`, a stratum with fewer rows (or groups) than splits, fewer groups than splits, or a group in two
                 strata.
-            ColumnError: a column that is not there, has nulls or NaN, or is not scalar.
+            ColumnError: a column that does not exist, has nulls or NaN, or is not scalar.
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> data = aa.FeatureSet.from_dict("d", {"x": np.arange(10.0)}, ["x"])
+            >>> splits = data.split_random({"train": 0.8, "test": 0.2}, seed=0)
+            >>> len(splits["train"]), len(data["test"])
+            (8, 2)
         """
         view = self.view()
         splits = split_at_random(self, view.name, ratios, seed=seed, stratify_by=stratify_by, group_by=group_by)
@@ -130,22 +146,30 @@ class _SplitRows(AttributeHints, Rows):
     def split_by_condition(
         self, conditions: Mapping[str, Mapping[str, Any]], group_by: Names = None
     ) -> dict[str, FeatureSetView]:
-        """Make splits of the rows that meet conditions, register and return them; other rows are in none.
+        """Split rows by conditions, register the splits and return them. Other rows are in no split.
 
         Args:
-            conditions: for each split, by name, conditions as `filter` takes them.
-            group_by: a column or several; a group with rows in two splits is an error.
+            conditions: Conditions for each split by name, as `filter` takes them.
+            group_by: One or several columns; a group with rows in two splits is an error.
 
         Raises:
             SplitError: an empty split, two that overlap, a group that crosses splits, or a name that is taken.
-            DataError, ColumnError: as `filter`, and as `split_random` for `group_by`.
+            DataError, ColumnError: see `filter`, and for `group_by` see `split_random`.
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> columns = {"x": np.arange(6.0), "year": [1, 1, 1, 2, 2, 3]}
+            >>> data = aa.FeatureSet.from_dict("d", columns, ["x"], tag_keys=["year"])
+            >>> splits = data.split_by_condition({"train": {"year": 1}, "test": {"year": [2, 3]}})
+            >>> splits["test"].array("x")
+            array([3., 4., 5.])
         """
         return _registered(self.view(), split_by_condition(self, conditions, group_by=group_by))
 
     def to_pandas(self) -> Any:
-        """A pandas DataFrame with these rows; its index holds their row numbers in the feature set.
+        """Return these rows as a pandas DataFrame; its index holds the row numbers in the feature set.
 
-        Numbers keep their dtype; a column with a shape per sample holds an array in each cell.
+        Numbers keep their dtype; a column with a shape per sample has an array in each cell.
 
         Raises:
             DataError: pandas is not installed.
@@ -160,16 +184,23 @@ class _SplitRows(AttributeHints, Rows):
 class FeatureSetView(_SplitRows):
     """Some rows of a feature set, such as a split, without a copy of any column.
 
-    A view of a view counts its rows in the same feature set, and splits of it are registered there.
+    A view of a view refers to the rows of the same feature set, and its splits are registered there.
 
     Args:
-        feature_set: whose rows they are.
-        name: of the view; that of the split, if it is registered as one.
-        rows: integers [k], k > 0, in any order; they are copied.
-        columns: the columns that the view has; None for all. Splits of it have all.
+        feature_set: The feature set of the rows.
+        name: Name of the view; the name of the split if it is registered as one.
+        rows: Integers [k], k > 0, in any order; they are copied.
+        columns: Columns of the view; None for all. Splits of it have all columns.
 
     Raises:
         SplitError: rows that are empty, not integers, or out of range.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> data = aa.FeatureSet.from_dict("d", {"x": np.arange(6.0)}, ["x"])
+        >>> view = data.take([4, 2])
+        >>> view.array("x"), len(view)
+        (array([4., 2.]), 2)
     """
 
     def __init__(
@@ -198,7 +229,7 @@ class FeatureSetView(_SplitRows):
 
     @property
     def feature_set(self) -> FeatureSet:
-        """The feature set whose rows these are."""
+        """The feature set of these rows."""
         return self._feature_set
 
     @property
@@ -222,9 +253,10 @@ class FeatureSetView(_SplitRows):
         return self._rows
 
     def array(self, name: str) -> np.ndarray:
-        """Values of a column in these rows, [k, *shape] in its own dtype, read-only.
+        """Return the values of a column in these rows, [k, *shape] in its own dtype, read-only.
 
-        A slice of the feature set's memory if the rows are contiguous, else gathered anew by every call.
+        If the rows are contiguous, this is a slice of the feature set's memory; otherwise each call gathers the values
+        again.
 
         Raises:
             ColumnError: there is no such column, or it is a tag that is not numeric or has nulls in these rows.
@@ -241,7 +273,7 @@ class FeatureSetView(_SplitRows):
         return whole[self._slice] if self._slice else read_only(np.take(whole, self._rows, axis=0))
 
     def column(self, name: str) -> Any:
-        """A column in these rows as an Arrow chunked array; a slice if the rows are contiguous.
+        """Return a column in these rows as an Arrow chunked array; a slice if the rows are contiguous.
 
         Raises:
             ColumnError: there is no such column.
@@ -250,15 +282,17 @@ class FeatureSetView(_SplitRows):
         return self._of_these_rows(self._feature_set.column(name))
 
     def to_arrow(self) -> Any:
-        """An Arrow table of these rows, with roles in the field metadata."""
+        """Return these rows as an Arrow table, with roles in the field metadata."""
         return self._of_these_rows(self._feature_set.to_arrow().select(list(self.columns)))
 
     def view(self) -> FeatureSetView:
-        """The view itself."""
+        """Return the view itself."""
         return self
 
     def select(self, features: Names = None, targets: Names = None, tags: Names = None) -> FeatureSetView:
-        """The same rows with fewer columns, as a view of the same feature set and name; see `Rows.select`.
+        """Choose columns: return the same rows with fewer columns, as a view of the same feature set and name.
+
+        None keeps all columns of the role, `()` none.
 
         Raises:
             ColumnError: a name that is not a column of that role, or given twice, or no feature is left.
@@ -267,7 +301,7 @@ class FeatureSetView(_SplitRows):
         return FeatureSetView(self._feature_set, self._name, self._rows, columns)
 
     def take(self, positions: Sequence[int] | np.ndarray, *, name: str | None = None) -> FeatureSetView:
-        """Some of these rows as a view of the same feature set; see `Rows.take`.
+        """Choose some of these rows as a view of the same feature set; see `Rows.take`.
 
         Raises:
             SplitError: positions that are empty, not integers, or out of range.
@@ -276,7 +310,7 @@ class FeatureSetView(_SplitRows):
         return self._with_rows(f"{self._name}.take({len(chosen)} rows)" if name is None else name, chosen)
 
     def intersection(self, other: FeatureSetView) -> FeatureSetView:
-        """The rows that are in `other` too, in their order here.
+        """Choose the rows that are also in `other`, in their order here.
 
         Raises:
             SplitError: `other` is not a view of the same feature set, or no row is in both.
@@ -284,7 +318,7 @@ class FeatureSetView(_SplitRows):
         return self._with_mask(np.isin(self._rows, self._rows_of(other)), f"{self._name} & {other.name}")
 
     def difference(self, other: FeatureSetView) -> FeatureSetView:
-        """The rows that are not in `other`, in their order here.
+        """Choose the rows that are not in `other`, in their order here.
 
         Raises:
             SplitError: `other` is not a view of the same feature set, or all rows are in it.
@@ -327,14 +361,20 @@ class Reference:
     """Columns of a feature set, chosen by role: the input of a node of a graph.
 
     Args:
-        feature_set: whose columns they are.
-        features, targets, tags: names of columns of that role; None takes all of them, in their order. Targets that are
-            named as features become an input, for models that compute their loss; a node takes them by keyword only.
-        stream: the stream of a phase's sampler that the rows come from, such as `"pair"`; None is its first.
+        feature_set: The feature set of the columns.
+        features, targets, tags: Names of columns of that role; None takes all of them, in their order. Targets that you
+            name as features become an input, for models that compute their loss; a node takes them only by keyword.
+        stream: Stream of a phase's sampler that the rows come from, such as `"pair"`; None is its first.
 
     Raises:
         ColumnError: a name that is not a column of that role, or given twice.
         SamplerError: an invalid name of a stream.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> data = aa.FeatureSet.from_dict("d", {"a": np.zeros(4), "b": np.zeros(4)}, ["a", "b"])
+        >>> data.reference(["b"]).features
+        ('b',)
     """
 
     feature_set: FeatureSet
@@ -371,7 +411,7 @@ class Reference:
         return printable(f"Reference({self.feature_set.label!r}, {'; '.join(parts)})")
 
     def get_config(self) -> dict[str, Any]:
-        """A plain dict that `from_config` reads back; the feature set is given by its label."""
+        """Return a plain dict for `from_config`; the feature set is given by its label."""
         return {
             "feature_set": self.feature_set.label,
             "features": list(self.features),
@@ -382,11 +422,11 @@ class Reference:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], feature_sets: Mapping[str, FeatureSet]) -> Reference:
-        """Read what `get_config` wrote; `feature_sets` holds feature sets by label.
+        """Rebuild a reference from the output of `get_config`; `feature_sets` holds feature sets by label.
 
         Raises:
             ConfigError: not such a configuration, or its feature set is not among `feature_sets`.
-            ColumnError: its columns are not there.
+            ColumnError: a column does not exist.
             SamplerError: an invalid name of a stream.
         """
         check_config(config, feature_sets)
@@ -395,23 +435,30 @@ class Reference:
 
 @class_hints
 class FeatureSet(_SplitRows):
-    """Named columns of equal length, each a feature, a target or a tag, in read-only Arrow memory.
+    """Named columns of equal length in read-only Arrow memory. Each column is a feature, a target or a tag.
+
+    Features and targets are of bool, int, uint or float with one shape per sample and without nulls (floats may be
+    NaN); tags may have any Arrow type. For rows that differ in length, use `pad=` of the constructors.
+
+    In the constructors, one of the roles may be `...` (Python's Ellipsis) instead of names: it takes all columns that
+    the other roles do not name, in their order. `from_pandas("wine", df, ..., "quality", "id")` makes every column but
+    two a feature.
 
     Args:
-        label: name of the feature set, without a dot (`"LABEL.COLUMN"` names a column).
-        table: Arrow table whose columns carry their roles in their field metadata as `anyaccel.role`; columns
-            without a role are left out. The `from_` constructors make it.
-
-    Features and targets are of bool, int, uint or float of one shape per sample and have no nulls (floats may be NaN);
-    tags may be anything that Arrow holds. Rows that differ in length are told by `pad=` of the constructors.
-
-    In the constructors, one of the roles may be `...` (Python's Ellipsis) in place of names: all columns that the
-    others do not name, in their order. `from_pandas("wine", df, ..., "quality", "id")` makes every column but two a
-    feature.
+        label: Name of the feature set, without a dot (`"LABEL.COLUMN"` names a column).
+        table: Arrow table whose columns have their roles in their field metadata as `anyaccel.role`; columns without a
+            role are left out. The `from_` constructors create it.
 
     Raises:
         DataError: a label that is not text or has a dot, not an Arrow table, or no rows.
         ColumnError: no roles, or a feature or target with nulls, of another type or with empty samples.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> x, y = np.zeros((100, 4), "float32"), np.arange(100) % 3
+        >>> data = aa.FeatureSet.from_dict("flowers", {"x": x, "species": y}, ["x"], ["species"])
+        >>> data
+        FeatureSet('flowers', 100 rows; features: x float32[4]; targets: species int64[])
     """
 
     def __init__(self, label: str, table: Any) -> None:
@@ -441,21 +488,29 @@ class FeatureSet(_SplitRows):
         *,
         pad: Mapping[str, float | Pad] | None = None,
     ) -> Self:
-        """Make a feature set of array-likes of shape [n, *shape] by name.
+        """Create a feature set from array-likes of shape [n, *shape] by name.
 
-        Every chosen column is copied once and keeps its dtype (Arrow tags are not copied); others are left out.
+        Every chosen column is copied once and keeps its dtype (Arrow tags are not copied); other columns are left out.
 
         Args:
-            label: of the feature set.
-            data: the columns.
-            feature_keys, target_keys, tag_keys: names of columns, or `...` for one role.
-            pad: for each column whose rows differ in length, which are lists or arrays [length, *shape]: what fills the
-                places behind a row, as a number or a Pad. Each batch of a phase is padded to its own longest row.
+            label: Label of the feature set.
+            data: The columns.
+            feature_keys, target_keys, tag_keys: Names of columns, or `...` for one role.
+            pad: For each column whose rows differ in length (lists or arrays [length, *shape]): the padding value, as a
+                number or a Pad. Each batch of a phase is padded to its longest row.
 
         Raises:
             DataError: `data` is not a mapping, or there are no rows.
             ColumnError: unknown names or names in two roles, two `...`, unequal lengths, ragged samples of a column not
                 in `pad`, nulls (also NaN among integers), or a feature or target that is not numeric.
+
+        Example:
+            >>> import anyaccel as aa
+            >>> rows = {"tokens": [[5, 3], [8, 1, 2]], "y": [0, 1]}
+            >>> data = aa.FeatureSet.from_dict("text", rows, ["tokens"], ["y"], pad={"tokens": 0})
+            >>> data.array("tokens")
+            array([[5, 3, 0],
+                   [8, 1, 2]])
         """
         check_label(label)
         given = RoleNames(feature_keys, target_keys, tag_keys)
@@ -472,19 +527,25 @@ class FeatureSet(_SplitRows):
         *,
         pad: Mapping[str, float | Pad] | None = None,
     ) -> Self:
-        """Make a feature set on the memory of an Arrow table, without a copy.
+        """Create a feature set on the memory of an Arrow table, without a copy.
 
-        Takes a `pyarrow.Table`, `RecordBatch` or `RecordBatchReader`, any object with `__arrow_c_stream__` or
-        `__arrow_c_array__`, and the capsule of a stream. Without any names the roles are those that `to_arrow` wrote
+        Accepts a `pyarrow.Table`, `RecordBatch` or `RecordBatchReader`, any object with `__arrow_c_stream__` or
+        `__arrow_c_array__`, and the capsule of a stream. Without any names, the roles are those that `to_arrow` wrote
         into the schema. `fixed_shape_tensor` and fixed-size list columns have a shape per sample, and so have features
-        and targets of lists of one length. Text views and run-end encoded columns are rewritten in the plain layout.
-        Lists that differ in length need `pad`, as in `from_dict`. Of an Arrow data set in folders and of a lazy frame
-        of Polars only the named columns are read. Data sets of Hugging Face are read as their Arrow tables; several by
-        name, as in a `DatasetDict`, become splits of these names.
+        and targets of lists of one length. Text views and run-end encoded columns are converted to the plain layout.
+        Lists that differ in length need `pad`, as in `from_dict`. From an Arrow data set in folders and a lazy frame of
+        Polars, only the named columns are read. Hugging Face data sets are read as their Arrow tables; several by name,
+        as in a `DatasetDict`, become splits with these names.
 
         Raises:
-            DataError: not an Arrow table, one whose buffers do not fit, or one without rows.
-            ColumnError: as `from_dict`, or no names and no roles in the schema.
+            DataError: not an Arrow table, one whose buffers are inconsistent, or one without rows.
+            ColumnError: see `from_dict`; or no names and no roles in the schema.
+
+        Example:
+            >>> import anyaccel as aa, pyarrow as pa
+            >>> data = aa.FeatureSet.from_arrow("t", pa.table({"x": [1.0, 2.0], "y": [0, 1]}), ["x"], ["y"])
+            >>> data.array("x")
+            array([1., 2.])
         """
         check_label(label)
         given = RoleNames(feature_keys, target_keys, tag_keys)
@@ -507,17 +568,17 @@ class FeatureSet(_SplitRows):
         tag_keys: NamesOrRest = None,
         pad: Mapping[str, float | Pad] | None = None,
     ) -> Self:
-        """Make a feature set of a data frame, of pandas or of another library.
+        """Create a feature set from a data frame of pandas or another library.
 
-        Chosen columns of pandas are copied once and keep their dtype, nullable and Arrow dtypes too; the index is left
-        out. Frames with `__arrow_c_stream__` (Polars, DuckDB relations) are read as by `from_arrow`, without a copy;
-        those that have only `__dataframe__` are copied. Of a lazy frame of Polars only the named columns are computed.
-        `feature_keys` and the like mean the same as `feature_cols`.
-        Columns of lists that differ in length need `pad`, as in `from_dict`.
+        Chosen columns of pandas are copied once and keep their dtype, including nullable and Arrow dtypes; the index is
+        left out. Frames with `__arrow_c_stream__` (Polars, DuckDB relations) are read as by `from_arrow`, without a
+        copy; those that have only `__dataframe__` are copied. For a lazy frame of Polars, only the named columns are
+        computed. `feature_keys`, `target_keys` and `tag_keys` are other names for `feature_cols`, `target_cols` and
+        `tag_cols`. Columns of lists that differ in length need `pad`, as in `from_dict`.
 
         Raises:
             DataError: `df` is not a data frame, or has no rows.
-            ColumnError: as `from_dict`, or both names for one role. A float column of pandas may hold NaN; nulls of
+            ColumnError: see `from_dict`; or both names for one role. A float column of pandas may hold NaN; nulls of
                 nullable and Arrow dtypes, of Polars and of DuckDB are refused in features and targets.
         """
         check_label(label)
@@ -535,19 +596,26 @@ class FeatureSet(_SplitRows):
         *,
         delimiter: str = ",",
     ) -> Self:
-        """Make a feature set of a CSV file with a header, read by Arrow: integers, floats, bools, dates, or text.
+        r"""Read a CSV file with a header, using Arrow: integers, floats, bools, dates, or text.
 
         Args:
-            label: of the feature set.
-            path: the file.
-            feature_keys, target_keys, tag_keys: names of columns, or `...` for one role.
-            delimiter: one character.
+            label: Label of the feature set.
+            path: The file.
+            feature_keys, target_keys, tag_keys: Names of columns, or `...` for one role.
+            delimiter: One character.
 
         Raises:
             MissingFileError: there is no such file.
             OSError: the file cannot be opened.
             DataError: not a CSV file, or no rows.
-            ColumnError: as `from_arrow`; an empty cell, and one with NA, null or NaN, is a null unless it is quoted.
+            ColumnError: see `from_arrow`; an empty cell, and one with NA, null or NaN, is a null unless it is quoted.
+
+        Example:
+            >>> import anyaccel as aa
+            >>> with open("points.csv", "w") as file:
+            ...     characters = file.write("x,y,id\n0.5,1,a\n1.5,0,b\n")
+            >>> aa.FeatureSet.from_csv("points", "points.csv", ..., "y", "id").features
+            ('x',)
         """
         check_label(label)
         return cls.from_arrow(label, table_from_csv(label, path, delimiter), feature_keys, target_keys, tag_keys)
@@ -564,27 +632,28 @@ class FeatureSet(_SplitRows):
         row_groups: int | Sequence[int] | None = None,
         pad: Mapping[str, float | Pad] | None = None,
     ) -> Self:
-        """Make a feature set of Parquet files; only the chosen columns are read, into its own memory.
+        """Read Parquet files; only the chosen columns are read, into new memory.
 
-        Nothing is memory-mapped: the files may change or go afterwards. Every row group is fully validated.
+        Nothing is memory-mapped: the files can change or be deleted afterwards. Every row group is fully validated.
 
         Args:
-            label: of the feature set.
-            path: a file; a folder, of which all files ending in `.parquet`, `.parq` or `.pq` are read in the order of
-                their paths, including those in folders below it, except for names that start with a dot or an
-                underscore; or a list of files, read in its order.
-            feature_keys, target_keys, tag_keys: names of columns, or `...` for one role; without any the roles that
+            label: Label of the feature set.
+            path: A file; a list of files, read in its order; or a folder. From a folder, all files ending in
+                `.parquet`, `.parq` or `.pq` are read in the order of their paths, including those in subfolders, except
+                for names that start with a dot or an underscore.
+            feature_keys, target_keys, tag_keys: Names of columns, or `...` for one role. Without any, the roles that
                 `to_arrow` wrote into the schema (of the first file, if they differ). Below a folder, a folder named
-                `key=value` gives a column `key`: int64 if all values are integers, else text, null for
-                `__HIVE_DEFAULT_PARTITION__`; if the files themselves have a column of that name, theirs is read.
-            row_groups: number or numbers of the row groups to read, of a single file.
-            pad: what fills the places behind the rows of lists that differ in length, as in `from_dict`.
+                `key=value` becomes a column `key`: int64 if all values are integers, otherwise text, null for
+                `__HIVE_DEFAULT_PARTITION__`; if the files themselves have a column with that name, theirs is read.
+            row_groups: Number or numbers of the row groups to read, for a single file.
+            pad: Padding value for lists that differ in length; see `from_dict`.
 
         Raises:
             MissingFileError: there is no such file.
             OSError: a file cannot be opened.
-            DataError: no file in a folder or list, an invalid Parquet file, a row group that is not there, or no rows.
-            ColumnError: as `from_arrow`, or a column that a file lacks or holds in another type than the first.
+            DataError: no file in a folder or list, an invalid Parquet file, a row group that does not exist, or no
+                rows.
+            ColumnError: see `from_arrow`; or a column that a file lacks or holds in another type than the first.
         """
         check_label(label)
         given = RoleNames(feature_keys, target_keys, tag_keys)
@@ -598,11 +667,11 @@ class FeatureSet(_SplitRows):
         return len(self._store)
 
     def __getitem__(self, name: str) -> FeatureSetView:
-        """The same as `split(name)`."""
+        """Return the split with this name; the same as `split(name)`."""
         return self.split(name)
 
     def __contains__(self, name: object) -> bool:
-        """Whether there is a split of this name."""
+        """Return whether there is a split with this name."""
         return name in self._splits.by_name
 
     @property
@@ -617,14 +686,16 @@ class FeatureSet(_SplitRows):
 
     @property
     def transforms(self) -> tuple[FittedTransform, ...]:
-        """The transforms applied to these columns, the oldest first; those of columns left out since are kept."""
+        """The transforms applied to these columns, the oldest first, including those of columns that were left out
+        later.
+        """
         return self._transforms.fitted
 
     def array(self, name: str) -> np.ndarray:
-        """Values of a column, [n, *shape] in its own dtype, read-only; the same object on every call.
+        """Return the values of a column, [n, *shape] in its own dtype, read-only; the same object on every call.
 
-        On Arrow's memory without a copy; only chunks are combined, and bool is unpacked, once. A column whose rows
-        differ in length is padded to the longest.
+        The array uses Arrow's memory without a copy; only chunks are combined, and bool is unpacked, once. A column
+        whose rows differ in length is padded to the longest.
 
         Raises:
             ColumnError: there is no such column, or it is a tag that is not numeric or has nulls.
@@ -633,7 +704,7 @@ class FeatureSet(_SplitRows):
         return self._store.array(name)
 
     def column(self, name: str) -> Any:
-        """A column as an Arrow chunked array; the way to read tags of any type.
+        """Return a column as an Arrow chunked array. Use it to read tags of any type.
 
         Raises:
             ColumnError: there is no such column.
@@ -642,15 +713,15 @@ class FeatureSet(_SplitRows):
         return self._store.column(name)
 
     def to_arrow(self) -> Any:
-        """An Arrow table on the same memory, with roles in the field metadata; `from_arrow` reads it back."""
+        """Return an Arrow table on the same memory, with roles in the field metadata; `from_arrow` reads it."""
         return self._store.table()
 
     def view(self) -> FeatureSetView:
-        """All rows as a view, named `"all"`."""
+        """Return all rows as a view, named `"all"`."""
         return FeatureSetView(self, ALL, np.arange(len(self)))
 
     def split(self, name: str) -> FeatureSetView:
-        """The split of this name, or the view of all rows for `"all"`.
+        """Return the split with this name, or the view of all rows for `"all"`.
 
         Raises:
             SplitError: there is no such split.
@@ -658,10 +729,10 @@ class FeatureSet(_SplitRows):
         return self.view() if name == ALL else self._splits.get(name, self.columns)
 
     def add_split(self, name: str, rows: Sequence[int] | np.ndarray) -> FeatureSetView:
-        """Register rows of your own choice (integers [k], in any order) as a split, and return it.
+        """Register rows that you chose (integers [k], in any order) as a split, and return it.
 
         Raises:
-            SplitError: the name is `"all"`, not text or that of other rows, or the rows are empty, not integers or out
+            SplitError: the name is `"all"`, not text or taken by other rows, or the rows are empty, not integers or out
                 of range.
         """
         self._splits.check_name(name)
@@ -670,16 +741,16 @@ class FeatureSet(_SplitRows):
     def add_splits(
         self, rows: Mapping[str, Sequence[int] | np.ndarray], *, group_by: Names = None
     ) -> dict[str, FeatureSetView]:
-        """Register several splits, all or none; see `add_split`. A name that has the same rows already stays as it is.
+        """Register several splits, all or none; see `add_split`. A name that already has the same rows stays unchanged.
 
         Args:
-            rows: of each split, by name.
-            group_by: a column or several, of any role, with scalars: check that rows with the same values are not in
+            rows: Rows of each split, by name.
+            group_by: One or several columns, of any role, with scalars: check that rows with the same values are not in
                 two of these splits.
 
         Raises:
-            SplitError: as `add_split`, or a group that crosses splits.
-            ColumnError: a column of `group_by` that is not there, has nulls or NaN, or is not scalar.
+            SplitError: see `add_split`; or a group that crosses splits.
+            ColumnError: a column of `group_by` that does not exist, has nulls or NaN, or is not scalar.
         """
         self._splits.check_names(rows)
         views = {name: self._splits.known_or(name, FeatureSetView(self, name, own)) for name, own in rows.items()}
@@ -689,24 +760,32 @@ class FeatureSet(_SplitRows):
         return views
 
     def cast(self, dtypes: Mapping[str, Any], *, keep_splits: bool = True) -> FeatureSet:
-        """A new feature set of the same label with some columns in another dtype; the others share their memory.
+        """Return a new feature set with the same label and some columns in another dtype; the others share their
+        memory.
 
         Transforms stay; undoing one also undoes the cast of its columns.
 
         Args:
             dtypes: NumPy dtype, or its name, by column.
-            keep_splits: whether the new one has the same splits, of the same rows.
+            keep_splits: Whether the new one has the same splits with the same rows.
 
         Raises:
             ColumnError: `dtypes` is not a mapping, an unknown column, a tag that is not numeric, a dtype that is not
                 numeric, or one that cannot represent a value (floats are rounded to narrower floats, nothing else
                 changes).
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> data = aa.FeatureSet.from_dict("d", {"x": np.arange(3.0)}, ["x"])
+            >>> data.cast({"x": "float32"}).array("x").dtype
+            dtype('float32')
         """
         arguments.flag(ColumnError, "cast: ", "keep_splits", keep_splits)
         return self._copy(cast_table(self, dtypes), self._transforms, keep_splits)
 
     def select(self, features: Names = None, targets: Names = None, tags: Names = None) -> FeatureSet:
-        """A new feature set of the same label, rows, splits and transforms with fewer columns, on the same memory.
+        """Choose columns: return a new feature set with the same label, rows, splits and transforms, on the same
+        memory.
 
         None keeps all columns of the role, `()` none.
 
@@ -722,8 +801,8 @@ class FeatureSet(_SplitRows):
         """Choose columns for a graph; None takes all columns of that role.
 
         Args:
-            features, targets, tags: names of columns of that role.
-            stream: the stream of a phase's sampler that the rows come from, such as `"pair"`; None is its first.
+            features, targets, tags: Names of columns of that role.
+            stream: Stream of a phase's sampler that the rows come from, such as `"pair"`; None is its first.
 
         Raises:
             ColumnError: a name that is not a column of that role, or given twice.
@@ -740,50 +819,49 @@ class FeatureSet(_SplitRows):
         role: str | None = None,
         into: str | None = None,
     ) -> FeatureSet:
-        """A new feature set in which columns are transformed: fitted to the rows of one split, applied to all rows.
+        """Fit a transform to the rows of one split, and return a new feature set with all rows transformed.
 
         Rows, label and splits stay.
 
         Args:
-            transform: an object with `fit(X)` and `transform(X)` in the style of scikit-learn; a copy of it is fitted.
-                `X` is [n, numbers]: each column flat, side by side; an object array if one of them is not numeric.
-                What is missing in a tag is NaN there, as in a data frame of pandas, or None for a transform with
+            transform: An object with `fit(X)` and `transform(X)` in the style of scikit-learn; a copy of it is fitted.
+                `X` is [n, numbers]: each column flattened, side by side; an object array if one of them is not numeric.
+                Missing values of a tag are NaN there, as in a pandas data frame, or None for a transform with
                 `missing_values=None`.
-            columns: name of a column, or several, of any role. They keep their shape if the transform gives as many
-                numbers as it takes; a single column gets shape (k,) if not. Floats stay as narrow as they were.
-            fit_on: a split's name, or a view of this feature set. `"all"` includes the rows that you evaluate on.
-            role: `"feature"`, `"target"` or `"tag"`, for the result; by default that of its column. Required if
-                numbers are made of a tag that is not numeric.
-            into: name of a new column for the result, beside the others, of any width; without it the result replaces
-                the columns.
+            columns: Name of one or several columns, of any role. They keep their shape if the transform returns as many
+                numbers as it takes; otherwise a single column gets shape (k,). Floats keep their width.
+            fit_on: Name of a split, or a view of this feature set. `"all"` includes the rows that you evaluate on.
+            role: `"feature"`, `"target"` or `"tag"` for the result; by default the role of its column. Required if a
+                tag that is not numeric becomes numbers.
+            into: Name of a new column for the result, of any width. Without it, the result replaces the columns.
 
         Raises:
-            TransformError: `fit_on` is missing, the transform does not fit these columns, gives other rows or NaN of
-                finite numbers, meets unseen categories, or a tag becomes numbers and `role` is missing.
+            TransformError: `fit_on` is missing; the transform does not fit these columns, returns other rows or NaN for
+                finite numbers, or finds unseen categories; or a tag becomes numbers and `role` is missing.
             SplitError: there is no such split.
-            ColumnError: there is no such column, or it has nulls inside of samples, or beside integers that float64
+            ColumnError: there is no such column, or it has nulls inside samples, or nulls among integers that float64
                 cannot hold.
         """
         fit: Any = load(SETTINGS, "FeatureSet.fit_transform")
         return self._copy(*fit(self, self._transforms, transform, columns, fit_on=fit_on, role=role, into=into))
 
     def transform_like(self, other: FeatureSet | FeatureSetView) -> FeatureSet:
-        """A new feature set to which the transforms of another are applied as they were fitted there, in order.
+        """Apply the transforms of another feature set, as they were fitted there, and return a new feature set.
 
-        Transforms of targets and tags that are missing here are skipped; `inverse` knows them all the same.
+        Transforms of targets and tags that are missing here are skipped; `inverse` still knows them.
 
         Raises:
-            TransformError: the other has none, they are here already, a feature is missing or of another shape, or a
-                transform fails (for unseen categories, for example).
+            TransformError: the other has no transforms, they are applied here already, a feature is missing or has
+                another shape, or a transform fails (for example for unseen categories).
         """
         transforms = transforms_of(self, other)
         return self._copy(*load(SETTINGS, "FeatureSet.transform_like")(self, self._transforms, transforms))
 
     def undo_transform(self) -> FeatureSet:
-        """A new feature set without the last transform: its columns are, bit by bit, what they were before it.
+        """Undo the last transform, and return a new feature set whose columns are bitwise equal to those before it.
 
-        Later casts of these columns are undone with it. Columns left out since stay out, but the source of a result of
-        `into=` that is still there comes back.
+        Later casts of these columns are undone, too. Columns that were left out later stay out, but the source of a
+        remaining result of `into=` is restored.
 
         Raises:
             TransformError: there is no transform (left).
@@ -791,7 +869,7 @@ class FeatureSet(_SplitRows):
         return self._copy(*self._transforms.undone(self, 1))
 
     def undo_transforms(self) -> FeatureSet:
-        """A new feature set without any transform; see `undo_transform`.
+        """Undo all transforms, and return a new feature set; see `undo_transform`.
 
         Raises:
             TransformError: there is no transform (left).
@@ -799,21 +877,22 @@ class FeatureSet(_SplitRows):
         return self._copy(*self._transforms.undone(self))
 
     def inverse(self, values: Any, columns: Names) -> np.ndarray:
-        """Values of transformed columns, such as predictions, in the units before all transforms.
+        """Convert values of transformed columns, such as predictions, to the units before all transforms.
 
-        The last transform is undone first. Do not give values that were brought back already: nothing marks them. The
-        result is NaN where a transform gives NaN for values that it cannot have made.
+        The last transform is undone first. Do not pass values that you already converted: nothing marks them. The
+        result is NaN where a transform returns NaN for values that it cannot have produced.
 
         Args:
-            values: [n, *shape] of any n; several columns joined along the last axis; axes of length 1 do not count.
-            columns: which column these values stand for, or several, by their names as they are now.
+            values: Array [n, *shape] for any n; several columns are joined along the last axis; axes of length 1 are
+                ignored.
+            columns: Column, or several, that these values belong to, by their current names.
 
         Returns:
-            the shape given, or that of the column before its transforms if these changed it (text: an object
-            array [n]); `values` themselves if no transform concerns the columns.
+            The shape given, or the shape of the column before its transforms if these changed it (text: an object array
+            [n]); `values` themselves if no transform concerns the columns.
 
         Raises:
-            TransformError: a transform has no inverse, fails, or needs further columns (PCA for one of three).
+            TransformError: a transform has no inverse, fails, or needs more columns (PCA for one of three).
             ColumnError: there is no such column.
         """
         return self._transforms.inverse(self, values, columns)
@@ -831,14 +910,14 @@ class FeatureSet(_SplitRows):
 
 
 def cast_table(rows: Rows, dtypes: Mapping[str, Any]) -> Any:
-    """The Arrow table of some rows with columns in other dtypes; the other columns share their memory.
+    """Return the Arrow table of some rows with columns in other dtypes; the other columns share their memory.
 
     Args:
-        rows: with the columns.
+        rows: The rows with the columns.
         dtypes: NumPy dtype, or its name, by column.
 
     Raises:
-        ColumnError: not a mapping, an unknown column, one or a dtype that is not numeric, or a value that the dtype
+        ColumnError: not a mapping, an unknown column, a column or dtype that is not numeric, or a value that the dtype
             cannot represent.
     """
     if not isinstance(dtypes, Mapping):
@@ -855,7 +934,7 @@ def cast_table(rows: Rows, dtypes: Mapping[str, Any]) -> Any:
 
 
 def _cast_column(rows: Rows, name: str, dtype: Any) -> tuple[Any, Any]:
-    """The field and values of a column in another dtype."""
+    """Return the field and values of a column in another dtype."""
     rows.role(name)
     field = rows.schema.field(name)
     if padding_of(field) is not None:
@@ -873,7 +952,7 @@ CONFIG_KEYS = ("feature_set", "features", "targets", "tags", "stream")
 def columns_of_role(
     rows: Rows, role: str, columns: tuple[str, ...], given: Names, also: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
-    """The given names, which may be of `also`, too; all `columns` of a role for None."""
+    """Return the given names, which may also be in `also`; for None, all `columns` of a role."""
     names = columns if given is None else names_of(given)
     for position, name in enumerate(names):
         if name not in columns and name not in also:
@@ -889,7 +968,7 @@ def columns_of_role(
 
 
 def checked_stream(label: str, stream: Any) -> str | None:
-    """The name of a stream: None, or text without an `@`."""
+    """Return the name of a stream: None, or text without an `@`."""
     if stream is not None and (not isinstance(stream, str) or not stream or "@" in stream):
         raise SamplerError(
             f"a reference to {label!r} reads the stream {stream!r}, which is not a valid name",
@@ -920,11 +999,11 @@ def check_config(config: Any, labels: Iterable[str]) -> None:
 
 
 class ColumnStore:
-    """Columns of equal length; the array of a column is made once.
+    """Columns of equal length; the array of a column is created once.
 
     Args:
         table: Arrow table with the columns.
-        schema: of the columns to keep, in their order.
+        schema: Schema of the columns to keep, in their order.
     """
 
     def __init__(self, table: Any, schema: Any) -> None:
@@ -944,7 +1023,7 @@ class ColumnStore:
         """Check that these columns can be read as arrays.
 
         Raises:
-            ColumnError: one has nulls, empty samples or a type that is not numeric, or is not what its padding says.
+            ColumnError: a column has nulls, empty samples or a type that is not numeric, or does not match its padding.
         """
         for name in names:
             field = self._schema.field(name)
@@ -954,15 +1033,15 @@ class ColumnStore:
                 check_ragged(field, self._columns[name])
 
     def column(self, name: str) -> Any:
-        """A column as an Arrow chunked array."""
+        """Return a column as an Arrow chunked array."""
         return self._columns[name]
 
     def table(self) -> Any:
-        """All columns as an Arrow table, on the same memory."""
+        """Return all columns as an Arrow table, on the same memory."""
         return pa.table(list(self._columns.values()), schema=self._schema)
 
     def array(self, name: str) -> np.ndarray:
-        """Values of a column, [n, *shape] in its own dtype, read-only; the same object on every call.
+        """Return the values of a column, [n, *shape] in its own dtype, read-only; the same object on every call.
 
         Raises:
             ColumnError: it is not numeric, or has nulls.
@@ -972,7 +1051,9 @@ class ColumnStore:
         return self._arrays[name]
 
     def _as_array(self, name: str) -> np.ndarray:
-        """On Arrow's memory where possible: chunks are combined, bool unpacked, and ragged rows padded, in a copy."""
+        """Return the array on Arrow's memory if possible: chunks are combined, bool unpacked, and ragged rows padded,
+        in a copy.
+        """
         field = self._schema.field(name)
         ragged = flat_column(field, self._columns[name])
         if ragged is not None:

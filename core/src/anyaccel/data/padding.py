@@ -1,4 +1,4 @@
-"""Padding: how rows of different length become one array, and where a table keeps that."""
+"""Padding: how rows of different length become one array, and where a table stores that."""
 
 from __future__ import annotations
 
@@ -22,18 +22,26 @@ _KEY = b"anyaccel.pad"
 @constructor_hints
 @dataclass(frozen=True, slots=True)
 class Pad:
-    """How a column whose rows differ in length is padded: behind each row, to the longest of its batch.
+    """Set how a column whose rows differ in length is padded: after each row, to the longest of its batch.
 
     Args:
-        value: what fills the places behind a row: a number that the column's dtype can hold.
-        multiple_of: the length of a batch is rounded up to a multiple of it. Where each new length is compiled anew, as
-            in JAX, it bounds how often.
-        length: the length of all batches, instead of that of their longest row; longer rows are an error.
-        mask: name of a feature to add, which is 1 where a row has values and 0 where it is padded: int64 beside a
-            column of 8 bytes a value, else int32.
+        value: Padding value: a number that the column's dtype can hold.
+        multiple_of: Round the length of a batch up to a multiple of it. If each new length is compiled again, as in
+            JAX, this limits the number of compilations.
+        length: Length of all batches, instead of that of their longest row; longer rows are an error.
+        mask: Name of a feature to add, which is 1 at the values of a row and 0 at its padding: int64 for a column of 8
+            bytes per value, otherwise int32.
 
     Raises:
         ColumnError: a value that is not a number, or a length that is not a positive integer.
+
+    Example:
+        >>> import anyaccel as aa
+        >>> pad = {"tokens": aa.Pad(0, multiple_of=4, mask="mask")}
+        >>> data = aa.FeatureSet.from_dict("text", {"tokens": [[5, 3], [8, 1, 2]]}, ["tokens"], pad=pad)
+        >>> data.array("mask")
+        array([[1, 1, 0, 0],
+               [1, 1, 1, 0]])
     """
 
     value: float = 0
@@ -66,11 +74,11 @@ class Padding:
     """The padding of a column in a table.
 
     Attributes:
-        value: what fills the places behind a row.
-        multiple_of: lengths are rounded up to a multiple of it.
-        longest: the length of the longest row, rounded up; of all batches, if they have one length.
-        fixed: whether all batches have one length.
-        mask: name of the mask that was made of it, if any.
+        value: Padding value.
+        multiple_of: Lengths are rounded up to a multiple of it.
+        longest: Length of the longest row, rounded up; or the length of all batches, if they have one length.
+        fixed: Whether all batches have one length.
+        mask: Name of its mask, if any.
     """
 
     value: float
@@ -80,43 +88,43 @@ class Padding:
     mask: str | None = None
 
     def rounded(self, length: int) -> int:
-        """The length to which rows of at most `length` are padded, at least 1."""
+        """Return the length to which rows of at most `length` are padded, at least 1."""
         if self.fixed:
             return self.longest
         return max(1, math.ceil(length / self.multiple_of)) * self.multiple_of
 
     def as_pad(self) -> Pad:
-        """What a user writes for it."""
+        """Return the Pad that a user would write for it."""
         return Pad(self.value, self.multiple_of, self.longest if self.fixed else None, self.mask)
 
     def stamped(self, field: Any) -> Any:
-        """An Arrow field with this padding in its metadata."""
+        """Return an Arrow field with this padding in its metadata."""
         return field.with_metadata({**(field.metadata or {}), _KEY: json.dumps(asdict(self)).encode()})
 
 
 def up_to(spec: TensorSpec) -> str:
-    """The spec of a ragged column for people: `int64[<=18]`, where the longest row has 18 entries."""
+    """Return the human-readable spec of a ragged column: `int64[<=18]`, if the longest row has 18 entries."""
     return f"{spec.dtype}[{', '.join([f'<={spec.shape[0]}', *map(str, spec.shape[1:])])}]"
 
 
 def mask_dtype(dtype: np.dtype[Any]) -> type[np.integer[Any]]:
-    """The dtype of the mask of a column: int64 beside a column of 8 bytes a value, else int32."""
+    """Return the dtype of the mask of a column: int64 for a column of 8 bytes per value, otherwise int32."""
     return np.int64 if dtype.itemsize == 8 else np.int32
 
 
 def padding_of(field: Any) -> Padding | None:
-    """The padding in the metadata of an Arrow field; None for a column whose rows have one shape."""
+    """Return the padding in the metadata of an Arrow field; None for a column whose rows have one shape."""
     text = (field.metadata or {}).get(_KEY)
     return None if text is None else Padding(**json.loads(text))
 
 
 def checked_pads(label: str, pad: Any, columns: Mapping[str, str]) -> dict[str, Pad]:
-    """What `pad=` says, by column.
+    """Return the argument `pad=` as a Pad for each column.
 
     Args:
-        label: of the feature set.
-        pad: as users give it: by column, a number or a Pad; None for no column.
-        columns: role of each column.
+        label: Label of the feature set.
+        pad: A number or a Pad by column; None for no column.
+        columns: Role of each column.
     """
     if pad is None:
         return {}

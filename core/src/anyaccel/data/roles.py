@@ -33,11 +33,11 @@ class RoleNames(NamedTuple):
 
 
 class WithRoles:
-    """Base of everything with a label and columns with roles: rows in memory, and sources of rows.
+    """Base class of everything with a label and columns with roles: rows in memory, and sources of rows.
 
     Args:
-        label: of the feature set that it is, belongs to or stands for.
-        roles: role of each column, by name.
+        label: Label of the feature set.
+        roles: Role of each column, by name.
     """
 
     def __init__(self, label: str, roles: dict[str, str]) -> None:
@@ -83,12 +83,12 @@ def check_label(label: str) -> None:
 
 
 def of_role(roles: Mapping[str, str], role: str) -> tuple[str, ...]:
-    """Names of the columns of a role, in their order."""
+    """Return names of the columns of a role, in their order."""
     return tuple(name for name, column_role in roles.items() if column_role == role)
 
 
 def names_of(given: Names) -> tuple[str, ...]:
-    """Column names as a tuple; a single text is one name, None is no name."""
+    """Return column names as a tuple; a single text is one name, None means no names."""
     is_single = isinstance(given, str) or not isinstance(given, Iterable)
     names: tuple[Any, ...] = () if given is None else (given,) if is_single else tuple(given)
     for name in names:
@@ -116,25 +116,27 @@ def check_encodable(name: str) -> None:
 
 
 def has_surrogates(text: str) -> bool:
-    """Whether a text has halves of surrogate pairs, which are no characters."""
+    """Return whether a text has halves of surrogate pairs, which are not characters."""
     return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def listed(names: Iterable[object]) -> str:
-    """Names for a message: the first twenty, and how many more there are; `nothing` for an empty list."""
+    """Return names for a message: the first twenty, and how many more there are; `nothing` for an empty list."""
     texts = [str(name) for name in names]
     more = f", and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
     return (", ".join(texts[:_SHOWN]) or "nothing") + more
 
 
 def brief(names: Sequence[str]) -> str:
-    """Joined columns for people: up to four names, else the first three and how many more there are."""
+    """Return a human-readable list of joined columns: up to four names, otherwise the first three and the number of
+    others.
+    """
     more = f" and {len(names) - _JOINED + 1} more" if len(names) > _JOINED else ""
     return "+".join(names[: _JOINED - 1] if more else names) + more
 
 
 def no_column(label: str, name: object, columns: Iterable[object]) -> ColumnError:
-    """The error for a column that a feature set does not have."""
+    """Create the error for a column that a feature set does not have."""
     columns = list(columns)
     return ColumnError(
         f"{label!r} has no column {name!r}",
@@ -144,7 +146,7 @@ def no_column(label: str, name: object, columns: Iterable[object]) -> ColumnErro
 
 
 def assign_roles(label: str, columns: Sequence[str], given: RoleNames) -> dict[str, str]:
-    """The role of each chosen column, by name, in the order features, targets, tags."""
+    """Return the role of each chosen column, by name, in the order features, targets, tags."""
     roles: dict[str, str] = {}
     for role, names in zip(ROLES, _without_rest(label, columns, given), strict=True):
         for name in names:
@@ -157,12 +159,12 @@ def assign_roles(label: str, columns: Sequence[str], given: RoleNames) -> dict[s
                     hint="name it once, or give a copy of it under another name",
                 )
             roles[name] = role
-    _check(label, columns, roles)
+    _check(label, columns, roles, needs_feature=given.tags is not ...)
     return roles
 
 
 def _without_rest(label: str, columns: Sequence[str], given: RoleNames) -> list[tuple[str, ...]]:
-    """Names of the columns of each role; `...` becomes the columns that no role names."""
+    """Return names of the columns of each role; `...` becomes the columns that no role names."""
     open_ = [role for role, names in zip(ROLES, given, strict=True) if names is ...]
     if len(open_) > 1:
         raise ColumnError(
@@ -177,7 +179,9 @@ def _without_rest(label: str, columns: Sequence[str], given: RoleNames) -> list[
 
 
 def chosen_roles(label: str, schema: Any, given: RoleNames) -> dict[str, str]:
-    """The role of each chosen column of an Arrow schema: as named, or as in its metadata if all three are None."""
+    """Return the role of each chosen column of an Arrow schema: as named, or from its metadata if all three are
+    None.
+    """
     if all(names is None for names in given):
         return read_roles(label, schema)
     roles = assign_roles(label, schema.names, given)
@@ -192,7 +196,7 @@ def _fits(arrow_type: Any) -> bool:
 
 
 def open_roles(given: RoleNames) -> list[str]:
-    """The role, of features and targets, that was given as `...`."""
+    """Return the role, of features and targets, that was given as `...`."""
     return [role for role, names in zip(ROLES[:2], given, strict=False) if names is ...]
 
 
@@ -210,7 +214,7 @@ def check_rest(label: str, roles: Mapping[str, str], errors: Mapping[str, Column
 
 
 def selected(label: str, roles: Mapping[str, str], features: Names, targets: Names, tags: Names) -> list[str]:
-    """Names of the columns that a selection keeps; None keeps all of the role, in their order."""
+    """Return names of the columns that a selection keeps; None keeps all of the role, in their order."""
     given = dict(zip(ROLES, (features, targets, tags), strict=True))
     for role, names in given.items():
         for name in names_of(names):
@@ -227,7 +231,9 @@ def selected(label: str, roles: Mapping[str, str], features: Names, targets: Nam
 
 
 def read_roles(label: str, schema: Any) -> dict[str, str]:
-    """The role of each column of an Arrow schema that has one in its field metadata, by name, in schema order."""
+    """Return the role of each column of an Arrow schema that has one in its field metadata, by name, in schema
+    order.
+    """
     stamped = [(field.name, (field.metadata or {}).get(_KEY)) for field in schema]
     roles = {name: role.decode(errors="replace") for name, role in stamped if role is not None}
     if not roles:
@@ -241,12 +247,14 @@ def read_roles(label: str, schema: Any) -> dict[str, str]:
             raise ColumnError(
                 f"column {name!r} of {label!r} has the role {role!r}", available=f"roles: {listed(ROLES)}"
             )
-    _check(label, schema.names, roles)
+    _check(label, schema.names, roles, needs_feature="tag" not in roles.values())
     return roles
 
 
 def stamp(table: Any, roles: Mapping[str, str]) -> Any:
-    """The columns of an Arrow table that have a role, in the order of `roles`, with the role in their metadata."""
+    """Return the columns of an Arrow table that have a role, in the order of `roles`, with the role in their
+    metadata.
+    """
     fields = [
         field.with_metadata({**(field.metadata or {}), _KEY: role.encode()})
         for field, role in ((table.schema.field(name), role) for name, role in roles.items())
@@ -254,11 +262,12 @@ def stamp(table: Any, roles: Mapping[str, str]) -> Any:
     return pa.table([table.column(name) for name in roles], schema=pa.schema(fields, table.schema.metadata))
 
 
-def _check(label: str, columns: Iterable[str], roles: Mapping[str, str]) -> None:
+def _check(label: str, columns: Iterable[str], roles: Mapping[str, str], *, needs_feature: bool) -> None:
+    """Check names and roles; of tags alone features can be made by a transform."""
     for name, count in Counter(columns).items():
         if name in roles and count > 1:
             raise ColumnError(f"{label!r} has {count} columns called {name!r}", hint="rename all but one of them")
-    if "feature" not in roles.values():
+    if needs_feature and "feature" not in roles.values():
         raise ColumnError(
             f"{label!r} has no feature",
             available=f"columns: {listed(columns)}",

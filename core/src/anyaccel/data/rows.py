@@ -18,11 +18,11 @@ from anyaccel.segment import TensorSpec
 
 @class_hints
 class Rows(WithRoles, ABC):
-    """Rows of named columns, each a feature, a target or a tag.
+    """Rows of named columns. Each column is a feature, a target or a tag.
 
     Args:
-        label: of the feature set that the rows belong to.
-        schema: Arrow schema whose fields carry their roles.
+        label: Label of the feature set that the rows belong to.
+        schema: Arrow schema whose fields have their roles in their metadata.
     """
 
     def __init__(self, label: str, schema: Any) -> None:
@@ -45,7 +45,7 @@ class Rows(WithRoles, ABC):
         return None
 
     def role(self, name: str) -> str:
-        """`"feature"`, `"target"` or `"tag"`.
+        """Return `"feature"`, `"target"` or `"tag"`.
 
         Raises:
             ColumnError: there is no such column.
@@ -55,7 +55,7 @@ class Rows(WithRoles, ABC):
         return self._roles[name]
 
     def spec(self, name: str) -> TensorSpec:
-        """Shape per sample and dtype of a column; of one whose rows differ in length as the longest is padded.
+        """Return the shape per sample and the dtype of a column; for rows that differ in length, of the longest.
 
         Raises:
             ColumnError: there is no such column, or it is a tag that is not numeric.
@@ -64,7 +64,7 @@ class Rows(WithRoles, ABC):
         return field_spec(self._schema.field(name))
 
     def is_ragged(self, name: str) -> bool:
-        """Whether the rows of a column differ in length, and a batch is padded to its own longest.
+        """Return whether the rows of a column differ in length, so that a batch is padded to its longest row.
 
         Raises:
             ColumnError: there is no such column.
@@ -74,7 +74,7 @@ class Rows(WithRoles, ABC):
         return padding is not None and not padding.fixed
 
     def ragged_column(self, name: str) -> RaggedColumn | None:
-        """A column whose rows differ in length as flat values; None for any other.
+        """Return a column whose rows differ in length as flat values; None for any other column.
 
         Raises:
             ColumnError: there is no such column.
@@ -88,11 +88,11 @@ class Rows(WithRoles, ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
 
     @abstractmethod
     def array(self, name: str) -> np.ndarray:
-        """Values of a column, [n, *shape] in its own dtype, read-only.
+        """Return the values of a column, [n, *shape] in its own dtype, read-only.
 
         Raises:
             ColumnError: there is no such column, or it is a tag that is not numeric or has nulls.
@@ -100,7 +100,7 @@ class Rows(WithRoles, ABC):
 
     @abstractmethod
     def column(self, name: str) -> Any:
-        """A column as an Arrow chunked array; the way to read tags of any type.
+        """Return a column as an Arrow chunked array. Use it to read tags of any type.
 
         Raises:
             ColumnError: there is no such column.
@@ -108,30 +108,30 @@ class Rows(WithRoles, ABC):
 
     @abstractmethod
     def to_arrow(self) -> Any:
-        """An Arrow table of all columns, with their roles in the field metadata."""
+        """Return an Arrow table of all columns, with their roles in the field metadata."""
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
-        """The table of `to_arrow` for other libraries, through Arrow's C interface: `polars.DataFrame(rows)`."""
+        """Export the table of `to_arrow` to other libraries, through Arrow's C interface: `polars.DataFrame(rows)`."""
         return self.to_arrow().__arrow_c_stream__(requested_schema)
 
     @abstractmethod
     def view(self) -> Rows:
-        """These rows as a view of their feature set."""
+        """Return these rows as a view of their feature set."""
 
     @abstractmethod
     def select(self, features: Names = None, targets: Names = None, tags: Names = None) -> Rows:
-        """The same rows with fewer columns; None keeps all columns of the role, `()` none.
+        """Choose columns of the same rows; None keeps all columns of the role, `()` none.
 
         Raises:
             ColumnError: a name that is not a column of that role, or given twice, or no feature is left.
         """
 
     def take(self, positions: Sequence[int] | np.ndarray, *, name: str | None = None) -> Rows:
-        """Some of these rows as a view, without a copy of any column.
+        """Choose some of these rows as a view, without copying any column.
 
         Args:
-            positions: integers [k], k > 0, counted within these rows, in any order.
-            name: of the view; by default derived from where it comes from.
+            positions: Integers [k], k > 0, counted within these rows, in any order.
+            name: Name of the view; by default derived from its origin.
 
         Raises:
             SplitError: positions that are empty, not integers, or out of range.

@@ -1,4 +1,4 @@
-"""Samplers: the order of the rows in each epoch, and how it is cut into batches."""
+"""Samplers: the order of the rows in each epoch, and how it is split into batches."""
 
 from __future__ import annotations
 
@@ -24,10 +24,16 @@ class EpochOrders:
     """The orders in which a sampler takes some rows, for each epoch.
 
     Attributes:
-        n: rows in an epoch, of each stream; the same in every epoch.
-        orders: from an epoch's number (0 is the first) to the row numbers of each stream, int64 [n], in the order of
-            the anchors' rows.
-        fixed: the orders are those of epoch 0 in every epoch.
+        n: Rows in an epoch, in each stream; the same in every epoch.
+        orders: Function of an epoch's number (0 is the first) that returns the row numbers of each stream, int64 [n],
+            in the order of the anchors' rows.
+        fixed: Whether every epoch has the orders of epoch 0.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> orders = aa.EpochOrders(4, lambda epoch: (np.roll(np.arange(4), epoch),))
+        >>> orders.orders(1)[0]
+        array([3, 0, 1, 2])
     """
 
     n: int
@@ -36,19 +42,32 @@ class EpochOrders:
 
 
 class Sampler(ABC):
-    """The order of the rows in each epoch, and how it is cut into batches.
+    """Base class of samplers, which order the rows of each epoch and split them into batches.
 
-    To write one, derive from it, give it the four settings and implement `epoch_orders` and `get_config`.
+    To write one, derive from it, set the four settings and implement `epoch_orders` and `get_config`.
 
-    A sampler has one stream or several; in a step every stream gives one batch, and their rows belong together. A node
-    reads the first stream, or that of `feature_set.reference(stream=...)`.
+    A sampler has one stream or several. In a step, every stream contributes one batch, and their rows belong together.
+    A node reads the first stream, or the stream of `feature_set.reference(stream=...)`.
 
     Attributes:
-        streams: names of the streams.
-        batch_size: rows of each stream in a batch.
-        shuffle: whether the orders are shuffled anew in every epoch.
-        drop_last: whether the last batch is left out if it is not full.
-        seed: of all that is random.
+        streams: Names of the streams.
+        batch_size: Rows of each stream in a batch.
+        shuffle: Whether the orders are shuffled again in every epoch.
+        drop_last: Whether the last batch is dropped if it is not full.
+        seed: Seed of everything random.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> class Reversed(aa.Sampler):
+        ...     batch_size, shuffle, drop_last, seed = 4, False, False, 0
+        ...     def epoch_orders(self, rows):
+        ...         n = len(next(iter(rows.values())))
+        ...         return aa.EpochOrders(n, lambda epoch: (np.arange(n)[::-1],), fixed=True)
+        ...     def get_config(self):
+        ...         return {}
+        >>> phase = aa.TrainPhase("train", data="train", sampler=Reversed())
+        >>> Reversed().steps(10)
+        3
     """
 
     __slots__ = ()
@@ -61,7 +80,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def epoch_orders(self, rows: Mapping[str, Rows]) -> EpochOrders:
-        """The orders of some rows, given by label of their feature set; all have the same number of rows.
+        """Return the orders of some rows, given by label of their feature set; all have the same number of rows.
 
         Raises:
             SamplerError: nothing can be drawn from them.
@@ -70,10 +89,10 @@ class Sampler(ABC):
 
     @abstractmethod
     def get_config(self) -> dict[str, Any]:
-        """A plain dict that `from_config` reads back."""
+        """Return a plain dict for `from_config`."""
 
     def shuffled(self, orders: EpochOrders, epoch: int) -> tuple[np.ndarray, ...]:
-        """The orders of an epoch (0 is the first) as they are trained with, shuffled if `shuffle`: int64 [n] each."""
+        """Return the orders of an epoch (0 is the first) for training, shuffled if `shuffle`: int64 [n] each."""
         if not isinstance(orders, EpochOrders):
             raise SamplerError(f"{shown(orders)} is not an EpochOrders", hint="give what epoch_orders(rows) returned")
         streams = orders.orders(integer("epoch", epoch))
@@ -84,7 +103,7 @@ class Sampler(ABC):
         return tuple(stream[order] for stream in streams)
 
     def batches(self, n: int) -> tuple[int, int]:
-        """Full batches that `n` rows make, and the size of the last partial one (0 if there is none or it is dropped).
+        """Return the number of full batches in `n` rows, and the size of the last partial one (0 if none or dropped).
 
         Raises:
             SamplerError: there are no rows, or `drop_last` leaves no batch.
@@ -100,10 +119,10 @@ class Sampler(ABC):
         return full, 0 if self.drop_last else last
 
     def steps(self, n: int) -> int:
-        """Batches per epoch of `n` rows.
+        """Return the number of batches per epoch of `n` rows.
 
         Raises:
-            SamplerError: as `batches`.
+            SamplerError: see `batches`.
         """
         full, last = self.batches(n)
         return full + (last > 0)
@@ -112,17 +131,23 @@ class Sampler(ABC):
 @constructor_hints
 @dataclass(frozen=True, slots=True)
 class SimpleSampler(Sampler):
-    """Every row once per epoch, in batches of one size.
+    """Draw every row once per epoch, in batches of one size.
 
     Args:
-        batch_size: rows per batch, at least 1.
-        shuffle: a new order in every epoch; otherwise the order of the rows. A TrainPhase that is given a batch size in
-            place of a sampler does shuffle.
-        drop_last: leave the last batch out if it is not full.
-        seed: of the orders; the same on every machine and backend.
+        batch_size: Rows per batch, at least 1.
+        shuffle: Draw a new order in every epoch; otherwise the order of the rows. (A batch size instead of a sampler,
+            in a TrainPhase, does shuffle.)
+        drop_last: Drop the last batch if it is not full.
+        seed: Seed of the orders, which are the same on every machine and backend.
 
     Raises:
         SamplerError: a setting of the wrong type, or a batch size below 1.
+
+    Example:
+        >>> import anyaccel as aa
+        >>> sampler = aa.SimpleSampler(4, shuffle=True, drop_last=True, seed=0)
+        >>> sampler.steps(10), sorted(sampler.order(3, epoch=0).tolist())
+        (2, [0, 1, 2])
     """
 
     batch_size: int
@@ -134,7 +159,7 @@ class SimpleSampler(Sampler):
         check_settings(self)
 
     def epoch_orders(self, rows: Mapping[str, Rows]) -> EpochOrders:
-        """Every row once, in its place.
+        """Return orders with every row once, in its place.
 
         Raises:
             SamplerError: there are no rows.
@@ -147,7 +172,7 @@ class SimpleSampler(Sampler):
         return EpochOrders(n, lambda epoch: order, fixed=not self.shuffle)
 
     def order(self, n: int, epoch: int) -> np.ndarray:
-        """The order of `n` rows in an epoch (0 is the first), int64 [n]: each of `range(n)` once.
+        """Return the order of `n` rows in an epoch (0 is the first), int64 [n]: each of `range(n)` once.
 
         Raises:
             SamplerError: there are no rows.
@@ -157,12 +182,12 @@ class SimpleSampler(Sampler):
         return self.shuffled(EpochOrders(n, lambda epoch: order), epoch)[0]
 
     def get_config(self) -> dict[str, Any]:
-        """A plain dict that `from_config` reads back."""
+        """Return a plain dict for `from_config`."""
         return asdict(self)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> SimpleSampler:
-        """Read what `get_config` wrote.
+        """Rebuild a sampler from the output of `get_config`.
 
         Raises:
             ConfigError: not such a configuration: an unknown key, or no batch size.
@@ -179,7 +204,7 @@ class SimpleSampler(Sampler):
 
 
 def sampler_from_config(config: Mapping[str, Any]) -> Sampler:
-    """Read what `get_config` of a SimpleSampler, or of a sampler of an installed distribution, wrote.
+    """Rebuild a SimpleSampler, or a sampler of an installed distribution, from the output of its `get_config`.
 
     Raises:
         ConfigError: not such a configuration.
@@ -202,7 +227,7 @@ def sampler_from_config(config: Mapping[str, Any]) -> Sampler:
 
 
 def check_settings(sampler: Sampler, *counts: str) -> None:
-    """Check the settings of a sampler that is being made; `counts` names further settings that must be at least 1."""
+    """Check the settings of a new sampler; `counts` names more settings that must be at least 1."""
     for name in ("batch_size", "seed", *counts):
         object.__setattr__(sampler, name, integer(name, getattr(sampler, name)))
     if sampler.batch_size < 1:
@@ -215,7 +240,7 @@ def check_settings(sampler: Sampler, *counts: str) -> None:
 
 
 def integer(name: str, value: Any) -> int:
-    """A Python int from any integer."""
+    """Return a Python int from any integer."""
     if is_integer(value):
         return operator.index(value)
     raise SamplerError(f"{name}={shown(value)} is not an integer", hint=f"write a whole number, such as {name}=32")

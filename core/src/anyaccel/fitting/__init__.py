@@ -2,12 +2,24 @@
 `find_learning_rate`, a range test with a phase; and `prepare`, of `own_loop`.
 
 No machinery of its own: `FittedModel` exposes the graph and the experiment that it made. Stands on `own_loop`,
-`experiment`, `results`, `phases`, `graph`, `precision`, `data`, `saved_folder` and the kernel.
+`experiment`, `results`, `phases`, `metrics`, `graph`, `precision`, `data`, `saved_folder` and the kernel.
 """
 
 from anyaccel.fitting.fit_function import fit
 from anyaccel.fitting.fitted_model import FittedModel, load
+from anyaccel.fitting.fitted_model_loss import FittedModelLoss
 from anyaccel.fitting.learning_rate_finder import RangeTest, find_learning_rate
+from anyaccel.fitting.model_loss import ModelLoss
 from anyaccel.own_loop.device_loader import DeviceLoader, prepare
 
-__all__ = ["DeviceLoader", "FittedModel", "RangeTest", "find_learning_rate", "fit", "load", "prepare"]
+__all__ = [
+    "DeviceLoader",
+    "FittedModel",
+    "FittedModelLoss",
+    "ModelLoss",
+    "RangeTest",
+    "find_learning_rate",
+    "fit",
+    "load",
+    "prepare",
+]

@@ -16,7 +16,17 @@ from anyaccel.data import FeatureSet, FeatureSetView
 from anyaccel.data.roles import listed
 from anyaccel.errors import ConfigError, DataError, NaNWarning, ResultError
 from anyaccel.experiment import Experiment
-from anyaccel.fitting.tables import Columns, columns_before_transforms, is_table, new_rows, transformed_like
+from anyaccel.extensions import extensions
+from anyaccel.fitting.scaled_targets import metrics_in_units
+from anyaccel.fitting.table_columns import TableColumns
+from anyaccel.fitting.tables import (
+    Columns,
+    columns_before_transforms,
+    is_table,
+    new_rows,
+    transformed_like,
+    treatment_in,
+)
 from anyaccel.graph import AppliedLoss, ModelGraph, Plan
 from anyaccel.graph.weight_loading import Change, Names
 from anyaccel.phases import EvalPhase, TrainPhase
@@ -25,7 +35,7 @@ from anyaccel.results.base import read_results, results_parts
 from anyaccel.specs import Loss
 from anyaccel.user_level import user_level
 
-_PART = "fit"
+PART = "fit"
 _CLASSES, _YES_OR_NO = "cross_entropy", "binary_cross_entropy"
 
 
@@ -81,6 +91,19 @@ class FittedModel:
     def graph(self) -> ModelGraph:
         """The graph, with the model as its node."""
         return self.experiment.graph
+
+    @property
+    def columns(self) -> TableColumns:
+        """What became of each column of the table: its kind, its treatment, gaps and categories; it prints as a table.
+
+        Raises:
+            ResultError: the columns are numbers that the model takes as they are.
+        """
+        treatments = [made for made in map(treatment_in, self._data.transforms) if made is not None]
+        if not treatments:
+            problem = f"the columns {listed(self._columns)} were not treated: the model takes them as they are"
+            raise ResultError(problem, hint="see graph for the data, and fit(..., preprocess=) for treatments")
+        return TableColumns(treatments[-1].columns)
 
     @property
     def phase(self) -> TrainPhase:
@@ -160,7 +183,8 @@ class FittedModel:
             DataError, ColumnError: columns are missing, or do not fit.
         """
         losses = [loss for loss in self.losses if loss.loss.own is None]
-        return self._run(EvalPhase("evaluate", data=self._rows(data), metrics=metrics, losses=losses))
+        measured = metrics_in_units(metrics, self._data)
+        return self._run(EvalPhase("evaluate", data=self._rows(data), metrics=measured, losses=losses))
 
     def _run(self, phase: EvalPhase) -> EvalResults:
         quiet = Experiment(self.experiment.label, self.graph, progress="none")
@@ -249,7 +273,7 @@ class FittedModel:
         part = {"loss": loss, "columns": self._columns, "results": results}
         if len(self.losses) > 1 or any(applied.inputs != ("outputs", "targets") for applied in self.losses):
             part["losses"] = [_loss_config(applied) for applied in self.losses]
-        self.graph.save(folder, extra={_PART: part})
+        self.graph.save(folder, extra={PART: part})
 
 
 def _loss_config(applied: AppliedLoss) -> dict[str, Any]:
@@ -299,10 +323,16 @@ def load(
         ConfigError: not such a folder, or the model must be given.
         StateError: a file was changed or is incomplete, or the model is not like the saved one.
     """
-    part = saved_folder.part(folder, _PART)
+    part = saved_folder.part(folder, PART)
     if not isinstance(part, Mapping) or not isinstance(part.get("columns"), Mapping):
         problem = f"{str(folder)!r} holds {shown(part)} in place of what FittedModel.save wrote"
         raise ConfigError(problem, hint="give the folder that save() wrote")
+    for kind, read in extensions("fitted_models"):
+        if kind in part:
+            fitted: FittedModel = read(
+                folder, part, models=models, optimizer=optimizer, allow=allow, names=names, change=change, strict=strict
+            )
+            return fitted
     given: dict[str, Any] = {"models": models, "feature_sets": feature_sets, "optimizer": optimizer, "allow": allow}
     graph = ModelGraph.load(folder, **given, names=names, change=change, strict=strict)
     loss = None if part.get("loss") is None else Loss.from_config(part["loss"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -12,16 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import compute
 
 from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.data import DataSchema, FeatureSet, FeatureSetView, Source, as_source
-from anyaccel.data.arrow_columns import is_numeric
+from anyaccel.data.arrow_columns import is_numeric, list_leaf
 from anyaccel.data.readers import dataframes, parquet
+from anyaccel.data.readers.array_conversion import tag_column
 from anyaccel.data.readers.csv_files import table_from_csv
 from anyaccel.data.readers.file_discovery import SUFFIXES, check_there
 from anyaccel.data.readers.hf_datasets import has_table
-from anyaccel.data.roles import Names, NamesOrRest, RoleNames, listed, names_of, read_roles, stamp
+from anyaccel.data.roles import Names, NamesOrRest, RoleNames, listed, names_of, no_column, read_roles, stamp
+from anyaccel.data.transforms import FittedTransform
 from anyaccel.distributions import SETTINGS, load
 from anyaccel.errors import ColumnError, DataError, PhaseError
 from anyaccel.formulas import LOSSES
@@ -90,7 +95,8 @@ def feature_set_of(data: Any, features: NamesOrRest, target: Any, tags: Any = ()
         DataError, ColumnError: not such a table, or columns that are not there or do not fit.
     """
     targets = names_of(target)
-    table = _table(data, RoleNames(features, (), (*targets, *names_of(tags))))
+    names = RoleNames(features, (), (*targets, *names_of(tags)))
+    table = _table(data, names) if features is ... or names_of(features) else _tags(data, names.tags)
     roles = read_roles(LABEL, table.schema)
     numeric = {name for name in targets if is_numeric(table.schema.field(name).type)}
     return FeatureSet(
@@ -98,12 +104,64 @@ def feature_set_of(data: Any, features: NamesOrRest, target: Any, tags: Any = ()
     )
 
 
+def _tags(data: Any, names: Any) -> Any:
+    """A table of columns that are all tags, of any type; `...` for all that there are."""
+    if names is not ... and (hasattr(data, "iloc") or isinstance(data, Mapping)):
+        there = list(data) if isinstance(data, Mapping) else list(data.columns)
+        unknown = next((name for name in names if name not in there), None)
+        if unknown is not None:
+            raise no_column(LABEL, unknown, there)
+        data = {name: data[name] for name in names}
+    table = _table(_of_one_type(data), RoleNames((), (), ...))
+    if names is ...:
+        return table
+    unknown = next((name for name in names if name not in table.column_names), None)
+    if unknown is not None:
+        raise no_column(LABEL, unknown, table.column_names)
+    return table.select(list(names))
+
+
+def _of_one_type(data: Any) -> Any:
+    """The data, in which no column has objects of several types.
+
+    Raises:
+        ColumnError: one has.
+    """
+    if not (hasattr(data, "iloc") or isinstance(data, Mapping)):
+        return data
+    for name in data:
+        if str(getattr(data[name], "dtype", "object" if isinstance(data[name], list) else "")) != "object":
+            continue
+        kinds = Counter(_kind(value) for value in data[name] if value is not None and value == value)
+        kinds.pop("", None)
+        if len(kinds) > 1:
+            counts = listed(f"{kind} in {count} rows" for kind, count in kinds.most_common())
+            raise ColumnError(
+                f"column {name!r} has values of several types: {counts}",
+                hint=f"make it one type (pandas: table[{name!r}].astype(str)), or leave it out, drop=[{name!r}]",
+            )
+    return data
+
+
+def _kind(value: Any) -> str:
+    """What a value is, where values of several kinds are no column."""
+    if isinstance(value, (bool, np.bool_)):
+        return "bool"
+    if isinstance(value, (Real, np.number)):
+        return "number"
+    return "text" if isinstance(value, str) else ""
+
+
+def _is_parquet(path: Any) -> bool:
+    return Path(path).expanduser().is_dir() or Path(path).suffix.lower() in SUFFIXES
+
+
 def _table(data: Any, names: RoleNames) -> Any:
     if isinstance(data, (str, os.PathLike)):
         path = Path(data).expanduser()
         if path.suffix.lower() in ("", *SUFFIXES, ".csv", ".tsv", ".txt"):
             check_there(LABEL, os.path.expanduser(data))  # noqa: PTH111  (a Path would change a URL)
-        if path.is_dir() or path.suffix.lower() in SUFFIXES:
+        if _is_parquet(path):
             return parquet.table_from_parquet(LABEL, path, names)
         if path.suffix.lower() not in (".csv", ".tsv", ".txt"):
             raise DataError(
@@ -158,18 +216,19 @@ def new_rows(data: Any, columns: Columns, *, with_target: bool = True) -> Featur
     by_role = {role: [n for n, own in columns.items() if own["role"] == role] for role in ("feature", "tag", "target")}
     features, targets = by_role["feature"], by_role["target"] if with_target else []
     if hasattr(data, "shape") and not is_table(data):
-        if len(features) != 1:
+        inputs = features or by_role["tag"]
+        if len(inputs) != 1:
             raise DataError(
                 f"an array of shape {list(data.shape)} has no names",
-                available=listed(features),
+                available=listed(inputs),
                 hint="give its columns by name: {'COLUMN': array}",
             )
-        data = {features[0]: data}
-    data, _, _ = named_pair(data, features, by_role["target"])
+        data = {inputs[0]: data}
+    data, _, _ = named_pair(data, features or by_role["tag"], by_role["target"])
     try:
         table = feature_set_of(data, features, targets, by_role["tag"])
     except ColumnError as error:
-        names = _column_names(data)
+        names = column_names(data)
         needed = (*features, *by_role["tag"], *targets)
         missing = [name for name in needed if names is not None and name not in names]
         if not names or not missing:
@@ -179,7 +238,7 @@ def new_rows(data: Any, columns: Columns, *, with_target: bool = True) -> Featur
     return table.cast({name: dtype for name, dtype in dtypes.items() if table.spec(name).dtype != dtype})
 
 
-def _column_names(data: Any) -> list[str] | None:
+def column_names(data: Any) -> list[str] | None:
     """The names of a table's columns; None where they are not known without reading it."""
     if isinstance(data, (str, os.PathLike)):
         path = Path(data).expanduser()
@@ -231,7 +290,13 @@ def columns_before_transforms(data: FeatureSet) -> Columns:
     features, targets = _sources(data, data.features), _sources(data, data.targets)
     roles = {name: "feature" if raw.role(name) == "feature" else "tag" for name in features if name in raw.columns}
     roles |= {name: "target" for name in targets if name in raw.columns}
-    return {name: {"role": role, "dtype": _dtype(raw, name)} for name, role in roles.items()}
+    free = {name for fitted in data.transforms for name in fitted.columns if treatment_in(fitted)}
+    return {name: {"role": role, "dtype": None if name in free else _dtype(raw, name)} for name, role in roles.items()}
+
+
+def treatment_in(fitted: FittedTransform) -> Any:
+    """The treatment of a whole table that a fitted transform is; None for one of columns of numbers."""
+    return fitted.transform if hasattr(fitted.transform, "transform_table") else None
 
 
 def _sources(data: FeatureSet, names: Sequence[str]) -> list[str]:
@@ -264,11 +329,230 @@ class TrainingData:
         data: what the graph is wired to.
         train: the data of its TrainPhase.
         validation: the data of its validation; None for none.
+        widths: what a model must be made for; None where it is not known.
     """
 
     data: FeatureSet | Source
     train: Any
     validation: Any
+    widths: Widths | None = None
+
+
+@dataclass(frozen=True)
+class Widths:
+    """What a model of a table must be made for.
+
+    Attributes:
+        n_features: numbers of a row.
+        n_outputs: classes, or numbers that the loss compares.
+        n_numbers: the features before the codes.
+        cardinalities: for each column of codes, which are the last features, how many there are.
+    """
+
+    n_features: int
+    n_outputs: int
+    n_numbers: int
+    cardinalities: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How features are made of the columns of a table.
+
+    Attributes:
+        preprocess: `"auto"`, a transformer of scikit-learn, or None for columns of numbers as they are.
+        drop: names of columns that are left out.
+        categories: names of columns that are categories, whatever they hold.
+        embed: which categories become codes for a model that embeds them: names, or a bool for all; or `"auto"`.
+        is_sized: whether the model is made for the width of the features.
+        embeds: whether the model embeds codes.
+    """
+
+    preprocess: Any = "auto"
+    drop: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    embed: Any = "auto"
+    is_sized: bool = False
+    embeds: bool = False
+
+
+@dataclass(frozen=True)
+class RawTable:
+    """A table of which features are to be made.
+
+    Attributes:
+        data: its columns, of which those of the features are tags or features.
+        features: names of the columns that the features are made of.
+        rows: to train and validate on, as numbers; None for all.
+        given: what it was read from.
+        how: how features are made.
+    """
+
+    data: FeatureSet
+    features: tuple[str, ...]
+    rows: Any
+    given: Any
+    how: Preprocessing
+
+
+def raw_table(given: Any, features: Names | Mapping[str, Names], target: Names, how: Preprocessing) -> Any:
+    """The table of which features are to be made, as it was read; other data, which stay as they are, as given.
+
+    Raises:
+        PhaseError: arguments that say how features are made, and data of which none are made.
+        DataError, ColumnError: as `feature_set_of`; targets that are missing.
+    """
+    changed = [name for name in ("drop", "categories") if getattr(how, name)]
+    changed += ["embed"] if how.embed != "auto" else []
+    if isinstance(features, Mapping):
+        if changed or how.preprocess not in (None, "auto") or how.is_sized:
+            problem = "fit has features by the arguments of the model, and makes one input of a table that it treats"
+            raise PhaseError(problem, hint="name the features in a list, or transform the columns before")
+        return given
+    if not is_table(given):
+        if isinstance(given, (FeatureSet, FeatureSetView)) and (how.is_sized or how.preprocess not in (None, "auto")):
+            data, rows = _selected(given, features, target)
+            kept = tuple(name for name in data.features if name not in how.drop)
+            return RawTable(data, kept, rows, given, how)
+        if changed or how.preprocess not in (None, "auto"):
+            what = changed[0] if changed else "preprocess"
+            problem = f"fit has {what}={shown(getattr(how, what))}, and data that are no table"
+            raise PhaseError(problem, hint="give a data frame, a mapping of arrays, or the path of a file")
+        return given
+    if isinstance(given, (str, os.PathLike)) and not _is_parquet(given):
+        given = _tags(given, ...)
+    table, pair_features, pair_target = named_pair(given, features, target)
+    if pair_target is None:
+        raise PhaseError("fit needs the name of the target", hint="write fit(model, table, target='COLUMN', ...)")
+    targets = names_of(pair_target)
+    there = column_names(table)
+    if not isinstance(how.embed, (bool, list, tuple)) and how.embed != "auto":
+        problem = f"fit has embed={shown(how.embed)}, which names no columns"
+        raise PhaseError(problem, available="'auto', True, False, [names]", hint="write embed=['COLUMN']")
+    embedded = how.embed if isinstance(how.embed, (list, tuple)) else ()
+    for name in (*how.drop, *how.categories, *embedded, *targets, *names_of(pair_features)):
+        if there is not None and name not in there:
+            raise no_column(LABEL, name, there)
+    for name in (*how.drop, *how.categories):
+        if name in targets:
+            raise ColumnError(f"column {name!r} is the target, and named in drop= or categories=", hint="name it once")
+    chosen: list[str] | None
+    if pair_features is not None:
+        chosen = [name for name in names_of(pair_features) if name not in how.drop]
+    else:
+        chosen = None if there is None else [name for name in there if name not in (*how.drop, *targets)]
+    both = [name for name in targets if chosen is not None and name in chosen]
+    if both:
+        raise ColumnError(
+            f"column {both[0]!r} is a feature and the target: the model would be given the answer",
+            hint=f"leave it out of features=, or predict another column than target={both[0]!r}",
+        )
+    if how.preprocess is None:
+        if changed:
+            problem = f"fit has {changed[0]}={shown(getattr(how, changed[0]))} and preprocess=None, which uses no such"
+            raise PhaseError(problem, hint="leave preprocess= out")
+        return given
+    is_asked = how.is_sized or changed or not isinstance(how.preprocess, str)
+    if not is_asked and not _has_more_than_numbers(table, chosen):
+        return given
+    read = _tags(table, ... if chosen is None else (*chosen, *targets))
+    chosen = [name for name in read.column_names if name not in (*how.drop, *targets)] if chosen is None else chosen
+    for name in targets:
+        _check_target(name, read.column(name))
+    numeric = [name for name in targets if is_numeric(read.schema.field(name).type)]
+    roles = {name: "target" if name in numeric else "tag" for name in (*chosen, *targets)}
+    return RawTable(FeatureSet(LABEL, stamp(read, roles)), tuple(chosen), None, given, how)
+
+
+def _check_target(name: str, column: Any) -> None:
+    """Check that a target has a value in each row.
+
+    Raises:
+        ColumnError: it has none somewhere.
+    """
+    is_missing = column.is_null()
+    if pa.types.is_floating(column.type):
+        is_missing = column.is_null(nan_is_null=True)
+    count = compute.sum(is_missing).as_py() or 0
+    if count:
+        raise ColumnError(
+            f"the target {name!r} has no value in {count} of {len(column)} rows, the first in row "
+            f"{compute.index(is_missing, True).as_py()}",
+            hint=f"leave these rows out (pandas: table.dropna(subset=[{name!r}]))",
+        )
+
+
+CLASSES_OF_INTEGERS = 20
+"""A target of integers with at most so many different values is taken for classes where no loss is named."""
+
+
+def loss_of_target(given: Any, target: Names) -> Loss:
+    """The loss that a target asks for: cross_entropy of text, booleans and few integers, mse of other numbers.
+
+    Raises:
+        PhaseError: the data are no table, have no target, or targets of several kinds.
+    """
+    hint = "write loss='cross_entropy' for classes, loss='mse' for numbers"
+    if isinstance(given, RawTable):
+        _, _, target = named_pair(given.given, None, target)
+        given = given.data
+    if isinstance(given, (FeatureSet, FeatureSetView)):
+        names = names_of(target) or given.targets
+        columns = {name: given.column(name) for name in names}
+    elif is_table(given):
+        given, _, target = named_pair(given, None, target)
+        columns = {name: _tags(given, [name]).column(name) for name in names_of(target)}
+    else:
+        raise PhaseError("fit needs a loss: of these data it cannot tell what the targets are", hint=hint)
+    if not columns:
+        raise PhaseError("fit needs the name of the target", hint="write fit(model, table, target='COLUMN', ...)")
+    names_of_losses = {name: _loss_of_column(name, column) for name, column in columns.items()}
+    if len(set(names_of_losses.values())) > 1 or (len(columns) > 1 and "mse" not in names_of_losses.values()):
+        problem = f"fit needs a loss: its targets {listed(columns)} ask for {listed(names_of_losses.values())}"
+        raise PhaseError(problem, hint="write loss='mse' for targets that are all numbers")
+    return Loss(next(iter(names_of_losses.values())))
+
+
+def _loss_of_column(name: str, column: Any) -> str:
+    kind = list_leaf(column.type)
+    if is_numeric(kind) and not pa.types.is_boolean(kind):
+        is_few = pa.types.is_integer(kind) and compute.count_distinct(column).as_py() <= CLASSES_OF_INTEGERS
+        return "cross_entropy" if is_few else "mse"
+    is_classes = pa.types.is_boolean(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    if is_classes or pa.types.is_dictionary(kind):
+        return "cross_entropy"
+    raise PhaseError(
+        f"fit needs a loss: the target {name!r} is {column.type}, which is neither a number nor a class",
+        hint=f"make it a number before (pandas: pandas.to_numeric(table[{name!r}]))",
+    )
+
+
+def _has_more_than_numbers(table: Any, names: Sequence[str] | None) -> bool:
+    """Whether one of these columns has text, dates, categories or gaps, of which no model can take numbers as it is."""
+    if isinstance(table, Mapping) or hasattr(table, "iloc"):
+        return any(_is_no_plain_number(table[name]) for name in names or ())
+    try:
+        read = _tags(table, ... if names is None else names)
+    except (DataError, ColumnError):
+        return False  # of which reading it as numbers tells
+    return any(_is_no_plain_number(read.column(name)) for name in read.column_names if names is None or name in names)
+
+
+def _is_no_plain_number(values: Any) -> bool:
+    dtype = getattr(values, "dtype", None)
+    if isinstance(dtype, np.dtype) and dtype.kind in "biufc":
+        return bool(dtype.kind == "f" and values.ndim == 1 and np.isnan(np.asarray(values)).any())
+    if getattr(values, "ndim", 1) > 1 or hasattr(values, "columns") or hasattr(values, "toarray"):
+        return False
+    try:
+        column = tag_column("", values)
+    except ColumnError:
+        return True
+    kind = list_leaf(column.type)
+    if not is_numeric(column.type):
+        return bool(kind == column.type) and not pa.types.is_struct(kind) and not pa.types.is_binary(kind)
+    has_nan = pa.types.is_floating(kind) and bool(compute.any(compute.is_nan(column)).as_py())
+    return has_nan or bool(column.null_count)
 
 
 def training_data(
@@ -282,7 +566,8 @@ def training_data(
     """
     if scaler is not None:
         scaler = load(SETTINGS, "fit.scaler")(scaler)
-    if not (is_table(given) or isinstance(given, (FeatureSet, FeatureSetView))):
+    raw = given if isinstance(given, RawTable) else None
+    if raw is None and not (is_table(given) or isinstance(given, (FeatureSet, FeatureSetView))):
         source = source_of(given, features, target)
         if scaler is not None:
             raise PhaseError("a source of batches is not scaled", hint="scale its rows before, or give a table")
@@ -292,7 +577,12 @@ def training_data(
                 hint="give the source of the validation: validation=other_loader",
             )
         return TrainingData(source, source, validation)
-    if is_table(given):
+    if raw is not None:
+        data, rows = raw.data, raw.rows
+        _, _, target = named_pair(raw.given, features, target)
+        if not is_table(raw.given):
+            validation = _own_split(validation, raw.given, data)
+    elif is_table(given):
         given, features, target = named_pair(given, features, target)
         if target is None:
             raise PhaseError("fit needs the name of the target", hint="write fit(model, table, target='COLUMN', ...)")
@@ -308,10 +598,80 @@ def training_data(
             hint="write target='COLUMN'" if texts else _ROLES,
         )
     data = _with_numeric_targets(data, target, loss_of)
-    train, split = _splits(data, rows, validation, seed)
+    if raw is not None:
+        data = _with_class_names(data, loss_of)
+    train, split = chosen_splits(data, rows, validation, seed)
+    if raw is not None:
+        data = _treated(data, raw, train, loss_of, seed)
     if scaler is not None:
         data = data.fit_transform(scaler, data.features, fit_on=train)
-    return TrainingData(data, train, split if split or validation is None else {data.label: _other(validation, data)})
+    other = split if split or validation is None else {data.label: _other(validation, data)}
+    return TrainingData(data, train, other, _widths(data, loss_of))
+
+
+def _with_class_names(data: FeatureSet, loss_of: LossOf) -> FeatureSet:
+    """Integers that are names of classes, and not their indices, as indices.
+
+    Raises:
+        PhaseError: a target has one class.
+    """
+    for name in data.targets:
+        loss, values = loss_of(name), data.array(name)
+        if loss is None or not takes_classes(loss):
+            continue
+        classes = np.unique(values)
+        if values.ndim == 1 and len(classes) < 2:
+            names = next((fitted.class_labels for fitted in data.transforms if name in fitted.results), classes)
+            raise PhaseError(
+                f"the target {name!r} is {shown(names[0])} in all {len(values)} rows: with one class there is nothing "
+                "to learn",
+                hint="give rows of all classes",
+            )
+        if values.ndim == 1 and values.dtype.kind in "iu" and not np.array_equal(classes, np.arange(len(classes))):
+            data = data.fit_transform(load(SETTINGS, "fit.class_labels")(), name, fit_on="all")
+    return data
+
+
+_SCALED_LOSSES = ("mse", "mae", "huber", "smooth_l1")
+
+
+def _treated(data: FeatureSet, raw: RawTable, train: str, loss_of: LossOf, seed: int) -> FeatureSet:
+    """The data with one feature, which is made of all columns of the features; and with scaled targets."""
+    rows, how = data.split(train), raw.how
+    target = data.array(data.targets[0])[rows.rows] if len(data.targets) == 1 else None
+    target = None if target is None or target.ndim > 1 else target
+    treatment = load(SETTINGS, "fit.preprocess")(
+        how.preprocess,
+        rows.to_arrow().select(list(raw.features)),
+        target,
+        as_categories=how.categories,
+        embed=how.embed,
+        embeds=how.embeds,
+        seed=seed,
+    )
+    into = "features"
+    while into in data.columns:
+        into += "_"
+    data = data.fit_transform(treatment, treatment.names, fit_on=train, role="feature", into=into)
+    data = data.select(features=into)
+    for name in data.targets:
+        loss = loss_of(name)
+        if loss is not None and loss.name in _SCALED_LOSSES:
+            data = data.fit_transform(load(SETTINGS, "fit.scaler")("standard"), name, fit_on=train)
+    return data
+
+
+def _widths(data: FeatureSet, loss_of: LossOf) -> Widths:
+    n_features = sum(math.prod(data.spec(name).shape) for name in data.features)
+    n_outputs = 0
+    for name in data.targets:
+        loss, spec = loss_of(name), data.spec(name)
+        is_classes = loss is not None and takes_classes(loss) and "float" not in spec.dtype
+        n_outputs += int(data.array(name).max()) + 1 if is_classes else math.prod(spec.shape)
+    treatment = next((made for made in map(treatment_in, reversed(data.transforms)) if made is not None), None)
+    if treatment is None:
+        return Widths(n_features, n_outputs, n_features)
+    return Widths(n_features, n_outputs, n_features - len(treatment.cardinalities), treatment.cardinalities)
 
 
 def _selected(given: FeatureSet | FeatureSetView, features: Names, target: Names) -> tuple[FeatureSet, Any]:
@@ -381,7 +741,7 @@ def _is_number(value: Any) -> bool:
         return False
 
 
-def _splits(data: FeatureSet, rows: Any, validation: Any, seed: int) -> tuple[str, str | None]:
+def chosen_splits(data: FeatureSet, rows: Any, validation: Any, seed: int) -> tuple[str, str | None]:
     """Names of the splits to train on and to validate on; None for a validation on other data, or none."""
     if isinstance(validation, str):
         data.split(validation)

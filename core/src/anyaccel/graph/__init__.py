@@ -1,8 +1,7 @@
 """Graphs: models of any framework connected to data and to each other, and the plan of a phase over them.
 
-Offers ModelGraph with its nodes, `resolve` from a graph and a phase's request to a Plan, and weights in files and
-copied. Stands on `data`, `requests`, `saved_folder`, `adapter`,
-`precision` and the kernel.
+Offers ModelGraph with its nodes, `resolve`, which turns a graph and the request of a phase into a Plan, weight files,
+and copying of weights. Stands on `data`, `requests`, `saved_folder`, `adapter`, `precision` and the kernel.
 """
 
 from anyaccel.graph.applied_loss import AppliedLoss

@@ -1,4 +1,4 @@
-"""AppliedLoss: which output of a graph a loss takes, and with which targets."""
+"""AppliedLoss: a loss with the output of a graph and the targets that it takes."""
 
 from __future__ import annotations
 
@@ -16,24 +16,29 @@ from anyaccel.specs import FROM_OUTPUT, Loss, Spec, assign_fields
 @constructor_hints
 @dataclass(frozen=True, slots=True, init=False)
 class AppliedLoss(Spec):
-    """A loss applied to the output of a node in a graph.
+    """Apply a loss to the output of a node.
 
     Args:
-        loss: a Loss, or what `Loss(...)` takes.
-        on: label of the node whose output it takes; it is computed on this node's device. It may be left out where the
-            graph has one output node.
-        inputs: the arguments of the loss, in order: `"outputs"` (of `on`), `"outputs.NAME"`, `"targets"` (of the data
-            that feed `on`), `"FEATURE_SET.COLUMN"`, or `"FEATURE_SET.COLUMN@STREAM"` for another stream of the sampler
-            than its first.
-        weight: factor in the total loss, finite and not negative.
-        label: name in results; `on` by default.
-        sample_weight: the column, `"FEATURE_SET.COLUMN"`, with the weight of each sample or position in a named loss,
-            at least 0. The loss is the weighted mean: the sum of weight times loss over the sum of weights.
-        mask: the column that says which samples or positions count: True or 1, and False or 0. Both together are
+        loss: A Loss, or the arguments of `Loss(...)`, such as `"mse"`.
+        on: Label of the node whose output it takes. The loss is computed on this node's device. You can leave it out if
+            the graph has one output node.
+        inputs: Arguments of the loss, in order: `"outputs"` (of `on`), `"outputs.NAME"`, `"targets"` (of the data that
+            feed `on`), `"FEATURE_SET.COLUMN"`, or `"FEATURE_SET.COLUMN@STREAM"` for a stream of the sampler other than
+            the first.
+        weight: Factor in the total loss, finite and not negative.
+        label: Name in results; `on` by default.
+        sample_weight: Column, `"FEATURE_SET.COLUMN"`, with the weight of each sample or position, at least 0, for a
+            named loss. The loss is the weighted mean: the sum of weight times loss over the sum of weights.
+        mask: Column of the samples or positions to include: True or 1, and False or 0. If both are set, they are
             multiplied.
 
     Raises:
         SpecError: an argument of the wrong type or out of range.
+
+    Example:
+        >>> import anyaccel as aa
+        >>> loss = aa.AppliedLoss("cross_entropy", on="head", weight=0.5)
+        >>> phase = aa.TrainPhase("train", data="train", losses=[loss, aa.AppliedLoss("mse", on="decoder")])
     """
 
     _called = "an applied loss"
@@ -76,7 +81,7 @@ class AppliedLoss(Spec):
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """The columns that weigh it: `sample_weight` and `mask`, as far as they are given."""
+        """The columns that weight the loss: `sample_weight` and `mask`, if they are set."""
         return tuple(column for column in (self.sample_weight, self.mask) if column is not None)
 
     @classmethod
@@ -90,15 +95,15 @@ class AppliedLoss(Spec):
         sample_weight: str | None = None,
         mask: str | None = None,
     ) -> Self:
-        """A loss that a model computes itself and returns among its outputs.
+        """Use a loss that a model computes itself and returns among its outputs.
 
         Args:
-            on: label of the node.
-            output: name of the output: a scalar, the mean over the batch, or one for each sample. A scalar is weighted
-                by the number of samples in the batch.
-            weight, label: as of an AppliedLoss.
-            sample_weight, mask: the columns whose sum says by what a scalar is weighted instead, such as the tokens
-                that count in a model that leaves some out.
+            on: Label of the node.
+            output: Name of the output: a scalar (the mean over the batch), or one value for each sample. A scalar is
+                weighted by the number of samples in the batch.
+            weight, label: See `AppliedLoss`.
+            sample_weight, mask: Columns whose sum weights a scalar instead, such as the number of tokens that count in
+                a model that ignores some.
 
         Raises:
             SpecError: an argument of the wrong type or out of range.
@@ -109,7 +114,7 @@ class AppliedLoss(Spec):
         return cls(Loss(FROM_OUTPUT), on, (f"outputs.{output}",), weight, label, **columns)
 
     def get_config(self) -> dict[str, Any]:
-        """A plain dict for `from_config`."""
+        """Return a plain dict for `from_config`."""
         values = {
             "on": self.on or None,
             "inputs": list(self.inputs),
@@ -122,7 +127,7 @@ class AppliedLoss(Spec):
 
 
 def _column(where: str, name: str, column: Any, loss: Loss) -> str | None:
-    """The name of a column that weighs a loss.
+    """Return the name of a column that weighs a loss.
 
     Raises:
         SpecError: not a name, or the loss is one's own, which takes weights as it likes.

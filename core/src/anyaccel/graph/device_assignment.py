@@ -54,7 +54,9 @@ class PolicyNode:
 
 
 def precedence(own: Accelerator | None, phase: Accelerator | None) -> tuple[Accelerator, str]:
-    """The rule: a node's own, else the phase's, else that of ANYACCEL_DEVICE, else the CPU. And who decided."""
+    """Return the rule: a node's own, otherwise the phase's, otherwise that of ANYACCEL_DEVICE, otherwise the CPU. And
+    who decided.
+    """
     if own is not None:
         return own, "node"
     if phase is not None:
@@ -65,7 +67,7 @@ def precedence(own: Accelerator | None, phase: Accelerator | None) -> tuple[Acce
 
 
 def accelerator_of_environment() -> Accelerator | None:
-    """The accelerator that ANYACCEL_DEVICE names; None where it is not set.
+    """Return the accelerator that ANYACCEL_DEVICE names; None where it is not set.
 
     Raises:
         DeviceParseError: it names no device.
@@ -85,10 +87,10 @@ class DeviceAssigner:
     """Assigns devices to the nodes of a graph.
 
     Attributes:
-        accelerator: the phase's; None if it has none.
-        strict: whether nodes that cannot run on the phase's device are an error; they run on the CPU otherwise.
-        policy: name of the placement policy, if any.
-        replicas: devices that the phase has got already; nodes without an accelerator of their own are on the first.
+        accelerator: Accelerator of the phase; None if it has none.
+        strict: Whether a node that cannot run on the phase's device is an error; otherwise it runs on the CPU.
+        policy: Name of the placement policy, if any.
+        replicas: Devices that the phase already has; nodes without an accelerator are on the first.
     """
 
     nodes: Mapping[str, Node]
@@ -100,7 +102,7 @@ class DeviceAssigner:
     replicas: Sequence[Device] = ()
 
     def assign(self, active: Container[str]) -> dict[str, Assignment]:
-        """The assignment of every active node, in topological order.
+        """Return the assignment of every active node, in topological order.
 
         Raises:
             DeviceUnavailableError: a device is not on this machine.
@@ -178,7 +180,9 @@ class DeviceAssigner:
     def _rejected(
         self, node: ModelNode, decider: str, settled: Assignment, kind: str, is_chosen: bool
     ) -> Iterator[Rejection]:
-        """What else was asked for; `decider` is who decided before a fallback, `kind` that of the device asked for."""
+        """Yield the rejected requests; `decider` is the level before a fallback, `kind` is the kind of the requested
+        device.
+        """
         own, environment = node.accelerator, os.environ.get(DEFAULT_DEVICE, "").strip()
         asked = {"node": own, "phase": self.accelerator}
         requests = [
@@ -198,7 +202,7 @@ class DeviceAssigner:
             yield from outranked(decider, requests)
 
     def _concat(self, label: str, assigned: Mapping[str, Assignment]) -> Assignment:
-        """A ConcatNode goes with a neighbour, of its own framework if there is one."""
+        """Assign a ConcatNode to the device of a neighbour, of its own framework if possible."""
         around = [*topology.consumers(label, self.nodes), *topology.parents(self.nodes[label], self.nodes)]
         neighbours = [assigned[other] for other in around if other in assigned]
         framework = self.shapes.frameworks[label]
@@ -210,7 +214,7 @@ class DeviceAssigner:
         return self._on(near.device, label, reason="neighbour", requested=near.node, pinned=near.pinned)
 
     def _settled(self, label: str, wanted: Accelerator, reason: str, requested: str) -> Assignment:
-        """The assignment for a request, or on the CPU where that is allowed."""
+        """Return the assignment for a request, or on the CPU where that is allowed."""
         framework = self.shapes.frameworks[label]
         if (
             reason in ("phase", "environment")
@@ -227,7 +231,7 @@ class DeviceAssigner:
         return self._on(wanted.device, label, reason=reason, requested=requested, pinned=wanted.pin_memory)
 
     def _on(self, device: Device, label: str, *, reason: str, requested: str, pinned: bool) -> Assignment:
-        """The assignment of a node to a device on which its framework runs."""
+        """Return the assignment of a node to a device on which its framework runs."""
         framework = self.shapes.frameworks[label]
         backend = self.registry.computing(framework, device.kind)
         return Assignment(
@@ -280,7 +284,7 @@ class DeviceAssigner:
 
 
 def _check_shared(models: Iterable[ModelNode], assigned: Mapping[str, Assignment]) -> None:
-    """Nodes that share a model must agree on all that belongs to the model."""
+    """Check that nodes that share a model agree on everything that belongs to the model."""
     first: dict[int, ModelNode] = {}
     for node in models:
         other = first.setdefault(id(node.model), node)
@@ -311,28 +315,28 @@ _MOST = 12  # candidates of one request
 
 @dataclass(frozen=True, slots=True)
 class LevelRequest:
-    """What a level asks for, as it was written."""
+    """The request of a level, as it was written."""
 
     level: str
     spec: str
 
 
 def outranked(decider: str, requests: Iterable[LevelRequest]) -> Iterator[Rejection]:
-    """The requests of lower levels than the one that decided."""
+    """Yield the requests of lower levels than the one that decided."""
     for request in sorted(requests, key=lambda request: LEVELS.index(request.level)):
         if LEVELS.index(request.level) > LEVELS.index(decider):
             yield Rejection(request.level, request.spec, f"{_NAMES[decider]} comes first")
 
 
 def unserved(request: LevelRequest, framework: str, kind: str) -> Rejection:
-    """The request that a node falls back from."""
+    """Return the request that a node falls back from."""
     return Rejection(request.level, request.spec, f"no installed plugin runs {framework} on {kind}")
 
 
 def refused_candidates(
     level: str, accelerator: Accelerator, frameworks: Sequence[str], known: Registry, *, strict: bool
 ) -> Iterator[Rejection]:
-    """What a request might have got and did not; nothing if the accelerator is one device."""
+    """Yield what a request could have got but did not; nothing if the accelerator is one device."""
     if USUAL.fullmatch(accelerator.spec):
         return
     asked = Accelerator(accelerator.spec)  # again as it was written: this one may have its device by now
@@ -347,12 +351,12 @@ _NARROW = ("float16", "bfloat16")
 
 
 def with_precision(node: Node, assignment: Assignment, request: Request) -> Assignment:
-    """The assignment of a node with its precision, and what is computed again in its backward pass.
+    """Return the assignment of a node with its precision, and what is computed again in its backward pass.
 
     Raises:
         CapabilityError: the framework, the model or the device cannot do it.
-        GraphError: it is asked of a model that is computed as it is.
-        PhaseError: the phase has a step of the user's own.
+        GraphError: the model does not support it, because it is not computed by a framework.
+        PhaseError: the phase has a custom step.
     """
     if not isinstance(node, ModelNode):
         return assignment
@@ -422,7 +426,7 @@ def _recomputed(node: ModelNode, assignment: Assignment) -> tuple[str, ...]:
 def segment_precision(
     labels: Iterable[str], assigned: Mapping[str, Assignment], nodes: Mapping[str, Node], request: Request
 ) -> SegmentPrecision | None:
-    """What a backend is told of the operations of a segment; None where all are as their models are."""
+    """Return the precisions of the operations of a segment for a backend; None if all equal those of their models."""
     own = [assigned[label] for label in labels]
     precisions = tuple((each.node, NodePrecision(each.precision)) for each in own if each.precision)
     recomputed = tuple((each.node, str(getattr(nodes[each.node], "remat", ""))) for each in own if each.recomputed)
@@ -435,7 +439,7 @@ def segment_precision(
 
 
 def check_loss_scale(assigned: Mapping[str, Assignment]) -> None:
-    """Where one node is computed in float16, the gradients of all are of scaled losses.
+    """Check that all gradients can be scaled if one node is computed in float16, because they belong to scaled losses.
 
     Raises:
         CapabilityError: another framework of the graph cannot scale losses.
@@ -454,7 +458,7 @@ def check_loss_scale(assigned: Mapping[str, Assignment]) -> None:
 def matmul_precisions(
     phase: str, given: Any, assigned: Mapping[str, Assignment]
 ) -> list[tuple[ComputesPrecision, Any]]:
-    """Each backend of a graph with the setting for matrix products that a phase gives it.
+    """Return each backend of a graph with the setting for matrix multiplications that a phase gives it.
 
     Raises:
         PhaseError: a setting that no framework of the graph has, or for a framework that is not in it.
@@ -483,7 +487,9 @@ def matmul_precisions(
 
 
 def float32_notes(given: Any, assigned: Mapping[str, Assignment], nodes: Mapping[str, Node]) -> Iterator[str]:
-    """What defaults of the frameworks make of float32, where a phase has no setting for its matrix products."""
+    """Yield how defaults of the frameworks change float32, if a phase does not set its matrix multiplication
+    precision.
+    """
     found = []
     for label, each in assigned.items():
         model, computes = getattr(nodes[label], "model", None), each.backend.capability(ComputesPrecision)
@@ -503,20 +509,21 @@ def _has(values: Iterable[Any], value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a phase asks of a graph.
+    """The request of a phase to a graph.
 
     Attributes:
-        phase: the phase's label.
-        wants: labels of the nodes whose outputs are kept.
-        streams: the streams of each feature set's sampler, by the feature set's label.
-        learners: labels of the estimators that learn on the host.
-        precision: that of nodes without one of their own; None for that of their models.
-        sharding: of the parameters of nodes without a setting of their own, among replicas; None for none.
-        loss_scale: by what losses are multiplied where a node is computed in float16.
-        matmul_precision: of matrix products, as frameworks name it: a value for all, or by framework; None for none.
-        custom_step: whether steps are the user's own, which may use every node; losses are those of the validation.
-        devices: of the replicas that this process trains, the first of which has the nodes; empty where the accelerator
-            says it.
+        phase: Label of the phase.
+        wants: Labels of the nodes whose outputs are kept.
+        streams: Streams of each feature set's sampler, by the feature set's label.
+        learners: Labels of the estimators that learn on the host.
+        precision: Precision of nodes without their own; None for that of their models.
+        sharding: Sharding of the parameters of nodes without their own setting over replicas; None for none.
+        loss_scale: Factor on the losses if a node is computed in float16.
+        matmul_precision: Matrix multiplication precision in the words of the frameworks: a value for all, or by
+            framework; None for none.
+        custom_step: Whether steps are custom steps, which may use every node; losses are those of the validation.
+        devices: Devices of the replicas that this process trains; the nodes are on the first. Empty if the accelerator
+            names the device.
     """
 
     phase: str
@@ -545,8 +552,8 @@ class Resolution:
         backends: the backend of each segment.
         live: names of the values through which gradients flow: a trained node gives them, or depends on one.
         shapes: of the whole graph.
-        matmul_precisions: backends with the setting of the precision of matrix products that holds in the phase.
-        step_columns: names of columns by the names that a step of the user's own finds them under.
+        matmul_precisions: backends with the setting of the precision of matrix multiplications that holds in the phase.
+        step_columns: names of columns by the names that a custom step finds them under.
     """
 
     plan: Plan

@@ -51,16 +51,16 @@ OTHER_NAMES = {
 
 
 def _nothing() -> None:
-    """What is to be done where models have their values."""
+    """Do nothing; for models that hold their values."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveValues:
-    """Where the parameters and optimizer states of a graph are: by default in its models.
+    """Where the parameters and optimizer states of a graph are; by default in its models.
 
     Attributes:
-        in_use: whether a phase is running, whose programs hold them.
-        write_back: brings models and optimizer states up to date.
+        in_use: Whether a running phase holds them in its programs.
+        write_back: Function that updates models and optimizer states.
     """
 
     in_use: bool = False
@@ -73,12 +73,23 @@ class ModelGraph(AttributeHints):
 
     Args:
         nodes: ModelNode and ConcatNode objects, in any order.
-        optimizer: for every node without one of its own: an Optimizer, or the first argument of one.
-        label: its name in plans and results.
-        seed: an int of 64 bits that determines the weights of unbuilt models and all random streams.
+        optimizer: Optimizer for every node without its own optimizer: an Optimizer, or its first argument, such as
+            `"adam"`.
+        label: Name of the graph in plans and results.
+        seed: An int of 64 bits. It determines the weights of unbuilt models and all random streams.
 
     Raises:
         GraphError: duplicate labels, unknown upstreams, a cycle, no node, or an invalid seed.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> x = np.linspace(0, 1, 64, dtype="float32").reshape(64, 1)
+        >>> data = aa.FeatureSet.from_dict("line", {"x": x, "y": 2 * x}, ["x"], ["y"])
+        >>> encoder = aa.ModelNode("encoder", aa.SequentialMLP([4]), data)
+        >>> head = aa.ModelNode("head", aa.SequentialMLP([1]), encoder)
+        >>> graph = aa.ModelGraph([encoder, head], aa.Optimizer("adam", lr=1e-2), seed=0)
+        >>> graph.input_nodes, graph.output_nodes
+        (('encoder',), ('head',))
     """
 
     attribute_hints = OTHER_NAMES
@@ -118,11 +129,11 @@ class ModelGraph(AttributeHints):
 
     @property
     def nodes(self) -> Mapping[str, Node]:
-        """Nodes by label, in the order given."""
+        """The nodes by label, in the order given."""
         return self._nodes
 
     def __getitem__(self, label: str) -> Node:
-        """A node by its label.
+        """Return a node by its label.
 
         Raises:
             GraphError: no node has this label.
@@ -133,7 +144,7 @@ class ModelGraph(AttributeHints):
 
     @property
     def feature_sets(self) -> dict[str, FeatureSet]:
-        """The data that its nodes take, by label; of a loaded graph a DataSchema, which has no rows."""
+        """The data that its nodes take, by label. A loaded graph has DataSchema objects, which have no rows."""
         return topology.feature_sets(self._nodes.values())
 
     @property
@@ -143,12 +154,12 @@ class ModelGraph(AttributeHints):
 
     @property
     def input_nodes(self) -> tuple[str, ...]:
-        """Labels of the nodes that no other node feeds."""
+        """Labels of the nodes that take no other node as input."""
         return tuple(label for label, node in self._nodes.items() if not topology.parents(node, self._nodes))
 
     @property
     def output_nodes(self) -> tuple[str, ...]:
-        """Labels of the nodes that feed no other."""
+        """Labels of the nodes that feed no other node."""
         return tuple(topology.outputs(self._nodes))
 
     @property
@@ -158,7 +169,7 @@ class ModelGraph(AttributeHints):
 
     @property
     def shapes(self) -> Shapes:
-        """What is known of the built graph; builds it if necessary."""
+        """The shapes and dtypes of the built graph; reading it builds the graph if necessary."""
         self.build()
         assert self._shapes is not None
         return self._shapes
@@ -166,15 +177,15 @@ class ModelGraph(AttributeHints):
     # -- changing --------------------------------------------------------------------------------------------------
 
     def build(self, force: bool = False) -> ModelGraph:
-        """Infer every shape, and build models that are not built yet. Does nothing if that is done for these models.
+        """Infer every shape, and build unbuilt models. Does nothing if that is already done for these models.
 
-        The output of an estimator is known once it is fitted; until then shapes after it are unknown.
+        The output of an estimator is known once it is fitted; until then, the shapes after it are unknown.
 
         Args:
-            force: infer again, after a model itself was changed by hand.
+            force: Infer again, after you changed a model itself.
 
         Raises:
-            ShapeError: shapes or dtypes do not fit; names the node and both sides.
+            ShapeError: shapes or dtypes do not match; the message names the node and both sides.
             NoBackendError: no installed plugin runs the framework of a model.
         """
         arguments.flag(GraphError, "build: ", "force", force)
@@ -188,7 +199,7 @@ class ModelGraph(AttributeHints):
         return [node for node in self._nodes.values() if isinstance(node, ModelNode)]
 
     def exchange_model(self, before: Any, after: Any) -> None:
-        """Give every node with the model `before` the model `after`: the same one, in another place."""
+        """Replace the model `before` in every node that has it by `after`, the same model in another place."""
         for node in self._model_nodes():
             if node.model is before:
                 node.model = self._built_with[node] = after
@@ -198,14 +209,14 @@ class ModelGraph(AttributeHints):
         return self._become([*self._nodes.values(), node])
 
     def replace_node(self, label: str | Node, node: Node) -> ModelGraph:
-        """Replace a node; the new one feeds what the old one fed, and the old one's optimizer state is dropped.
+        """Replace a node. The new node feeds the consumers of the old one, and the old optimizer state is dropped.
 
         Args:
-            label: the node of this graph to replace, or its label.
-            node: the new one.
+            label: The node of this graph to replace, or its label.
+            node: The new node.
 
         Raises:
-            GraphError: there is no such node, or the new one does not fit; the graph is then as it was.
+            GraphError: there is no such node, or the new one does not fit; the graph then stays unchanged.
         """
         label = topology.label_of(label, self._nodes, self.label)
         states = self.optimizer_states.without(label)
@@ -215,10 +226,10 @@ class ModelGraph(AttributeHints):
         return self
 
     def remove_node(self, label: str | Node) -> ModelGraph:
-        """Remove a node of this graph, given by itself or its label.
+        """Remove a node of this graph, given as the node or its label.
 
         Raises:
-            GraphError: there is no such node, or others depend on it.
+            GraphError: there is no such node, or other nodes depend on it.
         """
         label = topology.label_of(label, self._nodes, self.label)
         states = self.optimizer_states.without(label)
@@ -227,16 +238,17 @@ class ModelGraph(AttributeHints):
         return self
 
     def freeze(self, *labels: str | Iterable[str], mode: str = "eval") -> ModelGraph:
-        """Do not train these nodes, or any node if none is named, in later phases.
+        """Stop training these nodes, or all nodes if you name none, in later phases.
 
-        What a frozen node holds stays as it is: a phase that would train its model, or a parameter that it shares, in
-        another node raises a GraphError that names both.
+        The model of a frozen node does not change. If a phase would train it, or one of its parameters, in another
+        node, a GraphError names both nodes.
 
         Args:
-            labels: of the nodes.
-            mode: in which the nodes run in a training step: `"eval"`, or `"train"`, where dropout is active, batch
-                normalization takes the statistics of the batch, and its running statistics move, as in a loop by hand
-                that leaves a module in training mode and gives its parameters to no optimizer (GANs).
+            labels: Labels of the nodes.
+            mode: Mode of the nodes in a training step. With `"eval"`, they run as in evaluation. With `"train"`,
+                dropout is active, batch normalization uses the statistics of the batch, and its running statistics
+                change; this is the same as keeping a module in training mode without giving its parameters to an
+                optimizer (GANs).
 
         Raises:
             GraphError: an object that is not the label of a node, an empty list, or an unknown mode.
@@ -244,7 +256,7 @@ class ModelGraph(AttributeHints):
         return self._set_frozen(labels, True, one_of("freeze: ", "mode", mode, FROZEN_MODES))
 
     def unfreeze(self, *labels: str | Iterable[str]) -> ModelGraph:
-        """Train these nodes, or all if none is named, again.
+        """Train these nodes again, or all nodes if you name none.
 
         Raises:
             GraphError: an object that is not the label of a node, or an empty list.
@@ -261,11 +273,12 @@ class ModelGraph(AttributeHints):
     # -- phases and display ----------------------------------------------------------------------------------------
 
     def run(self, *phases: Any, callbacks: Iterable[Any] = (), progress: Any = "auto", resume: str = "never") -> Any:
-        """Run a phase on this graph, or several in order, as an Experiment does, which also keeps their results.
+        """Run a phase on this graph, or several in order. To keep their results as well, use an Experiment.
 
         Args:
-            phases: one, several, or a list of them; several give a list of results.
-            callbacks, progress: as of an Experiment; `resume` as of its `run`.
+            phases: One phase, several, or a list of them. Several return a list of results.
+            callbacks, progress: See `Experiment`.
+            resume: See `Experiment.run`.
 
         Raises:
             AnyaccelError: there are no phases, or one of them cannot run.
@@ -279,20 +292,20 @@ class ModelGraph(AttributeHints):
         return results if is_list or others else results[0]
 
     def summary(self) -> str:
-        """A table of the nodes with framework, inputs, outputs, parameters and device. Builds the graph."""
+        """Return a table of the nodes with framework, inputs, outputs, parameters and device. Builds the graph."""
         return mermaid.summary(self._nodes, self.shapes, registry(), self.label)
 
     def visualize(self, format: str = "mermaid", *, plan: Plan | None = None) -> str:
-        """The graph as a drawing, coloured by device. Labels are escaped; nothing is built or placed.
+        """Draw the graph, colored by device. Labels are escaped; nothing is built or placed.
 
         Args:
             format: `"mermaid"`, or `"svg"` for a standalone drawing, which a notebook displays.
-            plan: the plan of a phase; shows nodes on its devices, and the routes between them. Without a plan, nodes
-                are shown where their models are now, else on the device that they ask for.
+            plan: The plan of a phase: nodes are shown on its devices, with the routes between them. Without a plan,
+                nodes are shown on the device of their model, or on the device that they request.
 
         Raises:
             GraphError: an unknown format, or the plan of another graph.
-            MissingDistributionError: `"svg"`, and `anyaccel-devtools`, which draws it, is not installed.
+            MissingDistributionError: the format is `"svg"`, and `anyaccel-devtools`, which draws it, is not installed.
         """
         return mermaid.draw(self.label, self._nodes, self._shapes, plan, registry(), format)
 
@@ -302,12 +315,12 @@ class ModelGraph(AttributeHints):
     # -- state -----------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, np.ndarray]:
-        """Everything that is needed to continue training elsewhere, as copies in host memory by name.
+        """Return everything that is needed to continue training elsewhere, as copies in host memory by name.
 
-        Names: `NODE/parameters/NAME`, `NODE/buffers/NAME`, `NODE/optimizer/SLOT/NAME`, `NODE/optimizer_step`, `seed`,
-        `progress/PHASE`, the number of epochs of a training phase, from which sampler order and random streams follow,
-        and `transforms/FEATURE_SET/NUMBER/NAME`, what transforms of its data have learned. Ready for `numpy.savez` or
-        safetensors. In a callback of a running phase, the current state.
+        Names: `NODE/parameters/NAME`, `NODE/buffers/NAME`, `NODE/optimizer/SLOT/NAME`, `NODE/optimizer_step` and
+        `seed`. `progress/PHASE` is the number of epochs of a training phase, which determines sampler order and random
+        streams. `transforms/FEATURE_SET/NUMBER/NAME` is the fitted state of the transforms of its data. You can pass
+        the result to `numpy.savez` or safetensors. In a callback of a running phase, this is the current state.
         """
         self.live_values.write_back()
         return state_dict.state(self)
@@ -315,19 +328,19 @@ class ModelGraph(AttributeHints):
     def load_state(
         self, given: Mapping[str, Any], *, names: Names = None, change: Change | None = None, strict: bool = True
     ) -> ModelGraph:
-        """Load what `state` gave; all of it is checked before anything changes.
+        """Load the output of `state`. Everything is checked before anything changes.
 
         Args:
-            given: the state.
-            names: as of `load_weights`, for a state of other models, as of another framework; the optimizer's state
-                goes with the parameters.
-            change: as of `load_weights`; it may only put values in another order.
-            strict: False loads what has the same name, shape and dtype, and warns of all that it leaves out. A node's
-                optimizer state is then loaded only where everything of the node is.
+            given: The state.
+            names: See `load_weights`; for a state of other models, such as those of another framework. The state of the
+                optimizer follows the parameters.
+            change: See `load_weights`; it may only reorder values.
+            strict: False loads the arrays with the same name, shape and dtype, and warns about all others. The
+                optimizer state of a node is then loaded only if everything of the node is loaded.
 
         Raises:
-            StateError: names, shapes or dtypes are not those of this graph, its data are transformed in another way
-                than those that the state was trained on, or a phase is running; the message has all differences.
+            StateError: names, shapes or dtypes do not match this graph, its data are transformed differently from the
+                data that the state was trained on, or a phase is running; the message lists all differences.
         """
         self._check_idle("load a state")
         given = mapped(self, given, names, change)
@@ -337,13 +350,13 @@ class ModelGraph(AttributeHints):
     def save_weights(self, path: str | os.PathLike[str], node: str | Node | None = None) -> tuple[str, ...]:
         """Write parameters and buffers into one file for other tools, and return their names.
 
-        The names are those of the framework: of torch those of `state_dict()`, of others the paths of attributes; with
-        `NODE.` before them where several nodes are written. A model that nodes share is written for the first.
+        The names are those of the framework: for torch the names of `state_dict()`, for others the paths of attributes.
+        If several nodes are written, `NODE.` comes first. A model that nodes share is written for the first of them.
 
         Args:
-            path: a `.safetensors` file; with the plugin for torch also `.pt`; or its URL, such as
-                `s3://bucket/net.safetensors`. An existing one is replaced.
-            node: the only one to write; without it, all that have weights.
+            path: A `.safetensors` file; with the plugin for torch also `.pt`; or its URL, such as
+                `s3://bucket/net.safetensors`. An existing file is overwritten.
+            node: Write only this node; by default all nodes that have weights.
 
         Raises:
             StateError: no weights, or no plugin writes such files.
@@ -360,22 +373,23 @@ class ModelGraph(AttributeHints):
         change: Change | None = None,
         strict: bool = True,
     ) -> LoadedWeights:
-        """Load weights that `save_weights` or another tool wrote; all of it is checked before anything changes.
+        """Load weights that `save_weights` or another tool wrote. Everything is checked before anything changes.
 
-        Floating values are cast to the model's wider dtypes. Optimizer states, seed and progress stay as they are.
+        Floating values are cast to the model's wider dtypes. Optimizer states, seed and progress do not change.
 
         Args:
-            path: a `.safetensors` file; a folder with one, or with shards and their index; with the plugin for torch
-                also a `state_dict` (`.pt`, `.pth`, `.bin`), of which no code is run; a URL of any; or a dict of names
-                and arrays.
-            node: the only one to load into; without it, all that have weights.
-            names: the name in the model for each in the file, where they differ; None leaves an array out.
-            change: called with the name in the model and the file's array; gives the array to load. Needed where the
-                order of axes may differ: an array with another name and equal axes is refused without.
-            strict: False loads what fits, also rounded to narrower floats, and warns of the rest.
+            path: A `.safetensors` file; a folder with one, or with shards and their index; with the plugin for torch
+                also a `state_dict` (`.pt`, `.pth`, `.bin`), whose code is not run; a URL of any of these; or a dict of
+                names and arrays.
+            node: Load only into this node; by default into all nodes that have weights.
+            names: The name in the model for each name in the file, where they differ; None drops an array.
+            change: Function of the name in the model and the array of the file; it returns the array to load. Required
+                if the order of axes may differ: an array with another name and equal axes is refused without it.
+            strict: False loads the arrays that fit, even if they are rounded to narrower floats, and warns about the
+                others.
 
         Raises:
-            StateError: names, shapes or dtypes do not fit (all are named), a damaged file, or a phase is running.
+            StateError: names, shapes or dtypes do not match (all are listed), a damaged file, or a phase is running.
         """
         self._check_idle("load weights")
         strict = arguments.flag(StateError, "load_weights: ", "strict", strict)
@@ -388,12 +402,12 @@ class ModelGraph(AttributeHints):
     # -- configuration and folders ---------------------------------------------------------------------------------
 
     def get_config(self) -> dict[str, Any]:
-        """The nodes, their connections, and columns and transforms of their data as plain data, ready for JSON.
+        """Return the nodes, their connections, and columns and transforms of their data as plain data, ready for JSON.
 
-        Models that no backend names must be given to `from_config` again. What transforms have learned is in `state()`.
+        Pass models that no backend names to `from_config` again. The fitted state of transforms is in `state()`.
 
         Raises:
-            ConfigError: an optimizer is a framework's own.
+            ConfigError: the optimizer is an optimizer of a framework.
         """
         return self._config(self.optimizer.get_config() if self.optimizer else None)
 
@@ -411,17 +425,17 @@ class ModelGraph(AttributeHints):
         models: Mapping[str, Any] | None = None,
         allow: Iterable[type] = (),
     ) -> ModelGraph:
-        """The graph of a configuration from `get_config`.
+        """Rebuild a graph from the output of `get_config`.
 
         Args:
-            given: the configuration.
-            feature_sets: the data that it refers to by label.
-            models: models of nodes whose model no backend names, by node label.
-            allow: model classes that the configuration may name besides those of backends; nothing is imported.
+            given: The configuration.
+            feature_sets: The data that it refers to by label.
+            models: Models of nodes whose model no backend names, by node label.
+            allow: Model classes that the configuration may name in addition to those of backends; nothing is imported.
 
         Raises:
-            ConfigError: malformed, names something that is not registered and not given, or the data are transformed
-                in another way than those of the configuration.
+            ConfigError: malformed, names an object that is neither registered nor given, or the data are transformed
+                differently from those of the configuration.
         """
         plain = serialization.checked(given, {"label", "seed", "optimizer", "nodes", "data"}, {"nodes"}, "a graph")
         sets = serialization.by_label(feature_sets)
@@ -436,19 +450,28 @@ class ModelGraph(AttributeHints):
         return cls(nodes, optimizer, label=label, seed=plain.get("seed", 0))
 
     def save(self, folder: str | os.PathLike[str], *, extra: Mapping[str, Any] | None = None) -> None:
-        """Write the graph into a folder: its state as safetensors, all else as a `manifest.json`; no pickle.
+        """Write the graph into a folder: its state as safetensors, everything else as a `manifest.json`; no pickle.
 
-        What is in the folder is replaced when all is written, at once, and only if it was written by `save`. Models
-        that no backend names are not written but for their arrays, and a framework's own optimizer neither: give both
-        to `load`.
+        The content of the folder is replaced atomically when everything is written, and only if `save` wrote it. For
+        models that no backend names, only their arrays are written; an optimizer of a framework is not written. Pass
+        both to `load`.
 
         Args:
-            folder: made if it is not there; or a URL that fsspec opens, such as `s3://bucket/model`.
-            extra: further plain data for the manifest, by name.
+            folder: The folder, created if it does not exist; or a URL that fsspec opens, such as `s3://bucket/model`.
+            extra: More plain data for the manifest, by name.
 
         Raises:
-            ConfigError: the optimizer of a node is a framework's own, or the folder has a manifest of something else.
+            ConfigError: the optimizer of a node is an optimizer of a framework, or the folder has a manifest of
+                something else.
             StateError: the graph has no state yet, or its arrays cannot be written.
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> data = aa.FeatureSet.from_dict("line", {"x": np.zeros((8, 1), "float32")}, ["x"])
+            >>> graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP([1]), data)], seed=0)
+            >>> graph.build().save("model")
+            >>> aa.ModelGraph.load("model").output_nodes
+            ('net',)
         """
         parts = arguments.mapping(ConfigError, "", "extra", extra)
         if _PART in parts:
@@ -457,10 +480,10 @@ class ModelGraph(AttributeHints):
         saved_folder.write(folder, {**parts, _PART: self.saved_config()}, state, versions=versions)
 
     def saved_config(self) -> dict[str, Any]:
-        """The configuration as in a saved folder: a framework's own optimizer of the graph is named, not written.
+        """Return the configuration as in a saved folder: an optimizer of a framework is named, not written.
 
         Raises:
-            ConfigError: the optimizer of a node is a framework's own.
+            ConfigError: the optimizer of a node is an optimizer of a framework.
         """
         return self._config(serialization.optimizer_entry(self.optimizer))
 
@@ -477,26 +500,27 @@ class ModelGraph(AttributeHints):
         change: Change | None = None,
         strict: bool = True,
     ) -> ModelGraph:
-        """The graph that `save` wrote, in its state, on the CPU. Runs no code of the folder.
+        """Load the graph that `save` wrote, with its state, on the CPU. Runs no code of the folder.
 
-        Its data come without rows: `feature_sets` of the graph have columns and transforms, for
-        `new.transform_like(graph.feature_sets[LABEL])`.
+        Its data have no rows. `graph.feature_sets` has their columns and transforms; apply the transforms to new data
+        with `new.transform_like(graph.feature_sets[LABEL])`.
 
         Args:
-            folder: that `save` wrote, or its URL.
-            models: models of nodes whose model no backend names, by node label, built as when they were saved; they
-                get the saved parameters.
-            feature_sets: data in place of those without rows; they must be transformed as the saved ones were.
-            optimizer: in place of the saved one; needed if that was a framework's own.
-            allow: classes of models and transforms that the folder may name besides those that are registered.
-            names: for given models of another framework; see `load_state`.
-            change: likewise.
-            strict: False loads what fits the given models, and warns of the rest; see `load_state`.
+            folder: A folder that `save` wrote, or its URL.
+            models: Models of nodes whose model no backend names, by node label, built as when they were saved; the
+                saved parameters are loaded into them.
+            feature_sets: Data to use instead of those without rows; they must be transformed like the saved ones.
+            optimizer: Optimizer to use instead of the saved one. Required if the saved one is an optimizer of a
+                framework.
+            allow: Classes of models and transforms that the folder may name in addition to the registered ones.
+            names: For models of another framework; see `load_state`.
+            change: For models of another framework; see `load_state`.
+            strict: False loads the arrays that fit the given models and warns about the others; see `load_state`.
 
         Raises:
-            ConfigError: not such a folder, of a newer version, or it names something that is not registered and not
-                given.
-            StateError: a file was changed or is incomplete, or a model is not like the saved one.
+            ConfigError: not such a folder, written by a newer version, or it names an object that is neither registered
+                nor given.
+            StateError: a file was changed or is incomplete, or a model differs from the saved one.
         """
         manifest, arrays = saved_folder.read(folder, _PART)
         own, classes = checked_optimizer(optimizer, "the loaded graph"), serialization.checked_classes(allow)
@@ -513,7 +537,7 @@ class ModelGraph(AttributeHints):
 
 
 class Runnable:
-    """What can be run on a graph."""
+    """An object that can run on a graph."""
 
     label: str
 
@@ -528,12 +552,12 @@ class Runnable:
         """Run this on a graph, and then the others, in order.
 
         Args:
-            graph: the ModelGraph.
-            others: run afterwards.
-            callbacks, progress, resume: as of `ModelGraph.run`.
+            graph: The ModelGraph.
+            others: Objects to run afterwards.
+            callbacks, progress, resume: See `ModelGraph.run`.
 
         Returns:
-            the results of each.
+            The results of each.
 
         Raises:
             AnyaccelError: one of them cannot run.
@@ -542,14 +566,14 @@ class Runnable:
 
 
 def checked_runnable(value: Any, who: str) -> Runnable:
-    """A phase from an argument.
+    """Return a phase from an argument.
 
     Args:
-        value: what was given.
-        who: is to run it, for messages.
+        value: The argument.
+        who: The object that runs it, for messages.
 
     Raises:
-        PhaseError: it is no phase.
+        PhaseError: it is not a phase.
     """
     if isinstance(value, Runnable):
         return value

@@ -1,4 +1,4 @@
-"""Nodes of a graph: models and concatenations, and what feeds each."""
+"""Nodes of a graph: models and concatenations, and their inputs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _LABEL = re.compile(r"[^./\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
 
 
 def check_label(label: Any, what: str) -> str:
-    """`label` if it is a valid label: text that is not empty and has no `.`, `/`, control characters or outer spaces.
+    """Return `label` if it is valid: text that is not empty and has no `.`, `/`, control characters or outer spaces.
 
     Raises:
         GraphError: it is not valid.
@@ -52,7 +52,7 @@ def check_label(label: Any, what: str) -> str:
 
 
 def one_of(where: str, name: str, value: Any, choices: tuple[str, ...]) -> str:
-    """A setting that must be one of `choices`.
+    """Return a setting that must be one of `choices`.
 
     Raises:
         GraphError: it is not.
@@ -64,7 +64,7 @@ def one_of(where: str, name: str, value: Any, choices: tuple[str, ...]) -> str:
 
 
 def checked_optimizer(given: Any, whose: str) -> Optimizer | None:
-    """`given` as an Optimizer: a name or a framework's own optimizer is converted, None stays None.
+    """Return `given` as an Optimizer. A name or an optimizer of a framework is converted, None stays None.
 
     Raises:
         GraphError: it is not an optimizer.
@@ -85,42 +85,51 @@ class ModelNode(AttributeHints):
     """A model in a graph.
 
     Args:
-        label: its name in the graph; it may be left out, `ModelNode(model, data)`, and is then `"model"`.
-        model: a model of any framework that has a plugin, or an estimator with `fit` and `predict`. Several nodes with
-            the same object share its parameters.
-        upstream_ref: what feeds it: a FeatureSet for all its features, `feature_set.reference(...)`, or a node or its
-            label. A list of these are the positional arguments of the model's call, a dict those by keyword; each may
-            be a list or dict again.
-        accelerator: the node's own device, used instead of the phase's; it is strict.
-        optimizer: the node's own optimizer, used instead of the graph's.
-        framework: the model's framework, where its class does not show it.
-        outputs: names of the outputs of a model that has several; by default the paths to them in what it returns
-            (`logits`, `encoder.hidden`, `0`). Outputs that the model gives in training only (auxiliary heads) are
-            named after the others: losses may take them, which evaluations leave out, and other nodes may not.
-        modes: `"train"`, the default: while the node trains, all of the model is in training mode, also a part that
-            was in evaluation mode (as models are that `from_pretrained` gives). `"as_is"`: each part stays in the mode
-            that it is in when a phase starts; for frameworks whose layers have modes of their own (torch).
-        precision: in which the node is computed, in place of the phase's: `"float32"`, `"bf16-mixed"`, `"fp16-mixed"`,
+        label: Name of the node in the graph. You can leave it out: `ModelNode(model, data)` is named `"model"`.
+        model: A model of any framework that has a plugin, or an estimator with `fit` and `predict`. Nodes with the same
+            object share its parameters.
+        upstream_ref: Input of the model: a FeatureSet for all its features, `feature_set.reference(...)`, or a node or
+            its label. A list of these are the positional arguments of the model's call, a dict its keyword arguments;
+            each item may again be a list or dict.
+        accelerator: Device of this node, which overrides the phase's; there is no fallback.
+        optimizer: Optimizer of this node, which overrides the graph's.
+        framework: Framework of the model, if its class does not show it.
+        outputs: Names for the outputs of a model that has several. By default, these are the paths to them in the
+            return value (`logits`, `encoder.hidden`, `0`). Outputs that the model returns only in training (auxiliary
+            heads) are named after the others. Losses may take them, and evaluations leave these losses out; other nodes
+            may not take them.
+        modes: With `"train"`, the default, the whole model is in training mode while the node trains, including a part
+            that was in evaluation mode (as in models from `from_pretrained`). With `"as_is"`, each part stays in the
+            mode that it has when a phase starts; for frameworks whose layers have modes (torch).
+        precision: Precision of this node, which overrides the phase's: `"float32"`, `"bf16-mixed"`, `"fp16-mixed"`,
             `"bf16"` or `"float64"`.
-        remat: what is not kept for the backward pass but computed again there, which takes time and saves memory:
-            `"blocks"` for the repeated parts of the model, or a pattern of names of its parts (`"encoder.layer.*"`).
-        sharding: how replicas keep the node's parameters and optimizer state, in place of the phase's: `"full"` or
-            `"full offload"`, as of a TrainPhase, or `"none"`: whole in each.
-        batch_axis: the axis on which the model wants the batch in its inputs, such as 1 for recurrent layers that have
-            time first: a number for all inputs, or a mapping by keyword. Outputs are found by themselves.
-        device_map: for a model that is larger than a device: names of its parts, each with a device, or `"cpu"` or
-            `"disk"` for weights that rest there and are copied to a device in each step; or `"auto"` to plan that.
-        max_memory: what a planned map may use: bytes, or text such as `"20GiB"`, for each device, `"cpu"` and `"disk"`;
-            by default what is free on the node's device and in host memory.
-        offload: where a planned map may let weights rest that do not fit on the devices: `"no"`, `"cpu"` or `"disk"`.
+        remat: Rematerialization (gradient checkpointing): values that are not kept for the backward pass but computed
+            again, which saves memory and takes time. `"blocks"` for the repeated parts of the model, or a pattern of
+            names of its parts (`"encoder.layer.*"`).
+        sharding: How replicas store the parameters and optimizer state of this node, which overrides the phase's:
+            `"full"` or `"full offload"` (see `TrainPhase`), or `"none"` for a full copy on each replica.
+        batch_axis: Axis of the batch in the inputs of the model, such as 1 for recurrent layers with time first: a
+            number for all inputs, or a mapping by keyword. The batch axis of outputs is detected.
+        device_map: For a model that is larger than a device: a device for each named part, or `"cpu"` or `"disk"` for
+            weights that are stored there and copied to a device in each step; or `"auto"` to plan it.
+        max_memory: Maximum memory for a planned map: bytes, or text such as `"20GiB"`, for each device, `"cpu"` and
+            `"disk"`. By default, the free memory of the node's device and the host.
+        offload: Where a planned map may store weights that do not fit on the devices: `"no"`, `"cpu"` or `"disk"`.
 
     Attributes:
-        frozen: whether the node is not trained; set by `ModelGraph.freeze`.
-        frozen_mode: the mode, `"eval"` or `"train"`, in which a frozen node runs in a training step.
+        frozen: Whether the node is not trained; set by `ModelGraph.freeze`.
+        frozen_mode: The mode, `"eval"` or `"train"`, of a frozen node in a training step.
 
     Raises:
         GraphError: an invalid label, model, upstream, `modes`, `precision`, `remat`, `sharding`, `batch_axis` or device
             map.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> data = aa.FeatureSet.from_dict("line", {"x": np.zeros((8, 1), "float32")}, ["x"])
+        >>> net = aa.ModelNode("net", aa.SequentialMLP([1]), data, accelerator="cpu", optimizer="sgd")
+        >>> net.label, net.accelerator.device
+        ('net', Device(kind='cpu', index=0))
     """
 
     label: str
@@ -206,11 +215,13 @@ class ModelNode(AttributeHints):
 
     @property
     def kind(self) -> ModelKind:
-        """How a graph and its phases treat the model."""
+        """How a graph and its phases handle the model."""
         return kind_of(self.model)
 
     def reference(self, output: str | None = None) -> str:
-        """What another node takes as `upstream_ref`: the label, or `LABEL.OUTPUT` for one of several outputs."""
+        """Return the text that another node takes as `upstream_ref`: the label, or `LABEL.OUTPUT` for one of several
+        outputs.
+        """
         if output is None:
             return self.label
         return f"{self.label}.{text(GraphError, f'node {self.label!r}: ', 'output', output)}"
@@ -219,15 +230,24 @@ class ModelNode(AttributeHints):
 @constructor_hints
 @dataclass(eq=False, slots=True, init=False, repr=False)
 class ConcatNode:
-    """Concatenates its inputs along one axis of a sample. It is computed on the device of the node that it feeds.
+    """Concatenate inputs along one axis of a sample, on the device of the node that takes the result.
 
     Args:
-        label: its name in the graph.
-        upstream_refs: two or more of what `ModelNode.upstream_ref` takes.
-        concat_axis: axis of a sample, without the batch; negative ones count from the end.
+        label: Name of the node in the graph.
+        upstream_refs: Two or more inputs, each as `ModelNode.upstream_ref` takes it.
+        concat_axis: Axis of a sample, without the batch; negative axes count from the end.
 
     Raises:
         GraphError: an invalid label, axis or upstream, or fewer than two upstreams.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> data = aa.FeatureSet.from_dict("d", {"a": np.zeros((8, 2), "f4"), "b": np.zeros((8, 3), "f4")}, ["a", "b"])
+        >>> left = aa.ModelNode("left", aa.SequentialMLP([4]), data.reference("a"))
+        >>> both = aa.ConcatNode("both", [left, data.reference("b")], concat_axis=0)
+        >>> graph = aa.ModelGraph([left, both, aa.ModelNode("head", aa.SequentialMLP([1]), both)]).build()
+        >>> graph.shapes.specs["both"].shape
+        (7,)
     """
 
     label: str
@@ -251,11 +271,11 @@ class ConcatNode:
 
     @property
     def kind(self) -> ModelKind:
-        """As of a node with a model that has nothing to train."""
+        """The kind of a node whose model has nothing to train."""
         return kind_of(None)
 
     def reference(self) -> str:
-        """What another node takes as `upstream_ref`: the label."""
+        """Return the text that another node takes as `upstream_ref`: the label."""
         return self.label
 
 
@@ -263,12 +283,12 @@ Node = ModelNode | ConcatNode
 
 
 def model_name(model: Any) -> str:
-    """The name of a model for people: mostly that of its class."""
+    """Return the human-readable name of a model, mostly the name of its class."""
     return kind_of(model).shown_name(model)
 
 
 def refuse_settings(node: ModelNode, *names: str) -> None:
-    """Refuse settings for a model that is computed as it is.
+    """Refuse settings for a model that does not support them.
 
     Raises:
         GraphError: one is set.
@@ -302,7 +322,7 @@ def _no_upstream(label: str) -> GraphError:
 
 
 def _arguments(label: str, given: Any) -> tuple[tuple[Upstream, ...], tuple[Path, ...]]:
-    """What feeds a model, and the path of each in its call; no paths where all are positional arguments."""
+    """Return the inputs of a model and the path of each in its call; no paths if all are positional arguments."""
     if not isinstance(given, (list, tuple, Mapping)):
         return _upstreams(label, given), ()
     pairs = list(_paths(label, given, ()))
@@ -317,7 +337,7 @@ def _arguments(label: str, given: Any) -> tuple[tuple[Upstream, ...], tuple[Path
 
 
 def _with_batch_axes(label: str, arguments: tuple[Path, ...], count: int, given: Any) -> tuple[Path, ...]:
-    """The paths of a model's arguments with the axes of the batch, if one is not the first."""
+    """Return the paths of a model's arguments with the axes of the batch, if one is not the first."""
     paths = arguments or tuple((i,) for i in range(count))
     names = [".".join(map(str, path)) for path in paths]
     by_name = given if isinstance(given, Mapping) else dict.fromkeys(names, given)
@@ -369,7 +389,7 @@ def _upstream(label: str, given: Any, *, by_keyword: bool = False) -> Upstream:
 
 
 def _refuse_targets(label: str, given: Reference) -> None:
-    """A model that gets its targets among its features would learn to repeat them."""
+    """Refuse targets among the features of a model, because it would learn to repeat them."""
     leaking = [name for name in given.features if name in given.feature_set.targets]
     if leaking:
         raise GraphError(
@@ -381,12 +401,12 @@ def _refuse_targets(label: str, given: Reference) -> None:
 
 
 def column_name(reference: Reference, role: str = "features") -> str:
-    """Name of the value of a reference: `FEATURE_SET.COLUMN`, columns joined by `+`, with `@STREAM` if it names one."""
+    """Return the name of the value of a reference: `FEATURE_SET.COLUMN`, columns joined by `+`, and `@STREAM`."""
     return _named(reference, "+".join(getattr(reference, role)))
 
 
 def shown_name(reference: Reference) -> str:
-    """The name of the value of a reference for people: of many columns the first."""
+    """Return the human-readable name of the value of a reference; for many columns, the name of the first."""
     return _named(reference, brief(reference.features))
 
 
@@ -403,10 +423,10 @@ LAYOUT_SETTINGS: Mapping[str, Any] = {"device_map": None, "max_memory": None, "o
 
 
 class Layout:
-    """Where models are: each whole, on the device of its node. A distribution with other layouts derives from it."""
+    """Place each model whole on the device of its node. A distribution with other layouts derives from this class."""
 
     def settings(self, where: str, device_map: Any, max_memory: Any, offload: Any) -> tuple[Any, Any, Any]:
-        """The settings as a node keeps them.
+        """Return the settings as a node stores them.
 
         Raises:
             GraphError: a wrong value, or settings that contradict each other.
@@ -414,15 +434,15 @@ class Layout:
         return device_map, max_memory, offload
 
     def assign(self, node: Any, assignment: Any, request: Any, registry: Any, shapes: Any) -> Any:
-        """The assignment of a node, with the places of what is not on its device.
+        """Return the assignment of a node, with the places of the parts that are not on its device.
 
         Raises:
-            AnyaccelError: its model cannot be placed so.
+            AnyaccelError: its model cannot be placed like this.
         """
         return assignment
 
     def read(self, plain: Any) -> Any:
-        """What an assignment holds of it, from plain data.
+        """Rebuild the layout of an assignment from plain data.
 
         Raises:
             KeyError, TypeError, ValueError: malformed.
@@ -430,7 +450,9 @@ class Layout:
         raise ValueError(f"{shown(plain)} where models are whole")
 
     def place(self, node: Any, backend: Any, device: Device, plan: Any) -> Any:
-        """The model of a node, placed as the plan of its blocks says, which is None where a phase leaves the model."""
+        """Place the model of a node as the plan of its blocks defines; the plan is None if the phase does not change
+        it.
+        """
         return backend.place(node.model, device)
 
 
@@ -438,7 +460,7 @@ _WHOLE = Layout()
 
 
 def divided_layout(setting: str = "device_map") -> Layout:
-    """The layout of models that are not whole on a device.
+    """Return the layout of models that are split over several places.
 
     Raises:
         MissingDistributionError: the distribution with this setting of nodes is not installed.
@@ -448,12 +470,12 @@ def divided_layout(setting: str = "device_map") -> Layout:
 
 
 def layout_of(node: Any) -> Layout:
-    """The layout of the model of a node."""
+    """Return the layout of the model of a node."""
     return _WHOLE if getattr(node, "device_map", None) is None else divided_layout()
 
 
 def layout_config(node: ModelNode) -> dict[str, Any]:
-    """The settings of a node's layout as plain data for JSON, without those that are not set."""
+    """Return the settings of a node's layout as plain data for JSON, without those that are not set."""
     values = {name: getattr(node, name) for name in LAYOUT_SETTINGS}
     plain = {
         name: {str(key): item for key, item in value.items()} if isinstance(value, Mapping) else value
@@ -463,7 +485,7 @@ def layout_config(node: ModelNode) -> dict[str, Any]:
 
 
 def _layout_settings(where: str, *values: Any) -> tuple[Any, Any, Any]:
-    """The settings of a node's layout; those that are set are a distribution's."""
+    """Return the settings of a node's layout; those that are set are a distribution's."""
     for (name, default), value in zip(LAYOUT_SETTINGS.items(), values, strict=True):
         if type(value) is not type(default) or value != default:
             return divided_layout(name).settings(where, *values)
@@ -477,7 +499,7 @@ def _layout_settings(where: str, *values: Any) -> tuple[Any, Any, Any]:
 
 
 class ModelKind:
-    """How a graph and its phases treat a model; by itself as one of a framework, which gradients train."""
+    """How a graph and its phases handle a model. This base class is for models of frameworks, trained by gradients."""
 
     fixed = ""
     """What messages call a model that is computed as it is, in no precision, sharding or blocks; `""` for others."""
@@ -493,7 +515,7 @@ class ModelKind:
 
     @property
     def has_outputs(self) -> bool:
-        """Whether it gives outputs yet."""
+        """Whether the model can return outputs yet."""
         return True
 
     @property
@@ -502,22 +524,22 @@ class ModelKind:
         return False
 
     def shown_name(self, model: Any) -> str:
-        """The name of the model's class for people."""
+        """Return the human-readable name of the model's class."""
         return type(model).__name__
 
     def held_by(self, model: Any) -> Any:
-        """The object that has the state, of which only one phase at a time makes use."""
+        """Return the object that has the state, which only one phase at a time uses."""
         return model
 
     def check_inputs(self, node: Any) -> None:
-        """Check what feeds a node with the model.
+        """Check the inputs of a node with the model.
 
         Raises:
-            GraphError: the model cannot take it.
+            GraphError: the model cannot take them.
         """
 
     def dtype_hint(self, label: str, dtype: str) -> str:
-        """How the model of a node can give outputs of a dtype; `""` if it cannot."""
+        """Return how the model of a node can output a dtype; `""` if it cannot."""
         return ""
 
 
@@ -525,5 +547,5 @@ _OF_A_FRAMEWORK = ModelKind()
 
 
 def kind_of(model: Any) -> ModelKind:
-    """How a model is treated."""
+    """Return how a model is handled."""
     return model if isinstance(model, ModelKind) else _OF_A_FRAMEWORK

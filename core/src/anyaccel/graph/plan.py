@@ -39,21 +39,31 @@ _LONGEST = 400  # characters of a cell
 @class_hints
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class Plan:
-    """Where each node is computed and why, what is loaded, and what crosses between devices in every step.
+    """The plan of a phase: the device of each node and why, the data to load, and the values copied in every step.
 
     Attributes:
-        phase, graph: labels of the phase and of the graph.
-        assignments: in topological order.
-        parts: the segments in the order of computation.
-        notes: what else to know, such as fallbacks and idle nodes.
-        replicas: the devices of this process that train replicas of all nodes, each with its share of every batch; the
-            first is that of the assignments. Empty where each node is on one device.
-        memory: of each device by category. Like the following it depends on the machine and is not compared by `==`
-            (`diff` shows it), and a plan of a run does not have it: `Experiment.plan` and `Phase.plan` do.
-        activations: of each trained node with `remat`, what that saves. Like `memory` it is not compared.
-        decisions: residency, compilation and what else holds for the whole phase, with reasons.
-        batch_size: the most rows in a step, None if that is not known.
-        machine: what the plan is for, `""` for the machine that made it.
+        phase, graph: Labels of the phase and of the graph.
+        assignments: Assignments of the nodes in topological order.
+        parts: The segments in the order of computation.
+        notes: More to know, such as fallbacks and idle nodes.
+        replicas: The devices of this process that train replicas of all nodes, each on its part of every batch; the
+            first is the device of the assignments. Empty if each node is on one device.
+        memory: Memory of each device by category. Like the following attributes it depends on the machine and is not
+            compared by `==` (`diff` shows it). The plan of a run does not have it; the plans of `Experiment.plan` and
+            `Phase.plan` do.
+        activations: The memory that `remat` saves in each trained node that has it. Like `memory` it is not compared.
+        decisions: Residency, compilation and other decisions for the whole phase, with reasons.
+        batch_size: Largest number of rows in a step; None if unknown.
+        machine: The machine that the plan is for; `""` for the machine that made it.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> x = np.zeros((8, 1), "float32")
+        >>> data = aa.FeatureSet.from_dict("line", {"x": x, "y": x}, ["x"], ["y"])
+        >>> graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP([1]), data)], "adam", seed=0)
+        >>> plan = aa.TrainPhase("train", data=data, losses=aa.AppliedLoss("mse"), accelerator="cpu").plan(graph)
+        >>> plan.device("net"), plan.fits
+        (Device(kind='cpu', index=0), True)
     """
 
     phase: str
@@ -77,7 +87,7 @@ class Plan:
         return f"Plan({self.phase!r} on {self.graph!r}: {where}, {columns}, {crossings})"
 
     def __getitem__(self, node: str) -> Assignment:
-        """The assignment of a node.
+        """Return the assignment of a node.
 
         Raises:
             GraphError: the plan has no such node.
@@ -92,7 +102,7 @@ class Plan:
         )
 
     def device(self, node: str) -> Device:
-        """The device of a node.
+        """Return the device of a node.
 
         Raises:
             GraphError: the plan has no such node.
@@ -100,11 +110,11 @@ class Plan:
         return self[node].device
 
     def _where(self, device: Device) -> str:
-        """A device, or those of all replicas."""
+        """Return a device, or those of all replicas."""
         return ", ".join(map(str, self.replicas or (device,)))
 
     def explain(self, node: str) -> str:
-        """Why a node is computed where it is: a sentence, and one for each device that was not taken.
+        """Explain why a node is computed on its device: one sentence, and one for each device that was rejected.
 
         Raises:
             GraphError: the plan has no such node.
@@ -116,7 +126,7 @@ class Plan:
 
     @property
     def not_covered(self) -> tuple[str, ...]:
-        """What the plan says nothing about, with the reason."""
+        """The figures that the plan does not have, each with the reason."""
         if not self.memory:
             return ("memory: a plan of a run has no figures; experiment.plan(phase) makes one",)
         figures = [
@@ -128,7 +138,7 @@ class Plan:
 
     @property
     def fits(self) -> bool | None:
-        """Whether it fits into the memory of each device: False if one is too small; None if that is not covered."""
+        """Whether the phase fits into the memory of each device: False if one is too small; None if unknown."""
         known: dict[Device, int] = {}
         for each in self.memory:  # frameworks share a device
             known[each.device] = known.get(each.device, 0) + each.known
@@ -137,7 +147,7 @@ class Plan:
         return True if self.memory and all(each.fits for each in self.memory) else None
 
     def diff(self, other: Plan) -> PlanDiff:
-        """What differs in another plan, of the same phase on another machine for example.
+        """Compare this plan with another one, for example of the same phase on another machine.
 
         Raises:
             ConfigError: not a plan.
@@ -149,14 +159,14 @@ class Plan:
         return diff(self.to_dict(), other.to_dict())
 
     def to_json(self) -> str:
-        """The plan as JSON text, in a format that later versions read."""
+        """Return the plan as JSON text, in a format that later versions read."""
         return written(self.to_dict())
 
     def to_html(self, picture: str | None = None) -> str:
-        """The plan as one HTML file without scripts, which loads nothing: memory bars, edges, nodes and the JSON.
+        """Return the plan as one HTML file without scripts or external files: memory bars, edges, nodes and the JSON.
 
         Args:
-            picture: of the graph: `graph.visualize("svg", plan=plan)`.
+            picture: A drawing of the graph: `graph.visualize("svg", plan=plan)`.
 
         Raises:
             ConfigError: `picture` is not markup, and would be shown as text.
@@ -180,7 +190,8 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """The plan that `to_json` wrote. Files of others may be read: no code is run, and size and depth are bounded.
+        """Rebuild a plan from the output of `to_json`. Untrusted files are safe: no code is run, and size and depth are
+        bounded.
 
         Raises:
             ConfigError: not such text.
@@ -188,7 +199,7 @@ class Plan:
         return cls.from_dict(parsed(text))
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as plain data, ready for JSON."""
+        """Return the plan as plain data, ready for JSON."""
         plain = {key: [_to_dict(entry) for entry in getattr(self, name)] for name, (key, _) in _ENTRIES.items()}
         replicas = {"replicas": [str(device) for device in self.replicas]} if self.replicas else {}
         return {
@@ -206,7 +217,8 @@ class Plan:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
-        """The plan that `to_dict` wrote, equal to it; its entries have no backend, as nothing is run by it.
+        """Rebuild a plan, equal to the original, from the output of `to_dict`. Its entries have no backend, so it
+        cannot be run.
 
         Raises:
             ConfigError: not such a dict.
@@ -286,7 +298,7 @@ def _described(assignment: Assignment) -> str:
 
 
 def _how(assignment: Assignment) -> str:
-    """In which precision, what is computed again or divided, as the end of a sentence; `""` where nothing was said."""
+    """Return precision, recomputation and sharding as the end of a sentence; `""` if none is set."""
     asked = "it asks itself" if assignment.precision_reason == "node" else "the phase asks"
     precision = f"; it is computed in {assignment.precision}, as {asked}" if assignment.precision else ""
     recomputed = (
@@ -305,14 +317,14 @@ def _recomputed(assignment: Assignment) -> str:
 
 
 def _precision(assignment: Assignment) -> str:
-    """A cell of the table: the precision, who decided, and what is computed again."""
+    """Return a cell of the table: the precision, who decided, and which parts are computed again."""
     text = f"{assignment.precision} ({assignment.precision_reason})" if assignment.precision else ""
     recomputed = f"{_recomputed(assignment).split()[0]} recomputed" if assignment.recomputed else ""
     return ", ".join(filter(None, (text, recomputed)))
 
 
 def _memory_lines(memory: Sequence[DeviceMemory]) -> list[str]:
-    """A table of the memory of each device."""
+    """Return a table of the memory of each device."""
     rows: list[tuple[str, ...]] = [("memory of", *CATEGORIES, "headroom", "of")]
     rows += [
         (
@@ -325,7 +337,7 @@ def _memory_lines(memory: Sequence[DeviceMemory]) -> list[str]:
 
 
 def activation_line(activations: NodeActivations) -> str:
-    """What `remat` saves of a node, as a sentence."""
+    """Return a sentence about the memory that `remat` saves in a node."""
     rows = "" if activations.rows is None else f" of {number_of(activations.rows, 'row')}"
     start = f"remat {text(activations.node, _LONGEST)}: activations{rows} until the backward pass"
     if activations.kept is None or activations.without_remat is None or activations.saved is None:
@@ -336,7 +348,7 @@ def activation_line(activations: NodeActivations) -> str:
 
 
 def covered(nbytes: int | None) -> str:
-    """A number of bytes with its unit, or that it is not covered."""
+    """Return a number of bytes with its unit, or say that it is not covered."""
     if nbytes is None:
         return NOT_COVERED
     return f"-{size(-nbytes)}" if nbytes < 0 else size(nbytes)
@@ -349,19 +361,19 @@ def _column_line(column: Column) -> str:
 
 
 def number_of(number: int, what: str) -> str:
-    """A number of things: `1 node`, `2 nodes`."""
+    """Return a count with its noun: `1 node`, `2 nodes`."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Rows of text as aligned lines; the text of a cell stays on its line."""
+    """Return rows of text as aligned lines; the text of a cell stays on its line."""
     rows = [tuple(text(cell, _LONGEST) for cell in row) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _to_dict(entry: Any) -> dict[str, Any]:
-    """The compared fields of a plan's entry or of a spec; the others are objects of backends."""
+    """Return the compared fields of a plan's entry or of a spec; the others are objects of backends."""
     kept = [item for item in fields(entry) if item.compare]
     values = {item.name: getattr(entry, item.name) for item in kept}
     left_out = {item.name for item in kept if item.metadata == LEFT_OUT and values[item.name] == item.default}
@@ -411,7 +423,7 @@ _LONGEST_VALUE = 120
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Something that differs: `what` it is, and how it is in each plan, None where it is missing."""
+    """A difference between two plans: `what` differs, and its value in each plan, None if it is missing."""
 
     what: str
     before: Any
@@ -426,7 +438,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class PlanDiff:
-    """The differences of two plans; false if there are none, and `str()` has a line for each."""
+    """The differences between two plans. It is false if there are none, and `str()` has a line for each."""
 
     differences: tuple[Difference, ...]
 
@@ -443,12 +455,12 @@ class PlanDiff:
         return "\n".join(map(str, self.differences)) or "the plans are equal"
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """As plain data."""
+        """Return the differences as plain data."""
         return [{"what": each.what, "before": each.before, "after": each.after} for each in self.differences]
 
 
 def diff(before: Mapping[str, Any], after: Mapping[str, Any]) -> PlanDiff:
-    """The differences of two plans as plain data."""
+    """Return the differences between two plans given as plain data."""
     found = [
         Difference(name, before[name], after[name])
         for name in ("phase", "graph", "batch_size", "machine")
@@ -463,7 +475,7 @@ def diff(before: Mapping[str, Any], after: Mapping[str, Any]) -> PlanDiff:
 
 
 def _keyed(entries: Sequence[_Entry], key: Callable[[_Entry], str]) -> dict[str, _Entry]:
-    """Entries by what they are; those that are the same in one plan are numbered."""
+    """Return entries by what they are; equal ones in one plan are numbered."""
     keyed: dict[str, _Entry] = {}
     for entry in entries:
         name, number = key(entry), 2
@@ -494,15 +506,15 @@ LARGEST = 16 << 20  # bytes
 
 
 def written(plain: Mapping[str, Any]) -> str:
-    """A plan as plain data as JSON text, which depends on nothing else."""
+    """Return a plan, given as plain data, as JSON text. Equal plans return equal text."""
     return json.dumps({"format": FORMAT, "version": VERSION, **plain}, indent=2, allow_nan=False) + "\n"
 
 
 def parsed(text: str | bytes) -> dict[str, Any]:
-    """The plain data of a plan in JSON text. No code is run from it, and its size and depth are bounded.
+    """Parse the JSON text of a plan into plain data. No code is run, and size and depth are bounded.
 
     Raises:
-        ConfigError: it is too large, no JSON, or of another format or version.
+        ConfigError: it is too large, not JSON, or of another format or version.
     """
     if not isinstance(text, (str, bytes)):
         raise ConfigError(f"{shown(text)} is not JSON text", hint="give what plan.to_json() made")

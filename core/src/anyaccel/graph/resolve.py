@@ -149,7 +149,7 @@ class _Resolver:
         )
 
     def _assignments(self, active: set[str]) -> dict[str, Assignment]:
-        """Where each node runs, in which precision, and with which parameters in host memory."""
+        """Return the device of each node, its precision, and which parameters are in host memory."""
         request = self._request
         assigned = DeviceAssigner(
             nodes=self._nodes,
@@ -181,7 +181,7 @@ class _Resolver:
         return topology.ancestors(wanted, self._nodes)
 
     def _training_hint(self) -> str:
-        """What to do where there is neither a loss nor an estimator that learns."""
+        """Return what to do if there is neither a loss nor an estimator that learns."""
         models = [label for label, node in self._nodes.items() if node.kind.fixed]
         frozen = [label for label in models if self._nodes[label].kind.learns_from_steps]
         loss = "give losses=[AppliedLoss('mse', on='NODE')]" if len(models) < len(self._nodes) else ""
@@ -192,7 +192,7 @@ class _Resolver:
         return loss
 
     def _loss_nodes(self) -> list[str]:
-        """Labels of the nodes whose outputs are inputs of losses; of all nodes, if steps are the user's own."""
+        """Return labels of the nodes whose outputs are inputs of losses; of all nodes, if steps are the user's own."""
         if self._request.custom_step:
             return list(self._nodes)
         named = [text.partition(".")[0] for loss in self._request.losses for text in loss.inputs]
@@ -213,7 +213,9 @@ class _Resolver:
         )
 
     def _in_training(self) -> list[str]:
-        """The nodes in training mode: not frozen, or frozen in this mode; those without parameters may be random."""
+        """Return the nodes in training mode: not frozen, or frozen in this mode; those without parameters may be
+        random.
+        """
         needed = topology.ancestors(self._loss_nodes(), self._nodes)
         assigned = {label: assignment for label, assignment in self._assigned.items() if label in needed}
         labels = [label for label, assignment in assigned.items() if not assignment.frozen]
@@ -246,7 +248,7 @@ class _Resolver:
         return isinstance(node, ModelNode) and node.frozen and node.frozen_mode == "train"
 
     def _check_training_outputs(self, in_training: Sequence[str]) -> None:
-        """What a model gives in training is inferred once for a built graph."""
+        """Check the outputs of models in training, which are inferred once for a built graph."""
         shapes = self._shapes
         taken = values_read(self._request.losses, [shapes.inputs[label] for label in self._assigned])
         for label in in_training:
@@ -262,7 +264,7 @@ class _Resolver:
             check_not_taken(label, shapes.outputs[label], matched(returned, training) or (), taken)
 
     def _check_not_frozen(self, in_training: Sequence[str]) -> None:
-        """A model that one node trains must not be that of a frozen node, which would change."""
+        """Check that no node trains the model of a frozen node, which would change."""
         frozen = {label for label, node in self._nodes.items() if isinstance(node, ModelNode) and node.frozen}
         for label in in_training:
             twin = next((other for other in frozen if self._model(other) is self._model(label)), None)
@@ -273,7 +275,7 @@ class _Resolver:
                 )
 
     def _live(self, trained: Sequence[str]) -> frozenset[str]:
-        """Names of the values through which gradients flow."""
+        """Return names of the values through which gradients flow."""
         live: set[str] = set()
         needed = topology.ancestors(self._loss_nodes(), self._nodes)
         for label in (label for label in self._assigned if label in needed):
@@ -335,7 +337,7 @@ class _Resolver:
         return step_columns(table, self._nodes, self._shapes, self._assigned)
 
     def _inputs(self, label: str, table: ColumnTable) -> tuple[str, ...]:
-        """Names of a node's inputs, with columns in the form in which this node takes them."""
+        """Return names of a node's inputs, with columns in the form that this node takes."""
         names: list[str] = []
         for upstream in self._nodes[label].upstreams:
             if isinstance(upstream, Reference):
@@ -369,7 +371,7 @@ class _Resolver:
         return parts
 
     def _depends_on(self, label: str) -> list[str]:
-        """A node's upstreams, and the other nodes whose outputs are inputs of the losses on it."""
+        """Return a node's upstreams, and the other nodes whose outputs are inputs of the losses on it."""
         parents = list(topology.parents(self._nodes[label], self._nodes))
         for loss in self._request.losses:
             for other in self._compared(loss) if loss.on == label else ():
@@ -412,12 +414,12 @@ def cut(order: Sequence[str], owner: Mapping[str, Hashable], parents: Mapping[st
     """Group nodes of one owner into convex segments, greedily in `order`.
 
     Args:
-        order: labels in topological order.
-        owner: what computes each node.
-        parents: labels that each node depends on.
+        order: Labels in topological order.
+        owner: Owner of each node.
+        parents: Labels that each node depends on.
 
     Returns:
-        the segments in topological order; the labels of each keep `order`.
+        The segments in topological order; the labels of each keep `order`.
     """
     segments: list[list[str]] = []
     needs: list[set[int]] = []
@@ -442,7 +444,7 @@ def _joinable(
     label: str,
     before: set[int],
 ) -> int | None:
-    """The latest segment of the same owner such that no other segment that `label` depends on depends on it."""
+    """Return the latest segment of the same owner such that no other segment that `label` depends on depends on it."""
     reach = {i: _closure(needs, i) for i in before}
     for i in reversed(range(len(segments))):
         if owner[segments[i][0]] == owner[label] and not any(i in reached for j, reached in reach.items() if j != i):
@@ -464,7 +466,7 @@ def _closure(needs: Sequence[set[int]], start: int) -> set[int]:
 
 
 def check_custom_step(phase: str, assigned: Sequence[Assignment]) -> None:
-    """Check that one framework computes all nodes, and can run a step of the user's own.
+    """Check that one framework computes all nodes, and can run a custom step.
 
     Raises:
         PhaseError: it is several, or one that cannot.
@@ -487,11 +489,11 @@ def check_custom_step(phase: str, assigned: Sequence[Assignment]) -> None:
 def step_columns(
     table: ColumnTable, nodes: Mapping[str, Node], shapes: Shapes, assigned: Mapping[str, Assignment]
 ) -> dict[str, str]:
-    """Names of the loaded columns by the names that a step finds them under.
+    """Return names of the loaded columns by the names under which a step finds them.
 
-    These are what the nodes take, in the form in which they take it, and each target of the same data, as stored but
-    for its floating dtype. A column goes by its own name (joined ones by `a+b`, those of other streams by `a@STREAM`),
-    or where several would have this name, by that in the plan. `features` and `targets` name the only ones.
+    These are the inputs of the nodes, in the form in which they take them, and each target of the same data, as stored
+    apart from its floating dtype. A column has its own name (joined ones `a+b`, those of other streams `a@STREAM`); if
+    several would have this name, it has its name in the plan. `features` and `targets` name the only ones.
     """
     roles: dict[str, dict[str, Column]] = {"features": {}, "targets": {}}
     for label, assignment in assigned.items():
@@ -529,12 +531,12 @@ class SegmentBuilder:
     """Builds the segments of a phase.
 
     Attributes:
-        inputs: names of each node's input values, with columns in the form in which the node takes them.
-        in_training: labels of the nodes that run in training mode.
-        live: names of the values through which gradients flow.
-        wants: labels of the nodes whose outputs are kept.
-        states: optimizer state by node.
-        request: of the phase.
+        inputs: Names of each node's input values, with columns in the form that the node takes.
+        in_training: Labels of the nodes that run in training mode.
+        live: Names of the values through which gradients flow.
+        wants: Labels of the nodes whose outputs are kept.
+        states: Optimizer state by node.
+        request: Request of the phase.
     """
 
     nodes: Mapping[str, Node]
@@ -551,7 +553,7 @@ class SegmentBuilder:
     request: Request
 
     def segment(self, label: str, part: Sequence[str]) -> Segment:
-        """The segment of some nodes, given in topological order."""
+        """Return the segment of some nodes, given in topological order."""
         operations = tuple(map(self._operation, part))
         losses = tuple(term for term in self.terms if term.on in part)
         computed = {name for operation in operations for name in operation.outputs}
@@ -618,7 +620,7 @@ def _in_order(results: Sequence[OutputSpec | None], returned: Sequence[OutputSpe
 
 
 def _arrivals(operations: Iterable[Operation], losses: Iterable[LossTerm]) -> dict[str, Device]:
-    """The device on which each value arrives: that of the first operation or loss that takes it."""
+    """Return the device on which each value arrives: that of the first operation or loss that takes it."""
     takers: list[Operation | LossTerm] = [*operations, *losses]
     devices: dict[str, Device] = {}
     for taker in takers:
@@ -631,10 +633,10 @@ def _arrivals(operations: Iterable[Operation], losses: Iterable[LossTerm]) -> di
 
 
 def with_sharding(node: Node, assignment: Assignment, request: Request) -> Assignment:
-    """The assignment of a node of a training with what is asked of its parameters.
+    """Return the assignment of a node of a training with the requested sharding of its parameters.
 
     Raises:
-        GraphError: it is asked of a model that is computed as it is.
+        GraphError: it is requested for a model that no framework computes.
     """
     if not isinstance(node, ModelNode):
         return assignment
@@ -678,7 +680,9 @@ device, for a node that may write to it, and `host` goes through host memory."""
 def route(
     source: Backend, origin: Device, target: Backend, destination: Device, known: Registry | None = None
 ) -> Route:
-    """The cheapest route for a value that nobody writes to; `known` has the devices, by default the process's."""
+    """Return the cheapest route for a value that no one writes to; `known` has the devices, by default the
+    process's.
+    """
     if source.framework == target.framework:
         return "move"
     ask = (known or registry()).ask  # a wrong answer names no memory space
@@ -701,7 +705,7 @@ class Crossings:
     registry: Registry | None = None
 
     def of(self, segments: Iterable[Segment]) -> Iterator[Crossing]:
-        """All crossings, segments in order: each value once for each device that it goes to, and its gradient.
+        """Yield all crossings, segments in order: each value once for each device that it goes to, and its gradient.
 
         Raises:
             GraphError: the gradient of a complex value would cross.
@@ -750,7 +754,7 @@ class Crossings:
         return taker.model is not None and backend.mutates_inputs(taker.model, self.shapes.wanted(target), *arguments)
 
     def _gradients(self, segment: Segment, crossings: Mapping[tuple[str, Device], Crossing]) -> Iterator[Crossing]:
-        """The way back of values whose takers pass gradients on."""
+        """Yield the way back of values whose takers pass gradients on."""
         back = {
             (name, taker.device)
             for _, taker in _takers(segment)
@@ -815,10 +819,10 @@ def check_supported(label: str, spec: Loss | Optimizer, backend: ComputingBacken
 
 
 def check_patterns(optimizer: Optimizer, parameters: Sequence[str]) -> None:
-    """Check that each pattern of an optimizer's groups is that of a parameter of some node that it trains.
+    """Check that each pattern of an optimizer's groups matches a parameter of some node that it trains.
 
     Raises:
-        SpecError: one is not.
+        SpecError: one does not.
     """
     unmatched = unmatched_patterns(optimizer, parameters)
     if unmatched:
@@ -842,7 +846,7 @@ def _check_takes(loss: AppliedLoss, inputs: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LossBinder:
-    """Makes the loss terms of a phase, and adds the target columns that they need to a column table."""
+    """Creates the loss terms of a phase, and adds their target columns to a column table."""
 
     nodes: Mapping[str, Node]
     shapes: Shapes
@@ -850,7 +854,7 @@ class LossBinder:
     table: ColumnTable
 
     def term(self, loss: AppliedLoss) -> LossTerm:
-        """The term of a loss.
+        """Return the term of a loss.
 
         Raises:
             ColumnError, ShapeError, SpecError: an input does not exist, does not fit, or is ambiguous.
@@ -880,7 +884,7 @@ class LossBinder:
         )
 
     def _weights(self, loss: AppliedLoss, output: TensorSpec, positions: tuple[int, ...] | None) -> Iterator[str]:
-        """The columns that weigh a loss, which `positions` has for each sample; None for any shape."""
+        """Yield the columns that weigh a loss, which `positions` has for each sample; None for any shape."""
         for text in loss.weights:
             chosen = named_column(text, self.nodes)
             if chosen is None:
@@ -893,7 +897,7 @@ class LossBinder:
             yield self.table.want(chosen, spec, self.assigned[loss.on], "weights").name
 
     def _from_output(self, loss: AppliedLoss, assignment: Assignment) -> LossTerm:
-        """A loss that the node's model computes; it is weighted by the rows of the node's first input."""
+        """Return a loss that the node's model computes; it is weighted by the rows of the node's first input."""
         name = f"{loss.on}.{loss.inputs[0].partition('.')[2]}"
         name = self.shapes.aliases.get(name, name)
         whole = self.shapes.batch_values(loss.on)
@@ -918,7 +922,9 @@ class LossBinder:
         )
 
     def _outputs(self, loss: AppliedLoss, text: str) -> tuple[str, ...]:
-        """The outputs that an input names: `outputs`, `outputs.NAME`, a label or `label.NAME`; none for a column."""
+        """Return the outputs that an input names: `outputs`, `outputs.NAME`, a label or `label.NAME`; none for a
+        column.
+        """
         name = f"{loss.on}.{text.partition('.')[2]}" if text.startswith("outputs.") else text
         name = self.shapes.aliases.get(name, name)
         if text == "outputs" or name in self.nodes:
@@ -976,18 +982,18 @@ class LossBinder:
 def target_spec(
     loss: AppliedLoss, selection: ColumnSelection, output: TensorSpec, takes: LossTargets | None
 ) -> TensorSpec:
-    """The form in which a loss compares columns with an output.
+    """Return the form in which a loss compares columns with an output.
 
     Args:
-        loss: the loss.
-        selection: the columns.
-        output: what the loss compares them with.
-        takes: what a loss of a framework says of them; numbers are compared as floats, also where they are stored as
+        loss: The loss.
+        selection: The columns.
+        output: The output that the loss compares them with.
+        takes: Targets that a framework's loss accepts. Numbers are compared as floats, even if they are stored as
             integers or bools, which several losses of torch refuse.
 
     Raises:
-        ShapeError: the shapes do not fit; names the node and both shapes.
-        SpecError: the dtype does not fit.
+        ShapeError: the shapes do not match; names the node and both shapes.
+        SpecError: the dtype does not match.
     """
     names = selection.names
     stored, name = joined_spec(selection.feature_set, names), f"{selection.feature_set.label}.{brief(names)}"
@@ -1039,13 +1045,14 @@ def is_indices(loss: AppliedLoss, target: TensorSpec) -> bool:
 
 
 def class_axis(settings: Any, output: TensorSpec) -> int:
-    """The axis of the classes within a sample, from the settings of `cross_entropy`; -1 without axes."""
+    """Return the axis of the classes within a sample, from the settings of `cross_entropy`; -1 without axes."""
     axis: int = settings.get("class_axis", -1)
     return axis - 1 if axis > 0 else axis % len(output.shape) if output.shape else -1
 
 
 def positions_of(loss: AppliedLoss, output: TensorSpec) -> tuple[int, ...]:
-    """The shape of what a named loss is a mean over, per sample: elements, or positions that have classes each.
+    """Return the shape, per sample, of the values in the mean of a named loss: elements, or positions with classes
+    each.
 
     Raises:
         ShapeError: the output has no such axis of classes.
@@ -1064,16 +1071,16 @@ def positions_of(loss: AppliedLoss, output: TensorSpec) -> tuple[int, ...]:
 
 
 def check_weighing(loss: AppliedLoss, output: TensorSpec, backend: ComputingBackend, *, by_column: bool) -> None:
-    """Check that a backend has what a named loss asks for, and that what counts is known before anything is computed.
+    """Check that a backend supports the settings of a named loss, and that the counts are known before the computation.
 
     Args:
-        loss: the loss.
-        output: that it takes.
-        backend: of its node.
-        by_column: whether its targets are a column.
+        loss: The loss.
+        output: The output that it takes.
+        backend: Backend of its node.
+        by_column: Whether its targets are a column.
 
     Raises:
-        SpecError: it is not so.
+        SpecError: one of them is not.
     """
     if loss.loss.own is not None:
         return
@@ -1105,13 +1112,13 @@ def check_weighing(loss: AppliedLoss, output: TensorSpec, backend: ComputingBack
 def weight_spec(
     loss: AppliedLoss, selection: ColumnSelection, output: TensorSpec, shape: tuple[int, ...] | None
 ) -> TensorSpec:
-    """The form in which a loss takes a column that weighs it.
+    """Return the form in which a loss takes a weight column.
 
     Args:
-        loss: the loss.
-        selection: the column.
-        output: what the loss takes.
-        shape: of the loss's positions per sample; None where any will do.
+        loss: The loss.
+        selection: The column.
+        output: The output that the loss takes.
+        shape: Shape of the loss's positions per sample; None for any shape.
 
     Raises:
         ShapeError: the column has neither one weight for each sample nor one for each position.
@@ -1170,7 +1177,7 @@ def _unfit(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec, name: str)
 
 
 def _class_axis_hint(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec) -> str:
-    """Where the classes come first, as in torch's own loss."""
+    """Return a hint if the classes come first, as in torch's own loss."""
     fits = takes_classes(loss.loss) and len(output.shape) > 1 and output.shape[1:] == stored.shape
     return "if the classes come first, say so: Loss('cross_entropy', class_axis=1)" if fits else ""
 
@@ -1196,7 +1203,7 @@ class ColumnSelection(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The name for people: of many columns the first."""
+        """The human-readable name; for many columns, the name of the first."""
         return self._named(brief(self.names))
 
     def _named(self, columns: str) -> str:
@@ -1208,7 +1215,7 @@ class ColumnTable:
     """The columns of a phase: one for every form, stream and device in which it is needed.
 
     Args:
-        streams: the streams of each feature set's sampler, by label; of other feature sets any stream may be read.
+        streams: Streams of each feature set's sampler, by label; for other feature sets any stream may be read.
     """
 
     def __init__(self, streams: Mapping[str, Sequence[str]]) -> None:
@@ -1221,7 +1228,7 @@ class ColumnTable:
         return tuple(self._columns.values())
 
     def want(self, selection: ColumnSelection, spec: TensorSpec, to: Assignment, role: str) -> Column:
-        """The column of a selection in this form on a node's device; created on first use.
+        """Return the column of a selection in this form on a node's device; created on first use.
 
         Raises:
             SamplerError: the sampler of its feature set has no such stream.
@@ -1248,14 +1255,14 @@ class ColumnTable:
         return self._columns[key]
 
     def _stream(self, selection: ColumnSelection) -> str:
-        """The stream that is read, `""` for the first."""
+        """Return the stream that is read, `""` for the first."""
         stream, known = selection.stream or "", self._streams.get(selection.feature_set.label)
         if known is not None:
             check_stream(stream, selection.feature_set.label, known)
         return "" if known and stream == known[0] else stream
 
     def _free_name(self, base: str) -> str:
-        """`base`, numbered if another column has this name: users' names may contain any separator used here."""
+        """Return `base`, numbered if another column has this name: users' names may contain any separator used here."""
         taken = {column.name for column in self._columns.values()}
         others = (f"{base}#{i}" for i in itertools.count(2))
         return next(name for name in itertools.chain([base], others) if name not in taken)
@@ -1267,7 +1274,9 @@ def _keeps_length(spec: TensorSpec, stored: TensorSpec) -> bool:
 
 
 def feature_column(table: ColumnTable, reference: Reference, shapes: Shapes, to: Assignment) -> Column:
-    """The column of a reference as a node takes it: floating values in its dtype, scalars as [1] if it needs that."""
+    """Return the column of a reference as a node takes it: floating values in its dtype, scalars as [1] if it needs
+    that.
+    """
     spec = cast(joined_spec(reference.feature_set, reference.features), shapes.dtypes[to.node])
     spec = lifted(spec) if to.node in shapes.lifted else spec
     return table.want(
@@ -1291,7 +1300,7 @@ def check_stream(stream: str, label: str, known: Sequence[str]) -> None:
 
 
 def targets_of(loss: AppliedLoss, nodes: Mapping[str, Node]) -> ColumnSelection:
-    """The columns that `"targets"` means for a loss: the targets of the data that feed its node, in their stream.
+    """Return the columns that `"targets"` means for a loss: the targets of the data that feed its node, in that stream.
 
     Raises:
         ColumnError: there are none, or several.
@@ -1313,7 +1322,7 @@ def targets_of(loss: AppliedLoss, nodes: Mapping[str, Node]) -> ColumnSelection:
 
 
 def named_column(text: str, nodes: Mapping[str, Node]) -> ColumnSelection | None:
-    """The columns that `"FEATURE_SET.COLUMN"` names; None if it names no feature set of the graph.
+    """Return the columns that `"FEATURE_SET.COLUMN"` names; None if it names no feature set of the graph.
 
     `"FEATURE_SET.A+B"` names two, joined; `"FEATURE_SET.COLUMN@STREAM"` another stream than the first.
 

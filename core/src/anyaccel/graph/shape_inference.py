@@ -45,25 +45,25 @@ from anyaccel.suggestions import did_you_mean
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
-    """What is known of a built graph, by node label or by value name.
+    """The shapes, dtypes and names of a built graph, by node label or by value name.
 
     Attributes:
-        order: labels in topological order.
-        frameworks: of each node.
-        backends: the backend that each node's framework has without regard to a device; a plan's assignments have the
-            backends that compute.
-        inputs, outputs: names of each node's values; an estimator that is not fitted, and every node that it feeds,
-            has no outputs.
-        specs: of every value: columns as they are stored, outputs as the models give them.
-        dtypes: dtype to which each node's floating inputs are cast, or None.
-        arguments: by node, the path of each input in the call of its model; empty where they are positional.
-        returned: by node, what its model returns in evaluation; its outputs are those with a batch.
-        aliases: other names of values: `LABEL.PATH` of an only output, which has the name `LABEL`.
-        unfitted: labels of the estimators that are not fitted.
-        lifted: labels of the nodes that take a scalar column as [1].
-        training_only: names of the outputs that exist only in training, of each node that has such; `specs` has them.
-        training: what each node's model returns in training, as far as that was asked for.
-        examples: samples of the columns of each node whose model does not accept zeros, by the names of the values.
+        order: Labels in topological order.
+        frameworks: Framework of each node.
+        backends: Backend of each node's framework regardless of a device; a plan's assignments have the backends that
+            compute.
+        inputs, outputs: Names of each node's values; an unfitted estimator, and every node that it feeds, has no
+            outputs.
+        specs: Spec of every value: columns as they are stored, outputs as the models return them.
+        dtypes: Dtype to which each node's floating inputs are cast, or None.
+        arguments: By node, the path of each input in the call of its model; empty if they are positional.
+        returned: By node, the return value of its model in evaluation; its outputs are those with a batch.
+        aliases: Other names of values: `LABEL.PATH` of an only output, which has the name `LABEL`.
+        unfitted: Labels of the estimators that are not fitted.
+        lifted: Labels of the nodes that take a scalar column as [1].
+        training_only: Names of the outputs that exist only in training, for each node that has them; `specs` has them.
+        training: Return value of each node's model in training, if it was requested.
+        examples: Samples of the columns of each node whose model does not accept zeros, by the names of the values.
     """
 
     order: tuple[str, ...]
@@ -83,12 +83,14 @@ class Shapes:
     examples: Mapping[str, Mapping[str, np.ndarray]] = field(default_factory=dict, compare=False, repr=False)
 
     def batch_values(self, label: str) -> dict[str, OutputSpec]:
-        """What a node's model returns once for a whole batch, such as a loss, by `LABEL.PATH`."""
+        """Return the values that a node's model returns once for a whole batch, such as a loss, by `LABEL.PATH`."""
         whole = (output for output in self.returned.get(label, ()) if output.batch_axis is None)
         return {f"{label}.{path_name(output.path)}": output for output in whole}
 
     def wanted(self, label: str) -> tuple[TensorSpec, ...]:
-        """Specs of a node's inputs as it receives them: floating columns in its own dtype, outputs as they are."""
+        """Return the specs of a node's inputs as it receives them: floating columns in its own dtype, outputs
+        unchanged.
+        """
         computed = {name for names in self.outputs.values() for name in names}
         names, dtype, lift = self.inputs[label], self.dtypes[label], label in self.lifted
         specs = [_received(name, self.specs, computed, dtype, lift) for name in names]
@@ -104,12 +106,12 @@ def _received(
 
 
 def lifted(spec: TensorSpec) -> TensorSpec:
-    """A scalar per sample as [1]; other specs as they are."""
+    """Return a scalar per sample as [1]; other specs unchanged."""
     return spec if spec.shape else replace(spec, shape=(1,))
 
 
 def cast(spec: TensorSpec, dtype: str | None) -> TensorSpec:
-    """The spec with floating values in `dtype`; other dtypes and None change nothing."""
+    """Return the spec with floating values in `dtype`; other dtypes and None change nothing."""
     return replace(spec, dtype=dtype) if dtype and is_floating(spec.dtype) else spec
 
 
@@ -119,18 +121,18 @@ def is_floating(dtype: str) -> bool:
 
 
 def unfitted(nodes: Mapping[str, Node]) -> tuple[str, ...]:
-    """Labels of the estimators that are not fitted."""
+    """Return labels of the estimators that are not fitted."""
     return tuple(label for label, node in nodes.items() if not node.kind.has_outputs)
 
 
 def infer(nodes: Mapping[str, Node], registry: Registry, seed: int) -> Shapes:
-    """Infer the spec of every value, and build models that are not built yet with weights from `seed`.
+    """Infer the spec of every value, and build unbuilt models with weights from `seed`.
 
     Raises:
-        ShapeError: a model does not accept what feeds it; names the node and both shapes.
+        ShapeError: a model does not accept its inputs; names the node and both shapes.
         NoBackendError, AmbiguousOwnerError, FrameworkError: a model's framework is unknown; names the node.
-        MissingDistributionError: what makes a model of an estimator is not installed.
-        AnyaccelError: an object of which no model can be made.
+        MissingDistributionError: the distribution that creates a model from an estimator is not installed.
+        AnyaccelError: no model can be created from an object.
     """
     order = topology.topological(nodes)
     frameworks = _frameworks(nodes, order, registry)
@@ -145,7 +147,9 @@ def infer(nodes: Mapping[str, Node], registry: Registry, seed: int) -> Shapes:
 
 
 def _frameworks(nodes: Mapping[str, Node], order: Sequence[str], registry: Registry) -> dict[str, str]:
-    """The framework of each node: of a ConcatNode that of its consumer, else of its source, else NumPy."""
+    """Return the framework of each node: of a ConcatNode that of its consumer, otherwise of its source, otherwise
+    NumPy.
+    """
     frameworks: dict[str, str] = {}
     for label in order:
         node = nodes[label]
@@ -163,7 +167,7 @@ def _frameworks(nodes: Mapping[str, Node], order: Sequence[str], registry: Regis
 
 
 def _framework(node: ModelNode, registry: Registry) -> str:
-    """The framework of a node's model; for an object that no framework owns, that of what an extension makes of it."""
+    """Return the framework of a node's model, or of the model that an extension creates from an unowned object."""
     try:
         if node.framework is not None:
             registry.kinds(node.framework)
@@ -184,7 +188,7 @@ def _framework(node: ModelNode, registry: Registry) -> str:
 
 
 def _made_of(node: ModelNode) -> Any:
-    """The model that an extension makes of the object of a node; None if none does."""
+    """Return the model that an extension creates from the object of a node; None if none does."""
     made = (make(node.model) for make in extensions("node_models"))
     model = next((model for model in made if model is not None), None)
     if model is None and is_like_an_estimator(node.model) and not named(NAMES, "Estimator"):
@@ -211,10 +215,10 @@ def _wrap_models(nodes: Mapping[str, Node], backends: Mapping[str, ComputingBack
 
 @contextmanager
 def _named_framework(node: ModelNode) -> Iterator[None]:
-    """Errors of a backend that was named as framework= for a model that it does not know.
+    """Translate errors of a backend that was named as framework= for a model that it does not know.
 
     Raises:
-        GraphError: in place of whatever the backend raised.
+        GraphError: instead of the backend's error.
     """
     try:
         yield
@@ -319,7 +323,7 @@ class _Inference:
             self._dtypes[label] = self._backends[label].dtype_of(node.model)
 
     def _results(self, label: str, node: Node) -> Sequence[OutputSpec]:
-        """What a node's model returns, for zeros or, if it does not accept these, for samples of the data."""
+        """Return the outputs of a node's model for zeros or, if it does not accept these, for samples of the data."""
         try:
             return self._lifted_if_needed(label, node)
         except ShapeError:
@@ -331,7 +335,9 @@ class _Inference:
         return self._lifted_if_needed(label, node)
 
     def _lifted_if_needed(self, label: str, node: Node) -> Sequence[OutputSpec]:
-        """What a node's model returns; scalar columns enter as [1] if the model does not accept them otherwise."""
+        """Return the outputs of a node's model; scalar columns enter as [1] if the model does not accept them
+        otherwise.
+        """
         names = self._inputs[label]
         scalars = [self._specs[name] for name in names if name not in self._computed and not self._specs[name].shape]
         try:
@@ -358,7 +364,7 @@ class _Inference:
         return with_examples(names, specs, self._examples.get(label, {}))
 
     def _training_beyond(self, label: str, node: Node, returned: Sequence[OutputSpec]) -> Sequence[OutputSpec]:
-        """The outputs that a node names beyond those of evaluation."""
+        """Return the outputs that a node names beyond those of evaluation."""
         count = sum(output.batch_axis is not None for output in returned)
         if not isinstance(node, ModelNode) or not count or len(node.outputs or ()) <= count:
             return ()
@@ -367,7 +373,7 @@ class _Inference:
         return named_beyond(node, returned, training)
 
     def _cast_hint(self, label: str) -> str:
-        """What to do where a node may refuse the dtype of an estimator's floating output."""
+        """Return what to do if a node may refuse the dtype of an estimator's floating output."""
         dtype = self._dtypes[label]
         for other in topology.parents(self._nodes[label], self._nodes):
             spec = self._specs.get(other)
@@ -415,7 +421,7 @@ def _not_accepted(
 
 
 def concatenated(node: ConcatNode, specs: Sequence[TensorSpec]) -> TensorSpec:
-    """The spec of what a node joins.
+    """Return the spec of the concatenation of a node's inputs.
 
     Raises:
         ShapeError: specs that cannot be joined along its axis.
@@ -474,16 +480,16 @@ Outputs = Sequence[OutputSpec]
 def infer_training(
     node: ModelNode, backend: Compute, names: Sequence[str], inputs: Sequence[TensorSpec]
 ) -> tuple[OutputSpec, ...]:
-    """What a node's built model returns in training; empty where that is not known.
+    """Return the outputs of a node's built model in training; empty if unknown.
 
     Args:
-        node: the node.
-        backend: of its model.
-        names: of its inputs.
-        inputs: their specs; where the model does not accept zeros in training, it gets samples of its columns.
+        node: The node.
+        backend: Backend of its model.
+        names: Names of its inputs.
+        inputs: Their specs; if the model does not accept zeros in training, it receives samples of its columns.
 
     Raises:
-        ShapeError: nothing that a graph could use.
+        ShapeError: the model returns nothing that a graph could use.
     """
     arguments = (node.arguments,) if node.arguments else ()
     try:
@@ -497,18 +503,18 @@ def infer_training(
 
 
 def with_batch(returned: Outputs) -> list[OutputSpec]:
-    """The outputs of a node among what its model returns."""
+    """Return the outputs of a node among what its model returns."""
     return [output for output in returned if output.batch_axis is not None]
 
 
 def matched(evaluated: Outputs, training: Outputs) -> list[OutputSpec | None] | None:
-    """The outputs in training, those of evaluation first, found by their paths or else in order; None if they differ.
+    """Return the outputs in training, those of evaluation first, matched by path or by order; None if they differ.
 
-    In the place of an output that only evaluation gives, such as a cache, is None, if others have the same paths.
+    If the other outputs have the same paths, an output that only evaluation has, such as a cache, is replaced by None.
 
     Args:
-        evaluated: what a model returns in evaluation.
-        training: what it returns in training.
+        evaluated: Outputs of a model in evaluation.
+        training: Outputs of the model in training.
     """
     usual, given = with_batch(evaluated), with_batch(training)
     by_path = {output.path: output for output in given}
@@ -524,23 +530,23 @@ def _same_specs(usual: Outputs, training: Sequence[OutputSpec | None]) -> bool:
 
 
 def named_beyond(node: ModelNode, evaluated: Outputs, training: Outputs) -> list[OutputSpec]:
-    """The outputs that a node names, and that its model gives in training only; none if others differ too."""
+    """Return the outputs that a node names, and that its model gives in training only; none if others differ too."""
     outputs, count = matched(evaluated, training) or [], len(with_batch(evaluated))
     is_named = node.outputs is not None and len(node.outputs) == len(outputs) > count
     return [output for output in outputs[count:] if output is not None] if is_named else []
 
 
 def check_training_outputs(label: str, evaluated: Outputs, extra: int, training: Outputs) -> None:
-    """Check that a model gives in training what the graph knows of.
+    """Check that a model returns in training what the graph expects.
 
     Args:
-        label: of its node, which is trained.
-        evaluated: what it returns in evaluation.
-        extra: number of its named outputs that exist in training only.
-        training: what it returns in training; empty if that is not known.
+        label: Label of its node, which is trained.
+        evaluated: Its outputs in evaluation.
+        extra: Number of its named outputs that exist in training only.
+        training: Its outputs in training; empty if unknown.
 
     Raises:
-        PhaseError: it gives something else.
+        PhaseError: it returns something else.
     """
     usual, given, outputs = with_batch(evaluated), with_batch(training), matched(evaluated, training)
     if not training:
@@ -567,7 +573,7 @@ def check_training_outputs(label: str, evaluated: Outputs, extra: int, training:
 
 
 def _check_batch_values(label: str, evaluated: Outputs, training: Outputs) -> None:
-    """A loss that a model computes in training alone would be left out of the gradients."""
+    """Check that no loss that a model computes only in training is left out of the gradients."""
     known = {output.path for output in evaluated}
     for output in training:
         if output.batch_axis is None and not output.spec.shape and output.path not in known:
@@ -579,13 +585,13 @@ def _check_batch_values(label: str, evaluated: Outputs, training: Outputs) -> No
 
 
 def check_not_taken(label: str, names: Sequence[str], training: Sequence[OutputSpec | None], taken: set[str]) -> None:
-    """Check that what a model gives in evaluation only is read by no other node and no loss of a phase that trains it.
+    """Check that no other node and no loss of a training phase reads an output that exists in evaluation only.
 
     Args:
-        label: of its node.
-        names: of its outputs in evaluation.
-        training: the same outputs in training, as `matched`.
-        taken: names of the values that nodes and losses read.
+        label: Label of its node.
+        names: Names of its outputs in evaluation.
+        training: The same outputs in training, as `matched` returns them.
+        taken: Names of the values that nodes and losses read.
 
     Raises:
         PhaseError: one is read.
@@ -600,7 +606,9 @@ def check_not_taken(label: str, names: Sequence[str], training: Sequence[OutputS
 
 
 def training_results(evaluated: Outputs, training: Outputs, count: int) -> list[OutputSpec | None]:
-    """The first `count` outputs in training, those of evaluation first; as in evaluation where nothing is known."""
+    """Return the first `count` outputs in training, those of evaluation first; as in evaluation where nothing is
+    known.
+    """
     return (matched(evaluated, training) or [*with_batch(evaluated)])[:count]
 
 
@@ -610,7 +618,7 @@ def _shown(outputs: Outputs) -> str:
 
 
 def values_read(losses: Iterable[AppliedLoss], inputs: Iterable[Sequence[str]]) -> set[str]:
-    """Names of the values that losses and nodes read.
+    """Return names of the values that losses and nodes read.
 
     Args:
         losses: of a phase.
@@ -620,11 +628,11 @@ def values_read(losses: Iterable[AppliedLoss], inputs: Iterable[Sequence[str]]) 
 
 
 def training_only_inputs(losses: Iterable[AppliedLoss], names: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """By label of each loss that takes some, the outputs among its inputs that exist only in training.
+    """Return, by label of each loss that takes some, the outputs among its inputs that exist only in training.
 
     Args:
-        losses: of a phase.
-        names: the outputs that exist only in training.
+        losses: Losses of a phase.
+        names: The outputs that exist only in training.
     """
     taken = {loss.label: tuple(name for name in _output_names(loss) if name in names) for loss in losses}
     return {label: inputs for label, inputs in taken.items() if inputs}
@@ -671,7 +679,7 @@ N_SAMPLES = 3  # the largest batch that models are called with
 
 
 def example_columns(node: Node) -> dict[str, np.ndarray]:
-    """The first samples of each column that a node takes, by the name of the value; of sources there are none."""
+    """Return the first samples of each column that a node takes, by the name of the value; none for sources."""
     columns = {}
     for upstream in node.upstreams:
         if isinstance(upstream, Reference) and isinstance(upstream.feature_set, Rows) and len(upstream.feature_set):
@@ -683,7 +691,7 @@ def example_columns(node: Node) -> dict[str, np.ndarray]:
 def with_examples(
     names: Sequence[str], specs: Sequence[TensorSpec], columns: Mapping[str, np.ndarray]
 ) -> tuple[TensorSpec, ...]:
-    """Specs of values with the samples that there are of them, in the shape that the node takes."""
+    """Return specs of values with their available samples, in the shape that the node takes."""
     return tuple(
         ExampleSpec(spec.shape, spec.dtype, columns[name].reshape(-1, *spec.shape)) if name in columns else spec
         for name, spec in zip(names, specs, strict=True)
@@ -694,7 +702,7 @@ def with_examples(
 
 
 def path_name(path: Path) -> str:
-    """A path as text: its steps, joined by dots."""
+    """Return a path as text: its steps, joined by dots."""
     return ".".join(map(str, path))
 
 
@@ -702,7 +710,7 @@ def path_name(path: Path) -> str:
 
 
 def output_names(node: Node, paths: Sequence[Path]) -> tuple[str, ...]:
-    """Names of a node's outputs, from their paths: the label for one, `label.PATH` for several.
+    """Return names of a node's outputs, from their paths: the label for one, `label.PATH` for several.
 
     Raises:
         GraphError: the node names another number of outputs.
@@ -724,16 +732,16 @@ def output_names(node: Node, paths: Sequence[Path]) -> tuple[str, ...]:
 def input_names(
     node: Node, outputs: Mapping[str, Sequence[str]], aliases: Mapping[str, str], specs: dict[str, TensorSpec]
 ) -> tuple[str, ...]:
-    """Names of the values that a node takes, in order; adds those of columns to `specs`.
+    """Return names of the values that a node takes, in order; adds those of columns to `specs`.
 
     Args:
-        node: the node.
-        outputs: names of the values of each node.
-        aliases: other names of values.
-        specs: of the values so far.
+        node: The node.
+        outputs: Names of the values of each node.
+        aliases: Other names of values.
+        specs: Specs of the values so far.
 
     Raises:
-        GraphError: an upstream that is not there, or is several values where one is wanted.
+        GraphError: an upstream that does not exist, or is several values where one is required.
     """
     names: list[str] = []
     for upstream in node.upstreams:
@@ -756,7 +764,7 @@ def _column(node: Node, upstream: Reference, specs: dict[str, TensorSpec]) -> st
 
 
 def _refuse_joined_integers(node: Node, upstream: Reference) -> None:
-    """Several vectors of integers (ids, masks) in one reference would become one long vector of ids."""
+    """Refuse several vectors of integers (ids, masks) in one reference: they would become one long vector of ids."""
     if node.kind.joins_integers:
         return
     specs = {name: upstream.feature_set.spec(name) for name in upstream.features}
@@ -792,7 +800,7 @@ def _outputs_named(
 
 
 def check_call(node: ModelNode, backend: ComputingBackend) -> None:
-    """Check that a model can be called with what feeds its node, as far as names tell.
+    """Check that a model can be called with what feeds its node, to the extent that names tell.
 
     Raises:
         GraphError: the backend has no keywords, the model has no such argument, or a column would be taken as another
@@ -835,7 +843,7 @@ def check_call(node: ModelNode, backend: ComputingBackend) -> None:
 
 
 def _check_positions(node: ModelNode, signature: inspect.Signature) -> None:
-    """Refuse a column at the place of one argument that has the name of another, and several without a place."""
+    """Refuse a column at the position of one argument that has the name of another, and several without a position."""
     parameters = signature.parameters.values()
     by_keyword = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is each.empty]
     if by_keyword and len(by_keyword) == len(signature.parameters):
@@ -907,7 +915,7 @@ def share(plan: Plan) -> None:
 
 
 def _shared(backends: Mapping[User, Backend]) -> dict[User, set[str]]:
-    """For each device of a framework that others use too: the other frameworks."""
+    """Return, for each device that several frameworks use, the other frameworks."""
     shared: dict[User, set[str]] = {}
     for first, second in combinations(sorted(backends, key=str), 2):
         if first[0] != second[0] and _is_same(backends[first], first[1], backends[second], second[1]):
@@ -917,7 +925,7 @@ def _shared(backends: Mapping[User, Backend]) -> dict[User, set[str]]:
 
 
 def _is_same(first: Backend, device: Device, second: Backend, other: Device) -> bool:
-    """Whether two devices are one: by identity if both have one, else by kind and index."""
+    """Whether two devices are one: by identity if both have one, otherwise by kind and index."""
     ask = registry().ask
     identities = ask(first, "device_info", device).identity, ask(second, "device_info", other).identity
     return identities[0] == identities[1] if all(identities) else device == other

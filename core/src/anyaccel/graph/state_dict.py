@@ -34,16 +34,16 @@ class HasState(Protocol):
 
     @property
     def shapes(self) -> Shapes:
-        """What is known of the built graph."""
+        """The shapes and dtypes of the built graph."""
 
 
 class OptimizerStates(MutableMapping[str, NodeState]):
-    """Optimizer state by node; nodes that share a model share one state, which each of their labels gives.
+    """Optimizer state by node; nodes that share a model share one state, under each of their labels.
 
-    A state is that of the model which its node had when it was set: a node with another model has none.
+    A state belongs to the model that its node had when it was set: a node with another model has none.
 
     Attributes:
-        nodes: the graph's current nodes, by label.
+        nodes: Current nodes of the graph, by label.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class OptimizerStates(MutableMapping[str, NodeState]):
         return getattr(self.nodes.get(label), "model", None)
 
     def sharing(self, label: str) -> list[str]:
-        """Labels of the nodes with the same model, the node itself included, in the graph's order."""
+        """Return labels of the nodes with the same model, the node itself included, in the graph's order."""
         model = self._model(label)
         if model is None:
             return []
@@ -73,7 +73,7 @@ class OptimizerStates(MutableMapping[str, NodeState]):
                     self._states[heir] = state, model
 
     def _home(self, label: str) -> str:
-        """The label under which the state of a node is kept."""
+        """Return the label under which the state of a node is kept."""
         self._drop_replaced()
         return next(iter(self.sharing(label)), label)
 
@@ -100,7 +100,7 @@ class OptimizerStates(MutableMapping[str, NodeState]):
         self.update(states)
 
     def without(self, label: str) -> dict[str, NodeState]:
-        """The states without a node; nodes that share its model keep theirs."""
+        """Return the states without a node; nodes that share its model keep theirs."""
         heirs = [other for other in self.sharing(label) if other != label]
         states = {home: self._states[home][0] for home in self}
         return {
@@ -109,15 +109,15 @@ class OptimizerStates(MutableMapping[str, NodeState]):
 
 
 def state(graph: HasState, *, copy: bool = True) -> dict[str, np.ndarray]:
-    """Everything that is needed to continue elsewhere; see `ModelGraph.state` for the names.
+    """Return everything that is needed to continue elsewhere; see `ModelGraph.state` for the names.
 
     Nodes that share a model have one entry, under the first label. Fitted estimators are not included: they are Python
     objects of the user, which only pickle could write.
 
     Args:
-        graph: whose state it is.
-        copy: False takes the optimizer state as the programs of the running phase gave it, which no step changes and
-            nobody may write to.
+        graph: The graph.
+        copy: False uses the optimizer state as the programs of the running phase returned it; no step changes it and no
+            one may write to it.
     """
     arrays: dict[str, np.ndarray] = {"seed": np.array(graph.seed, dtype=np.int64)}
     for label in models_of(graph):
@@ -135,7 +135,7 @@ def state(graph: HasState, *, copy: bool = True) -> dict[str, np.ndarray]:
 
 
 def values_of(graph: HasState, label: str) -> dict[str, np.ndarray]:
-    """Parameters and buffers of a node; none if it cannot be built before an estimator is fitted."""
+    """Return parameters and buffers of a node; none if it cannot be built before an estimator is fitted."""
     try:
         return dict(graph.shapes.backends[label].state(getattr(graph.nodes[label], "model", None)))
     except StateError:
@@ -145,12 +145,12 @@ def values_of(graph: HasState, label: str) -> dict[str, np.ndarray]:
 
 
 def unknown_nodes(graph: HasState) -> set[str]:
-    """Labels of the nodes whose outputs are unknown until an estimator is fitted."""
+    """Return labels of the nodes whose outputs are unknown until an estimator is fitted."""
     return {label for label, names in graph.shapes.outputs.items() if not names}
 
 
 def models_of(graph: HasState) -> dict[str, ModelNode]:
-    """Nodes with models; of those that share a model, the first."""
+    """Return nodes with models; among nodes that share a model, the first."""
     seen: dict[int, str] = {}
     nodes = {label: node for label, node in graph.nodes.items() if isinstance(node, ModelNode)}
     return {label: node for label, node in nodes.items() if seen.setdefault(id(node.model), label) == label}

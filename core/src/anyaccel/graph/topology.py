@@ -22,7 +22,7 @@ _RESERVED = {
 
 
 def by_label(nodes: Iterable[Node]) -> dict[str, Node]:
-    """Nodes by label.
+    """Return nodes by label.
 
     Raises:
         GraphError: an object that is not a node, or a label that is duplicate, reserved, or that of a feature set.
@@ -83,7 +83,7 @@ def feature_sets(nodes: Iterable[Node]) -> dict[str, FeatureSet]:
 
 
 def parents(node: Node, nodes: Mapping[str, Node]) -> list[str]:
-    """Labels of the nodes that feed a node.
+    """Return labels of the nodes that feed a node.
 
     Raises:
         GraphError: an upstream that is not a node.
@@ -101,19 +101,19 @@ def parents(node: Node, nodes: Mapping[str, Node]) -> list[str]:
 
 
 def upstream_nodes(labels: Iterable[str], nodes: Mapping[str, Node]) -> list[str]:
-    """Labels of the nodes whose outputs these nodes take, each once."""
+    """Return labels of the nodes whose outputs these nodes take, each once."""
     return list(dict.fromkeys(label for each in labels for label in parents(nodes[each], nodes)))
 
 
 def unknown_node(problem: str, label: object, nodes: Iterable[str]) -> GraphError:
-    """The error for a label that no node has; its hint suggests the closest one."""
+    """Create the error for a label that no node has; its hint suggests the closest one."""
     labels = list(nodes)
     hint = did_you_mean(label, labels, "use one of these labels")
     return GraphError(problem, available=", ".join(labels), hint=hint)
 
 
 def labels_in(given: Iterable[Any], nodes: Mapping[str, Node]) -> list[str]:
-    """The labels in `given`, which has labels or lists of labels; every label if it is empty.
+    """Return the labels in `given`, which has labels or lists of labels; every label if it is empty.
 
     Raises:
         GraphError: an object that is not a label, or an empty list.
@@ -132,7 +132,7 @@ def labels_in(given: Iterable[Any], nodes: Mapping[str, Node]) -> list[str]:
 
 
 def topological(nodes: Mapping[str, Node]) -> list[str]:
-    """Labels in topological order: every node comes after those that feed it, else in the order given.
+    """Return labels in topological order: every node comes after those that feed it, otherwise in the order given.
 
     Raises:
         GraphError: there is a cycle; the message shows it.
@@ -162,7 +162,7 @@ def _cycle(walk: list[str]) -> GraphError:
 
 
 def ancestors(wanted: Iterable[str], nodes: Mapping[str, Node]) -> set[str]:
-    """Labels of the wanted nodes and of every node that they depend on."""
+    """Return labels of these nodes and of every node that they depend on."""
     reached: set[str] = set()
     todo = list(wanted)
     while todo:
@@ -174,28 +174,28 @@ def ancestors(wanted: Iterable[str], nodes: Mapping[str, Node]) -> set[str]:
 
 
 def consumers(label: str, nodes: Mapping[str, Node]) -> list[str]:
-    """Labels of the nodes that a node feeds."""
+    """Return labels of the nodes that a node feeds."""
     return [other for other, node in nodes.items() if label in parents(node, nodes)]
 
 
 def outputs(nodes: Mapping[str, Node]) -> list[str]:
-    """Labels of the nodes that feed no other."""
+    """Return labels of the nodes that feed no other."""
     feeding = {label for node in nodes.values() for label in parents(node, nodes)}
     return [label for label in nodes if label not in feeding]
 
 
 def references(label: str, nodes: Mapping[str, Node]) -> list[Reference]:
-    """The references to data that a node depends on, directly or indirectly, each once."""
+    """Return the references to data that a node depends on, directly or indirectly, each once."""
     needed = ancestors([label], nodes)
     feeding = (upstream for other, node in nodes.items() if other in needed for upstream in node.upstreams)
     return list(dict.fromkeys(upstream for upstream in feeding if isinstance(upstream, Reference)))
 
 
 def label_of(given: Any, nodes: Mapping[str, Node], graph: str) -> str:
-    """The label of a node of a graph, from either.
+    """Return the label of a node of a graph, from either.
 
     Raises:
-        GraphError: it is no node of the graph of this label.
+        GraphError: it is not a node of the graph of this label.
     """
     if isinstance(given, (ModelNode, ConcatNode)) and nodes.get(given.label) is not given:
         raise GraphError(
@@ -210,7 +210,7 @@ def label_of(given: Any, nodes: Mapping[str, Node], graph: str) -> str:
 
 
 def rewired(node: Node, old: str, new: str) -> Node:
-    """The node itself, fed by the node `new` where it was fed by `old`."""
+    """Return the node itself, fed by the node `new` where it was fed by `old`."""
 
     def rename(upstream: Any) -> Any:
         if not isinstance(upstream, str):
@@ -223,7 +223,7 @@ def rewired(node: Node, old: str, new: str) -> Node:
 
 
 def replaced(label: str, new: Node, nodes: Mapping[str, Node]) -> list[Node]:
-    """Nodes with another in place of one, which feeds what the old one fed; rewires the nodes themselves.
+    """Return nodes with one replaced by another, which feeds the consumers of the old one; rewires the nodes.
 
     Raises:
         GraphError: the new one is not a node.
@@ -233,7 +233,7 @@ def replaced(label: str, new: Node, nodes: Mapping[str, Node]) -> list[Node]:
 
 
 def removed(label: str, nodes: Mapping[str, Node]) -> list[Node]:
-    """Nodes without one of them.
+    """Return nodes without one of them.
 
     Raises:
         GraphError: it feeds others.
@@ -260,7 +260,7 @@ def upstreams_kept(nodes: Mapping[str, Node]) -> Iterator[None]:
 
 
 def checked_seed(label: str, seed: Any) -> int:
-    """The seed of a graph.
+    """Return the seed of a graph.
 
     Raises:
         GraphError: not an int of 64 bits.

@@ -1,4 +1,4 @@
-"""Weights: copy parameters and buffers from one model into another, of the same framework or not, by name."""
+"""Copy parameters and buffers between models by name, also between frameworks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from anyaccel.registry import registry
 def copy_weights(
     source: Any, target: Any, *, names: Mapping[str, str] | None = None, change: Change | None = None
 ) -> tuple[str, ...]:
-    """Copy parameters and buffers from a built model into another, on its device; frameworks may differ.
+    """Copy parameters and buffers from a built model into another one, on its device. The frameworks may differ.
 
     `SequentialMLP` and `SequentialCNN` have the same names and shapes in every framework. For other models, `names` and
     `change` map the source to the target:
@@ -29,18 +29,27 @@ def copy_weights(
                      change=lambda name, array: array.T if name.endswith("kernel") else array)
 
     Args:
-        source: the model to copy from.
-        target: the model to copy into; floating values are cast to its dtypes.
-        names: the source's name for a name of the target, where they differ.
-        change: called with the target's name and the source's array; returns the array to copy. Needed for an array
-            whose names end with other words (weight, kernel) and whose axes are equal: their order may be another.
+        source: The model to copy from.
+        target: The model to copy into; floating values are cast to its dtypes.
+        names: The source's name for a name of the target, where they differ.
+        change: Function of the target's name and the source's array; it returns the array to copy. Required for an
+            array whose names end with different words (weight, kernel) and whose axes are equal, because the order of
+            the axes may differ.
 
     Returns:
-        the target's names.
+        The names of the target.
 
     Raises:
-        StateError: names or shapes do not fit; nothing is written.
+        StateError: names or shapes do not match; nothing is written.
         NoBackendError: no installed plugin runs a model's framework.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> data = aa.FeatureSet.from_dict("line", {"x": np.zeros((8, 1), "float32")}, ["x"])
+        >>> teacher, student = aa.SequentialMLP([1], n_layers=1), aa.SequentialMLP([1], n_layers=1)
+        >>> graph = aa.ModelGraph([aa.ModelNode("teacher", teacher, data), aa.ModelNode("student", student, data)])
+        >>> sorted(aa.copy_weights(graph.build()["teacher"].model, graph["student"].model))
+        ['layers.0.bias', 'layers.0.weight']
     """
     names = arguments.mapping(StateError, "copy_weights: ", "names", names, "{'TARGET': 'SOURCE'}")
     if change is not None and not callable(change):
@@ -95,7 +104,7 @@ def _short(name: str) -> str:
 
 
 def _check_axes(source_names: Mapping[str, str], target_arrays: Mapping[str, np.ndarray]) -> None:
-    """Refuse arrays of which nothing says in which order their axes are.
+    """Refuse arrays whose order of axes is unknown.
 
     Raises:
         StateError: there are such arrays.

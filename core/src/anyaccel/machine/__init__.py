@@ -1,8 +1,8 @@
-"""Machine: facts that the system tells of its devices; no framework is imported, and nothing is initialised.
+"""Machine: facts about devices from the operating system; no framework is imported, and nothing is initialized.
 
 Offers `Machine`, the facts; `SystemDevice`, one device of it; and the capability `ExpectedDevices`, with which a
-backend lists its devices before its framework is imported, as `anyaccel devices` and `devices()` ask.
-Stands on the contract.
+backend lists its devices before its framework is imported, for `anyaccel devices` and `devices()`. Stands on the
+contract.
 """
 
 from anyaccel.machine.facts import ExpectedDevices, Machine, installed_version, is_older, oldest_driver

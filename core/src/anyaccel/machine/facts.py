@@ -30,7 +30,7 @@ _DRIVER_FILES = {"nvidia": "proc/driver/nvidia/version", "amd": "sys/module/amdg
 
 
 def installed_version(distribution: str) -> str:
-    """The version of an installed distribution, `""` if it is not installed."""
+    """Return the version of an installed distribution, `""` if it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -42,17 +42,17 @@ class Machine:
     """Facts of a machine.
 
     Attributes:
-        system: as `sys.platform`.
-        devices: accelerators, whether or not a mask hides them.
-        visible: those that the masks of the environment leave, numbered as frameworks will see them.
-        pci_vendors: of graphics cards and accelerators on the PCI bus, with or without a driver.
-        driver_versions: by vendor.
-        environment: variables.
-        cores: that this process may use, 0 if unknown.
-        locked_memory: bytes that the process may lock; None for no limit, or unknown.
-        shared_memory: size of the file system for shared memory in bytes, 0 if there is none or it is unknown.
-        cxx: path of a C++ compiler, `""` if there is none.
-        version_of: version of an installed distribution, `""` if it is not installed.
+        system: The same as `sys.platform`.
+        devices: Accelerators, whether or not a mask hides them.
+        visible: Accelerators that the masks of the environment leave, numbered as frameworks will see them.
+        pci_vendors: Vendors of graphics cards and accelerators on the PCI bus, with or without a driver.
+        driver_versions: Driver versions by vendor.
+        environment: Environment variables.
+        cores: Cores that this process may use, 0 if unknown.
+        locked_memory: Bytes that the process may lock; None for no limit, or unknown.
+        shared_memory: Size of the file system for shared memory in bytes, 0 if there is none or it is unknown.
+        cxx: Path of a C++ compiler, `""` if there is none.
+        version_of: Function that returns the version of an installed distribution, `""` if it is not installed.
     """
 
     system: str = sys.platform
@@ -69,7 +69,7 @@ class Machine:
 
     @classmethod
     def detect(cls, root: Path = _ROOT) -> Machine:
-        """The facts of this machine; `root` is the directory of `proc`, `sys` and `dev`."""
+        """Return the facts of this machine; `root` is the directory of `proc`, `sys` and `dev`."""
         devices = tuple(device for device in system_devices(root, {}) if device.kind != "cpu")
         visible = tuple(device for device in system_devices(root) if device.kind != "cpu")
         return cls(
@@ -85,7 +85,7 @@ class Machine:
         )
 
     def gpus(self, vendor: str) -> list[SystemDevice]:
-        """The GPUs of a vendor, whether or not a mask hides them."""
+        """Return the GPUs of a vendor, whether or not a mask hides them."""
         return [device for device in self.devices if device.vendor == vendor]
 
 
@@ -96,7 +96,7 @@ class ExpectedDevices(Capability):
     """
 
     def expected_devices(self, machine: Machine) -> dict[Device, DeviceInfo] | None:
-        """What `devices` and `device_info` will say once the framework is imported; None where that is not certain."""
+        """Predict `devices` and `device_info` before the framework is imported; None if that is not certain."""
         found: dict[Device, DeviceInfo] = {}
         for kind in self.backend.kinds:
             infos = self.expected_of_kind(kind, machine)
@@ -107,7 +107,7 @@ class ExpectedDevices(Capability):
 
     @abstractmethod
     def expected_of_kind(self, kind: str, machine: Machine) -> Sequence[DeviceInfo] | None:
-        """The devices of a kind that the framework will have; imports nothing.
+        """Return the devices of a kind that the framework will have; imports nothing.
 
         By how the installed framework was built, its settings, and the facts of the machine. None where these do not
         tell, as with a driver too old or a library that may be missing: then the framework itself is asked.
@@ -115,12 +115,14 @@ class ExpectedDevices(Capability):
 
 
 def oldest_driver(cuda: str) -> str:
-    """The oldest driver of NVIDIA that runs a CUDA, given as `"13.0"` or its first number; `""` if it is unknown."""
+    """Return the oldest driver of NVIDIA that runs a CUDA, given as `"13.0"` or its first number; `""` if it is
+    unknown.
+    """
     return _OLDEST_DRIVERS.get(cuda.partition(".")[0], "")
 
 
 def is_older(version: str, than: str) -> bool:
-    """Whether a dotted version of numbers comes before another; what is not a number ends a version."""
+    """Return whether a dotted version of numbers comes before another; a part that is not a number ends a version."""
     return _numbers(version) < _numbers(than)
 
 
@@ -136,7 +138,7 @@ def _pci_vendors(root: Path) -> tuple[str, ...]:
 
 
 def _driver_versions(root: Path) -> dict[str, str]:
-    """As the files of Linux tell, or `nvidia-smi` where there are none."""
+    """Return versions from the files of Linux, or from `nvidia-smi` if there are none."""
     found = {vendor: _VERSION.search(_text(root / path)) for vendor, path in _DRIVER_FILES.items()}
     versions = {vendor: match.group() for vendor, match in found.items() if match}
     smi = shutil.which(_SMI[0])

@@ -1,4 +1,4 @@
-"""Prints NVIDIA's devices as JSON, from NVML, which creates no context on them. Runs in a process of its own."""
+"""Prints NVIDIA's devices as JSON, from NVML, which creates no context on them. Runs in its own process."""
 
 from __future__ import annotations
 

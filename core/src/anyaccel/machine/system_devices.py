@@ -1,7 +1,7 @@
-"""Devices of this machine as its drivers and system files tell: no framework is imported, and nothing is initialised.
+"""Devices of this machine as its drivers and system files tell: no framework is imported, and nothing is initialized.
 
-NVIDIA's are asked of NVML where the package `nvidia-ml-py` is installed, else of `nvidia-smi`, each in a process of its
-own that may take a few seconds and no longer, else read from /proc. AMD's are read from /sys.
+NVIDIA's are asked of NVML where the package `nvidia-ml-py` is installed, otherwise of `nvidia-smi`, each in its own
+process that may take a few seconds and no longer, otherwise read from /proc. AMD's are read from /sys.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ class SystemDevice:
     identity: str = ""
 
     def info(self) -> DeviceInfo:
-        """The same as a backend's `device_info`; devices share memory only with themselves."""
+        """Return the same as a backend's `device_info`; devices share memory only with themselves."""
         return DeviceInfo(self.name, self.vendor, self.identity, self.identity, self.nbytes)
 
 
 def system_host() -> tuple[float, int]:
-    """Memory of this machine in GB (0 if unknown), and its cores that this process may use."""
+    """Return the memory of this machine in GB (0 if unknown), and the number of cores that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0
     return round(host_memory().total / 1e9, 1), cores
 
 
 def system_devices(root: Path = _ROOT, environment: Mapping[str, str] | None = None) -> tuple[SystemDevice, ...]:
-    """Accelerators, numbered as frameworks will see them, and the CPU.
+    """Return accelerators, numbered as frameworks will see them, and the CPU.
 
     Args:
-        root: where system files are; of another folder, no driver is asked.
-        environment: has the masks of visible devices; by default that of this process.
+        root: Folder of system files; for another folder, no driver is asked.
+        environment: Variables with the masks of visible devices; by default those of this process.
     """
     given = os.environ if environment is None else environment
     nvidia = visible(_nvidia(root), given.get("CUDA_VISIBLE_DEVICES"))
@@ -69,7 +69,7 @@ def system_devices(root: Path = _ROOT, environment: Mapping[str, str] | None = N
 
 
 def visible(devices: Sequence[SystemDevice], mask: str | None) -> list[SystemDevice]:
-    """The devices that a mask leaves, in its order: indices or UUIDs; nothing after one that is not there.
+    """Return the devices that a mask leaves, in its order: indices or UUIDs; nothing after one that is not there.
 
     As CUDA reads `CUDA_VISIBLE_DEVICES`: a UUID may be shortened, and `-1` or an empty mask hides all.
     """
@@ -97,7 +97,9 @@ def _nvidia(root: Path) -> list[SystemDevice]:
 
 @cache
 def nvidia_driver() -> tuple[SystemDevice, ...] | None:
-    """What the driver says, None if it does not answer; asked once in a process, as each time takes a child process."""
+    """Return the devices that the driver reports, None if it does not respond; asked once, because it starts a
+    process.
+    """
     command = [sys.executable, "-P", "-m", "anyaccel.machine.nvml_probe"]
     if find_spec("pynvml") is not None and (answer := output_of(command)):
         return tuple(from_json(answer))
@@ -112,7 +114,7 @@ hanging: list[Sequence[str]] = []
 
 
 def output_of(command: Sequence[str]) -> str:
-    """What a command that asks a driver prints, `""` if it fails or does not end in time.
+    """Return the output of a command that asks a driver, `""` if it fails or does not end in time.
 
     After one that did not end, none is asked in this process: it would hang as well.
     """
@@ -129,7 +131,9 @@ def output_of(command: Sequence[str]) -> str:
 
 
 def from_json(answer: str) -> list[SystemDevice]:
-    """The devices that `nvml_probe` printed; none if it printed something else. Figures that cannot be are unknown."""
+    """Return the devices that `nvml_probe` printed; none if it printed something else. Figures that cannot be are
+    unknown.
+    """
     try:
         rows = json.loads(answer.strip().splitlines()[-1])
         return [_reported(row["name"], row["identity"], row["nbytes"]) for row in rows[:_MOST_REPORTED]]
@@ -138,7 +142,7 @@ def from_json(answer: str) -> list[SystemDevice]:
 
 
 def from_smi(answer: str) -> list[SystemDevice]:
-    """The devices that `nvidia-smi` printed as CSV. Figures that cannot be are unknown."""
+    """Return the devices that `nvidia-smi` printed as CSV. Figures that cannot be are unknown."""
     rows = [[cell.strip() for cell in line.split(",")] for line in answer.splitlines()[:_MOST_REPORTED]]
     return [
         _reported(
@@ -150,7 +154,7 @@ def from_smi(answer: str) -> list[SystemDevice]:
 
 
 def _reported(name: object, identity: object, nbytes: object) -> SystemDevice:
-    """A device as a driver reports it, which may be mistaken, or say what it likes."""
+    """Return a device as a driver reports it; the report may be wrong or malformed."""
     size = nbytes if isinstance(nbytes, int) and 0 <= nbytes <= _MOST_BYTES else 0
     texts = [each[:_LONGEST_NAME] if isinstance(each, str) else "" for each in (name, identity)]
     return SystemDevice(kind="gpu", vendor="nvidia", name=texts[0], identity=texts[1], nbytes=size)

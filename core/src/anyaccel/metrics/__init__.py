@@ -1,4 +1,4 @@
-"""Metrics: measures by scikit-learn's names, functions of one's own, and metric objects of frameworks.
+"""Metrics: measures by scikit-learn's names, custom functions, and metric objects of frameworks.
 
 Stands on the kernel, with `arguments` and `user_level`.
 """

@@ -1,4 +1,4 @@
-"""What outputs and targets of a classifier mean: classes, and the probability of each class."""
+"""Interpret outputs and targets of a classifier: classes, and the probability of each class."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from anyaccel.errors import SpecError
 
 
 class UndefinedValue(float):
-    """What a metric gives where it is not defined: the number that scikit-learn gives, and the `cause`."""
+    """The value of a metric that is not defined: the number that scikit-learn returns, and the `cause`."""
 
     cause: str
 
     def __new__(cls, value: float, cause: str) -> UndefinedValue:
-        """The number, with the cause."""
+        """Create the number with its cause."""
         undefined = super().__new__(cls, value)
         undefined.cause = cause
         return undefined
 
 
 def aligned(targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-    """Targets in the shape of the outputs if that differs only in axes of size 1; anything else would broadcast.
+    """Return targets in the shape of the outputs if they differ only in axes of size 1; anything else would broadcast.
 
     Raises:
         SpecError: other shapes.
@@ -36,26 +36,26 @@ def aligned(targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
 
 
 def same_axes(targets: np.ndarray, outputs: np.ndarray) -> bool:
-    """Whether both have the same number of samples, and the same axes beside those of size 1."""
+    """Return whether both have the same number of samples and, apart from axes of size 1, the same axes."""
     axes, wanted = ([size for size in array.shape[1:] if size != 1] for array in (targets, outputs))
     return axes == wanted and len(targets) == len(outputs)
 
 
 def is_scores(outputs: np.ndarray) -> bool:
-    """Whether outputs are a score for each of several classes, [n, classes]."""
+    """Return whether outputs have a score for each of several classes, [n, classes]."""
     return outputs.dtype.kind in "fc" and outputs.ndim == 2 and outputs.shape[1] > 1
 
 
 def classes(name: str, outputs: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Predicted and true classes, each [n].
+    """Return the predicted and the true classes, each [n].
 
     Args:
-        name: of the metric, for messages.
-        outputs: scores [n, classes]; or logits of class 1, [n] or [n, 1]; or classes, not floating point.
-        targets: class indices [n] or [n, 1], or for scores also probabilities [n, classes].
+        name: Name of the metric, for messages.
+        outputs: Scores [n, classes]; or logits of class 1, [n] or [n, 1]; or classes, not floating point.
+        targets: Class indices [n] or [n, 1], or for scores also probabilities [n, classes].
 
     Raises:
-        SpecError: shapes that do not fit, a class that has no score, or several classes for one sample.
+        SpecError: shapes that do not match, a class without a score, or several classes for one sample.
     """
     if is_scores(outputs):
         return outputs.argmax(axis=1), true_classes(name, outputs, targets)
@@ -66,7 +66,7 @@ def classes(name: str, outputs: np.ndarray, targets: np.ndarray) -> tuple[np.nda
 
 
 def true_classes(name: str, scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Class indices, integers [n], for scores [n, classes]; see `classes`."""
+    """Return class indices, integers [n], for scores [n, classes]; see `classes`."""
     if targets.shape == scores.shape:
         if not np.allclose(targets.sum(axis=1, dtype=np.float64), 1.0, atol=1e-2):
             raise SpecError(
@@ -87,16 +87,16 @@ def true_classes(name: str, scores: np.ndarray, targets: np.ndarray) -> np.ndarr
 
 
 def is_distribution(scores: np.ndarray) -> bool:
-    """Whether every row of scores [n, classes] is non-negative with a sum of 1 within the rounding of its dtype."""
+    """Return whether every row of scores [n, classes] is non-negative and sums to 1, within rounding of its dtype."""
     tolerance = np.sqrt(np.finfo(scores.dtype).eps)
     return bool((scores >= 0).all() and np.allclose(scores.sum(axis=1, dtype=np.float64), 1.0, rtol=0, atol=tolerance))
 
 
 def zero_or_one(name: str, targets: np.ndarray) -> np.ndarray:
-    """Targets of a single output, which are the classes 0 and 1, as integers.
+    """Return targets of a single output, which are the classes 0 and 1, as integers.
 
     Raises:
-        SpecError: there are others.
+        SpecError: there are other classes.
     """
     if not np.isin(targets, (0, 1)).all():
         raise SpecError(

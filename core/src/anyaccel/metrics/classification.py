@@ -1,4 +1,4 @@
-"""Metrics of predicted classes, each as scikit-learn's function of this name computes it."""
+"""Metrics of predicted classes; each computes the same as scikit-learn's function with this name."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ AVERAGES = ("macro", "micro", "weighted")
 
 
 def accuracy(outputs: np.ndarray, targets: np.ndarray) -> float:
-    """Fraction of samples classified correctly.
+    """Compute the fraction of samples that are classified correctly.
 
-    Outputs are scores [n, classes] with class indices [n] or [n, 1] or probabilities [n, classes] as targets; or
-    logits [n] or [n, 1] of class 1 with targets of 0 and 1; or integer classes.
+    Outputs are scores [n, classes] with class indices [n] or [n, 1] or probabilities [n, classes] as targets; or logits
+    [n] or [n, 1] of class 1 with targets of 0 and 1; or integer classes.
     """
     predicted, truth = classes("accuracy", outputs, targets)
     return float(np.mean(predicted == truth))
 
 
 def f1(outputs: np.ndarray, targets: np.ndarray) -> float:
-    """Harmonic mean of precision and recall of class 1, of the classes 0 and 1; 0 where both are."""
+    """Compute the harmonic mean of precision and recall of class 1, for the classes 0 and 1; 0 if both are 0."""
     predicted, truth = classes("f1", outputs, targets)
     more = is_scores(outputs) and outputs.shape[1] > 2
     if more or not (_are_0_and_1(predicted) and _are_0_and_1(truth)):
@@ -35,7 +35,7 @@ def f1(outputs: np.ndarray, targets: np.ndarray) -> float:
 
 
 def f1_average(average: str, outputs: np.ndarray, targets: np.ndarray) -> float:
-    """An average of f1 over the classes that occur: `"macro"`, `"micro"` or `"weighted"`."""
+    """Compute an average of f1 over the classes that occur: `"macro"`, `"micro"` or `"weighted"`."""
     predicted, truth = classes(f"f1_{average}", outputs, targets)
     labels, indices = np.unique(np.concatenate([predicted, truth]), return_inverse=True)
     first, second = indices[: len(truth)], indices[len(truth) :]

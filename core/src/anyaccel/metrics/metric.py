@@ -29,39 +29,46 @@ from anyaccel.user_level import user_level
 @constructor_hints
 @dataclass(frozen=True, slots=True, init=False)
 class Metric:
-    """A metric, computed once over all predictions of a phase.
+    """Compute a metric once over all predictions of a phase.
 
-    Args:
-        measure: a name, all of which have the numbers of scikit-learn's function or scorer of this name; or a function
-            of outputs and targets (NumPy arrays, samples along the first axis; copies of its own) that returns a
-            number, with the targets first if its parameters are named as in scikit-learn (`y_true, y_pred`); or a
-            metric object of torchmetrics or Keras. Of a node with one output, where targets are [n], functions get [n].
-        on: label of the node whose output it measures; None for every node with a loss in the phase, else the output
-            nodes of the graph.
-        targets: what outputs are compared with: `"targets"` as for losses, or `"FEATURE_SET.COLUMN"`.
-        label: name in results; by default that of the measure.
-        from_logits: what a single output is for a named metric of classes: True for the logit of class 1, False for
-            its probability. None, the default, is True, and warns if all outputs are from 0 to 1. Several outputs need
-            no word: rows of probabilities are seen by their sum.
-        ignore_index: an integer target that does not count.
-        mask: the column, `"FEATURE_SET.COLUMN"`, that says which samples or positions count: True or 1, and False or 0.
-        class_axis: the axis of the classes in outputs, with the batch as 0: 1 in [batch, classes, ...].
-
-    Named metrics of classes take positions: scores [n, ..., classes] with classes [n, ...]. What `ignore_index` and
-    `mask` leave out, and what lies behind the rows of a column whose rows differ in length, is not measured: functions
-    and objects get what counts, [m] or [m, classes], one position after the other.
+    Named metrics of classes accept positions: scores [n, ..., classes] with classes [n, ...]. Positions that
+    `ignore_index` and `mask` leave out, and the padding of columns whose rows differ in length, are not measured:
+    functions and objects receive only the remaining positions, [m] or [m, classes].
 
     Names: accuracy, balanced_accuracy, top_k_accuracy (k = 2, as in scikit-learn), top_3_accuracy, top_5_accuracy,
-    precision, recall, f1, jaccard (of class 1; of several classes as f1_macro, f1_micro, f1_weighted),
-    matthews_corrcoef, cohen_kappa, roc_auc (of two classes; roc_auc_ovr, roc_auc_ovo and both with _weighted of
-    several), average_precision, log_loss, brier_score; mse, rmse, mae, r2, root_mean_squared_error,
-    median_absolute_error, max_error, mean_absolute_percentage_error, mean_squared_log_error,
-    root_mean_squared_log_error, explained_variance. All but accuracy, f1, mse, rmse, mae and r2 need anyaccel-sklearn.
-    Of outputs with NaN all are NaN. Where one is not defined (roc_auc
-    where all targets are of one class) it is what scikit-learn gives, NaN, with an UndefinedMetricWarning.
+    precision, recall, f1, jaccard (of class 1; for several classes f1_macro, f1_micro, f1_weighted), matthews_corrcoef,
+    cohen_kappa, roc_auc (for two classes; for several roc_auc_ovr, roc_auc_ovo and both with _weighted),
+    average_precision, log_loss, brier_score; mse, rmse, mae, r2, root_mean_squared_error, median_absolute_error,
+    max_error, mean_absolute_percentage_error, mean_squared_log_error, root_mean_squared_log_error, explained_variance.
+    All except accuracy, f1, mse, rmse, mae and r2 need anyaccel-sklearn. If outputs contain NaN, every metric is NaN.
+    If a metric is not defined (roc_auc if all targets have one class), its value is the one that scikit-learn returns,
+    NaN, with an UndefinedMetricWarning.
+
+    Args:
+        measure: A name, with the same numbers as scikit-learn's function or scorer of this name; or a function of
+            outputs and targets that returns a number; or a metric object of torchmetrics or Keras. A function receives
+            copies as NumPy arrays with samples along the first axis, and receives the targets first if its parameters
+            are named as in scikit-learn (`y_true, y_pred`). If a node has one output and the targets are [n], functions
+            receive [n].
+        on: Label of the node whose output it measures. None measures every node with a loss in the phase, or the output
+            nodes of the graph if there are no losses.
+        targets: Values to compare the outputs with: `"targets"` as for losses, or `"FEATURE_SET.COLUMN"`.
+        label: Name in results; by default the name of the measure.
+        from_logits: Meaning of a single output for a named metric of classes: True for the logit of class 1, False for
+            its probability. None, the default, means True, and warns if all outputs are from 0 to 1. For several
+            outputs you do not need it: rows of probabilities are recognized by their sum.
+        ignore_index: An integer target that is ignored.
+        mask: Column, `"FEATURE_SET.COLUMN"`, of the samples or positions to include: True or 1, and False or 0.
+        class_axis: Axis of the classes in outputs, with the batch as 0, such as 1 in [batch, classes, ...].
 
     Raises:
-        SpecError: an unknown name, or something that cannot be called.
+        SpecError: an unknown name, or an object that cannot be called.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> aa.Metric("mae").compute(np.array([1.0, 2.0]), np.array([1.0, 4.0]))
+        1.0
+        >>> phase = aa.EvalPhase("eval", data="val", metrics=["accuracy", aa.Metric("f1", on="head")])
     """
 
     measure: Any
@@ -114,7 +121,7 @@ class Metric:
 
     @property
     def name(self) -> str | None:
-        """The name of a named metric; None for a function or object of the user's."""
+        """The name of a named metric; None for a custom function or object."""
         return self._name
 
     def compute(
@@ -126,17 +133,19 @@ class Metric:
         lengths: np.ndarray | None = None,
         if_undefined: Callable[[str], object] | None = None,
     ) -> float:
-        """The value for all outputs of a node, and the targets of the same samples.
+        """Compute the metric for all outputs of a node and the targets of the same samples.
 
         Args:
-            outputs: [n, ...].
-            targets: [n, ...].
-            mask: the values of the column `mask`, which are over the first axes of the targets.
-            lengths: of the targets of each sample, int [n], where these differ.
-            if_undefined: called with a text if the metric is not defined for them; None for an UndefinedMetricWarning.
+            outputs: Array [n, ...].
+            targets: Array [n, ...].
+            mask: Values of the column `mask`, over the first axes of the targets.
+            lengths: Length of the targets of each sample, int [n], if they differ.
+            if_undefined: Function that receives a text if the metric is not defined; None issues an
+                UndefinedMetricWarning.
 
         Raises:
-            SpecError: shapes or values that a named metric does not take, or what the metric gave is not one number.
+            SpecError: shapes or values that a named metric does not accept, or the metric did not return a single
+                number.
         """
         outputs, targets = self._counted(outputs, targets, mask, lengths)
         if self._name is None:  # it may write to its arguments
@@ -157,7 +166,7 @@ class Metric:
     def _counted(
         self, outputs: np.ndarray, targets: np.ndarray, mask: Any, lengths: Any
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The outputs and targets that count."""
+        """Return the outputs and targets that count."""
         if self.class_axis != -1:
             outputs = np.moveaxis(outputs, self.class_axis, -1)
         if self.ignore_index is not None or mask is not None or lengths is not None:
@@ -187,10 +196,10 @@ class Metric:
         return outputs
 
     def get_config(self) -> dict[str, Any]:
-        """The metric as plain data.
+        """Return the metric as plain data.
 
         Raises:
-            ConfigError: the measure is a function of your own.
+            ConfigError: the measure is a custom function.
         """
         name = self.name
         if name is None:
@@ -205,7 +214,7 @@ class Metric:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Metric:
-        """A metric from its configuration.
+        """Rebuild a metric from its configuration.
 
         Raises:
             ConfigError: malformed.
@@ -249,7 +258,7 @@ def _hint(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundMetric:
-    """A metric, the node whose output it takes, and the columns that it compares it with."""
+    """A metric with the node whose output it takes and the columns to compare it with."""
 
     label: str
     metric: Metric
@@ -274,19 +283,19 @@ _WITH_COMPUTE = ("reset", "update", "compute")
 
 
 def can_measure(value: Any) -> bool:
-    """Whether a value is a function or a metric object, and no class."""
+    """Return whether a value is a function or a metric object, and not a class."""
     return not isinstance(value, type) and (callable(value) or _has(value, _WITH_RESULT) or _has(value, _WITH_COMPUTE))
 
 
 def call_of(metric: Any) -> Call:
-    """A function of outputs and targets that measures by a function or metric object of the user's.
+    """Return a function of outputs and targets that calls a custom function or metric object.
 
-    A function whose parameters are named as those of scikit-learn and Keras (`y_true`, then `y_pred`) gets the targets
+    A function whose parameters are named as in scikit-learn and Keras (`y_true`, then `y_pred`) receives the targets
     first. An object with `update_state` and `result` (Keras), or `update` and `compute` (torchmetrics), is reset and
-    then given everything at once.
+    then receives everything in a single call.
 
     Raises:
-        SpecError: something that is called otherwise: a scorer of scikit-learn.
+        SpecError: an object with another interface, such as a scorer of scikit-learn.
     """
     if _has(metric, _WITH_RESULT):
         return lambda outputs, targets: _result_of(metric, outputs, targets)
@@ -304,17 +313,17 @@ def call_of(metric: Any) -> Call:
 
 
 def label_of(metric: Any) -> str:
-    """What a metric is called in results: its own name, else that of its function or class."""
+    """Return the name of a metric in results: its own name, or the name of its function or class."""
     function = getattr(metric, "func", metric)  # of a functools.partial
     names = (getattr(metric, "name", None), getattr(function, "__name__", None), type(metric).__name__)
     return next(name for name in names if isinstance(name, str) and name)
 
 
 def number_of(value: Any) -> float:
-    """What a metric gave, as a float.
+    """Return the result of a metric as a float.
 
     Raises:
-        SpecError: not one number.
+        SpecError: not a single number.
     """
     if isinstance(value, dict):
         hint = "give each metric on its own: metrics=list(collection.values())"
@@ -372,7 +381,7 @@ def _first_two_parameters(metric: Any) -> tuple[str, str]:
 
 
 def within(lengths: np.ndarray, width: int) -> np.ndarray:
-    """Which of `width` positions are those of rows of these lengths, bool [n, width].
+    """Return which of `width` positions belong to rows of these lengths, bool [n, width].
 
     Raises:
         SpecError: a row is longer.
@@ -385,21 +394,21 @@ def within(lengths: np.ndarray, width: int) -> np.ndarray:
 
 
 def without_class_axis(outputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Targets [..., 1] of scores [..., classes] as [...]."""
+    """Return targets [..., 1] for scores [..., classes] as [...]."""
     is_column = targets.ndim == outputs.ndim > 1 and targets.shape[-1] == 1 < outputs.shape[-1]
     return targets[..., 0] if is_column else targets
 
 
 def mask_of(values: np.ndarray, targets: np.ndarray, mask: str) -> np.ndarray:
-    """A column that says what counts as bools over the first axes of the targets.
+    """Return a mask column as bools over the first axes of the targets.
 
     Args:
-        values: of the column: True and False, or 1 and 0, [n] or with further of the first axes.
-        targets: [n, ...].
-        mask: name of the column, for messages.
+        values: Values of the column: True and False, or 1 and 0, [n] or with more of the first axes.
+        targets: Array [n, ...].
+        mask: Name of the column, for messages.
 
     Raises:
-        SpecError: other values, or other axes than the first of the targets.
+        SpecError: other values, or axes that are not the first axes of the targets.
     """
     if not np.isin(values, (0, 1)).all():
         raise SpecError(f"the mask {mask} has other values than 0 and 1", hint="name a column of 0 and 1, or of bools")
@@ -414,16 +423,16 @@ def mask_of(values: np.ndarray, targets: np.ndarray, mask: str) -> np.ndarray:
 def counted(
     outputs: np.ndarray, targets: np.ndarray, mask: np.ndarray | None, ignore_index: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The outputs and targets that count, [m, ...] each; as they are if nothing is left out.
+    """Return the outputs and targets to measure, [m, ...] each; unchanged if nothing is left out.
 
     Args:
-        outputs: [n, ...].
-        targets: [n, ...].
-        mask: bools over the first axes of both; None if all count.
-        ignore_index: the integer target that does not count.
+        outputs: Array [n, ...].
+        targets: Array [n, ...].
+        mask: Bools over the first axes of both; None to include all.
+        ignore_index: The integer target that is ignored.
 
     Raises:
-        SpecError: nothing counts, or outputs and targets have no positions in common.
+        SpecError: nothing is left, or outputs and targets have no positions in common.
     """
     if ignore_index is not None:
         if targets.dtype.kind not in "iub":
@@ -446,7 +455,7 @@ def counted(
 
 
 def flattened(outputs: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scores [n, ..., classes] of positions and their classes [n, ...] as [m, classes] and [m]; others as they are."""
+    """Return scores [n, ..., classes] and classes [n, ...] of positions as [m, classes] and [m]; others unchanged."""
     if outputs.ndim > 2 and outputs.shape[:-1] == targets.shape:
         return outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1)
     return outputs, targets

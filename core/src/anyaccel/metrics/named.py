@@ -1,4 +1,4 @@
-"""The metrics that have a name: scikit-learn's, and short ones; those that core has not come from distributions."""
+"""The metrics that have a name: scikit-learn's names and short ones. Distributions add more."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class NamedMetric:
     """A metric that has a name. A distribution adds one by an entry point of the group `anyaccel.named_metrics`.
 
     Attributes:
-        measure: a function of outputs and targets, samples along the first axis.
-        of_classes: whether it is one of classes, their scores or probabilities; positions are flattened for it then.
-        higher_is_better: whether the highest value is the best; otherwise it is the lowest.
+        measure: Function of outputs and targets, samples along the first axis.
+        of_classes: Whether it measures classes, their scores or probabilities; positions are then flattened.
+        higher_is_better: Whether the highest value is the best; otherwise the lowest is.
     """
 
     measure: Measure
@@ -58,17 +58,17 @@ SYNONYMS: Mapping[str, str] = {
 
 
 def metric_names() -> list[str]:
-    """The names of all metrics that are installed."""
+    """Return the names of all installed metrics."""
     return [*METRICS, *(entry.name for entry in entry_points(GROUP))]
 
 
 def known_names() -> list[str]:
-    """Those, and the names of metrics of anyaccel's own distributions, installed or not."""
+    """Return the names of all installed metrics and of the metrics of anyaccel's own distributions."""
     return list(dict.fromkeys([*metric_names(), *" ".join(OFFERED.get(GROUP, {}).values()).split()]))
 
 
 def find_metric(name: str) -> NamedMetric | None:
-    """The metric of a name in `known_names`; None if there is none.
+    """Return the metric with a name in `known_names`, or None.
 
     Raises:
         MissingDistributionError: its distribution is not installed.
@@ -77,12 +77,12 @@ def find_metric(name: str) -> NamedMetric | None:
 
 
 def name_of(measure: object) -> str | None:
-    """The name of a function of core's named metrics; None for any other object."""
+    """Return the name of a function of core's named metrics; None for any other object."""
     return next((name for name, metric in METRICS.items() if metric.measure is measure), None)
 
 
 def is_higher_better(figure: str) -> bool | None:
-    """Whether a value of an epoch (`loss`, `loss.LABEL`, `val_METRIC`) is the better the higher; None if unknown."""
+    """Return whether a higher value of an epoch (`loss`, `loss.LABEL`, `val_METRIC`) is better; None if unknown."""
     plain = figure.removeprefix("val_")
     label = plain.rpartition(".")[2]
     if label == "loss" or plain.startswith("loss."):

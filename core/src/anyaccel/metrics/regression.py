@@ -1,4 +1,4 @@
-"""Metrics of numbers, each as scikit-learn's function of this name computes it: the mean over outputs of a sample."""
+"""Metrics of numbers, computed as scikit-learn's function with this name: the mean over the outputs of a sample."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from anyaccel.metrics.class_values import UndefinedValue, aligned
 
 
 def mse(outputs: np.ndarray, targets: np.ndarray) -> float:
-    """Mean squared error over all elements."""
+    """Compute the mean squared error over all elements."""
     predicted, truth = columns_of(outputs, targets)
     return float(np.mean((predicted - truth) ** 2))
 
 
 def rmse(outputs: np.ndarray, targets: np.ndarray) -> float:
-    """Square root of the mean squared error over all elements."""
+    """Compute the square root of the mean squared error over all elements."""
     return float(np.sqrt(mse(outputs, targets)))
 
 
 def mae(outputs: np.ndarray, targets: np.ndarray) -> float:
-    """Mean absolute error over all elements."""
+    """Compute the mean absolute error over all elements."""
     predicted, truth = columns_of(outputs, targets)
     return float(np.mean(np.abs(predicted - truth)))
 
 
 def r2(outputs: np.ndarray, targets: np.ndarray) -> float:
-    """Coefficient of determination; of constant targets 1 if they are met, else 0; NaN of fewer than two samples."""
+    """Compute the coefficient of determination. For constant targets: 1 if met exactly, otherwise 0; NaN below two
+    samples.
+    """
     predicted, truth = columns_of(outputs, targets)
     if len(truth) < 2:
         return UndefinedValue(float("nan"), "there is one sample")
@@ -36,7 +38,7 @@ def r2(outputs: np.ndarray, targets: np.ndarray) -> float:
 
 
 def columns_of(outputs: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Both in float64, [n, outputs of a sample]."""
+    """Return both in float64, [n, outputs of a sample]."""
     truth = aligned(targets, outputs)
     shape = (len(outputs), -1) if outputs.size else (0, 1)
     return tuple(array.astype(np.float64).reshape(shape) for array in (outputs, truth))  # type: ignore[return-value]

@@ -24,7 +24,7 @@ from anyaccel.host_memory import aligned_empty
 from anyaccel.install_hints import HINTS
 from anyaccel.numpy_backend import transfers
 from anyaccel.numpy_backend.array_creation import handle, scoped
-from anyaccel.numpy_backend.builtin_models import SequentialCNN, SequentialMLP
+from anyaccel.numpy_backend.builtin_models import SequentialCNN, SequentialMLP, TabularMLP
 from anyaccel.numpy_backend.capabilities import (
     OWN_KINDS,
     NumpyMemory,
@@ -68,15 +68,15 @@ class NumpyBackend(Backend, Exchange, Compute):
     # -- devices ---------------------------------------------------------------------------------------------------
 
     def devices(self) -> Sequence[Device]:
-        """The CPU, then the simulated ones."""
+        """Return the CPU, then the simulated ones."""
         return [HOST, *(simulated.device for simulated in running())]
 
     def owns(self, obj: Any) -> bool:
-        """Arrays, NumPy scalars and modules; nothing else of NumPy or anyaccel."""
+        """Return whether it is an array, a NumPy scalar or a module; nothing else of NumPy or anyaccel."""
         return isinstance(obj, (np.ndarray, np.generic, Module))
 
     def device_of(self, obj: Any) -> Device | None:
-        """The device of an array or of a module's values; of a module without values, where it was placed.
+        """Return the device of an array or of a module's values; of a module without values, where it was placed.
 
         Raises:
             DeviceMismatchError: a module's values are on several devices.
@@ -96,7 +96,9 @@ class NumpyBackend(Backend, Exchange, Compute):
         return HOST if isinstance(obj, (np.ndarray, np.generic)) else None
 
     def place(self, obj: Any, device: Device) -> Any:
-        """A module is changed in place; arrays and trees of arrays are copied unless they are there."""
+        """Put an object on a device: a module is changed in place; arrays and trees of arrays are copied if
+        necessary.
+        """
         if isinstance(obj, Module):
             for values in (obj.parameters, obj.buffers):
                 values.update({name: transfers.moved(array, device) for name, array in values.items()})
@@ -113,15 +115,17 @@ class NumpyBackend(Backend, Exchange, Compute):
         raise MoveError(f"numpy cannot place a {type(obj).__name__}", available="modules, arrays, and trees of arrays")
 
     def move(self, tensor: Any, device: Device, *, pinned: bool = False) -> Any:
-        """The array on another device; `pinned` has no effect."""
+        """Return the array on another device; `pinned` has no effect."""
         return transfers.moved(tensor, device)
 
     def scope(self, device: Device) -> AbstractContextManager[Any]:
-        """The device of `anyaccel.numpy_backend.array` and `zeros`; NumPy's own functions have none."""
+        """Return a context that sets the device of `anyaccel.numpy_backend.array` and `zeros`; NumPy's functions have
+        none.
+        """
         return scoped(device)
 
     def device_string(self, device: Device) -> str:
-        """`"cpu"`, as NumPy calls its only device; a simulated device has its own name."""
+        """Return `"cpu"`, NumPy's name for its only device; a simulated device has its own name."""
         return "cpu" if device.kind == "cpu" else str(device)
 
     def synchronize(self, device: Device) -> None:
@@ -131,14 +135,14 @@ class NumpyBackend(Backend, Exchange, Compute):
             on.waited()
 
     def device_info(self, device: Device) -> DeviceInfo:
-        """A simulated device has a memory space of its own."""
+        """A simulated device has its own memory space."""
         if device.kind != "sim":
             return cpu_info()
         total = self.required(Memory).memory(device).total
         return DeviceInfo(f"simulated device {device.index}", memory_space=str(device), total_memory=total)
 
     def unavailable_reason(self, device: Device) -> str:
-        """How to simulate more devices; why there is only one CPU."""
+        """Return how to simulate more devices; why there is only one CPU."""
         if device in self.devices():
             return ""
         if device.kind == "sim":
@@ -148,11 +152,11 @@ class NumpyBackend(Backend, Exchange, Compute):
     # -- exchange --------------------------------------------------------------------------------------------------
 
     def from_host(self, array: np.ndarray, device: Device, *, pinned: bool = False) -> Any:
-        """A copy."""
+        """Return a copy."""
         return transfers.from_host(array, device)
 
     def from_host_owned(self, array: np.ndarray, device: Device) -> Any:
-        """On the CPU, the array itself."""
+        """Return the array itself on the CPU; elsewhere a copy."""
         return transfers.from_host_owned(array, device) if device.kind in OWN_KINDS else self.from_host(array, device)
 
     def staging_buffer(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
@@ -168,7 +172,7 @@ class NumpyBackend(Backend, Exchange, Compute):
         )
 
     def to_host(self, tensor: Any) -> np.ndarray:
-        """A copy from a simulated device; on the CPU, the array itself."""
+        """Return a copy from a simulated device; on the CPU, the array itself."""
         return download(tensor) if isinstance(tensor, SimArray) else np.asarray(tensor)
 
     def from_dlpack(self, foreign: Any, device: Device) -> Any:
@@ -176,7 +180,7 @@ class NumpyBackend(Backend, Exchange, Compute):
         return self.move(foreign, device) if self.owns(foreign) else transfers.from_dlpack(foreign, device)
 
     def gather_rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
-        """A view without an order, a copy with one."""
+        """Return a view without an order, a copy with one."""
         return transfers.gather_rows(column, start, stop, order)
 
     # -- compute ---------------------------------------------------------------------------------------------------
@@ -230,7 +234,7 @@ class NumpyBackend(Backend, Exchange, Compute):
             snapshot.restore()
 
     def dtype_of(self, model: Any) -> str | None:
-        """`Module.dtype`, else the dtype of its first floating parameter."""
+        """`Module.dtype`, otherwise the dtype of its first floating parameter."""
         if model.dtype is not None:
             return str(model.dtype)
         return next((array.dtype.name for array in model.parameters.values() if array.dtype.kind == "f"), None)
@@ -258,7 +262,7 @@ class NumpyBackend(Backend, Exchange, Compute):
         return ("channels_first",) * 2 if isinstance(model, (Conv2d, MaxPool2d)) else ("", "")
 
     def build(self, segment: Segment) -> Program:
-        """A `NumpyProgram`."""
+        """Return a `NumpyProgram`."""
         return NumpyProgram(segment, self.ops)
 
     def state(self, model: Any) -> dict[str, np.ndarray]:
@@ -276,8 +280,8 @@ class NumpyBackend(Backend, Exchange, Compute):
                 values[name] = upload(loaded, array.on) if isinstance(array, SimArray) else loaded
 
     def models(self) -> Mapping[str, type]:
-        """SequentialMLP and SequentialCNN."""
-        return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN}
+        """SequentialMLP, SequentialCNN and TabularMLP."""
+        return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN, "TabularMLP": TabularMLP}
 
     def unsupported_reason(self, spec: Optimizer | Loss) -> str:
         """Of optimizers that are not named ones, and of losses of another framework."""

@@ -1,4 +1,4 @@
-"""SequentialMLP and SequentialCNN: the models that every framework has, by the specs of the adapter."""
+"""SequentialMLP, SequentialCNN and TabularMLP: the models of every framework, built from the adapter's specs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ import numpy as np
 
 from anyaccel import rng
 from anyaccel.adapter import VjpResult
-from anyaccel.adapter.model_specs import CNNSpec, MLPSpec, ModelSpec, SequentialCNNConstructor, SequentialMLPConstructor
+from anyaccel.adapter.model_specs import (
+    CNNSpec,
+    MLPSpec,
+    ModelSpec,
+    SequentialCNNConstructor,
+    SequentialMLPConstructor,
+    TabularMLPConstructor,
+    TabularSpec,
+)
 from anyaccel.arguments import shown
 from anyaccel.errors import SpecError
 from anyaccel.numpy_backend.layers import Activation, BatchNorm, Conv2d, Dense, Dropout, Flatten, MaxPool2d
@@ -34,10 +42,10 @@ class SpecModel(Module, Generic[Spec]):
 
     @abstractmethod
     def _layers(self) -> Iterator[tuple[str, Module]]:
-        """The layers with the prefixes of their values; those without values have a prefix all the same."""
+        """Return the layers with the prefixes of their values; those without values have a prefix all the same."""
 
     def get_config(self) -> dict[str, Any]:
-        """The settings, as keywords of the class."""
+        """Return the settings, as keyword arguments of the class."""
         return self.spec.get_config()
 
     @property
@@ -46,10 +54,10 @@ class SpecModel(Module, Generic[Spec]):
         return bool(self.parameters)
 
     def build(self, inputs: Sequence[TensorSpec], seed: int) -> None:
-        """Draw the spec's initial weights for these inputs.
+        """Draw the initial weights of the spec for these inputs.
 
         Raises:
-            ShapeError: the spec does not take such inputs.
+            ShapeError: the spec does not accept these inputs.
         """
         self.parameters.update(self.spec.weights([spec.shape for spec in inputs], seed))
 
@@ -57,23 +65,31 @@ class SpecModel(Module, Generic[Spec]):
 class SequentialMLP(SequentialMLPConstructor, SpecModel[MLPSpec]):
     """A multi-layer perceptron with the same initial weights as in every framework; see `MLPSpec`.
 
-    Inputs are flattened per sample and concatenated; `n_layers` linear layers, with an activation and dropout between
-    them. Built when it first meets its inputs.
+    Inputs are flattened per sample and concatenated. Then `n_layers` linear layers follow, with an activation and
+    dropout between them. The model is built when it first receives inputs.
 
     Args:
-        output_shape: shape of one sample of the output.
-        n_layers: number of linear layers.
-        hidden_dim: outputs of each layer but the last.
+        output_shape: Shape of one sample of the output.
+        n_layers: Number of linear layers.
+        hidden_dim: Number of outputs of each layer except the last.
         activation: `"relu"`, `"tanh"`, `"sigmoid"` or `"identity"`.
-        dropout: rate of the dropout after each activation.
+        dropout: Rate of the dropout after each activation.
         dtype: `"float32"` or `"float64"`.
 
     Raises:
         SpecError: a setting out of range.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> data = aa.FeatureSet.from_dict("points", {"x": np.zeros((8, 3), "float32")}, ["x"])
+        >>> net = aa.SequentialMLP([2], n_layers=2, hidden_dim=16, activation="tanh")
+        >>> graph = aa.ModelGraph([aa.ModelNode("net", net, data)]).build()
+        >>> graph.shapes.specs["net"].shape
+        (2,)
     """
 
     def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
-        """Inputs [batch, ...] to [batch, *output_shape]."""
+        """Compute [batch, *output_shape] from inputs [batch, ...]."""
         flat = [x.reshape(len(x), -1) for x in inputs]
         features = flat[0] if len(flat) == 1 else np.concatenate(flat, axis=1)
         inner = apply_in_sequence(self._parts, values, (features,), train=train, key=key)
@@ -100,24 +116,32 @@ class SequentialMLP(SequentialMLPConstructor, SpecModel[MLPSpec]):
 class SequentialCNN(SequentialCNNConstructor, SpecModel[CNNSpec]):
     """A convolutional network with the same initial weights as in every framework; see `CNNSpec`.
 
-    Takes one input [channels, height, width] per sample. Convolutions, each with an activation and max pooling, then
-    dropout and one linear layer. Built when it first meets its input.
+    It takes one input [channels, height, width] per sample: convolutions, each with an activation and max pooling, then
+    dropout and one linear layer. The model is built when it first receives its input.
 
     Args:
-        output_shape: shape of one sample of the output.
-        channels: output channels of each convolution.
-        kernel_size: height and width of the kernels, odd.
-        pool: height, width and stride of the pooling windows; 1 for no pooling.
+        output_shape: Shape of one sample of the output.
+        channels: Output channels of each convolution.
+        kernel_size: Height and width of the kernels, odd.
+        pool: Height, width and stride of the pooling windows; 1 for no pooling.
         activation: `"relu"`, `"tanh"`, `"sigmoid"` or `"identity"`.
-        dropout: rate of the dropout before the linear layer.
+        dropout: Rate of the dropout before the linear layer.
         dtype: `"float32"` or `"float64"`.
 
     Raises:
         SpecError: a setting out of range.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> data = aa.FeatureSet.from_dict("images", {"x": np.zeros((4, 1, 8, 8), "float32")}, ["x"])
+        >>> net = aa.SequentialCNN([10], channels=[4, 8])
+        >>> graph = aa.ModelGraph([aa.ModelNode("net", net, data)]).build()
+        >>> graph.shapes.specs["net"].shape
+        (10,)
     """
 
     def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
-        """One input [batch, channels, height, width] to [batch, *output_shape]."""
+        """Compute [batch, *output_shape] from one input [batch, channels, height, width]."""
         inner = apply_in_sequence(self._parts, values, inputs, train=train, key=key)
         (y,) = inner.outputs
 
@@ -137,6 +161,61 @@ class SequentialCNN(SequentialCNNConstructor, SpecModel[CNNSpec]):
         yield "head.", Dense(math.prod(spec.output_shape), dtype=spec.dtype)
 
 
+class TabularMLP(TabularMLPConstructor, SpecModel[TabularSpec]):
+    """A perceptron for rows of a table, which embeds categories; the same initial weights as in every framework.
+
+    Takes one array [batch, n_numbers + len(cardinalities)], the numbers first, and gives [batch, n_outputs]; see
+    `TabularSpec`.
+
+    Args:
+        n_numbers: columns that are numbers.
+        cardinalities: for each category column the number of its codes, 0 (missing or unseen) included.
+        n_outputs: values for each row.
+        hidden: outputs of each layer but the last.
+        dropout: rate of the dropout after each hidden layer.
+        category_dropout: share of the codes that training replaces by 0.
+        dtype: `"float32"` or `"float64"`.
+
+    Raises:
+        SpecError: a setting out of range.
+    """
+
+    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
+        """One input [batch, columns] to [batch, n_outputs]."""
+        x = inputs[0].reshape(len(inputs[0]), -1)
+        numbers, codes = x[:, : self.spec.n_numbers], x[:, self.spec.n_numbers :]
+        cardinalities = self.spec.cardinalities
+        is_code = (codes >= 0) & (codes < np.array(cardinalities, x.dtype)) & (codes == np.floor(codes))
+        chosen = np.where(is_code, codes, 0).astype(np.int64)
+        if train and cardinalities and self.spec.category_dropout:
+            chosen *= rng.uniform(rng.key(key, "categories"), chosen.shape, 0.0, 1.0) >= self.spec.category_dropout
+        tables = [values[f"embeddings.{i}.weight"] for i in range(len(cardinalities))]
+        embedded = [table[chosen[:, i]] for i, table in enumerate(tables)]
+        features = np.concatenate([numbers, *embedded], axis=1)
+        features[~is_code.all(axis=1)] = np.nan
+        inner = apply_in_sequence(self._parts, values, (features,), train=train, key=key)
+
+        def pullback(cotangents: tuple[Array, ...]) -> tuple[Mapping[str, Array], list[Array]]:
+            gradients, (c,) = inner.pullback(cotangents)
+            gradients, start = dict(gradients), numbers.shape[1]
+            for i, table in enumerate(tables):
+                gradient = np.zeros_like(table)
+                np.add.at(gradient, chosen[:, i], c[:, start : start + table.shape[1]])
+                gradients[f"embeddings.{i}.weight"] = gradient
+                start += table.shape[1]
+            of_x = np.concatenate([c[:, : numbers.shape[1]], np.zeros_like(codes)], axis=1)
+            return gradients, [of_x.reshape(inputs[0].shape)]
+
+        return VjpResult(inner.outputs, pullback)
+
+    def _layers(self) -> Iterator[tuple[str, Module]]:
+        for index, width in enumerate((*self.spec.hidden, self.spec.n_outputs)):
+            if index:
+                yield f"activations.{index}.", Activation("relu")
+                yield f"dropouts.{index}.", Dropout(self.spec.dropout)
+            yield f"layers.{index}.", Dense(width, dtype=self.spec.dtype)
+
+
 # -- Sequential: modules one after the other ---------------------------------------------------------------------------
 
 
@@ -154,7 +233,7 @@ def _may_draw(module: Module) -> bool:
 
 
 def apply_in_sequence(parts: Parts, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
-    """Apply each module to the outputs of the one before; modules with the same prefix share their values."""
+    """Apply each module to the outputs of the previous one; modules with the same prefix share their values."""
     current, outputs, tape = dict(values), inputs, []
     for index, (prefix, module) in enumerate(parts):
         own = {name[len(prefix) :]: value for name, value in current.items() if name.startswith(prefix)}
@@ -178,9 +257,9 @@ def apply_in_sequence(parts: Parts, values: Values, inputs: tuple[Array, ...], *
 
 
 class Sequential(Module):
-    """Modules one after the other; a module at several positions shares its parameters among them.
+    """Modules in sequence; a module at several positions shares its parameters among them.
 
-    The first may take several inputs. Values are called `INDEX.NAME`.
+    The first module may take several inputs. Values are named `INDEX.NAME`.
     """
 
     def __init__(self, *layers: Module) -> None:
@@ -201,14 +280,14 @@ class Sequential(Module):
         return all(layer.is_built for layer in self.layers)
 
     def build(self, inputs: Sequence[TensorSpec], seed: int) -> None:
-        """Build each layer for the outputs of the one before."""
+        """Build each layer for the outputs of the previous one."""
         for prefix, layer in self.parts:
             if not layer.is_built:
                 layer.build(inputs, rng.key(seed, prefix))
             inputs = output_specs(layer, inputs)
 
     def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
-        """Inputs of the first layer to outputs of the last."""
+        """Compute the outputs of the last layer from the inputs of the first."""
         return apply_in_sequence(self.parts, values, inputs, train=train, key=key)
 
 

@@ -1,4 +1,4 @@
-"""What the backend asks of a Module: its only input, and the specs of its outputs."""
+"""What the backend needs from a Module: its only input, and the specs of its outputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from anyaccel.segment import TensorSpec
 
 
 def single_input(layer: str, inputs: Sequence[Array]) -> Array:
-    """The only input of a layer.
+    """Return the only input of a layer.
 
     Raises:
         ShapeError: none, or several.
@@ -25,11 +25,11 @@ def single_input(layer: str, inputs: Sequence[Array]) -> Array:
 
 
 def output_specs(module: Module, inputs: Sequence[TensorSpec], *, train: bool = False) -> tuple[TensorSpec, ...]:
-    """The specs of a built module's outputs, from a batch of two samples (`Module.example`).
+    """Return the specs of a built module's outputs, from a batch of two samples (`Module.example`).
 
     Raises:
         ShapeError: its outputs are not arrays [batch, ...].
-        Exception: whatever the module raises.
+        Exception: any exception of the module.
     """
     like = next(iter(module.parameters.values()), None)
     batch = tuple(array if isinstance(array, SimArray) else put_like(array, like) for array in module.example(inputs))

@@ -26,11 +26,11 @@ class NumpyOps(ArrayOps):
     xp = np
 
     def parameters(self, model: Module) -> Mapping[str, Array]:
-        """The module's own."""
+        """Return the module's own."""
         return model.parameters
 
     def buffers(self, model: Module) -> Mapping[str, Array]:
-        """The module's own."""
+        """Return the module's own."""
         return model.buffers
 
     def write(self, model: Module, parameters: Mapping[str, Array], buffers: Mapping[str, Array]) -> None:
@@ -48,7 +48,7 @@ class NumpyOps(ArrayOps):
         key: int,
         precision: NodePrecision | None = None,
     ) -> VjpResult:
-        """The module's `apply`; buffers that it leaves out are unchanged."""
+        """Return the module's `apply`; buffers that it leaves out are unchanged."""
         if precision is not None:
             return rounded_vjp(
                 precision, lambda own, given: self.vjp(model, own, buffers, given, train, key), parameters, inputs
@@ -67,15 +67,15 @@ class NumpyOps(ArrayOps):
         return gather_rows(column, start, stop, order)
 
     def arange(self, count: int, like: Array) -> Array:
-        """The integers, on the device of `like`."""
+        """Return the integers, on the device of `like`."""
         return put_like(np.arange(count), like)
 
     def constant(self, values: Sequence[float], like: Array) -> Array:
-        """The numbers, on the device of `like`."""
+        """Return the numbers, on the device of `like`."""
         return put_like(np.array(values, like.dtype), like)
 
     def custom_loss(self, loss: Loss) -> LossFunction:
-        """A callable that returns (sum, weight, gradients), as NumPy has no automatic differentiation.
+        """Return a callable that returns (sum, weight, gradients), as NumPy has no automatic differentiation.
 
         `gradients` has the gradient of the *sum* for each input, or None.
         """
@@ -96,7 +96,7 @@ class NumpyOps(ArrayOps):
 
 
 def _on_host(model: Module, inputs: tuple[Array, ...], train: bool, key: int) -> VjpResult:
-    """The module's `apply` on plain arrays; its outputs are where the first input was."""
+    """Return the module's `apply` on plain arrays; its outputs are where the first input was."""
     on = next((x.on for x in inputs if isinstance(x, SimArray)), None)
     plain = tuple(download(x) if isinstance(x, SimArray) else x for x in inputs)
     applied = model.apply({}, plain, train=train, key=key)
@@ -115,13 +115,13 @@ def rounded_vjp(
     parameters: Mapping[str, Array],
     inputs: tuple[Array, ...],
 ) -> VjpResult:
-    """A module in a precision: what enters it and leaves it is rounded, and so are its cotangents and gradients.
+    """Apply a module in a precision: its inputs and outputs are rounded, and so are its cotangents and gradients.
 
     Args:
-        precision: in which to compute.
-        vjp: the module, of parameters and inputs.
-        parameters: by name, of any floating dtype, which is that of gradients and outputs.
-        inputs: of the module.
+        precision: Precision of the computation.
+        vjp: The module, a function of parameters and inputs.
+        parameters: Parameters by name, of any floating dtype, which is also the dtype of gradients and outputs.
+        inputs: Inputs of the module.
     """
     into = _rounding(precision.dtype)
     quiet = partial(np.errstate, over="ignore", invalid="ignore")  # as other frameworks compute with infinities
@@ -144,7 +144,7 @@ def rounded_vjp(
 
 
 def _rounding(dtype: str) -> Round:
-    """What rounds floating arrays to a dtype: 16 bits in float32, other dtypes as they are."""
+    """Return a function that rounds floating arrays to a dtype: 16 bits in float32, other dtypes unchanged."""
     narrow = {"bfloat16": _to_bfloat16, "float16": _to_float16}.get(dtype)
 
     def into(array: Any) -> Any:
@@ -161,7 +161,7 @@ def _to_float16(array: Array) -> Array:
 
 
 def _to_bfloat16(array: Array) -> Array:
-    """To the nearest with 8 significant bits, to the even one of two; NaN and infinities stay."""
+    """Round to 8 significant bits, half to even; NaN and infinities stay."""
     plain = np.ascontiguousarray(array, np.float32)
     bits = plain.view(np.uint32)
     with np.errstate(over="ignore"):
@@ -173,7 +173,7 @@ def _to_bfloat16(array: Array) -> Array:
 
 
 class NumpyProgram(ArrayProgram, NotifyingProgram):
-    """An `ArrayProgram` that does its steps one after the other in any case."""
+    """An `ArrayProgram` that does its steps in sequence in any case."""
 
     def train_and_notify(
         self,
@@ -185,6 +185,5 @@ class NumpyProgram(ArrayProgram, NotifyingProgram):
         after_step: AfterStep,
         n_microbatches: int = 1,
     ) -> Any:
-        """As of `NotifyingProgram`."""
         told = notify_one_by_one(self, columns, orders, start, n_steps, batch_size, after_step, n_microbatches)
         return self._ops.xp.concatenate(told)

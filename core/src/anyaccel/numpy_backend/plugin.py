@@ -13,5 +13,5 @@ contract = 2
 
 @hookimpl
 def backends() -> Iterable[NumpyBackend]:
-    """The NumPy backend."""
+    """Return the NumPy backend."""
     return [NumpyBackend()]

@@ -1,4 +1,4 @@
-"""Simulated devices: memory that is counted and may run out, and counters of transfers and synchronizations."""
+"""Simulated devices: memory that is counted and can run out, and counters of transfers and synchronizations."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ observers = Observers()
 
 @dataclass(slots=True)
 class Traffic:
-    """How many transfers, and of how many bytes."""
+    """The number of transfers and of their bytes."""
 
     number: int = 0
     nbytes: int = 0
 
     def count(self, nbytes: int) -> None:
-        """One more transfer."""
+        """Count one more transfer."""
         with _lock:  # prefetch threads transfer, too
             self.number += 1
             self.nbytes += nbytes
@@ -48,7 +48,7 @@ class Traffic:
 
 @dataclass(slots=True)
 class Transfers:
-    """Transfers of one device: from the host, to the host, and from or to another simulated device."""
+    """The transfers of one device: from the host, to the host, and from or to another simulated device."""
 
     into: Traffic = field(default_factory=Traffic)
     out: Traffic = field(default_factory=Traffic)
@@ -56,18 +56,18 @@ class Transfers:
 
 
 class SimDevice:
-    """A simulated device: its memory and its counters.
+    """A simulated device with its memory and its counters.
 
     Attributes:
-        device: its name, `sim:k`.
-        capacity: bytes of its memory, None for no limit.
-        float64: whether it supports float64 (and complex128).
-        used: bytes in use.
-        peak: the most bytes in use at once.
-        transfers: transfers since the last `clear`.
-        syncs: how often the host waited for a value since the last `clear`.
-        closed: whether its simulation has ended; arrays left on it can still be read.
-        timing: its clocks in simulated time; None, unless set, for a device that takes no time.
+        device: Its name, `sim:k`.
+        capacity: Bytes of its memory; None for no limit.
+        float64: Whether it supports float64 (and complex128).
+        used: Bytes in use.
+        peak: Largest number of bytes in use.
+        transfers: Transfers since the last `clear`.
+        syncs: Number of times that the host waited for a value since the last `clear`.
+        closed: Whether its simulation has ended; arrays left on it can still be read.
+        timing: Clocks of its simulated time; None, unless set, for a device that takes no time.
     """
 
     def __init__(self, index: int, capacity: int | None, float64: bool) -> None:
@@ -90,7 +90,7 @@ class SimDevice:
         self.transfers, self.syncs, self.peak = Transfers(), 0, self.used
 
     def waited(self, name: str = "synchronize") -> None:
-        """Count a synchronization, in which nothing is moved."""
+        """Count a synchronization that moves nothing."""
         self.syncs += 1
         if self.timing is not None:
             self.timing.wait(self.timing.elapsed())
@@ -112,7 +112,7 @@ class SimDevice:
         self._tell("device to host", self.device, _HOST, "copy", nbytes)
 
     def received(self, source: SimDevice, nbytes: int) -> None:
-        """Count a transfer from another simulated device, on both."""
+        """Count a transfer from another simulated device, on both devices."""
         for end in (source, self):
             end.transfers.between.count(nbytes)
         if self.timing is not None and source.timing is not None:
@@ -131,7 +131,7 @@ class SimDevice:
         """Check that the device supports a dtype.
 
         Raises:
-            MoveError: it does not.
+            MoveError: the dtype is not supported.
         """
         if not self.float64 and dtype in _WIDE:
             raise MoveError(
@@ -176,7 +176,7 @@ def _memory_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 class Simulation(Sequence[SimDevice]):
-    """The simulated devices of one `simulate` call, by index; a context manager that closes itself."""
+    """The simulated devices of one `simulate` call, by index. Used as a context manager, it closes at the end."""
 
     def __init__(self, devices: Sequence[SimDevice]) -> None:
         self._devices = tuple(devices)
@@ -197,7 +197,7 @@ class Simulation(Sequence[SimDevice]):
         self.close()
 
     def close(self) -> None:
-        """Remove the devices; those of an earlier `simulate` are back. A second call changes nothing."""
+        """Remove the devices and restore those of an earlier `simulate`. A second call changes nothing."""
         with _lock:
             for device in self._devices:
                 device.closed = True
@@ -210,22 +210,29 @@ _running: list[Simulation] = []
 
 @call_hints
 def simulate(count: int = 2, *, capacity: int | None = None, float64: bool = True) -> Simulation:
-    """Make the simulated devices `sim:0` to `sim:count-1`, which replace earlier ones.
+    """Create the simulated devices `sim:0` to `sim:count-1`, which replace earlier ones.
 
-    They compute with NumPy on the host, behave like devices with memory of their own, and count transfers and
-    synchronizations. Use the result as a context manager, or call its `close`. The environment variable
-    ANYACCEL_SIMULATE makes that many devices without a call.
+    They compute with NumPy on the host, behave like devices with separate memory, and count transfers and
+    synchronizations. Use the result as a context manager, or call its `close`. Set the environment variable
+    ANYACCEL_SIMULATE to a number to create that many devices without a call.
 
     Args:
-        count: how many, at most 64.
-        capacity: bytes of memory of each; None for no limit.
-        float64: whether they support float64.
+        count: Number of devices, at most 64.
+        capacity: Bytes of memory of each; None for no limit.
+        float64: Whether they support float64.
 
     Returns:
-        a sequence of `SimDevice`.
+        A sequence of `SimDevice`.
 
     Raises:
         ConfigError: a count or capacity that is not a positive int.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> with aa.simulate(2) as devices:
+        ...     array = aa.move(np.zeros(4, "float32"), "sim:1")
+        ...     print(aa.device_of(array), devices[1].used)
+        sim:1 16
     """
     if not _is_count(count) or count > _MAX_DEVICES:
         available, hint = f"1 to {_MAX_DEVICES}", "write simulate(2)"
@@ -249,7 +256,9 @@ _counting: ContextVar[Sequence[SimDevice] | None] = ContextVar("anyaccel.numpy_b
 
 @contextmanager
 def counting(devices: Sequence[SimDevice]) -> Iterator[None]:
-    """These devices stand for all simulated ones inside, in this thread alone: to count what a step allocates."""
+    """Replace all simulated devices by these inside the context, in this thread only, to count what a step
+    allocates.
+    """
     token = _counting.set(devices)
     try:
         yield
@@ -258,7 +267,7 @@ def counting(devices: Sequence[SimDevice]) -> Iterator[None]:
 
 
 def running() -> Sequence[SimDevice]:
-    """The current simulated devices; the first call makes those of the environment variable."""
+    """Return the current simulated devices; the first call creates those of the environment variable."""
     here = _counting.get()
     if here is not None:
         return here
@@ -275,13 +284,13 @@ def _from_environment(text: str) -> Sequence[SimDevice]:
 
 
 def _not_a_count(text: str) -> str:
-    """What is wrong with the text of the environment variable, `""` if nothing is."""
+    """Return the error in the text of the environment variable, `""` if there is none."""
     valid = not text or (text.isdecimal() and len(text) < 9 and int(text) <= _MAX_DEVICES)
     return "" if valid else f"{SWITCH}={shown(text)} is not a count from 0 to {_MAX_DEVICES}"
 
 
 def missing(device: Device) -> str:
-    """Why there is no such simulated device."""
+    """Return why this simulated device does not exist."""
     wrong, count = _not_a_count(os.environ.get(SWITCH, "")), len(running())
     if wrong and not count:
         return wrong

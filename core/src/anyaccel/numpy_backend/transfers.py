@@ -18,7 +18,7 @@ _GARBAGE = 0xA5  # every byte of an array that has not arrived, so that computin
 
 
 def moved(tensor: Any, device: Device) -> Any:
-    """The same values on `device`; the same object if it is there. Simulated devices count the transfer.
+    """Return the same values on `device`; the same object if it is there already. Simulated devices count the transfer.
 
     Raises:
         MoveError: not an array of numbers, or a dtype that the device does not support.
@@ -38,7 +38,7 @@ def moved(tensor: Any, device: Device) -> Any:
 
 
 def from_host(array: Array, device: Device) -> Array:
-    """A copy of a plain array on a device, the CPU too. Raises as `moved`."""
+    """Return a copy of a plain array on a device, the CPU too. Raises as `moved`."""
     plain, on = _as_numbers(array), handle(device)
     if on is not None:
         return upload(plain, on)
@@ -49,12 +49,12 @@ def from_host(array: Array, device: Device) -> Array:
 
 
 def from_host_owned(array: Array, device: Device) -> Array:
-    """An array whose owner gives it up: itself on the CPU, elsewhere a copy. Raises as `moved`."""
+    """Return an array whose owner gives it up: itself on the CPU, elsewhere a copy. Raises as `moved`."""
     return _as_numbers(array) if handle(device) is None else from_host(array, device)
 
 
 def copy_async(array: Array, device: Device) -> AsyncCopy:
-    """A copy of a plain array that is made as late as possible: when somebody waits for it.
+    """Return a copy of a plain array that is made as late as possible: when somebody waits for it.
 
     Using it before, or writing to the array before, gives wrong numbers, as on real devices. Raises as `moved`.
     """
@@ -90,7 +90,8 @@ def _as_numbers(array: Array) -> Array:
 
 
 def from_dlpack(foreign: Any, device: Device) -> Array:
-    """Another framework's tensor by DLPack: read-only and without a copy on the CPU, a copy on a simulated device.
+    """Import another framework's tensor by DLPack: read-only and without a copy on the CPU, a copy on a simulated
+    device.
 
     Raises:
         MoveError: it cannot be exported or imported; has the original message.
@@ -115,5 +116,5 @@ def from_dlpack(foreign: Any, device: Device) -> Array:
 
 
 def gather_rows(column: Array, start: int, stop: int, order: Array | None) -> Array:
-    """`column[start:stop]`, or `column[order[start:stop]]`, where the column is."""
+    """Return `column[start:stop]`, or `column[order[start:stop]]`, on the device of the column."""
     return column[start:stop] if order is None else column[order[start:stop]]

@@ -16,7 +16,7 @@ class Tracking:
     """The values that one run has logged.
 
     A distribution that has a tracker extends the point `loop_trackers` by a function that is given the folder, and
-    gives an object with `log(values, step)` and `close()`.
+    returns an object with `log(values, step)` and `close()`, or None where its tracking is off.
 
     Args:
         folder: where to write; None keeps values in memory.
@@ -38,7 +38,8 @@ class Tracking:
             return
         if self._trackers is None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._trackers = [make(self._folder) for make in extensions("loop_trackers")]
+            offered = [make(self._folder) for make in extensions("loop_trackers")]
+            self._trackers = [tracker for tracker in offered if tracker is not None]
             self._closing = weakref.finalize(self, _close, self._trackers)  # with the loop, or at the end of Python
         with (self._folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")

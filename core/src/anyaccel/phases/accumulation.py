@@ -1,4 +1,6 @@
-"""Accumulation: losses of one's own that are no means over rows, whose batches do not add up to one large batch."""
+"""Accumulation: check custom losses that are not means over rows, because their batches do not add up to one large
+batch.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,16 @@ def check_accumulation(
     doing: str = "accumulates batches",
     left_out: str = "leave accumulate out",
 ) -> None:
-    """Check that the gradients of several batches, weighted by rows, are those of one batch of all their rows.
+    """Check that the gradients of several batches, weighted by rows, equal those of one batch of all their rows.
 
     Args:
-        label: of the phase.
-        losses: of it.
-        doing: what makes the batches parts of a step.
-        left_out: what the user may write instead.
+        label: Label of the phase.
+        losses: Losses of the phase.
+        doing: Setting that makes the batches parts of a step.
+        left_out: Alternative for the user to write.
 
     Raises:
-        PhaseError: the settings of a loss say that it is a sum, or a mean of which some rows count less than others.
+        PhaseError: the settings of a loss show that it is a sum, or a mean that gives some rows less weight.
     """
     for loss in losses:
         reason = _reason(_settings(loss.loss))
@@ -41,14 +43,14 @@ def check_accumulation(
 
 
 def ignored_target(loss: Loss) -> int | None:
-    """The class index that a loss leaves out of its mean; None if there is none."""
+    """Return the class index that a loss leaves out of its mean; None if there is none."""
     settings = _settings(loss)
     ignored = settings.get("ignore_index", settings.get("ignore_class"))
     return ignored if isinstance(ignored, int) else None
 
 
 def _settings(loss: Loss) -> Mapping[str, Any]:
-    """The settings of a loss of one's own: attributes of an object, arguments and defaults of a class."""
+    """Return the settings of a custom loss: attributes of an object, arguments and defaults of a class."""
     own, names = loss.own, ("reduction", "ignore_index", "ignore_class", "weight")
     if isinstance(own, functools.partial):
         return {name: value for name, value in own.keywords.items() if name in names}

@@ -132,7 +132,7 @@ _OF_OTHER_LIBRARIES = {
 
 
 def _hook_meant(name: str) -> str | None:
-    """The hook that a method is almost called like, in the words of other libraries too."""
+    """Return the hook that a method is almost called like, in the words of other libraries too."""
     if name.startswith("_"):
         return None
     plain = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()

@@ -21,7 +21,7 @@ from anyaccel.phases.run import Run
 
 @dataclass(frozen=True, slots=True)
 class StepListener:
-    """An implementation of `step_end`, which is called after every so many steps of an epoch."""
+    """An implementation of `step_end`, called after every n steps of an epoch."""
 
     call: Callable[..., Any]
     every_n_steps: int
@@ -46,7 +46,7 @@ class HookCaller:
 
     @property
     def reads_models(self) -> bool:
-        """Whether a callback of the user's own sees epochs, and may look at the models."""
+        """Whether a custom callback sees epochs, and may look at the models."""
         methods = [method for name in ("epoch_start", "epoch_end") for method in self._methods(name)]
         return any(not str(getattr(method, "__module__", "")).startswith("anyaccel.") for method in methods)
 
@@ -60,7 +60,7 @@ class HookCaller:
 
     @property
     def max_call_steps(self) -> int | None:
-        """The most steps of a call, so that everybody hears of theirs in time; None if nobody listens."""
+        """The most steps of a call such that every listener is notified in time; None without listeners."""
         return min(self._intervals, default=None)
 
     def steps_until_listener(self, step: int) -> int:
@@ -75,11 +75,11 @@ class HookCaller:
                     listener.call(**arguments)
 
     def phase_end(self, error: BaseException | None, **arguments: Any) -> None:
-        """Call `phase_end` of everybody, whatever one raises.
+        """Call `phase_end` of all listeners, even if one raises.
 
         Failures become notes on `error`; without one, the first is raised at the end.
 
-        An interrupt is always raised: as a note it would be missed by code that catches `error`.
+        An interrupt is always raised: code that catches `error` would miss it as a note.
         """
         known = {**arguments, "error": error}
         calls = [call for end in self._ends() for call in (interrupts.check, partial(end, **known))]
@@ -110,7 +110,7 @@ class HookCaller:
         return plugins + tuple(StepListener(_of_each_step(method), _interval(method)) for method in methods)
 
     def _methods(self, hook_name: str) -> tuple[Callable[..., Any], ...]:
-        """The callbacks' overrides of a hook."""
+        """Return the callbacks' overrides of a hook."""
         base, methods = getattr(Callback, hook_name), [getattr(callback, hook_name) for callback in self._callbacks]
         return tuple(method for method in methods if getattr(method, "__func__", None) is not base)
 
@@ -121,7 +121,7 @@ class EpochHooks(LoopExtension):
     Args:
         run: is handed to them.
         hooks: plugins and callbacks.
-        pipeline: copies values to the models, where a callback of the user's own may read these.
+        pipeline: copies values to the models, where a custom callback may read these.
     """
 
     def __init__(self, run: Run, hooks: HookCaller, pipeline: Pipeline) -> None:
@@ -138,7 +138,7 @@ class EpochHooks(LoopExtension):
 
 
 def _interval(method: Callable[..., Any]) -> int:
-    """The `every_n_steps` of a method's callback.
+    """Return the `every_n_steps` of a method's callback.
 
     Raises:
         PhaseError: it is not a number of steps.
@@ -158,7 +158,7 @@ def _call_plugins(hook: pluggy.HookCaller, **arguments: Any) -> None:
 
 
 def _plugins_in(error: Exception, implementations: Sequence[pluggy.HookImpl]) -> list[str]:
-    """The plugins whose functions the exception came through; if that cannot be told, all that were called."""
+    """Return the plugins whose functions the exception came through, or all that were called if that is unknown."""
     codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
     passed = [each.plugin_name for each in implementations if getattr(each.function, "__code__", None) in codes]
     return passed or [each.plugin_name for each in implementations]
@@ -173,7 +173,7 @@ def _call_with_named(method: Callable[..., Any], **arguments: Any) -> None:
 
 
 def _of_each_step(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A `step_end` as it is called: its signature is looked at here, once."""
+    """Return a `step_end` as it is called: its signature is looked at here, once."""
     parameters = inspect.signature(method).parameters.values()
     takes_run = any(named.name == "run" or named.kind is named.VAR_KEYWORD for named in parameters)
     return method if takes_run or any(parameters) else lambda run: method()

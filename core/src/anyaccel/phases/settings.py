@@ -230,7 +230,7 @@ _Made = TypeVar("_Made")
 
 
 def _unknown(owner: Any, name: str) -> PhaseError:
-    """The error for a setting that a kind of phase does not have."""
+    """Create the error for a setting that a kind of phase does not have."""
     cls = owner if isinstance(owner, type) else type(owner)
     if name == "data":
         hint = f"write split='train', or {cls.__name__}('LABEL', data=...)"
@@ -279,7 +279,7 @@ _CALLBACKS = ("EarlyStopping", "ReduceLROnPlateau")
 
 
 def _checked_data(phase: Any, name: str, given: Any) -> Data:
-    """Data, which are looked at with the graph; a mapping must have labels as its keys."""
+    """Return data, which are checked later with the graph; a mapping must have labels as its keys."""
     if isinstance(given, Mapping) and not all(isinstance(label, str) for label in given):
         problem = f"phase {phase.label!r}: data={shown(given)} must have the labels of feature sets as its keys"
         raise PhaseError(problem, hint="write data={'LABEL': 'train'}")
@@ -343,7 +343,7 @@ def _accelerator(phase: Any, name: str, given: Any) -> Accelerator | None:
 
 
 def _matmul_precision(phase: Any, name: str, given: Any) -> Any:
-    """A setting for matrix products, which the frameworks of the graph check."""
+    """Return a setting for matrix multiplications, which the frameworks of the graph check."""
     if given is None or isinstance(given, (str, bool)):
         return given
     where, example = f"phase {phase.label!r}: ", "'high'"
@@ -655,7 +655,7 @@ def save_labels(phase: Any, kept: tuple[str, ...] | None) -> list[str] | None:
 
 
 def _settings_of(cls: type) -> list[str]:
-    """The keyword arguments of a kind of phase, its own first."""
+    """Return the keyword arguments of a kind of phase, its own first."""
     known = [
         key
         for base in cls.__mro__[:-1]

@@ -69,7 +69,7 @@ def _loss_scale(phase: Any, name: str, given: Any) -> LossScale:
 
 
 def _validation(phase: Any, name: str, given: Any) -> Any:
-    """The evaluation of a split: row by row, or in the pairs or triplets of the training's samplers."""
+    """Return the evaluation of a split: row by row, or in the pairs or triplets of the training's samplers."""
     if not isinstance(given, str):
         return given
     split, samplers = given, phase.sampler
@@ -352,8 +352,8 @@ class TrainPhase(Phase):
     def _check_monitored(self, who: str, name: str) -> None:
         """Refuse a value that no epoch will have.
 
-        One is let through where it is known only when the phase runs: the figures of a step of the user's own, losses
-        without a node, and metrics of several nodes.
+        One is let through where it is known only when the phase runs: the figures of a custom step, losses without a
+        node, and metrics of several nodes.
         """
         validation, is_validation = self.validation, name.startswith("val_")
         evaluated = validation.losses or self.losses if validation is not None else ()
@@ -393,16 +393,16 @@ class TrainPhase(Phase):
 
 
 def _check_validation(training: TrainPhase, validation: Any, *, custom_step: bool) -> None:
-    """Check that a validation is computed as the training is, and by losses of it.
+    """Check that a validation is computed like the training, and by losses of it.
 
     Args:
-        training: the TrainPhase.
-        validation: what it was given.
-        custom_step: whether the training has a step of its own, and so no losses.
+        training: The TrainPhase.
+        validation: The argument.
+        custom_step: Whether the training has a custom step, and so no losses.
 
     Raises:
-        PhaseError: it is not an EvalPhase, has a loss that is neither trained nor can be computed of its outputs alone,
-            or has a precision or an accelerator that the training has not.
+        PhaseError: it is not an EvalPhase, has a loss that is neither trained nor can be computed from its outputs
+            alone, or has a precision or an accelerator that the training does not have.
     """
     where = f"phase {training.label!r}"
     if not isinstance(validation, EvalPhase):
@@ -445,7 +445,7 @@ def _difference(loss: AppliedLoss, trained: AppliedLoss) -> str:
 
 
 def _check_custom_step(phase: TrainPhase, step: Any, accumulate: int) -> None:
-    """Check a step of the user's own, and that no setting is about steps which anyaccel makes of losses.
+    """Check a custom step, and that no setting is about steps that anyaccel derives from losses.
 
     Args:
         phase: whose step it is.

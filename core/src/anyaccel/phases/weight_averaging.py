@@ -165,7 +165,7 @@ class WeightAveraging(Callback):
 
 
 def _moved_towards(now: State, average: Mapping[str, np.ndarray], weight: float) -> State:
-    """The average moved towards floating parameters; what else there is as it is now."""
+    """Return the average moved towards floating parameters; what else there is as it is now."""
     moved = dict(now)
     for name, value in now.items():
         if name.startswith("parameters/") and np.issubdtype(value.dtype, np.inexact):

@@ -1,4 +1,4 @@
-"""Results of phases: values per epoch, metrics, predictions; as Arrow, pandas, plots, HTML and plain data.
+"""Results of phases: values per epoch, metrics and predictions, as Arrow, pandas, plots, HTML and plain data.
 
 Stands on `metrics`, `graph`, `data` and `saved_folder`.
 """

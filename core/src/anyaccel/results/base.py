@@ -1,4 +1,4 @@
-"""What the results of every phase have in common."""
+"""The base class of the results of every phase."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class PhaseResults(AttributeHints):
     """The outcome of one run of a phase.
 
     Attributes:
-        label: label of the phase.
-        plan: where everything was computed; None if the run ended before there was a plan.
-        error: the exception that ended the run, None if it ended well.
-        number: position in the history of the experiment, from 0.
-        started: start time, UTC.
-        seconds: duration.
-        events: decisions made during the run (compilation, residency), and what was done when memory ran out.
+        label: Label of the phase.
+        plan: Where everything was computed; None if the run ended before there was a plan.
+        error: The exception that ended the run, or None.
+        number: Position in the history of the experiment, from 0.
+        started: Start time, UTC.
+        seconds: Duration.
+        events: Decisions made during the run (compilation, residency), and what was done when memory ran out.
     """
 
     attribute_hints: ClassVar[Mapping[str, str]] = {
@@ -68,11 +68,11 @@ class PhaseResults(AttributeHints):
     events: tuple[Event, ...] = ()
 
     def to_arrow(self) -> Any:
-        """A pyarrow.Table; each kind of phase says what its rows are."""
+        """Return a pyarrow.Table; the rows depend on the kind of phase."""
         raise NotImplementedError
 
     def to_pandas(self) -> Any:
-        """The table of `to_arrow` as a pandas DataFrame.
+        """Return the table of `to_arrow` as a pandas DataFrame.
 
         Raises:
             ResultError: pandas is not installed.
@@ -84,11 +84,11 @@ class PhaseResults(AttributeHints):
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write everything that these results show into a folder: a manifest and safetensors; no pickle.
 
-        Of the data, targets and tags are written, and features that predictions are compared with. Of an error, its
-        class and its message. What is in the folder is replaced at once when all is written.
+        From the data, targets and tags are written, and features that predictions are compared with; from an error, its
+        class and its message. The content of the folder is replaced atomically when everything is written.
 
         Args:
-            folder: made if it is not there; or a URL that fsspec opens, such as `s3://bucket/results`.
+            folder: The folder, created if it does not exist; or a URL that fsspec opens, such as `s3://bucket/results`.
 
         Raises:
             ResultError: predictions that are neither numbers nor text.
@@ -101,16 +101,16 @@ class PhaseResults(AttributeHints):
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], *, allow: Iterable[type] = ()) -> Self:
-        """The results that `save` wrote; needs neither their models nor a framework, and runs no code of the folder.
+        """Load the results that `save` wrote, without their models or frameworks. Runs no code of the folder.
 
-        `PhaseResults.load` finds out of which kind they are.
+        `PhaseResults.load` detects the kind of the results.
 
         Args:
-            folder: that `save` wrote, or its URL.
-            allow: classes of transforms that the folder may name besides those that are known, for `undo=True`.
+            folder: A folder that `save` wrote, or its URL.
+            allow: Classes of transforms that the folder may name in addition to the known ones, for `undo=True`.
 
         Raises:
-            ConfigError: not such a folder, of a newer version, or of results of another kind of phase.
+            ConfigError: not such a folder, written by a newer version, or results of another kind of phase.
             StateError: a file was changed or is incomplete.
         """
         classes = checked_classes(allow)
@@ -122,7 +122,7 @@ class PhaseResults(AttributeHints):
         return results
 
     def run_record(self) -> dict[str, Any]:
-        """What every `to_dict` has: error, events, number, start (ISO 8601) and duration in seconds."""
+        """Return the entries of every `to_dict`: error, events, number, start (ISO 8601) and duration in seconds."""
         return {
             "error": formatting.error_text(self.error),
             "events": [event.to_dict() for event in self.events],
@@ -152,7 +152,7 @@ KINDS: dict[str, type[PhaseResults]] = {}
 
 
 def saved_as(kind: str) -> Callable[[_Class], _Class]:
-    """Decorator of a class of results: the name of its kind."""
+    """Decorate a class of results with the name of its kind."""
 
     def register(cls: _Class) -> _Class:
         KINDS[kind] = cls
@@ -162,21 +162,21 @@ def saved_as(kind: str) -> Callable[[_Class], _Class]:
 
 
 def kind_of(results: PhaseResults) -> str:
-    """The name of the kind of some results: `"train"`, ..."""
+    """Return the name of the kind of some results: `"train"`, ..."""
     return next(kind for kind, cls in KINDS.items() if isinstance(results, cls))
 
 
 def results_parts(results: PhaseResults, arrays: dict[str, np.ndarray], prefix: str = "") -> dict[str, Any]:
-    """Results as plain data, ready for JSON; their arrays are added to `arrays`, named with `prefix`.
+    """Return results as plain data, ready for JSON; their arrays are added to `arrays`, named with `prefix`.
 
     Raises:
-        ResultError, TransformError: as `PhaseResults.save`.
+        ResultError, TransformError: see `PhaseResults.save`.
     """
     return {"kind": kind_of(results), "fields": parts_of(results, arrays, prefix)}
 
 
 def read_results(parts: Any, arrays: Mapping[str, np.ndarray], allow: Iterable[type] = ()) -> PhaseResults:
-    """What `results_parts` gave.
+    """Rebuild results from the output of `results_parts`.
 
     Raises:
         ConfigError: malformed.
@@ -201,7 +201,7 @@ def read_results(parts: Any, arrays: Mapping[str, np.ndarray], allow: Iterable[t
 
 
 def parts_of(results: Any, arrays: Arrays, prefix: str) -> dict[str, Any]:
-    """Every field of results as plain data, by name; `arrays` gets their arrays, under `prefix`.
+    """Return every field of results as plain data, by name; their arrays are added to `arrays`, under `prefix`.
 
     Raises:
         ResultError: a value that no folder can hold.
@@ -224,7 +224,7 @@ def parts_of(results: Any, arrays: Arrays, prefix: str) -> dict[str, Any]:
 
 
 def _rows(results: Any, arrays: Arrays, prefix: str) -> dict[str, Any]:
-    """The rows of which there are predictions, and those that predictions are compared with."""
+    """Return the rows of which there are predictions, and those that predictions are compared with."""
     lengths = {len(array) for array in results.predictions.values()}
     columns: dict[str, list[str]] = {}
     for label, names in results.compared.values():
@@ -266,18 +266,18 @@ _WRITERS: dict[str, Callable[[Any, Arrays, str], Any]] = {
 
 
 class FieldReader:
-    """Reads the fields that `parts_of` wrote.
+    """Read the fields that `parts_of` wrote.
 
     Args:
-        arrays: by name.
-        allow: classes of transforms that may be named besides those known.
+        arrays: Arrays by name.
+        allow: Classes of transforms that may be named in addition to the known ones.
     """
 
     def __init__(self, arrays: Mapping[str, np.ndarray], allow: Iterable[type]) -> None:
         self._arrays, self._allow, self._reader = arrays, tuple(allow), PlainReader(arrays)
 
     def field(self, name: str, given: Any) -> Any:
-        """The value of a field.
+        """Return the value of a field.
 
         Raises:
             AttributeError, KeyError, TypeError, ValueError: malformed (a ConfigError is a ValueError).
@@ -286,11 +286,11 @@ class FieldReader:
         return self._reader.value(given) if read is None else read(self, given)
 
     def by_name(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Values by name."""
+        """Return values by name."""
         return {name: self._reader.value(value) for name, value in given.items()}
 
     def epoch(self, given: Mapping[str, Any]) -> Epoch:
-        """An epoch; its losses and figures are mappings."""
+        """Return an epoch; its losses and figures are mappings."""
         mappings = ("losses", "validation", "step_figures")
         read: dict[str, Any] = {
             name: self.by_name(value) if name in mappings else self._reader.value(value)
@@ -299,7 +299,7 @@ class FieldReader:
         return Epoch(**read)
 
     def rows(self, given: Mapping[str, Any]) -> dict[str, SavedRows]:
-        """Rows by label."""
+        """Return rows by label."""
         return {label: SavedRows.read(parts, self._arrays, self._allow) for label, parts in given.items()}
 
 

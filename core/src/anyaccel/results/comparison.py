@@ -28,11 +28,21 @@ _FACTS = ("run", "phase", "kind", "epochs", "seconds")
 @class_hints
 @dataclass(frozen=True, slots=True, repr=False)
 class Comparison:
-    """A table of runs, one row each, in the order given; made by `compare`.
+    """A table of runs, one row each, in the order given; `compare` creates it.
 
     Each row is a mapping from column to value: `run` (its number or the name given), `phase`, `kind`, `epochs`,
     `seconds`, then the values of the run. For a TrainPhase, `NAME` is the value of the last epoch and `best NAME` the
-    lowest loss or error, or the highest of a metric such as accuracy. `columns` names the columns that any row has.
+    lowest loss or error, or the highest value of a metric such as accuracy. `columns` names the columns that any row
+    has.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> data = aa.FeatureSet.from_dict("d", {"x": np.ones((8, 1), "f4"), "y": np.ones((8, 1), "f4")}, ["x"], ["y"])
+        >>> graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP([1]), data)], seed=0)
+        >>> phase = aa.EvalPhase("eval", data=data, losses=aa.AppliedLoss("mse"))
+        >>> runs = {name: graph.run(phase, progress="none") for name in ("first", "second")}
+        >>> aa.compare(runs).column("run")
+        ['first', 'second']
     """
 
     rows: tuple[Mapping[str, Any], ...]
@@ -52,7 +62,7 @@ class Comparison:
         return [[row.get(name) for name in self.columns] for row in self.rows]
 
     def column(self, name: str) -> list[Any]:
-        """The values of one column; None for runs without it.
+        """Return the values of one column; None for runs without it.
 
         Raises:
             ResultError: no run has it.
@@ -63,13 +73,13 @@ class Comparison:
         return [row.get(name) for row in self.rows]
 
     def to_arrow(self) -> Any:
-        """A table with a row per run; null where a run lacks a value."""
+        """Return a table with a row per run; null if a run lacks a value."""
         import pyarrow as pa
 
         return pa.table({name: pa.array(self.column(name)) for name in self.columns})
 
     def to_pandas(self) -> Any:
-        """The table of `to_arrow` as a pandas DataFrame.
+        """Return the table of `to_arrow` as a pandas DataFrame.
 
         Raises:
             ResultError: pandas is not installed.
@@ -82,12 +92,24 @@ def compare(*runs: Any, figures: str | Sequence[str] = ()) -> Comparison:
     """Compare runs in a table.
 
     Args:
-        runs: results of phases, lists of them (such as `experiment.history`), or mappings from names of your choice to
+        runs: Results of phases, lists of them (such as `experiment.history`), or mappings from names that you choose to
             results: `{"narrow": a.last_run, "wide": b.last_run}`.
-        figures: one name or several; by default every value but the losses of single nodes.
+        figures: One name or several; by default every value except the losses of single nodes.
 
     Raises:
         ResultError: no runs, an object that is not a result, or a value that no run has.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> x = np.linspace(0, 1, 64, dtype="float32").reshape(64, 1)
+        >>> data = aa.FeatureSet.from_dict("line", {"x": x, "y": 2 * x}, ["x"], ["y"])
+        >>> runs = {}
+        >>> for hidden in (4, 16):
+        ...     net = aa.ModelNode("net", aa.SequentialMLP([1], hidden_dim=hidden), data)
+        ...     phase = aa.TrainPhase("train", data=data, losses=aa.AppliedLoss("mse"))
+        ...     runs[f"hidden {hidden}"] = aa.ModelGraph([net], "adam", seed=0).run(phase, progress="none")
+        >>> aa.compare(runs, figures="loss").column("run")
+        ['hidden 4', 'hidden 16']
     """
     figures = (figures,) if isinstance(figures, str) else figures
     if not isinstance(figures, Iterable):
@@ -158,7 +180,7 @@ def _last_and_best(values: Mapping[str, np.ndarray], names: Iterable[str]) -> di
 
 
 def _best(name: str, values: np.ndarray) -> float | None:
-    """The best value; None if it is not known which direction is better, or none is finite."""
+    """Return the best value; None if it is not known which direction is better, or none is finite."""
     higher, finite = is_higher_better(name), values[np.isfinite(values)]
     if not finite.size or higher is None:
         return None

@@ -25,18 +25,26 @@ from anyaccel.results.records import Compared, EvaluationValues
 @saved_as("eval")
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class EvalResults(PhaseResults):
-    """Results of an EvalPhase.
+    """Results of an EvalPhase. The fields that are not listed are those of PhaseResults.
 
     Attributes:
-        loss: weighted sum of `losses`; NaN if there are none.
-        losses: mean loss by label.
-        metrics: metrics by label.
-        predictions: arrays [n, *shape] by node, or by `node.OUTPUT` for a node with several outputs.
-        rows: the evaluated data by feature set; `FEATURE_SET@STREAM` for further streams of a sampler.
-        compared: feature set and columns that each prediction is compared with.
-        nodes: labels of all nodes of the graph, computed or not.
+        loss: Weighted sum of `losses`; NaN if there are none.
+        losses: Mean loss by label.
+        metrics: Metrics by label.
+        predictions: Arrays [n, *shape] by node, or by `node.OUTPUT` for a node with several outputs.
+        rows: The evaluated data by feature set; `FEATURE_SET@STREAM` for the other streams of a sampler.
+        compared: Feature set and columns that each prediction is compared with.
+        nodes: Labels of all nodes of the graph, computed or not.
 
-    The remaining fields are those of PhaseResults.
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> x = np.linspace(0, 1, 64, dtype="float32").reshape(64, 1)
+        >>> data = aa.FeatureSet.from_dict("line", {"x": x, "y": 2 * x}, ["x"], ["y"])
+        >>> graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP([1]), data)], seed=0)
+        >>> phase = aa.EvalPhase("eval", data=data, losses=aa.AppliedLoss("mse"), metrics=["r2"])
+        >>> results = graph.run(phase, progress="none")
+        >>> list(results.metrics), results.prediction("net").shape, results.to_arrow().column_names
+        (['r2'], (64, 1), ['prediction.net', 'y'])
     """
 
     loss: float = math.nan
@@ -56,13 +64,13 @@ class EvalResults(PhaseResults):
         return eval_html(self)
 
     def prediction(self, name: str, undo: bool = False) -> np.ndarray:
-        """The predictions of a node, [n, *shape], in the order of the data.
+        """Return the predictions of a node, [n, *shape], in the order of the data.
 
         Args:
-            name: label of the node, or `node.OUTPUT`.
-            undo: return them in original units: undo the transforms of the columns that the node is compared with (by
-                a loss or metric of the phase, else the targets of its data). `predictions`, losses and metrics stay in
-                transformed units.
+            name: Label of the node, or `node.OUTPUT`.
+            undo: Return them in original units: undo the transforms of the columns that the node is compared with (by a
+                loss or metric of the phase, otherwise the targets of its data). `predictions`, losses and metrics stay
+                in transformed units.
 
         Raises:
             ResultError: the run kept no predictions of it.
@@ -98,17 +106,17 @@ class EvalResults(PhaseResults):
     def plot(self, name: str | None = None, ax: Any = None, *, targets: str | None = None, undo: bool = False) -> Any:
         """Plot predictions over targets, or a confusion matrix for class indices.
 
-        Two outputs beside more than two classes are no scores: they are plotted as points, coloured by class.
+        Two outputs for more than two classes are not scores: they are plotted as points, colored by class.
 
         Args:
-            name: label of the node, or `node.OUTPUT`; may be left out if the run kept predictions of one only.
-            ax: matplotlib Axes to draw on; a new figure if None.
-            targets: `"COLUMN"` or `"FEATURE_SET.COLUMN"` to compare with; by default what a loss or metric compares the
-                node with, else the target that fits.
-            undo: plot in original units; see `prediction`.
+            name: Label of the node, or `node.OUTPUT`. You can leave it out if the run kept predictions of only one.
+            ax: matplotlib Axes to draw on; None creates a new figure.
+            targets: `"COLUMN"` or `"FEATURE_SET.COLUMN"` to compare with. By default, the column that a loss or metric
+                compares the node with, otherwise the target that fits.
+            undo: Plot in original units; see `prediction`.
 
         Returns:
-            the Axes.
+            The Axes.
 
         Raises:
             ResultError: it is not clear what to plot, or matplotlib is not installed.
@@ -131,10 +139,10 @@ class EvalResults(PhaseResults):
         return plots.scatter(*flat, ax, title=self.label, xlabel=target.name, ylabel=f"prediction of {name}")
 
     def _is_embedding(self, name: str, target: Target) -> bool:
-        """Whether predictions [n, 2] are coordinates beside class labels rather than scores of the classes.
+        """Return whether predictions [n, 2] are coordinates for class labels rather than scores of the classes.
 
         Raises:
-            ResultError: the number of outputs is not that of the classes, and no metric says that they are scores.
+            ResultError: the number of outputs differs from the number of classes, and no metric treats them as scores.
         """
         values = self.predictions[name]
         if values.ndim != 2 or values.shape[1] < 2 or target.values.dtype.kind not in "iu" or target.values.ndim > 2:
@@ -154,7 +162,7 @@ class EvalResults(PhaseResults):
         )
 
     def _classes(self, name: str, targets: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """Target and predicted classes, None if they are continuous; in original units there are no scores."""
+        """Return target and predicted classes, None if they are continuous; in original units there are no scores."""
         from anyaccel.results import plots
 
         is_original = values is not self.predictions[name]
@@ -178,7 +186,7 @@ class EvalResults(PhaseResults):
         )
 
     def _target(self, name: str, column: str | None) -> Target:
-        """The target columns to compare a prediction with, in transformed units."""
+        """Return the target columns to compare a prediction with, in transformed units."""
         label, names = self.compared.get(name, ("", ()))
         values = self.predictions[name]
         if column is None and label in self.rows:
@@ -189,24 +197,25 @@ class EvalResults(PhaseResults):
         return find_target(values, self.rows, column, what)
 
     def to_pandas(self, undo: bool = False) -> Any:
-        """The table of `to_arrow` as a pandas DataFrame; multi-dimensional samples are arrays in an object column.
+        """Return the table of `to_arrow` as a pandas DataFrame; samples with several axes are arrays in an object
+        column.
 
         Raises:
             ResultError: no predictions were kept, or pandas is not installed.
-            TransformError: as `prediction`.
+            TransformError: see `prediction`.
         """
         return formatting.to_pandas(self.to_arrow(undo))
 
     def to_arrow(self, undo: bool = False) -> Any:
-        """A table with a row per sample: predictions, and the targets and tags of the same rows.
+        """Return a table with a row per sample: predictions, and the targets and tags of the same rows.
 
         Columns of predictions are named `prediction.NAME`; targets and tags keep their names, with `@STREAM` appended
-        for further streams of a sampler. `undo` returns everything in original units; see `prediction`. Samples of
+        for the other streams of a sampler. `undo` returns everything in original units; see `prediction`. Samples of
         shape [1] become plain numbers.
 
         Raises:
             ResultError: the run kept no predictions, or predictions of different numbers of rows.
-            TransformError: as `prediction`.
+            TransformError: see `prediction`.
         """
         import pyarrow as pa
 
@@ -229,7 +238,7 @@ class EvalResults(PhaseResults):
         return table
 
     def to_dict(self) -> dict[str, Any]:
-        """Losses and metrics as plain data, ready for JSON; values that are not finite are None."""
+        """Return losses and metrics as plain data, ready for JSON; values that are not finite are None."""
         return {
             "label": self.label,
             **formatting.finite({"loss": self.loss}),
@@ -240,7 +249,7 @@ class EvalResults(PhaseResults):
 
 
 def eval_results(label: str, figures: EvaluationValues | None, **fields: Any) -> EvalResults:
-    """Results of an EvalPhase, without values if it did not complete; `fields` are those of EvalResults."""
+    """Return the results of an EvalPhase, without values if it did not complete; `fields` are those of EvalResults."""
     if figures is None:
         return EvalResults(label=label, **fields)
     loss = figures.loss if figures.losses else math.nan

@@ -35,7 +35,7 @@ class LogEvent(Protocol):
 
 
 def discard_event(kind: str, message: str, *, verbose: bool = False) -> None:
-    """A `LogEvent` that nobody hears."""
+    """Ignore an event; a `LogEvent` for callers without a log."""
 
 
 @constructor_hints
@@ -44,16 +44,21 @@ class Event:
     """One event of a run.
 
     Attributes:
-        epoch, step: when it happened, counted from 0 within the run; both -1 before the loop.
+        epoch, step: Time of the event, counted from 0 within the run; both -1 before the loop.
         kind: `"compile"` (how steps are computed), `"residency"` (where the data are), `"memory"` (memory ran out, and
-            what was done), `"source"` (streamed data), `"transfer"` (how values go from one framework to another),
+            what was done), `"source"` (streamed data), `"transfer"` (how values are copied between frameworks),
             `"rate"` (a schedule lowered the learning rate), `"checkpoint"` (one was read, or could not be written),
-            `"precision"` (steps were skipped, and what the loss scale is now), `"profile"` (where a profile is),
-            `"context"` (a context of the caller, such as `torch.no_grad`, that does not hold inside) or `"metric"` (one
-            is not defined for the rows that it measures).
-        message: what happened, and why.
-        verbose: an event that needs no attention, such as why steps are not compiled: shown in the results and the
-            debug log only.
+            `"precision"` (steps were skipped, and the new loss scale), `"profile"` (where a profile is), `"context"` (a
+            context of the caller, such as `torch.no_grad`, that does not apply inside) or `"metric"` (one is not
+            defined for the rows that it measures).
+        message: What happened, and why.
+        verbose: Whether the event needs no attention, such as why steps are not compiled; it is then shown only in the
+            results and the debug log.
+
+    Example:
+        >>> import anyaccel as aa
+        >>> aa.Event(epoch=0, step=2, kind="compile", message="steps are compiled").where
+        'epoch 1, step 3'
     """
 
     epoch: int
@@ -75,13 +80,13 @@ class Event:
         return "before the loop" if self.epoch < 0 else f"epoch {self.epoch + 1}, step {self.step + 1}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The event as plain data, ready for JSON."""
+        """Return the event as plain data, ready for JSON."""
         when = {"epoch": self.epoch, "step": self.step}
         return {**when, "kind": self.kind, "message": self.message, "verbose": self.verbose}
 
 
 def log(event: Event, label: str) -> None:
-    """Write an event to the logger `anyaccel`: a warning if memory ran out, debug if `verbose`, else info."""
+    """Write an event to the logger `anyaccel`: a warning if memory ran out, debug if `verbose`, otherwise info."""
     default = logging.DEBUG if event.verbose else logging.INFO
     level = logging.WARNING if event.kind == "memory" else default
     _LOG.log(level, "%s: %s", label, event)

@@ -13,7 +13,7 @@ from anyaccel.suggestions import did_you_mean
 
 
 def to_pandas(table: Any) -> Any:
-    """An Arrow table as a pandas DataFrame; multi-dimensional samples become NumPy arrays in an object column.
+    """Return an Arrow table as a pandas DataFrame; multi-dimensional samples become NumPy arrays in an object column.
 
     Raises:
         ResultError: pandas is not installed.
@@ -49,7 +49,7 @@ class NamedValues(dict[str, Any]):
 
 
 def unknown_name(problem: str, name: Any, known: Iterable[str], hint: str) -> ResultError:
-    """The error for a name that does not exist; suggests the closest known one, else gives `hint`."""
+    """Create the error for a name that does not exist; suggests the closest known one, otherwise gives `hint`."""
     names = list(known)
     return ResultError(problem, available=", ".join(names), hint=did_you_mean(name, names, hint))
 
@@ -60,7 +60,7 @@ def is_part(figure: str) -> bool:
 
 
 def text_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table as lines of text: numeric columns aligned right, others left."""
+    """Return a table as lines of text: numeric columns aligned right, others left."""
     values = [list(row) for row in rows]
     is_numeric = [all(not isinstance(row[i], str) for row in values) for i in range(len(header))]
     cells = [list(header), *([short(value) for value in row] for row in values)]
@@ -75,24 +75,24 @@ def text_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def short(value: Any) -> str:
-    """A value in a table cell: floats with four digits, `""` for None and NaN."""
+    """Return a value in a table cell: floats with four digits, `""` for None and NaN."""
     if value is None or value != value:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def finite(values: Mapping[str, float]) -> dict[str, float | None]:
-    """Values for JSON, which has no NaN or infinity: those become None."""
+    """Return values for JSON, which has no NaN or infinity: those become None."""
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
 def error_text(error: BaseException | None) -> str | None:
-    """`TypeName: message`, or None."""
+    """Return `TypeName: message`, or None."""
     return None if error is None else f"{class_name(error)}: {error}"
 
 
 def summary(values: Mapping[str, float]) -> str:
-    """Totals for a one-line repr: `, loss 0.5, val_loss 0.6`; losses of single nodes are left out."""
+    """Return totals for a one-line repr: `, loss 0.5, val_loss 0.6`; losses of single nodes are left out."""
     return "".join(f", {name} {value:.4g}" for name, value in values.items() if not is_part(name))
 
 

@@ -19,7 +19,7 @@ from anyaccel.results.records import Compared
 
 
 def original(name: str, values: np.ndarray, rows: Mapping[str, Rows], compared: Mapping[str, Compared]) -> np.ndarray:
-    """Predictions in the original units of the columns they are compared with.
+    """Return predictions in the original units of the columns they are compared with.
 
     Args:
         name: name of the predictions.
@@ -51,7 +51,8 @@ def _is_transformed(base: Rows) -> bool:
 
 
 def original_values(rows: Rows, columns: Sequence[str], values: np.ndarray) -> np.ndarray:
-    """Values of columns before all transforms: the stored originals if there are any, else the inverse transform.
+    """Return values of columns before all transforms: the stored originals if available, otherwise the inverse
+    transform.
 
     Args:
         rows: the data.
@@ -71,7 +72,7 @@ def original_values(rows: Rows, columns: Sequence[str], values: np.ndarray) -> n
 
 
 def original_rows(rows: Rows) -> Rows:
-    """The same rows before their transforms; a view keeps its selection of targets and tags."""
+    """Return the same rows before their transforms; a view keeps its selection of targets and tags."""
     source = rows.base
     if isinstance(source, SavedRows):
         return source.undo_transforms()
@@ -85,7 +86,9 @@ def original_rows(rows: Rows) -> Rows:
 
 
 def prediction_table(arrays: Mapping[str, np.ndarray]) -> Any:
-    """An Arrow table of predictions ([n, *shape] by name). Samples of a single value, such as [n, 1], become [n]."""
+    """Return an Arrow table of predictions ([n, *shape] by name). Samples of a single value, such as [n, 1], become
+    [n].
+    """
     arrays = {name: array.reshape(len(array)) if _single(array.shape[1:]) else array for name, array in arrays.items()}
     texts = [name for name, array in arrays.items() if array.dtype.kind not in "biuf"]
     numbers = [name for name in arrays if name not in texts]
@@ -96,7 +99,7 @@ def prediction_table(arrays: Mapping[str, np.ndarray]) -> Any:
 
 
 def plain_column(rows: Rows, name: str) -> Any:
-    """A column as an Arrow chunked array; samples of shape [1], [1, 1], ... become plain values."""
+    """Return a column as an Arrow chunked array; samples of shape [1], [1, 1], ... become plain values."""
     column = rows.column(name)
     if not isinstance(column.type, pa.FixedShapeTensorType) or not _single(column.type.shape):
         return column
@@ -114,10 +117,10 @@ def _single(shape: Sequence[int]) -> bool:
 def matching_columns(
     rows: Mapping[str, Rows], lengths: Collection[int], taken: Iterable[str], most: int | None = None
 ) -> Iterator[tuple[str, Rows, str]]:
-    """Targets and tags of the data that have as many rows as the predictions, as (title, rows, column).
+    """Yield targets and tags of the data that have as many rows as the predictions, as (title, rows, column).
 
     Args:
-        rows: the data of a run, by feature set; `FEATURE_SET@STREAM` for further streams of a sampler.
+        rows: the data of a run, by feature set; `FEATURE_SET@STREAM` for more streams of a sampler.
         lengths: row counts of the predictions; data with another count (which only a metric needed) are left out.
         taken: titles in use already.
         most: maximum number of columns per feature set, None for all.
@@ -132,12 +135,12 @@ def matching_columns(
 
 
 def stream_of(label: str, rows: Rows) -> str:
-    """`@STREAM` if the label of the rows in a run names a stream, else `""`."""
+    """Return `@STREAM` if the label of the rows in a run names a stream, otherwise `""`."""
     return label.removeprefix(rows.label) if label.startswith(f"{rows.label}@") else ""
 
 
 def _unused_title(name: str, label: str, taken: Collection[str]) -> str:
-    """The name if it is free, else `LABEL.NAME`, else `LABEL.NAME#2`, ..."""
+    """Return the name if it is free, otherwise `LABEL.NAME`, otherwise `LABEL.NAME#2`, ..."""
     full = f"{label}.{name}"
     counted = (f"{full}#{i}" for i in itertools.count(2))
     return next(title for title in itertools.chain((name, full), counted) if title not in taken)
@@ -153,13 +156,13 @@ class Target(NamedTuple):
 
 
 def target_of(label: str, names: Sequence[str], rows: Mapping[str, Rows]) -> Target:
-    """The given columns of the rows with this label."""
+    """Return the given columns of the rows with this label."""
     table = rows[label]
     return Target(full_name(label, table, names), joined_array(table, names), label, tuple(names))
 
 
 def find_target(prediction: np.ndarray, rows: Mapping[str, Rows], column: str | None, what: str) -> Target:
-    """The target column to compare predictions [n, ...] with.
+    """Return the target column to compare predictions [n, ...] with.
 
     Args:
         prediction: the predictions.
@@ -194,7 +197,7 @@ def find_target(prediction: np.ndarray, rows: Mapping[str, Rows], column: str | 
 
 
 def full_name(label: str, rows: Rows, names: Sequence[str]) -> str:
-    """`FEATURE_SET.COLUMN`, with `@STREAM` for a further stream of a sampler."""
+    """Return `FEATURE_SET.COLUMN`, with `@STREAM` for a stream of a sampler other than the first."""
     return f"{rows.label}.{'+'.join(names)}{stream_of(label, rows)}"
 
 
@@ -213,13 +216,13 @@ def fits(prediction: np.ndarray, values: np.ndarray) -> bool:
 
 
 def is_map(prediction: np.ndarray, values: np.ndarray) -> bool:
-    """Whether predictions [n, 2] can be plotted as points coloured by labels [n]."""
+    """Whether predictions [n, 2] can be plotted as points colored by labels [n]."""
     points = prediction.shape[1:] == (2,) and prediction.dtype.kind == "f"
     return points and values.dtype.kind in "iu" and values.size == len(values)
 
 
 def class_count(target: Target, rows: Rows) -> int:
-    """Number of classes: one more than the largest index in the whole feature set."""
+    """Return the number of classes: one more than the largest index in the whole feature set."""
     whole = rows.base
     if isinstance(whole, SavedRows) and (largest := whole.largest(target.columns)) is not None:
         return 1 + largest

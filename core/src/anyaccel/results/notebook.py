@@ -18,7 +18,7 @@ _MAX_COLUMNS, _PREDICTION_ROWS, _LAST_EPOCHS, _MAX_EVENTS = 12, 5, 5, 8
 
 
 def train_html(results: Any) -> str:
-    """The values of each epoch. Never raises."""
+    """Return the values of each epoch. Never raises."""
     return guarded(results, lambda: _train(results))
 
 
@@ -36,7 +36,7 @@ def _train(results: Any) -> Markup:
 
 
 def eval_html(results: Any) -> str:
-    """Losses, metrics, and the first predictions with the targets and tags of their rows. Never raises."""
+    """Return losses, metrics, and the first predictions with the targets and tags of their rows. Never raises."""
     return guarded(results, lambda: _eval(results))
 
 
@@ -57,7 +57,7 @@ def _value_row(item: tuple[str, float]) -> Markup:
 
 
 def _predictions(results: Any) -> Markup:
-    """The first rows of predictions, with the targets and tags of these rows; no other rows are read."""
+    """Return the first rows of predictions, with the targets and tags of these rows; no other rows are read."""
     arrays = list(results.predictions.items())[:_MAX_COLUMNS]
     columns = {f"prediction.{name}": _first_samples(array) for name, array in arrays}
     lengths = {len(array) for array in results.predictions.values()}
@@ -102,17 +102,17 @@ def _finite_loss(results: Any) -> Mapping[str, float]:
 
 
 def duration(seconds: float) -> str:
-    """A duration as text; `""` where it is not known."""
+    """Return a duration as text; `""` where it is not known."""
     return "" if math.isnan(seconds) else f"{seconds:.3g} s"
 
 
 def facts(parts: Iterable[str]) -> Markup:
-    """A line of short texts."""
+    """Return a line of short texts."""
     return line(faint(", ".join(filter(None, parts))))
 
 
 def outcome(results: Any) -> Iterator[Markup]:
-    """What ended the run, and its events."""
+    """Yield the reason for the end of the run, and its events."""
     if results.error is not None:
         yield line("ended by ", element("code", prose(error_text(results.error))))
     yield from _event_lines([event for event in results.events if not event.verbose])

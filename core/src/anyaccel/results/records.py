@@ -1,4 +1,4 @@
-"""Records of a run: what an epoch, an evaluation and a fit gave."""
+"""Records of a run: the values of an epoch, an evaluation and a fit."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ class Epoch:
     """The record of one epoch.
 
     Attributes:
-        number: counted from 0 over all runs of phases with this label.
-        loss: weighted sum of `losses`; NaN if there are none.
-        losses: means over the epoch, by label.
-        steps: number of optimizer steps.
-        seconds: duration, without the validation.
-        validation: values of the validation after this epoch (`loss`, `loss.LABEL`, metrics); empty without one.
-        step_figures: means of what a step of the user's own gave, by name; empty without such a step.
+        number: Number of the epoch, counted from 0 over all runs of phases with this label.
+        loss: Weighted sum of `losses`; NaN if there are none.
+        losses: Means over the epoch, by label.
+        steps: Number of optimizer steps.
+        seconds: Duration, without the validation.
+        validation: Values of the validation after this epoch (`loss`, `loss.LABEL`, metrics); empty without one.
+        step_figures: Means of the figures of a custom step, by name; empty without such a step.
     """
 
     number: int
@@ -44,13 +44,13 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationValues:
-    """What an evaluation gave.
+    """The values of an evaluation.
 
     Attributes:
-        losses: means over all rows, by label.
-        loss: their weighted sum; NaN if there are none.
-        metrics: by label.
-        outputs: predictions by value name, [n, ...] in host memory.
+        losses: Means over all rows, by label.
+        loss: Their weighted sum; NaN if there are none.
+        metrics: Metrics by label.
+        outputs: Predictions by value name, [n, ...] in host memory.
     """
 
     losses: dict[str, float]
@@ -70,10 +70,10 @@ class Fitted:
     """One node that a FitPhase fitted.
 
     Attributes:
-        node: its label.
-        estimator: class name of its estimator.
-        rows: how many it was fitted to.
-        seconds: how long that took.
+        node: Label of the node.
+        estimator: Class name of its estimator.
+        rows: Number of rows that it was fitted to.
+        seconds: Duration of the fit.
     """
 
     node: str

@@ -30,7 +30,7 @@ def class_name(error: BaseException) -> str:
 
 
 def error_parts(error: BaseException | None) -> dict[str, Any] | None:
-    """An error as plain data, without its traceback and causes."""
+    """Return an error as plain data, without its traceback and causes."""
     if error is None:
         return None
     parts: dict[str, Any] = {"class": class_name(error), "message": str(error), "args": _plain_args(error)}
@@ -50,7 +50,7 @@ def _is_number(value: Any) -> bool:
 
 
 def read_error(parts: Any) -> BaseException | None:
-    """The error of plain data: of its class if that is known and gives the same message, else a SavedError.
+    """Create the error of plain data: of its class if that is known and gives the same message, otherwise a SavedError.
 
     Raises:
         ConfigError: malformed.
@@ -69,7 +69,9 @@ def read_error(parts: Any) -> BaseException | None:
 
 
 def _made(name: str, parts: Mapping[str, Any]) -> BaseException | None:
-    """An error of a class of this name in `anyaccel.errors` or among Python's own; None if there is none."""
+    """Create the error with this class name in `anyaccel.errors` or among Python's own; None if there is no such
+    class.
+    """
     own, of_python = getattr(errors, name, None), getattr(builtins, name, None)
     try:
         if isinstance(own, type) and issubclass(own, AnyaccelError) and "problem" in parts:

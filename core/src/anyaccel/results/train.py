@@ -24,7 +24,17 @@ if TYPE_CHECKING:
 class TrainResults(PhaseResults):
     """Results of a TrainPhase: one entry of `epochs` for each complete epoch.
 
-    `stop_reason` says why the run was stopped early, `""` if it was not. The other fields are those of PhaseResults.
+    `stop_reason` is the reason for stopping the run early, or `""`. The other fields are those of PhaseResults.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> x = np.linspace(0, 1, 64, dtype="float32").reshape(64, 1)
+        >>> data = aa.FeatureSet.from_dict("line", {"x": x, "y": 2 * x}, ["x"], ["y"])
+        >>> graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP([1]), data)], "adam", seed=0)
+        >>> phase = aa.TrainPhase("train", data=data, losses=aa.AppliedLoss("mse"), n_epochs=5)
+        >>> results = graph.run(phase, progress="none")
+        >>> results.loss.shape, results.figures
+        ((5,), ('loss', 'loss.net'))
     """
 
     epochs: tuple[Epoch, ...]
@@ -58,10 +68,10 @@ class TrainResults(PhaseResults):
         return tuple(dict.fromkeys(name for epoch in self.epochs for name in epoch.figures))
 
     def losses(self, label: str | None = None) -> np.ndarray:
-        """Loss per epoch, float64 [epochs].
+        """Return a loss per epoch, float64 [epochs].
 
         Args:
-            label: label of a loss (by default that of its node); None for the total.
+            label: Label of a loss (by default the label of its node); None for the total.
 
         Raises:
             ResultError: no loss has this label.
@@ -75,7 +85,7 @@ class TrainResults(PhaseResults):
         return self.figure(f"loss.{label}")
 
     def figure(self, name: str) -> np.ndarray:
-        """A value per epoch, float64 [epochs]; NaN for epochs without it.
+        """Return a value per epoch, float64 [epochs]; NaN for epochs without it.
 
         Raises:
             ResultError: no epoch has it.
@@ -90,7 +100,7 @@ class TrainResults(PhaseResults):
         return np.array([epoch.figures.get(name, np.nan) for epoch in self.epochs], dtype=np.float64)
 
     def curve(self, name: str) -> plots.Curve:
-        """A value over the epoch numbers, for plotting.
+        """Return a value over the epoch numbers, for plotting.
 
         Raises:
             ResultError: no epoch has it.
@@ -103,14 +113,14 @@ class TrainResults(PhaseResults):
         """Plot values over the epochs.
 
         Args:
-            figures: names; by default `loss` and `val_loss`, else every total.
-            ax: matplotlib Axes to draw on; a new figure if None.
+            figures: Names; by default `loss` and `val_loss`, or every total if there are none of these.
+            ax: matplotlib Axes to draw on; None creates a new figure.
 
         Returns:
-            the Axes.
+            The Axes.
 
         Raises:
-            ResultError: no epoch has a value of this name, or matplotlib is not installed.
+            ResultError: no epoch has a value with this name, or matplotlib is not installed.
         """
         from anyaccel.results import plots
 
@@ -119,7 +129,7 @@ class TrainResults(PhaseResults):
         return plots.line_plot(curves, ax, title=self.label, xlabel="epoch", ylabel=plots.y_label(names))
 
     def to_arrow(self) -> Any:
-        """A table with a row per epoch: `epoch`, `steps`, `seconds`, and a column for each value."""
+        """Return a table with a row per epoch: `epoch`, `steps`, `seconds`, and a column for each value."""
         import pyarrow as pa
 
         columns = {
@@ -130,7 +140,7 @@ class TrainResults(PhaseResults):
         return pa.table({**columns, **{name: self.figure(name) for name in self.figures}})
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON; values that are not finite are None."""
+        """Return plain data, ready for JSON; values that are not finite are None."""
         epochs = [
             {"epoch": epoch.number, "steps": epoch.steps, "seconds": epoch.seconds, **formatting.finite(epoch.figures)}
             for epoch in self.epochs

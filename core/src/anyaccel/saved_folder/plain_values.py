@@ -1,4 +1,4 @@
-"""Values as plain data, ready for JSON, and arrays beside them, and back; no pickle."""
+"""Values as plain data, ready for JSON, with separate arrays, and back; no pickle."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ Write = Callable[[Any, Arrays, str], Any]
 
 
 def plain(value: Any, arrays: Arrays, path: str, other: Write = refuse) -> Any:
-    """A value as plain data; its arrays of numbers are added to `arrays`, under `path`.
+    """Return a value as plain data; its arrays of numbers are added to `arrays`, under `path`.
 
     Args:
-        value: anything.
-        arrays: is added to.
-        path: begins the names in `arrays`.
-        other: writes what is neither plain nor an array, as a mapping with `KIND`; it may be called with parts of it.
+        value: Any value.
+        arrays: Mapping that receives the arrays.
+        path: Prefix of the names in `arrays`.
+        other: Function that writes a value that is neither plain nor an array, as a mapping with `KIND`; it may be
+            called with parts of it.
 
     Raises:
         NotPlainError: a part of it is neither plain nor an array, and `other` does not write it.
@@ -113,7 +114,7 @@ class PlainReader:
         self._arrays = arrays
 
     def value(self, given: Any) -> Any:
-        """The value that plain data stand for.
+        """Return the value that plain data stand for.
 
         Raises:
             ConfigError: it is malformed.
@@ -130,7 +131,7 @@ class PlainReader:
             raise ConfigError(f"{shown(given)} is not a value as it was saved", hint=HINT) from error
 
     def array(self, given: Mapping[str, Any]) -> np.ndarray:
-        """An array: of numbers by its name, or of text and objects by its items."""
+        """Return an array: of numbers by its name, or of text and objects by its items."""
         if "name" in given:
             array = np.array(self._arrays[given["name"]], order="C")
             return array.T if given["transposed"] else array

@@ -1,4 +1,4 @@
-"""JSON of others, read strictly: what two readers could understand in two ways is no JSON here."""
+"""Strict reading of untrusted JSON: text that two readers could interpret differently is refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 
 def parse(text: bytes) -> Any:
-    """The value of a JSON text in UTF-8.
+    """Return the value of a JSON text in UTF-8.
 
     Raises:
         ValueError: no JSON; or the same key twice in a dict, a number that is not finite, or too deep.
@@ -22,7 +22,7 @@ def parse(text: bytes) -> Any:
 
 
 def canonical(value: Any) -> bytes:
-    """A value as text that depends on nothing but the value.
+    """Return a value as text that depends on nothing but the value.
 
     Raises:
         ValueError: too deep, or not finite.

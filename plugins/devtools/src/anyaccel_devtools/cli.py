@@ -21,14 +21,14 @@ def _finite(ctx: click.Context, parameter: click.Parameter, value: float) -> flo
 
 
 @click.command("doctor", cls=Command, short_help="Check the machine and what is installed.")
-@click.option("--probe", is_flag=True, help="Also compute on every device, which initialises it.")
+@click.option("--probe", is_flag=True, help="Also compute on every device, which initializes it.")
 @PLUGIN_TIMEOUT
 @JSON
 @click.pass_obj
 def doctor(left_out: Sequence[Any], probe: bool, timeout: float, as_json: bool) -> None:
     """Say what keeps frameworks from using this machine, and which command mends it.
 
-    Imports no framework and initialises no device, unless --probe computes on them. The exit status is 1 if there are
+    Imports no framework and initializes no device, unless --probe computes on them. The exit status is 1 if there are
     warnings, and 2 if something does not work.
 
     \b

@@ -16,17 +16,17 @@ class NumpySubject(Subject):
 
     @pytest.fixture
     def new_tensor(self) -> Callable[[], Any]:
-        """An array made without naming a device."""
+        """Return an array made without naming a device."""
         return lambda: zeros((3,))
 
     @pytest.fixture
     def buffered_model(self) -> Callable[[], Any]:
-        """A model with batch normalization."""
+        """Return a model with batch normalization."""
         return lambda: Sequential(Dense(5), BatchNorm(), Dense(3))
 
     @pytest.fixture
     def tied_model(self) -> Callable[[], Any]:
-        """A model that calls one layer twice."""
+        """Return a model that calls one layer twice."""
 
         def make() -> Sequential:
             tied = Dense(4)
@@ -51,7 +51,7 @@ class NumpySubject(Subject):
 
     @pytest.fixture
     def parameter_free_model(self) -> Callable[[], Any]:
-        """An activation."""
+        """Return an activation."""
         return lambda: Activation("tanh")
 
 

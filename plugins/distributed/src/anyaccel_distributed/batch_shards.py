@@ -66,7 +66,7 @@ class BatchCut:
         return [(stop - start) / self.n_rows for start, stop in spans]
 
     def counts(self, size: int) -> list[int]:
-        """How many shards each of so many replicas computes."""
+        """Return how many shards each of that many replicas computes."""
         spans = [share(self.n_shards, rank, size) for rank in range(size)]
         return [stop - start for start, stop in spans]
 
@@ -118,7 +118,7 @@ class BatchCutter:
         return BatchCut(n_rows, n_shards)
 
     def shards(self, inputs: Sequence[Any], cut: BatchCut) -> Iterator[Shard]:
-        """Those of this process, in their order."""
+        """Yield those of this process, in their order."""
         weights, n_local = cut.weights, len(self._devices)
         for replica in range(n_local):
             first = self._processes.rank * n_local + replica
@@ -144,7 +144,7 @@ class BatchCutter:
 
 
 def share(n_rows: int, rank: int, size: int) -> tuple[int, int]:
-    """The adjacent rows of `n_rows` that one of `size` takes: at most one more than another."""
+    """Return the adjacent rows of `n_rows` that one of `size` takes: at most one more than another."""
     return rank * n_rows // size, (rank + 1) * n_rows // size
 
 

@@ -40,7 +40,7 @@ class ReplicaComparison:
         Args:
             graph: its nodes' values, and its seed.
             rows_drawn: a digest of the rows that the samplers draw.
-            columns: host columns by value name, as far as they are in memory.
+            columns: host columns by value name, to the extent that they are in memory.
             when: ends the message: "before the first step".
 
         Raises:
@@ -96,12 +96,12 @@ class ReplicaComparison:
 
 
 def as_plain(array: np.ndarray) -> list[Any]:
-    """An array as a plain value."""
+    """Return an array as a plain value."""
     return [array.dtype.str, list(array.shape), array.tobytes()]
 
 
 def from_plain(plain: Any) -> np.ndarray:
-    """The array of a plain value."""
+    """Return the array of a plain value."""
     dtype, shape, values = plain
     return np.frombuffer(values, dtype).reshape(shape).copy()
 
@@ -114,7 +114,7 @@ def digest(array: np.ndarray) -> str:
 
 
 def _differing(every: Sequence[Mapping[str, str]]) -> list[str]:
-    """The names, in order, under which not all have the same text."""
+    """Return the names, in order, under which not all have the same text."""
     names = dict.fromkeys(name for one in every for name in one)
     return [name for name in names if len({one.get(name) for one in every}) > 1]
 

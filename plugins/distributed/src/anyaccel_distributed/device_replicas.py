@@ -32,7 +32,7 @@ class DeviceReplicas(Capability):
         return [self.backend.place(model, device) for model in copy.deepcopy(list(models))]
 
     def gradients(self, program: Program) -> Gradients:
-        """The gradients that a program has, whose tensors no later step changes.
+        """Return the gradients that a program has, whose tensors no later step changes.
 
         The default leaves out parameters without a gradient: that these are always the same ones must be true.
         """

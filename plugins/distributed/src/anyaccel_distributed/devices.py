@@ -27,7 +27,7 @@ from anyaccel_distributed.replicated_program import build_replicated
 
 
 def requested_of_process(asked: Accelerator, found: Sequence[Device], place: Launched) -> Device:
-    """The device of one process: a request for several devices is one for each."""
+    """Return the device of one process: a request for several devices is one for each."""
     rank = place.rank if place.local_rank is None else place.local_rank
     size = place.local_size or place.size
     if len(found) not in (1, size):
@@ -38,7 +38,7 @@ def requested_of_process(asked: Accelerator, found: Sequence[Device], place: Lau
 
 
 def _listed(kind: str, frameworks: Sequence[str], known: Registry | None) -> list[Device]:
-    """The devices of a kind on which all frameworks run, in order."""
+    """Return the devices of a kind on which all frameworks run, in order."""
     listed = [[device for _, device in (known or registry()).devices(name)] for name in frameworks]
     common = [device for device in listed[0] if all(device in own for own in listed[1:])] if listed else []
     return [device for device in sorted(common) if device.kind == kind]
@@ -47,7 +47,7 @@ def _listed(kind: str, frameworks: Sequence[str], known: Registry | None) -> lis
 def devices_of_process(
     who: str, kind: str, place: Launched, frameworks: Sequence[str], known: Registry | None
 ) -> tuple[Device, ...]:
-    """The device of one of several processes on a machine; empty if there is nothing to choose from.
+    """Return the device of one of several processes on a machine; empty if there is nothing to choose from.
 
     A launcher may show each process its own device alone.
     """
@@ -102,7 +102,6 @@ class DeviceGroup(SingleProcess):
         )
 
     def step_checks(self, phase: Any, pipeline: Pipeline) -> Sequence[LoopExtension]:
-        """See `ProcessGroup`."""
         return replica_checks(phase, pipeline, self)
 
 

@@ -18,12 +18,12 @@ _LEAVE_OUT = "leave sharding out: then each replica keeps all parameters"
 
 
 def divided_nodes(plan: Plan) -> dict[str, str]:
-    """The nodes whose parameters are to be divided, each with how; empty for all but a TrainPhase."""
+    """Return the nodes whose parameters are to be divided, each with how; empty for all but a TrainPhase."""
     return {each.node: each.sharding for each in plan.assignments if each.sharding not in ("", "none")}
 
 
 def whole_nodes(plan: Plan) -> tuple[str, ...]:
-    """The nodes whose parameters each replica keeps; empty if nothing is divided."""
+    """Return the nodes whose parameters each replica keeps; empty if nothing is divided."""
     divided = divided_nodes(plan)
     return tuple(each.node for each in plan.assignments if divided and each.node not in divided)
 
@@ -41,7 +41,7 @@ def divides(plan: Plan) -> bool:
 
 
 def offloads(plan: Plan) -> bool:
-    """Whether what is divided rests in host memory."""
+    """Whether what is divided is stored in host memory."""
     return "full offload" in divided_nodes(plan).values()
 
 
@@ -71,7 +71,7 @@ def check_sharding(phase: PhaseSettings, resolution: Resolution) -> None:
 
 
 def _who(phase: PhaseSettings, resolution: Resolution) -> str:
-    """The phase, or the first node that asks for it."""
+    """Return the phase, or the first node that asks for it."""
     asking = [each for each in resolution.plan.assignments if each.sharding not in ("", "none")]
     own = next((each for each in asking if each.sharding_reason == "node"), None)
     if own is None or any(each.sharding_reason == "phase" for each in asking):
@@ -131,7 +131,7 @@ def _reasons(phase: PhaseSettings, resolution: Resolution) -> Iterator[str]:
 
 
 def _trained(resolution: Resolution) -> Iterator[Operation]:
-    """The operations with models that are in training mode."""
+    """Yield the operations with models that are in training mode."""
     for segment in resolution.segments:
         yield from (op for op in segment.operations if op.model is not None and op.trainable)
 

@@ -63,7 +63,7 @@ class ReplicaGroup(ABC):
 
     @abstractmethod
     def gather(self, value: Any) -> list[Any]:
-        """The plain values that all replicas give, by rank.
+        """Return the plain values that all replicas give, by rank.
 
         Plain are None, bool, int, float, str, bytes, and lists and dicts of these.
 
@@ -72,7 +72,7 @@ class ReplicaGroup(ABC):
         """
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        """The sum of each of these numbers over all replicas, in float64.
+        """Return the sum of each of these numbers over all replicas, in float64.
 
         Raises:
             FrameworkError: another replica has ended, or does not answer.
@@ -118,13 +118,13 @@ class ReplicaGroup(ABC):
         raise NotImplementedError
 
     def begin_step(self, programs: Sequence[Program], sizes: Sequence[int]) -> None:
-        """A step begins, of which this replica computes parts of so many rows, one after the other.
+        """A step begins, of which this replica computes parts of that many rows, in sequence.
 
         Needed where parameters are divided: there the gradients of each part are summed over all replicas at once.
         """
 
     def begin_parts(self, program: Program, n_replicas: int) -> None:
-        """The rows of the next steps of a program of `build_together` are those of so many replicas put together.
+        """The rows of the next steps of a program of `build_together` are those of that many replicas put together.
 
         1 where each gives all rows, as where it is not called. Needed where a backend `computes_together`.
         """
@@ -146,7 +146,7 @@ class Replicate(Capability):
 
     @abstractmethod
     def replica_group(self, rank: int, size: int) -> ReplicaGroup:
-        """The group of this process; the same object each time.
+        """Return the group of this process; the same object each time.
 
         Args:
             rank: which replica this process is, from 0.

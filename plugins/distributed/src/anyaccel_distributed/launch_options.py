@@ -24,8 +24,8 @@ class LaunchOptions:
         is_module: whether it is a module.
         arguments: what follows it on the command line.
         replicas: how many processes; of an elastic run, the most.
-        min_replicas: with how many it goes on when there is no place for more.
-        max_restarts: how often all are started anew when one has failed.
+        min_replicas: with how many it continues when there is no place for more.
+        max_restarts: how often all are started from scratch when one has failed.
         timeout: how many seconds a replica waits for the others; None leaves it to the framework.
     """
 
@@ -51,7 +51,7 @@ _RAY = "install its plugin; in the folder of anyaccel's repository, python -m pi
 
 
 def find_launcher(name: str, launchers: Mapping[str, Callable[[], Launch]] | None = None) -> Launch:
-    """The launcher of an installed plugin.
+    """Return the launcher of an installed plugin.
 
     Args:
         name: as `--on` has it.

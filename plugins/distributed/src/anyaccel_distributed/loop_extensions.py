@@ -27,7 +27,7 @@ class LoopReplicas(Protocol):
         """Which replica this is, and at which step, in words."""
 
     def begin_epoch(self, epoch: int, step: int) -> None:
-        """An epoch of the run begins, or goes on after its first `step` steps."""
+        """An epoch of the run begins, or continues after its first `step` steps."""
 
     def end_steps(self) -> None:
         """The steps of an epoch are done."""
@@ -42,7 +42,7 @@ class LoopReplicas(Protocol):
         """Exchange nothing any more."""
 
     def gather(self, value: Any) -> list[Any]:
-        """The plain values that all give, by rank."""
+        """Return the plain values that all give, by rank."""
 
     def shared_call(self, n_steps: int) -> AbstractContextManager[None]:
         """Around a call of a program that all compute together."""
@@ -73,7 +73,7 @@ class ReplicatedEpochs(LoopExtension):
         return False
 
     def run_ends(self) -> None:
-        """Seeds that models keep are alike in all again."""
+        """Seeds that models keep are equal in all again."""
         self._pipeline.seed(rng.key(self._run.graph.seed, "end", self._run.phase.label))
 
     def run_fails(self, error: BaseException) -> None:

@@ -14,7 +14,7 @@ _LEAST_BYTES = 256
 
 
 def gather_plain(value: Any, gather: Callable[[np.ndarray], np.ndarray]) -> list[Any]:
-    """The plain values that all replicas give, by rank: as JSON, lengths first. See `ReplicaGroup.gather`.
+    """Return the plain values that all replicas give, by rank: as JSON, lengths first. See `ReplicaGroup.gather`.
 
     Args:
         value: of this replica.

@@ -226,7 +226,9 @@ def _joined(replicate: Replicate, place: Launched) -> ReplicaGroup:
 
 
 def may_compute_together(phase: PhaseSettings, resolution: Resolution) -> bool:
-    """Whether replicas with whole parameters may compute each step by one program, as far as the phase decides it."""
+    """Whether replicas with whole parameters may compute each step by one program, to the extent that the phase decides
+    it.
+    """
     (backend, *others) = resolution.backends
     replicate = None if others else backend.capability(Replicate)
     able = replicate is not None and replicate.computes_together

@@ -1,4 +1,6 @@
-"""Processes: start a script once for each replica, end all when one fails, and start them anew if that is asked for."""
+"""Processes: start a script once for each replica, end all when one fails, and start them again if that is asked
+for.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def run_replicas(
         command: program and arguments.
         n_replicas: how many processes.
         environment: of each; by default that of this process.
-        max_restarts: how often all are started anew when one has failed.
+        max_restarts: how often all are started from scratch when one has failed.
         variables: are set besides.
         printed: gets each line that a process prints, which is also printed by this process, as a notebook shows no
             output of others; by default they share its standard output and error.
@@ -98,7 +100,7 @@ def _attempt(
 
 
 def _reader(process: subprocess.Popen[bytes], printed: Callable[[str], object]) -> threading.Thread:
-    """A thread that prints what a process prints, line by line."""
+    """Return a thread that prints what a process prints, line by line."""
 
     def read() -> None:
         assert process.stdout is not None
@@ -134,7 +136,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], then: str) -> int:
 
 
 def _free_port() -> int:
-    """A port that is free, as are those after it, at which some frameworks meet."""
+    """Return a port that is free, as are those after it, at which some frameworks meet."""
     while True:
         with ExitStack() as stack:
             first = stack.enter_context(socket.socket())

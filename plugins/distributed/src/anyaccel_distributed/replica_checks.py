@@ -41,7 +41,7 @@ class UnequalBuffers(LoopExtension):
 
 
 def replica_checks(phase: PhaseSettings, pipeline: Pipeline, group: ProcessGroup) -> list[LoopExtension]:
-    """The checks of a phase whose steps are made of shares, of accumulated batches, or of both."""
+    """Return the checks of a phase whose steps are made of shares, of accumulated batches, or of both."""
     programs = [stage.program for stage in pipeline.stages if isinstance(stage.program, ReplicatedProgram)]
     shared, accumulates = not group.reads_all_rows or bool(programs), phase.accumulate > 1
     if not shared and not accumulates:

@@ -32,7 +32,8 @@ def build_replicated(
     whole: Collection[str] = (),
     processes: ShardProcesses | None = None,
 ) -> Program:
-    """A program that trains copies of a segment's models on several devices; the models themselves get the result.
+    """Return a program that trains copies of a segment's models on several devices; the models themselves get the
+    result.
 
     Args:
         backend: has the capability `device_replicas`.
@@ -162,7 +163,7 @@ class ReplicatedProgram(Program, ScalesLosses):
         return {f"{i}/{name}": array for i, state in enumerate(states) for name, array in (state or {}).items()}
 
     def load_random_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where `random_state` was taken.
+        """Continue where `random_state` was taken.
 
         Raises:
             StateError: it is that of another number of replicas.
@@ -265,7 +266,7 @@ class ReplicatedProgram(Program, ScalesLosses):
         return {label: (sums[i], sums[len(labels) + i]) for i, label in enumerate(labels)}
 
     def _add(self, cut: BatchCut, gradients: Mapping[int, Gradients], _: Sequence[Any]) -> tuple[Any, ...]:
-        """The pullback: adds the gradients of the shards to those that are there."""
+        """Return the pullback: adds the gradients of the shards to those that are there."""
         before = [] if self._total is None else [self._total]
         tensors = [[self._sent(tensor, 0) for tensor in gradients[number]] for number in range(cut.n_shards)]
         weights = [1.0] * len(before) + cut.weights
@@ -280,7 +281,7 @@ class ReplicatedProgram(Program, ScalesLosses):
         return ()
 
     def _sent(self, tensor: Any, replica: int) -> Any:
-        """A tensor or number, on the device of a replica."""
+        """Return a tensor or number, on the device of a replica."""
         if tensor is None or isinstance(tensor, (int, float)):
             return tensor
         return self._backend.move(tensor, self._devices[replica])
@@ -359,7 +360,7 @@ class ReplicatedProgram(Program, ScalesLosses):
             program.restore(state)
 
     def optimizer_states(self) -> dict[str, NodeState]:
-        """Those of the first replica, like which all are."""
+        """Return those of the first replica, like which all are."""
         return self._programs[0].optimizer_states()
 
     def sync_models(self) -> None:

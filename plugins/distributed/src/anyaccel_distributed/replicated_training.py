@@ -47,7 +47,7 @@ class ReplicatedTraining(ProcessGroup):
         place: which replica this process is, and of how many.
         groups: for each framework of the graph.
         sharded: whether parameters are divided among the replicas.
-        offload: whether these rest in host memory.
+        offload: whether these are stored in host memory.
         whole: labels of the nodes whose parameters each replica keeps all the same.
         global_batches: whether each replica gives its program all rows of a step.
         sync_batchnorm: whether layers normalize by the rows of all replicas.
@@ -102,7 +102,7 @@ class ReplicatedTraining(ProcessGroup):
         self._global_batches = chosen
 
     def build(self, segment: Segment, backend: ComputingBackend) -> Program:
-        """The program of a segment, with what it trains divided among the replicas if that is asked for."""
+        """Return the program of a segment, with what it trains divided among the replicas if that is asked for."""
         group = self._groups.get(backend.framework)
         if group is None:  # an evaluation, which needs one to gather by
             return backend.build(segment)
@@ -148,7 +148,6 @@ class ReplicatedTraining(ProcessGroup):
             group.abandon([program for name, program in self._built if name == framework])
 
     def begin_step(self, sizes: Sequence[int]) -> None:
-        """See `StepReplicas`."""
         with self._naming_this_replica():
             for framework, program in self._built:
                 self._groups[framework].begin_step([program], sizes)
@@ -167,7 +166,6 @@ class ReplicatedTraining(ProcessGroup):
         return not self.sharded
 
     def before_hooks(self, run: Run, pipeline: Pipeline) -> Sequence[LoopExtension]:
-        """See `ProcessGroup`."""
         return (ReplicatedEpochs(run, pipeline, self),)
 
     def after_hooks(self, run: Run, pipeline: Pipeline) -> Sequence[LoopExtension]:
@@ -175,11 +173,12 @@ class ReplicatedTraining(ProcessGroup):
         return (AgreedStop(run, self), *([SharedCalls(self)] if pipeline.multi_step else []))
 
     def step_checks(self, phase: Any, pipeline: Pipeline) -> Sequence[LoopExtension]:
-        """See `ProcessGroup`."""
         return replica_checks(phase, pipeline, self)
 
     def share_batches(self, source: str) -> BatchesShare:
-        """The share that this replica takes of the batches of a source, which are then compared in every step."""
+        """Return the share that this replica takes of the batches of a source, which are then compared in every
+        step.
+        """
         batches: deque[tuple[int, int]] = deque()
         self._batches, self._source, parts = batches, source, self._global_batches.parts
         return BatchShare(
@@ -220,7 +219,7 @@ class ReplicatedTraining(ProcessGroup):
         return CrossSegmentStep(stages, log_event) if self.fixed_order else ReplicatedStep(stages, log_event, self)
 
     def begin_epoch(self, epoch: int, step: int) -> None:
-        """An epoch of the run begins, or goes on after its first `step` steps; errors name both."""
+        """An epoch of the run begins, or continues after its first `step` steps; errors name both."""
         self._epoch, self._step, self._gathered = epoch, step, 0
         if self._batches is not None:
             self._batches.clear()
@@ -235,7 +234,7 @@ class ReplicatedTraining(ProcessGroup):
             self._compare_batches(self._batches, ended=True)
 
     def _compare_batches(self, batches: deque[tuple[int, int]], *, ended: bool = False) -> None:
-        """Compare the batches of this step with those of all replicas, of which each knows whether they are alike."""
+        """Compare the batches of this step with those of all replicas, of which each knows whether they are equal."""
         seen = 0
         for _ in range(0 if ended else min(self._accumulate, len(batches))):
             seen = (31 * seen + batches.popleft()[0]) & 0xFFFFF
@@ -268,7 +267,6 @@ class ReplicatedTraining(ProcessGroup):
             self._compare_batches(self._batches)
 
     def end_step(self) -> None:
-        """See `StepReplicas`."""
         self._step += 1
 
     def begin_last_part(self, stages: Sequence[PipelineStage], weight: float, part: float) -> set[int]:
@@ -288,7 +286,6 @@ class ReplicatedTraining(ProcessGroup):
         self._step += n_steps
 
     def average(self, stages: Iterable[PipelineStage], weight: float) -> None:
-        """See `StepReplicas`."""
         with self._naming_this_replica():
             for framework, programs in _by_framework(stages).items():
                 self._groups[framework].average_gradients(programs, weight)
@@ -296,7 +293,6 @@ class ReplicatedTraining(ProcessGroup):
     def loss_weights(
         self, inputs: Sequence[tuple[PipelineStage, Sequence[Any]]], n_rows: float
     ) -> list[dict[str, Any]]:
-        """See `StepReplicas`."""
         weights: list[dict[str, Any]] = [{} for _ in inputs]
         by_framework: dict[str, list[int]] = {}
         for i, (stage, _) in enumerate(inputs):
@@ -310,7 +306,6 @@ class ReplicatedTraining(ProcessGroup):
         return weights
 
     def arrays_of_all(self, arrays: Sequence[Mapping[str, np.ndarray]] | None) -> list[Mapping[str, np.ndarray]] | None:
-        """See `ProcessGroup`."""
         plain = (
             None
             if arrays is None
@@ -331,7 +326,7 @@ class ReplicatedTraining(ProcessGroup):
         return parts
 
     def gather(self, value: Any) -> list[Any]:
-        """The plain values that all replicas give, by rank; called by all at once.
+        """Return the plain values that all replicas give, by rank; called by all at once.
 
         Raises:
             PhaseError: another replica reads models meanwhile.
@@ -344,7 +339,6 @@ class ReplicatedTraining(ProcessGroup):
         return every
 
     def begin_reading(self) -> None:
-        """See `StepReplicas`."""
         if not self._has_failed:
             self.gather(_READS_MODELS)
 
@@ -407,7 +401,6 @@ class ReplicatedTraining(ProcessGroup):
         return next((reason for reason, _ in every if reason), "")
 
     def check_begin(self, phase: PhaseSettings, graph: ModelGraph, columns: Mapping[str, Any]) -> None:
-        """See `ProcessGroup`."""
         when = "before the first step"
         self.check_same(code_digests(phase, graph), when=when, hint="start the same files in every process")
         self._comparison.check_alike(graph, self._orders.hexdigest(), columns, when=when)
@@ -452,7 +445,7 @@ class StepReplicas(Protocol):
     """Whether gradients are summed over the replicas as soon as they are computed."""
 
     def begin_step(self, sizes: Sequence[int]) -> None:
-        """Where they are summed so: a step begins, in parts of so many rows."""
+        """Where they are summed so: a step begins, in parts of that many rows."""
 
     def begin_reading(self) -> None:
         """Where parameters are divided: models are read next, for which all replicas gather them."""

@@ -25,7 +25,9 @@ _SEEN_BYTES = 1024
 
 
 def share(n_rows: int, rank: int, size: int) -> RowSpan:
-    """The rows of a batch of `n_rows` that a replica takes: adjacent ones, and at most one more than another's."""
+    """Return the rows of a batch of `n_rows` that a replica takes: adjacent ones, and at most one more than
+    another's.
+    """
     return rank * n_rows // size, (rank + 1) * n_rows // size
 
 
@@ -59,7 +61,7 @@ class BatchShare:
         self._label, self._source, self._rank, self._size, self._on_batch = label, source, rank, size, on_batch
 
     def __call__(self, batches: Iterable[tuple[int, Batch]]) -> Iterator[tuple[int, Batch]]:
-        """The parts of numbered batches that this replica takes.
+        """Yield the parts of numbered batches that this replica takes.
 
         Raises:
             PhaseError: a batch has fewer rows than there are replicas.
@@ -69,7 +71,7 @@ class BatchShare:
             yield position, self.of(batch)
 
     def of(self, batch: Batch) -> Batch:
-        """The part of a batch that this replica takes: adjacent rows.
+        """Return the part of a batch that this replica takes: adjacent rows.
 
         Raises:
             PhaseError: it has fewer rows than there are replicas.
@@ -140,7 +142,6 @@ class ReplicaEpochs(EpochPlan):
         self.batch_size = max(each.batch_size for each in taken)
 
     def epoch(self, number: int) -> EpochSteps:
-        """See `EpochPlan`."""
         whole = self._epochs.epoch(number)
         if self._known is None or self._known[0] is not whole.orders:
             self._on_orders(whole.orders)
@@ -148,7 +149,6 @@ class ReplicaEpochs(EpochPlan):
         return self._known[1]
 
     def prefetch(self, number: int | None) -> None:
-        """See `EpochPlan`."""
         self._epochs.prefetch(number)
 
     def _check(self, steps: StepRange) -> None:
@@ -160,7 +160,7 @@ class ReplicaEpochs(EpochPlan):
             _check_equal(self._label, {stop - start for start, stop in steps.rows.values()}, self._size)
 
     def _part(self, steps: StepRange) -> StepRange:
-        """The same steps, with this replica's number of rows; from row 0 on."""
+        """Return the same steps, with this replica's number of rows; from row 0 on."""
         spans = {name: share(stop - start, self._rank, self._size) for name, (start, stop) in steps.rows.items()}
         rows = {name: (0, high - low) for name, (low, high) in spans.items()}
         return replace(steps, rows=rows, microbatch_size=_microbatch_size(steps, self._size))
@@ -187,7 +187,7 @@ class ReplicaEpochs(EpochPlan):
 
 
 def check_shares(label: str, batches: SampledBatches, n_replicas: int) -> None:
-    """Check that each of so many replicas can take a share of every batch.
+    """Check that each of that many replicas can take a share of every batch.
 
     Raises:
         PhaseError: a batch has fewer rows than there are replicas, or its feature sets cannot be shared alike.
@@ -238,7 +238,6 @@ class ReplicaEvaluation(EpochPlan):
         self.batch_size = max(steps.batch_size for steps in own)
 
     def epoch(self, number: int) -> EpochSteps:
-        """See `EpochPlan`."""
         whole = self._epochs.epoch(number)
         low, high = share(len(whole.steps), self._rank, self._size)
         return replace(whole, steps=whole.steps[low:high])

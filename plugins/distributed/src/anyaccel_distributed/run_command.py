@@ -81,7 +81,7 @@ def run(
 
 
 def _count(text: str) -> tuple[int, int]:
-    """The least and the most replicas of `4` or `2:4`."""
+    """Return the least and the most replicas of `4` or `2:4`."""
     match = _COUNT.fullmatch(text)
     fewest, most = (int(match[1] or match[2]), int(match[2])) if match is not None else (0, 0)
     if not 1 <= fewest <= most:

@@ -36,7 +36,7 @@ class ShardParameters(Replicate):
 
     @abstractmethod
     def sharded_blocks(self, model: Any) -> Sequence[str]:
-        """Names of the parts of a model whose parameters are gathered together, while they are computed."""
+        """Return names of the parts of a model whose parameters are gathered together, while they are computed."""
 
     @abstractmethod
     def build_sharded(
@@ -56,7 +56,7 @@ class ShardParameters(Replicate):
         """
 
     def sharded_bytes(self, program: Program) -> int | None:
-        """Bytes of parameters and optimizer state that this replica keeps of a program of `build_sharded`.
+        """Return bytes of parameters and optimizer state that this replica keeps of a program of `build_sharded`.
 
         None, the default, where the framework cannot tell.
         """

@@ -1,4 +1,4 @@
-"""Objects of JAX and its libraries: what they belong to, the arrays in them, and the same object with other arrays."""
+"""Objects of JAX and its libraries: their owner, the arrays in them, and the same object with other arrays."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_keras(obj: Any) -> bool:
 
 
 def keras_backend() -> str:
-    """The framework that Keras runs on; `""` where nobody has imported it."""
+    """Return the framework that Keras runs on; `""` where no one has imported it."""
     keras: Any = sys.modules.get("keras")
     return str(keras.backend.backend()) if hasattr(keras, "backend") else ""
 
@@ -35,7 +35,7 @@ def is_own_model(obj: Any) -> bool:
 
 
 def arrays_in(obj: Any) -> Iterator[Any]:
-    """The arrays that an array, a model, an optimizer or any pytree holds, without tracers."""
+    """Yield the arrays that an array, a model, an optimizer or any pytree holds, without tracers."""
     import jax
 
     for leaf in jax.tree.leaves(_contents(obj)):
@@ -44,9 +44,9 @@ def arrays_in(obj: Any) -> Iterator[Any]:
 
 
 def map_arrays(obj: Any, function: Callable[[Any], Any]) -> Any:
-    """The object with `function` applied to its arrays: models and NNX objects are changed, pytrees are new.
+    """Return the object with `function` applied to its arrays: models and NNX objects are changed, pytrees are new.
 
-    A pytree in which nothing changed is the same object.
+    A pytree in which nothing changed is returned itself.
     """
     import jax
 
@@ -71,7 +71,7 @@ def map_arrays(obj: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def _contents(obj: Any) -> Any:
-    """A pytree with all that an object holds."""
+    """Return a pytree with all that an object holds."""
     if is_own_model(obj):
         return obj.parameters, obj.buffers
     if is_nnx(obj):
@@ -82,6 +82,6 @@ def _contents(obj: Any) -> Any:
 
 
 def _keras_variables(obj: Any) -> list[Any]:
-    """The variables of a layer or model that have a value; a single variable is its own."""
+    """Return the variables of a layer or model that have a value; a single variable is its own."""
     variables = obj.variables if hasattr(obj, "variables") else [obj] if hasattr(obj, "value") else []
     return [variable for variable in variables if variable.value is not None]

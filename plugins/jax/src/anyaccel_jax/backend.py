@@ -55,7 +55,7 @@ class JaxBackend(JaxExchange, JaxCompute):
     }
 
     def devices(self) -> Sequence[Device]:
-        """Those expected where these are certain, until jax is imported."""
+        """Return those expected where these are certain, until jax is imported."""
         if "jax" not in sys.modules:
             expected = self.required(ExpectedDevices).expected_devices(Machine.detect())
             if expected is not None:

@@ -1,4 +1,4 @@
-"""CustomStep: a training step of the user's own on the state of a program: a pure function, compiled where possible."""
+"""CustomStep: a custom training step on the state of a program: a pure function, compiled where possible."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _EXAMPLE = "def step(state, batch): ... return {**state, 'NODE': changed}, {'los
 
 
 class Values(NamedTuple):
-    """What a step changes of a node."""
+    """The values of a node that a step changes."""
 
     params: dict[str, Any]
     buffers: dict[str, Any]
@@ -34,15 +34,15 @@ class Values(NamedTuple):
 
 
 class CustomStep:
-    """A step of the user's own.
+    """A custom step.
 
     Args:
-        step: the function of (state, batch).
-        segment: what is trained.
-        ops: of the program.
-        layout: of the segment.
-        state: parameters and optimizer state, which the steps change.
-        off: do not compile.
+        step: Function of (state, batch).
+        segment: The segment to train.
+        ops: Ops of the program.
+        layout: Layout of the segment.
+        state: Parameters and optimizer state, which the steps change.
+        off: Do not compile.
 
     Raises:
         PhaseError: the function does not take these arguments.
@@ -80,20 +80,19 @@ class CustomStep:
         self._run = partial(_run, step, self._functions)
 
     def begin(self, buffers: Mapping[str, Mapping[str, Any]]) -> None:
-        """As in `CustomStepRunner`."""
         self._buffers = {label: dict(buffers[label]) for label in self._functions}
         self._steps = {owner: np.int32(self._state.states[owner].step) for owner in self._groups}
         self._tables.invalidate()
 
     def run(self, batch: Mapping[str, Any], key: Any) -> Any:
-        """The figures of the step; the state is changed.
+        """Return the figures of the step; the state is changed.
 
         Args:
-            batch: columns by name.
-            key: random key of the step, as data.
+            batch: Columns by name.
+            key: Random key of the step, as data.
 
         Raises:
-            PhaseError: what the step gave is no state with figures.
+            PhaseError: the step did not return a state with figures.
         """
         self._tables.advance(self._counts)
         parameters = self._state.parameters
@@ -124,20 +123,19 @@ class CustomStep:
         return {owner: int(step) for owner, step in self._steps.items()}
 
     def collect(self) -> Mapping[str, Mapping[str, Any]]:
-        """As in `CustomStepRunner`; waits for the last step."""
+        """Write the state to the program and return the buffers, after waiting for the last step."""
         self._state.set_steps(self._counts())
         return self._buffers
 
     def begin_epoch(self) -> None:
-        """Schedules may say something else from now on."""
         self._tables.invalidate()
 
     def renew(self) -> list[str]:
-        """Names of the Python values that have changed since the step was compiled, which is then done anew."""
+        """Return names of the Python values that have changed since the step was compiled, which is then done again."""
         return self._compiler.renew()
 
     def close(self) -> None:
-        """As in `CustomStepRunner`: nothing."""
+        """Do nothing."""
 
 
 def _functions(
@@ -163,7 +161,7 @@ def _run(
     batch: dict[str, Any],
     key: Any,
 ) -> tuple[dict[str, Values], Any]:
-    """The step between plain values, so that all the rest is constant, and not given back."""
+    """Return the step between plain values, so that all the rest is constant, and not returned."""
     base, state = jax.random.wrap_key_data(key), {}
     for number, (label, values) in enumerate(before.items()):
         state[label] = TrainState(

@@ -39,7 +39,7 @@ class JaxExpectedDevices(ExpectedDevices):
     """The devices that JAX will have once it has started."""
 
     def expected_of_kind(self, kind: str, machine: Machine) -> list[DeviceInfo] | None:
-        """None for those that a PJRT plugin adds."""
+        """Return the expected devices of a kind, None for those that a PJRT plugin adds."""
         if kind not in ("cpu", *_VENDORS) or not is_installed():
             return None
         count = expected_count(kind)
@@ -51,7 +51,9 @@ class JaxExpectedDevices(ExpectedDevices):
 
 
 def unavailable_reason(device: Device, count: int) -> str:
-    """Why JAX, which has `count` devices of this kind, does not have this one; `""` if it has. Starts nothing."""
+    """Return why JAX, which has `count` devices of this kind, does not have this one; `""` if it has. Starts
+    nothing.
+    """
     if device.index < count:
         return ""
     if count == 0 and (failure := _import_failure()):
@@ -69,7 +71,7 @@ def unavailable_reason(device: Device, count: int) -> str:
 
 
 def _import_failure() -> str:
-    """Why JAX cannot be imported, as far as that shows without importing it again; `""` otherwise."""
+    """Why JAX cannot be imported, to the extent that that shows without importing it again; `""` otherwise."""
     if "jax" not in sys.modules and is_installed():
         return ""
     try:

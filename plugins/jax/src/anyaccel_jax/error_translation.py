@@ -18,10 +18,10 @@ _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory", "std::
 
 @contextmanager
 def translate_errors(subject: str) -> Iterator[None]:
-    """Inside, errors about memory or about arrays on several devices become anyaccel's; others pass.
+    """Turn errors about memory or about arrays on several devices into anyaccel's inside this context; others pass.
 
     Args:
-        subject: what is being done, such as `"an array of 8 bytes on gpu:0"`.
+        subject: The operation or object, such as `"an array of 8 bytes on gpu:0"`.
     """
     try:
         yield
@@ -31,7 +31,7 @@ def translate_errors(subject: str) -> Iterator[None]:
 
 
 def with_translated_errors(function: Callable[..., Any], subject: str) -> Callable[..., Any]:
-    """The function, with errors as in `translate_errors`, which cost nothing where there are none."""
+    """Return the function, with errors as in `translate_errors`, at no cost if there are none."""
 
     @wraps(function)
     def run(*arguments: Any) -> Any:
@@ -45,14 +45,16 @@ def with_translated_errors(function: Callable[..., Any], subject: str) -> Callab
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, without what Keras puts above; JAX appends whole paragraphs to some."""
+    """Return the first line of an error's message, without what Keras puts above; JAX appends whole paragraphs to
+    some.
+    """
     lines = [_COLOUR.sub("", line).strip() for line in str(error).splitlines()]
     own = [line for line in lines if line and not line.startswith("Exception encountered when calling")]
     return own[0] if own else type(error).__name__
 
 
 def _device_of(value: Any) -> str | None:
-    """The devices of an array that has values; None of others."""
+    """Return the devices of an array that has values; None of others."""
     import jax
 
     if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):

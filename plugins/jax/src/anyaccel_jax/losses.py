@@ -12,13 +12,13 @@ from anyaccel.specs import Loss
 
 
 def keras_library() -> LayerLibrary:
-    """Keras, where somebody has imported it; else a library that nothing belongs to."""
+    """Return Keras if it is imported, otherwise a library that nothing belongs to."""
     keras = sys.modules.get("keras")
     return LayerLibrary(keras if hasattr(keras, "Layer") else None)
 
 
 def scalar_loss(loss: Loss) -> Loss:
-    """The spec of a loss with a function of arrays as its `own`; losses of Keras do not broadcast.
+    """Return the spec of a loss with a function of arrays as its `own`; losses of Keras do not broadcast.
 
     Raises:
         SpecError: a class that does not take `loss_kwargs`.

@@ -1,4 +1,6 @@
-"""ParameterTree: the pytree in which a model's library holds its parameters, and what Optax keeps for each of them."""
+"""ParameterTree: the pytree in which a model's library holds its parameters, and the state of Optax for each of
+them.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,17 @@ class ParameterTree:
     """The pytree in which a model's library holds its parameters.
 
     Args:
-        tree: the name of each parameter in its place; None where the library has something that is not trained.
-        parameters: arrays by name.
-        source: how users get such a tree, for messages.
-        boxed: the same for a new state of an optimizer, if that is given the parameters in boxes, as Flax NNX does.
-        unbox: takes the boxes away.
-        variables: those that have the parameters as values, by name; none where the library has no such objects.
+        tree: Name of each parameter in its place; None for values that are not trained.
+        parameters: Arrays by name.
+        source: How users get such a tree, for messages.
+        boxed: The same for a new state of an optimizer, if it receives the parameters in boxes, as in Flax NNX.
+        unbox: Function that removes the boxes.
+        variables: Variables with the parameters as values, by name; none if the library has no such objects.
 
     Attributes:
-        specs: shapes and dtypes of the parameters, by name.
-        source: as given.
-        variables: as given, held weakly.
+        specs: Shapes and dtypes of the parameters, by name.
+        source: The argument.
+        variables: The argument, held weakly.
     """
 
     def __init__(
@@ -54,11 +56,11 @@ class ParameterTree:
         return f"{self.source}, with the leaves {', '.join(texts)}{more}"
 
     def join(self, arrays: Arrays) -> Any:
-        """The tree with these parameters, and None in the places of others."""
+        """Return the tree with these parameters, and None in the places of others."""
         return jax.tree.unflatten(self._structure, [arrays.get(name) for name in self._names])
 
     def initial_state(self, init: Callable[[Any], Any], arrays: Arrays) -> Any:
-        """The state that an optimizer begins with."""
+        """Return the state that an optimizer begins with."""
         return self._unbox(init(jax.tree.unflatten(self._boxed, [arrays.get(name) for name in self._names])))
 
     def split(self, tree: Any, arrays: Arrays) -> dict[str, Any]:
@@ -74,10 +76,10 @@ class ParameterTree:
     # -- state of an optimizer, by parameter -----------------------------------------------------------------------
 
     def split_state(self, state: Any, arrays: Arrays) -> dict[str, dict[str, Any]]:
-        """The leaves of a state of Optax over `join(arrays)`, by parameter and by name of slot.
+        """Return the leaves of an Optax state over `join(arrays)`, by parameter and by name of slot.
 
-        What belongs to a parameter is named by the path in the state without the path of the parameter. What belongs to
-        all of them stands with the first parameter by name. Random keys become their data, which can be saved.
+        A leaf of a parameter is named by its path in the state without the path of the parameter. Leaves of all
+        parameters are stored with the first by name. Random keys become their data, which can be saved.
         """
         slots: dict[str, dict[str, Any]] = {name: {} for name in arrays}
         for (name, slot), leaf in self._places(state, arrays):
@@ -85,12 +87,12 @@ class ParameterTree:
         return slots
 
     def join_state(self, like: Any, arrays: Arrays, slots: Slots) -> Any:
-        """The state with these slots, of the structure of another one."""
+        """Return the state with these slots, of the structure of another one."""
         leaves = [_as(slots[name][slot], leaf) for (name, slot), leaf in self._places(like, arrays)]
         return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
     def _places(self, state: Any, arrays: Arrays) -> list[tuple[tuple[str, str], Any]]:
-        """The parameter that each leaf of a state belongs to and the name of its slot, and the leaf."""
+        """Return the parameter that each leaf of a state belongs to and the name of its slot, and the leaf."""
         tree = self.join({name: name for name in arrays})
         paths: _Paths = dict(jax.tree_util.tree_flatten_with_path(tree)[0])
         kind, first, places = type(tree), min(arrays), []
@@ -130,7 +132,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _as(slot: Any, like: Any) -> Any:
-    """A slot as the leaf of a state."""
+    """Return a slot as the leaf of a state."""
     if not _is_key(like):
         return slot
     kinds: list[Any] = []  # a shape does not tell it, an array while tracing does
@@ -139,5 +141,5 @@ def _as(slot: Any, like: Any) -> Any:
 
 
 def _length_of_owner(path: tuple[Any, ...], paths: _Paths) -> int | None:
-    """How much of a path leads to a parameter."""
+    """Return how much of a path leads to a parameter."""
     return next((length for length in range(len(path) + 1) if path[:length] in paths), None)

@@ -38,19 +38,19 @@ _AXIS = "replicas"
 
 @cache
 def joined(rank: int, size: int) -> JaxReplicaGroup:
-    """The group of this process."""
+    """Return the group of this process."""
     return JaxReplicaGroup(rank, size)
 
 
 class JaxReplicaGroup(ReplicaGroup):
-    """The processes that `jax.distributed` has joined, by a mesh of one device of each.
+    """The processes that `jax.distributed` has joined, with a mesh of one device of each.
 
-    Programs over all of them exchange by themselves (`process_mesh`). Its own sums and gatherings are for what these do
-    not compute: gradients in one order (`deterministic=True`), phases of several frameworks or segments, and steps of
-    which each process reads its share alone. What is compared goes over them in any case.
+    Programs over all of them exchange data themselves (`process_mesh`). The sums and gatherings of this class serve
+    everything else: gradients in one order (`deterministic=True`), phases of several frameworks or segments, and steps
+    of which each process reads only its part. Comparisons always use them.
 
     Args:
-        rank, size: of the launcher.
+        rank, size: Rank and size of the launcher.
 
     Raises:
         FrameworkError: see `join_cluster`.
@@ -65,7 +65,7 @@ class JaxReplicaGroup(ReplicaGroup):
         self._collectives: dict[Any, _Collectives] = {}
 
     def average_gradients(self, programs: Sequence[Program], weight: float) -> None:
-        """One all-reduce for all gradients of a device and dtype."""
+        """Average gradients with one all-reduce for each device and dtype."""
         programs = [program for program in programs if not isinstance(program, MeshProgram)]  # which have those of all
         gradients = gradients_of(programs)
         for positions in _positions(gradients):
@@ -83,7 +83,7 @@ class JaxReplicaGroup(ReplicaGroup):
         return np.asarray(self._try("gather values", lambda: self._over(array).gather(array)))
 
     def loss_weights(self, programs: Sequence[ProgramInputs], n_rows: float) -> list[dict[str, Any]]:
-        """One all-reduce for the losses of a device."""
+        """Return weights with one all-reduce for the losses of a device."""
         own = [cast("ArrayProgram", program).summed_weights(inputs) for program, inputs in programs]
         by_device: dict[Any, list[tuple[int, str]]] = {}
         for i, weights in enumerate(own):
@@ -103,7 +103,7 @@ class JaxReplicaGroup(ReplicaGroup):
     def gather_tensors(
         self, program: Program, shards: Sequence[Sequence[Any]], counts: Sequence[int]
     ) -> list[list[Any]]:
-        """One all-gather for all tensors of a device and dtype."""
+        """Gather with one all-gather for all tensors of a device and dtype."""
         given = [[jnp.asarray(value) for value in shard] for shard in shards]
         every: list[list[Any]] = [[None] * len(given[0]) for _ in range(sum(counts))]
         for positions in _positions(given[0]):
@@ -125,7 +125,7 @@ class JaxReplicaGroup(ReplicaGroup):
             cast("ProcessMeshProgram", program).abandon()
 
     def _over(self, array: Any) -> _Collectives:
-        """Collectives over the devices of all processes that correspond to that of an array."""
+        """Return collectives over the devices of all processes that correspond to that of an array."""
         device = single_device(array)
         if device not in self._collectives:
             self._collectives[device] = _Collectives(device, self.size)
@@ -141,7 +141,7 @@ class JaxReplicaGroup(ReplicaGroup):
         return self.attempt(what, compute)
 
     def attempt(self, what: str, call: Callable[[], Any]) -> Any:
-        """What a call gives that other replicas have a part in.
+        """Return the result of a call in which other replicas take part.
 
         Raises:
             FrameworkError: another has ended.
@@ -157,7 +157,7 @@ class JaxReplicaGroup(ReplicaGroup):
 
 
 def corresponding_devices(device: Any, size: int) -> list[Any]:
-    """The device of each process, by rank, with the number that a device has among those of this process."""
+    """Return the device of each process, by rank, with the number that a device has among those of this process."""
     by_process: dict[int, list[Any]] = {}
     for other in jax.devices(device.platform):
         by_process.setdefault(other.process_index, []).append(other)
@@ -166,7 +166,7 @@ def corresponding_devices(device: Any, size: int) -> list[Any]:
 
 
 def on_host(array: np.ndarray) -> Any:
-    """An array for the collectives of CPUs, which need no GPU of their own, if this JAX has CPUs."""
+    """Return an array for the collectives of CPUs, which do not need a GPU, if this JAX has CPUs."""
     try:
         return jax.device_put(array, jax.local_devices(backend="cpu")[0])
     except RuntimeError:  # JAX_PLATFORMS=cuda
@@ -190,11 +190,11 @@ class _Collectives:
         self._gather = jax.jit(lambda rows: rows, out_shardings=everywhere)
 
     def add(self, array: Any) -> Any:
-        """The sum of the arrays of all processes, on the device of this one."""
+        """Return the sum of the arrays of all processes, on the device of this one."""
         return self._add(self._as_row(array)).addressable_data(0)
 
     def gather(self, array: Any) -> Any:
-        """The arrays of all processes, [processes, ...], on the device of this one."""
+        """Return the arrays of all processes, [processes, ...], on the device of this one."""
         return self._gather(self._as_row(array)).addressable_data(0)
 
     def _as_row(self, array: Any) -> Any:
@@ -202,7 +202,7 @@ class _Collectives:
 
 
 def _positions(arrays: Iterable[Any]) -> list[list[int]]:
-    """The positions of arrays by device and dtype."""
+    """Return the positions of arrays by device and dtype."""
     positions: dict[Any, list[int]] = {}
     for i, array in enumerate(arrays):
         positions.setdefault((single_device(array), array.dtype), []).append(i)
@@ -211,7 +211,7 @@ def _positions(arrays: Iterable[Any]) -> list[list[int]]:
 
 @jax.jit
 def _weighted(gradients: Sequence[Any], weight: Any) -> Any:
-    """Gradients times a weight, and the weight, in one array of at least float32."""
+    """Return gradients times a weight, and the weight, in one array of at least float32."""
     dtype = jnp.promote_types(gradients[0].dtype, jnp.float32)
     parts = [jnp.ravel(gradient).astype(dtype) * weight for gradient in gradients]
     return jnp.concatenate([*parts, jnp.asarray(weight, dtype)[None]])
@@ -219,7 +219,7 @@ def _weighted(gradients: Sequence[Any], weight: Any) -> Any:
 
 @jax.jit
 def _means(summed: Any, like: Sequence[Any]) -> list[Any]:
-    """What `_weighted` gave, summed, as means of the shapes and dtype of the gradients."""
+    """Return the summed output of `_weighted` as means in the shapes and dtype of the gradients."""
     flat, ends = summed[:-1] / summed[-1], np.cumsum([array.size for array in like])[:-1]
     return [
         part.reshape(array.shape).astype(array.dtype) for part, array in zip(jnp.split(flat, ends), like, strict=True)
@@ -228,27 +228,27 @@ def _means(summed: Any, like: Sequence[Any]) -> list[Any]:
 
 @jax.jit
 def _stacked(weights: Sequence[Any], n_rows: Any) -> Any:
-    """Weights of losses, and the number of rows, in one array of at least float32."""
+    """Return weights of losses, and the number of rows, in one array of at least float32."""
     dtype = jnp.result_type(jnp.float32, *(weight.dtype for weight in weights))
     return jnp.stack([*(weight.astype(dtype) for weight in weights), jnp.asarray(n_rows, dtype)])
 
 
 @jax.jit
 def _shares(summed: Any, n_rows: Any) -> list[Any]:
-    """What `_stacked` gave, summed, times the share of these rows; 1 in place of 0, where nothing counts."""
+    """Return the summed output of `_stacked` times the fraction of these rows; 1 instead of 0 if nothing counts."""
     return list(jnp.where(summed[:-1] == 0, 1, summed[:-1]) * (n_rows / summed[-1]))
 
 
 @partial(jax.jit, static_argnums=1)
 def _rows(shards: Sequence[Sequence[Any]], n_rows: int) -> Any:
-    """The arrays of each shard in one row; zeros in rows beyond them."""
+    """Return the arrays of each shard in one row; zeros in rows beyond them."""
     rows = jnp.stack([jnp.concatenate([jnp.ravel(array) for array in shard]) for shard in shards])
     return jnp.pad(rows, ((0, n_rows - len(shards)), (0, 0)))
 
 
 @partial(jax.jit, static_argnums=(1, 2))
 def _pieces(gathered: Any, counts: tuple[int, ...], shapes: tuple[tuple[int, ...], ...]) -> list[list[Any]]:
-    """The arrays of all shards, by rank and in their order, given [processes, rows, elements]."""
+    """Return the arrays of all shards, by rank and in their order, given [processes, rows, elements]."""
     ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
     rows = [gathered[rank, i] for rank, count in enumerate(counts) for i in range(count)]
     return [[part.reshape(shape) for part, shape in zip(jnp.split(row, ends), shapes, strict=True)] for row in rows]
@@ -266,7 +266,7 @@ _LEAVE_SECONDS = 3600
 def join_cluster(rank: int, size: int) -> Departure:
     """Join the other processes, unless the script has: `jax.distributed.initialize()`.
 
-    They meet where JAX_COORDINATOR_ADDRESS says, else at the port after MASTER_PORT, where torch meets.
+    They meet where JAX_COORDINATOR_ADDRESS says, otherwise at the port after MASTER_PORT, where torch meets.
 
     Returns:
         how this process leaves them.
@@ -315,10 +315,11 @@ def join_cluster(rank: int, size: int) -> Departure:
 
 
 def own_gpu(rank: int, size: int) -> dict[str, Any]:
-    """The GPU of this process, where its machine has several: without a word, each process would take all of them.
+    """Return the setting for the GPU of this process, if its machine has several; otherwise each process would take
+    all.
 
     Raises:
-        FrameworkError: it has fewer than there are processes.
+        FrameworkError: the machine has fewer GPUs than processes.
     """
     place = launched()
     own = None if place is None else place.local_rank
@@ -342,11 +343,11 @@ def _coordinator() -> str:
 
 
 def _check_coordinator(rank: int, seconds: float) -> None:
-    """See that the coordinator can be: JAX crashes where its port is taken, and aborts where nobody listens.
+    """See that the coordinator can be: JAX crashes where its port is taken, and aborts where no one listens.
 
     Raises:
         ValueError: its address has no port.
-        OSError: the port is taken, or nobody listens there in so many seconds.
+        OSError: the port is taken, or no one listens there in that many seconds.
     """
     host, _, port = _coordinator().rpartition(":")
     if not host or not port.isdecimal():
@@ -370,9 +371,9 @@ def _check_coordinator(rank: int, seconds: float) -> None:
 
 
 def _leave(failed: bool) -> None:
-    """One that ends well waits for the others, as JAX does by itself; one that fails, for which they wait, does not.
+    """Leave the group: a process that ends normally waits for the others, as in JAX; a failed one does not.
 
-    They are told by the end of its connections.
+    The others notice the end of its connections.
     """
     if not failed:
         return

@@ -20,7 +20,7 @@ from anyaccel_jax.models.base import Model
 def infer_outputs(
     model: Model, inputs: Sequence[TensorSpec], arguments: Sequence[Path], seed: int
 ) -> tuple[OutputSpec, ...]:
-    """The outputs of `model` for `inputs`; see `Compute.infer_outputs`.
+    """Return the outputs of `model` for `inputs`; see `Compute.infer_outputs`.
 
     Raises:
         ShapeError: the model does not accept the inputs, returns no arrays, or none with a batch.
@@ -49,7 +49,7 @@ def infer_outputs(
 
 
 def infer_training(model: Model, inputs: Sequence[TensorSpec], arguments: Sequence[Path]) -> tuple[OutputSpec, ...]:
-    """What a built model returns in training mode; see `Compute.infer_training`.
+    """Return the outputs of a built model in training mode; see `Compute.infer_training`.
 
     Raises:
         ShapeError: it returns no arrays then, or none with a batch.
@@ -69,7 +69,7 @@ def infer_training(model: Model, inputs: Sequence[TensorSpec], arguments: Sequen
 def _outputs(
     model: Model, inputs: Sequence[TensorSpec], layout: CallLayout, batch: int, *, train: bool = False
 ) -> tuple[Any, ...]:
-    """The outputs, as shapes and dtypes."""
+    """Return the outputs, as shapes and dtypes."""
     struct: Any = jax.ShapeDtypeStruct
     given = [struct((batch, *spec.shape), getattr(jax.numpy, spec.dtype)) for spec in inputs]
 

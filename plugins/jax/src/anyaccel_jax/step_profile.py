@@ -20,7 +20,7 @@ class JaxProfiler(ProfilesSteps):
 
     @contextmanager
     def profile_steps(self, path: Path, nodes: Mapping[str, Any], devices: Sequence[Device]) -> Iterator[Mark]:
-        """With the scopes of compiled code."""
+        """Profile steps with the scopes of compiled code."""
         with TemporaryDirectory() as folder:
             _start(folder)
             try:
@@ -49,7 +49,7 @@ def _write(folder: Path, path: Path, nodes: Mapping[str, Any]) -> None:
 
 
 def _events(plane: Any, process: int) -> Iterator[dict[str, Any]]:
-    """The events of a plane, a process in the trace whose lines are threads."""
+    """Yield the events of a plane, a process in the trace whose lines are threads."""
     for thread, line in enumerate(plane.lines, start=1):
         if thread == 1:
             yield trace_label("process_name", plane.name, process)

@@ -10,7 +10,7 @@ from anyaccel.errors import DeviceMismatchError
 
 
 def single_device(array: Any) -> Any:
-    """The JAX device that an array is on.
+    """Return the JAX device that an array is on.
 
     Raises:
         DeviceMismatchError: it is spread over several.
@@ -23,13 +23,13 @@ def single_device(array: Any) -> Any:
 
 
 def put(array: Any, target: Any, *, commit: bool = False) -> Any:
-    """The array on a JAX device; the same object if it is there. While tracing, an operation that moves it.
+    """Return the array on a JAX device; the same object if it is there already. While tracing, an operation moves it.
 
     Args:
-        array: the array.
-        target: the JAX device.
-        commit: whether it shall be *committed* to the device, as JAX calls it. An array that is there uncommitted
-            becomes another object in the same memory then.
+        array: The array.
+        target: The JAX device.
+        commit: Whether to *commit* the array to the device, in JAX's terms. An uncommitted array on the device then
+            becomes another object in the same memory.
     """
     import jax
 
@@ -39,7 +39,9 @@ def put(array: Any, target: Any, *, commit: bool = False) -> Any:
 
 
 def put_alike(array: Any, sharding: Any) -> Any:
-    """An array of the host, over a sharding, whose devices may be of several processes that all have it alike."""
+    """Return an array of the host, over a sharding, whose devices may be of several processes that all have it
+    alike.
+    """
     import jax
 
     if sharding.is_fully_addressable:
@@ -48,7 +50,7 @@ def put_alike(array: Any, sharding: Any) -> Any:
 
 
 def put_like(array: Any, like: Any) -> Any:
-    """The array where another is, with its sharding if it has its shape, else on all of its devices."""
+    """Return the array where another is, with its sharding if it has its shape, otherwise on all of its devices."""
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 

@@ -20,7 +20,7 @@ contract = 2
 
 @hookimpl
 def backends() -> list[Any]:
-    """The backend of this plugin; it imports torch at its first use."""
+    """Return the backend of this plugin; it imports torch at its first use."""
     from anyaccel_mps.backend import MpsBackend
 
     return [MpsBackend()]

@@ -73,7 +73,7 @@ class MpsBackend(TorchBackend):
     }
 
     def unavailable_reason(self, device: Device) -> str:
-        """The system, the build of torch, or that there is only one device."""
+        """Return the system, the build of torch, or that there is only one device."""
         return unavailable_reason(device, len(self.devices()))
 
     def device_info(self, device: Device) -> DeviceInfo:
@@ -102,7 +102,7 @@ class MpsBackend(TorchBackend):
         return super().from_host(array, device)
 
     def from_host_owned(self, array: np.ndarray, device: Device) -> Any:
-        """A copy, as Metal computes from memory of its own."""
+        """Return a copy, as Metal computes from memory of its own."""
         return self.from_host(array, device)
 
     def copy_async(self, array: np.ndarray, device: Device) -> AsyncCopy:
@@ -123,7 +123,7 @@ class MpsBackend(TorchBackend):
         return super().build(segment)
 
     def operator_support(self) -> OperatorSupport | None:
-        """Which operators MPS has; None where this torch does not know, and operators are not checked."""
+        """Return which operators MPS has; None where this torch does not know, and operators are not checked."""
         try:
             import anyaccel_mps.dry_run  # noqa: F401
             from anyaccel_mps.operator_support import OperatorSupport
@@ -140,7 +140,7 @@ _OLDEST_SYSTEM = "14.0"  # of macOS, that every supported torch finds MPS on
 
 
 def apple_gpu_info() -> DeviceInfo:
-    """Name, vendor and memory of the GPU; initialises Metal. `total_memory` is as of `total_memory()`."""
+    """Name, vendor and memory of the GPU; initializes Metal. `total_memory` is as of `total_memory()`."""
     import torch
 
     name = getattr(torch.backends.mps, "get_name", None)  # newer than the oldest supported torch
@@ -148,14 +148,14 @@ def apple_gpu_info() -> DeviceInfo:
 
 
 def total_memory() -> int:
-    """Bytes that Metal recommends a process to use at most; a part of the Mac's memory."""
+    """Return bytes that Metal recommends a process to use at most; a part of the Mac's memory."""
     import torch
 
     return int(torch.mps.recommended_max_memory())
 
 
 def expected_gpus(machine: Machine) -> list[DeviceInfo] | None:
-    """The Apple GPU, as far as the system tells; None where torch must be asked."""
+    """Return the Apple GPU, to the extent that the system tells; None where torch must be asked."""
     if machine.system != "darwin":
         return []
     release = platform.mac_ver()[0]
@@ -165,7 +165,7 @@ def expected_gpus(machine: Machine) -> list[DeviceInfo] | None:
 
 
 def unavailable_reason(device: Device, count: int) -> str:
-    """Why a device is not among the `count` Apple GPUs that torch sees; initialises nothing."""
+    """Why a device is not among the `count` Apple GPUs that torch sees; initializes nothing."""
     if count:
         return "" if device.index < count else "torch has one Apple GPU, mps:0"
     if platform.system() != "Darwin":
@@ -242,7 +242,7 @@ def refusal(dtype: torch.dtype) -> str:
 
 
 def _named_tensors(obj: Any, path: str) -> Iterator[tuple[str, bool, Any]]:
-    """The name of each tensor in `obj`, whether it is a module's, and the tensor."""
+    """Yield the name of each tensor in `obj`, whether it is a module's, and the tensor."""
     import torch
 
     if isinstance(obj, torch.Tensor):

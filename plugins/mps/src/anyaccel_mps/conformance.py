@@ -14,5 +14,5 @@ class MpsSubject(TorchSubject):
 
     @pytest.fixture
     def backend(self) -> Backend:
-        """The backend for mps."""
+        """Return the backend for mps."""
         return MpsBackend()

@@ -58,7 +58,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def operators_of(segment: Segment) -> dict[OpOverload, list[str]]:
-    """The operators that a step of a segment needs, each with the nodes or stages that call it.
+    """Return the operators that a step of a segment needs, each with the nodes or stages that call it.
 
     Runs copies of the models in evaluation mode, and in training mode where something is trained, on meta tensors:
     nothing is computed, no device memory is used, and the user's models are unchanged. The operators of a model that

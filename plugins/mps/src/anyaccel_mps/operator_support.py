@@ -54,7 +54,9 @@ class OperatorSupport:
             return False
 
     def registered(self, name: str) -> str:
-        """The line of the dispatcher's dump that says where the backend's kernel is registered; `""` if unknown."""
+        """Return the line of the dispatcher's dump that says where the backend's kernel is registered; `""` if
+        unknown.
+        """
         dump: str = getattr(torch._C, "_dispatch_dump", lambda _: "")(name)  # noqa: SLF001
         return next((line for line in dump.splitlines() if line.startswith(f"{self.key}:")), "")
 
@@ -63,13 +65,13 @@ class OperatorSupport:
 
 
 def name_of(operator: OpOverload) -> str:
-    """The dispatcher's name of an operator: `"aten::add.Tensor"`."""
+    """Return the dispatcher's name of an operator: `"aten::add.Tensor"`."""
     name: str = operator.name()  # type: ignore[no-untyped-call]
     return name
 
 
 def _out_overloads(operator: OpOverload) -> list[str]:
-    """The overloads of an operator that have an `out` argument."""
+    """Return the overloads of an operator that have an `out` argument."""
     packet = operator.overloadpacket
     overloads = [getattr(packet, name) for name in packet.overloads()]
     return [name_of(op) for op in overloads if any(argument.is_out for argument in op._schema.arguments)]  # noqa: SLF001

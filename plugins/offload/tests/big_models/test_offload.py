@@ -331,7 +331,7 @@ def test_a_map_follows_the_order_of_execution_and_counts_ties_once() -> None:
     assert list(found) == ["embed", "body.0", "body.1", "body.2", "body.3", "head", "scalar"]
     assert set(found.values()) == {"cuda:0", "cuda:1"}
     total = sum(share.nbytes["tied"] for share in found.plan.devices)
-    assert total in (1024, 2048)  # for each device that computes with it, once
+    assert total - 4 in (1024, 2048)  # for each device that computes with it, once; and the scalar
 
 
 def test_a_planned_map_names_all_tensors_also_those_outside_of_blocks() -> None:

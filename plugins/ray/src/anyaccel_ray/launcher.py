@@ -85,7 +85,7 @@ def check_places(resources: Mapping[str, float], replicas: int) -> None:
 
 
 def _trainer(options: LaunchOptions, storage: str) -> DataParallelTrainer:
-    """The trainer of torch, which joins it; where it is not installed, one that tells workers where they meet.
+    """Return the trainer of torch, which joins it; where it is not installed, one that tells workers where they meet.
 
     Ray's own trainer of JAX joins it on GPUs and TPUs alone, before the script may say how.
     """
@@ -131,7 +131,7 @@ def _settings(options: LaunchOptions) -> dict[str, Any]:
 
 
 def _tracebacks(error: BaseException) -> list[str]:
-    """The failures of workers, each by its rank, those of its own before those of lost peers."""
+    """Return the failures of workers, each by its rank, those of its own before those of lost peers."""
     failures: Mapping[int, BaseException] = getattr(error, "worker_failures", None) or {}
     shown = [f"anyaccel run: replica {rank} failed:\n{failure}" for rank, failure in sorted(failures.items())]
     return shown or [f"anyaccel run: {error}"]

@@ -15,7 +15,6 @@ class VariablesConfig(BackendConfig):  # type: ignore[misc]
 
     @property
     def backend_cls(self) -> type[Backend]:
-        """As of Ray."""
         return _VariablesBackend
 
 
@@ -27,7 +26,7 @@ class _VariablesBackend(Backend):  # type: ignore[misc]
 
 
 def _meeting_point() -> tuple[str, int]:
-    """The address of the machine of this worker, and a port that is free there."""
+    """Return the address of the machine of this worker, and a port that is free there."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return ray.util.get_node_ip_address(), int(probe.getsockname()[1])

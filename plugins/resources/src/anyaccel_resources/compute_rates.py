@@ -25,7 +25,7 @@ class ComputeRate:
 
 
 def compute_rate(reported: str, dtype: str) -> ComputeRate | None:
-    """The rate of the product that a driver's name stands for; None where the table does not have it.
+    """Return the rate of the product that a driver's name stands for; None where the table does not have it.
 
     Parts of a device (MIG) have none, and neither have forms of a product that the table does not tell apart.
 

@@ -42,7 +42,7 @@ class DeviceRequest:
 
     @classmethod
     def parse(cls, value: Any) -> DeviceRequest:
-        """The request that `value` writes.
+        """Return the request that `value` writes.
 
         Args:
             value: text such as `"H100:8"` or `"H100, A100-80GB, any"`; a list of such texts, in order of preference; a
@@ -80,7 +80,7 @@ class DeviceRequest:
         return self.entries[0].count + len(self.entries[0].more)
 
     def resolve(self, on: Inventory | str | None = None, *, strict: bool = False) -> Allocation:
-        """Which devices of a machine the request gets, and why not the others.
+        """Return which devices of a machine the request gets, and why not the others.
 
         Args:
             on: an inventory, one in words (`"8x H100-80GB"`), or None for this machine.
@@ -94,7 +94,7 @@ class DeviceRequest:
         return allocate(self.entries, self.ordered, machine, strict=strict, asked=str(self))
 
     def export(self, to: str) -> Any:
-        """The request as a scheduler writes it, as plain data.
+        """Return the request as a scheduler writes it, as plain data.
 
         Args:
             to: `"modal"` (the value of `gpu=`), `"skypilot"` (what is below `resources:`), `"ray"` (options of tasks),
@@ -107,7 +107,7 @@ class DeviceRequest:
 
 
 def with_count(request: DeviceRequest, count: int) -> DeviceRequest:
-    """The same for so many devices, where it is for one that has no index."""
+    """Return the same for so many devices, where it is for one that has no index."""
     entries = (replace(e, count=count) if e.index is None and not e.every else e for e in request.entries)
     return DeviceRequest(tuple(entries), request.ordered)
 

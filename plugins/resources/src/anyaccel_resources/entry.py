@@ -14,7 +14,7 @@ class RequestEntry:
     Attributes:
         kind: kind of device as it was written, such as `"gpu"` or `"cuda"`; `""` if the wish is for something else.
         index: which device of the kind; None for the first that fits.
-        more: indices of further devices of the kind, in order.
+        more: indices of more devices of the kind, in order.
         every: all devices that fit, as many as there are.
         product: name of a product, `""` if any will do.
         memory_gb: of a product, exactly so much memory; else at least so much. 0 for any.

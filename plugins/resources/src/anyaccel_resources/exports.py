@@ -13,7 +13,7 @@ from anyaccel_resources.products import product_named
 
 
 def refused(entry: RequestEntry, scheduler: str, why: str, available: str = "", hint: str = "") -> ConfigError:
-    """The error: a scheduler cannot be asked for a wish."""
+    """Return the error: a scheduler cannot be asked for a wish."""
     problem = f"{scheduler} cannot be asked for {str(entry)!r}: {why}"
     return ConfigError(problem, available=available, hint=hint or "leave this wish out of the request that is exported")
 
@@ -32,7 +32,7 @@ _OTHERS = 8
 
 
 def modal(entries: Sequence[RequestEntry], ordered: bool) -> str | list[str]:
-    """The value of `gpu=`: text, or a list in order of preference.
+    """Return the value of `gpu=`: text, or a list in order of preference.
 
     Raises:
         ConfigError: Modal does not offer it.
@@ -105,7 +105,7 @@ def ray(entries: Sequence[RequestEntry], ordered: bool) -> dict[str, Any]:
 
 
 def skypilot(entries: Sequence[RequestEntry], ordered: bool) -> dict[str, Any]:
-    """The mapping below `resources:`.
+    """Return the mapping below `resources:`.
 
     Raises:
         ConfigError: SkyPilot has no words for it.
@@ -139,7 +139,7 @@ def _accelerators(entry: RequestEntry) -> str:
 
 
 def slurm(entries: Sequence[RequestEntry], ordered: bool) -> list[str]:
-    """The options. Several products of one count are a constraint on the features of nodes.
+    """Return the options. Several products of one count are a constraint on the features of nodes.
 
     Raises:
         ConfigError: wishes that differ in more than the product, or that Slurm has no words for.
@@ -218,7 +218,7 @@ def kubernetes(entries: Sequence[RequestEntry], ordered: bool) -> dict[str, Any]
 
 
 def resource_claim(entries: Sequence[RequestEntry], ordered: bool) -> dict[str, Any]:
-    """A ResourceClaim of `resource.k8s.io/v1`; several wishes are a prioritized list.
+    """Return a ResourceClaim of `resource.k8s.io/v1`; several wishes are a prioritized list.
 
     Raises:
         ConfigError: a wish that selectors cannot say.

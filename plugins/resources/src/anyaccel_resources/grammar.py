@@ -51,7 +51,7 @@ class Parser:
         self._text, self._at, self._more_kinds = text, 0, more_kinds
 
     def request(self) -> tuple[tuple[RequestEntry, ...], bool]:
-        """The entries, and whether they are in order of preference.
+        """Return the entries, and whether they are in order of preference.
 
         Raises:
             DeviceParseError: the text is no request; the message has the character.

@@ -34,7 +34,7 @@ class InventoryDevice:
     Attributes:
         device: kind and index.
         name: its product as it was reported or written.
-        memory_gb: in GB; what the maker states for a known product, else what is reported; 0 if unknown.
+        memory_gb: in GB; what the maker states for a known product, otherwise what is reported; 0 if unknown.
         identity: UUID or PCI address, `""` if unknown.
     """
 
@@ -97,11 +97,11 @@ class Inventory:
 
     @classmethod
     def parse(cls, value: Any) -> Inventory:
-        """The inventory that `value` writes.
+        """Return the inventory that `value` writes.
 
         Args:
-            value: text such as `"8x H100-80GB, 2x T4 mem=1TB cores=96"`, `"2x gpu-24GB"` or `"2x 24GB"` for devices
-                of no product in the table, `"2x sim-1GB"` for simulated ones, `"cpu 64GB"` for the memory of the host,
+            value: text such as `"8x H100-80GB, 2x T4 mem=1TB cores=96"`, `"2x gpu-24GB"` or `"2x 24GB"` for devices of
+                no product in the table, `"2x sim-1GB"` for simulated ones, `"cpu 64GB"` for the memory of the host,
                 `"cpu"` for a machine without accelerators, or an Inventory.
 
         Raises:
@@ -121,7 +121,7 @@ class Inventory:
 
     @classmethod
     def from_file(cls, path: str | Path) -> Inventory:
-        """The inventory in a JSON file: `{"devices": [{"product": "H100-80GB", "count": 8}], "cores": 96}`.
+        """Return the inventory in a JSON file: `{"devices": [{"product": "H100-80GB", "count": 8}], "cores": 96}`.
 
         Each entry of `devices` has `product` and may have `count`; beside them are `host_memory_gb` and `cores`. No
         code is run from it, and its size and depth are bounded.
@@ -145,7 +145,8 @@ class Inventory:
 
     @classmethod
     def detect(cls) -> Inventory:
-        """The inventory of this machine, from its drivers and system files. Imports no framework, initialises nothing.
+        """Return the inventory of this machine, from its drivers and system files. Imports no framework, initializes
+        nothing.
 
         Accelerators that only a framework knows are not in it; `anyaccel devices` asks the frameworks.
         """
@@ -165,7 +166,8 @@ def _of_system(found: SystemDevice) -> InventoryDevice:
 
 
 def stated_memory(name: str, nbytes: int) -> float:
-    """The memory in GB that the maker states for a reported device; of unknown products and parts, what is reported.
+    """Return the memory in GB that the maker states for a reported device; of unknown products and parts, what is
+    reported.
 
     Drivers report a little more or less than what is stated: an A10G of 24 GB has 23.7e9 bytes.
     """
@@ -216,7 +218,7 @@ def _described(counts: Iterable[tuple[int, RequestEntry]], whole: str) -> Iterab
 
 
 def _numbered(devices: Iterable[InventoryDevice]) -> tuple[InventoryDevice, ...]:
-    """The devices with their index among those of their kind, and the CPU."""
+    """Return the devices with their index among those of their kind, and the CPU."""
     numbers: dict[str, int] = {}
     result = []
     for each in devices:

@@ -68,7 +68,7 @@ class InventoryRegistry(Registry):
         return self._base.owners(obj)
 
     def devices(self, framework: str | None = None) -> list[tuple[str, Device]]:
-        """Each framework, or only this one, with each device of the inventory that it has a backend for."""
+        """Return each framework, or only this one, with each device of the inventory that it has a backend for."""
         names = self.frameworks if framework is None else (framework,)
         return [(name, device) for name in names for device in self._devices if self.serves(name, device.kind)]
 
@@ -93,7 +93,7 @@ class InventoryRegistry(Registry):
         return "the machine that is described has none"
 
     def machine(self, frameworks: Sequence[str], *, of_all: bool = True) -> Inventory:
-        """The inventory with those devices alone on which all of these frameworks run, or any of them."""
+        """Return the inventory with those devices alone on which all of these frameworks run, or any of them."""
         quantor = all if of_all else any
         devices = [
             each
@@ -103,7 +103,7 @@ class InventoryRegistry(Registry):
         return replace(self.inventory, devices=tuple(devices))
 
     def capacity(self, device: Device) -> int:
-        """Bytes of memory of a device, of the CPU those of the host; 0 if unknown."""
+        """Return bytes of memory of a device, of the CPU those of the host; 0 if unknown."""
         return self.inventory.host_nbytes if device.kind == "cpu" else self._devices[device].nbytes
 
     def total_memory(self, framework: str, device: Device) -> int | None:
@@ -111,12 +111,13 @@ class InventoryRegistry(Registry):
         return self.capacity(device) or None
 
     def free_memory(self, framework: str, device: Device) -> int | None:
-        """All of it."""
+        """Return all of it."""
         return self.capacity(device) or None
 
 
 def described(inventory: Inventory | str) -> InventoryRegistry:
-    """The installed backends on a machine, an Inventory or one in words: what the argument `inventory` of plans does.
+    """Return the installed backends on a machine, an Inventory or one in words: what the argument `inventory` of plans
+    does.
 
     Raises:
         ConfigError: it is no inventory.
@@ -130,12 +131,12 @@ def described(inventory: Inventory | str) -> InventoryRegistry:
 def machine_of(frameworks: Sequence[str], *, of_all: bool = True, known: Registry | None = None) -> Inventory:
     """What this machine has for some frameworks; without any, for whoever asks its drivers.
 
-    Accelerators are asked what they are, which may initialise them: they are about to be used.
+    Accelerators are asked what they are, which may initialize them: they are about to be used.
 
     Args:
         frameworks: names of frameworks.
         of_all: only devices on which all of them run; else those on which any does.
-        known: the backends, by default those of the process; an InventoryRegistry has a machine of its own.
+        known: the backends, by default those of the process; an InventoryRegistry has its own machine.
 
     Raises:
         FrameworkError: no plugin runs a framework.

@@ -59,7 +59,7 @@ def _table() -> dict[str, Any]:
 
 @functools.cache
 def products() -> tuple[Product, ...]:
-    """Every known product."""
+    """Return every known product."""
     sources = _table()["sources"]
     return tuple(
         Product(
@@ -72,7 +72,7 @@ def products() -> tuple[Product, ...]:
 
 @functools.cache
 def capabilities() -> tuple[str, ...]:
-    """Every capability that some product has."""
+    """Return every capability that some product has."""
     return tuple(dict.fromkeys(name for product in products() for name in product.capabilities))
 
 
@@ -82,20 +82,22 @@ def _by_spelling() -> dict[str, Product]:
 
 
 def product_names() -> Iterable[str]:
-    """The names of all products, and their aliases of one word."""
+    """Return the names of all products, and their aliases of one word."""
     return [n for product in products() for n in (product.name, *product.aliases) if " " not in n]
 
 
 def product_named(name: str) -> Product | None:
-    """The product of a name or alias, in any case, with `-`, `_` or blanks between its words; None if unknown."""
+    """Return the product of a name or alias, in any case, with `-`, `_` or blanks between its words; None if
+    unknown.
+    """
     return _by_spelling().get(_plain(name))
 
 
 def product_of(reported: str) -> tuple[Product | None, int]:
-    """The product that a driver's name stands for, and the size in GB that is written in it.
+    """Return the product that a driver's name stands for, and the size in GB that is written in it.
 
-    `"NVIDIA A100-SXM4-80GB"` gives A100 and 80. None if the product is not known, and 0 if no size is written. A
-    part of a device (MIG) has the product of the whole, and no size.
+    `"NVIDIA A100-SXM4-80GB"` gives A100 and 80. None if the product is not known, and 0 if no size is written. A part
+    of a device (MIG) has the product of the whole, and no size.
     """
     whole, part, _ = reported.partition(" MIG ")
     size = _SIZE.search(whole)

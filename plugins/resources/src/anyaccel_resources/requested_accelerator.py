@@ -21,7 +21,7 @@ from anyaccel_resources.products import product_named
 
 
 def accelerator_class(device: Any) -> type[Accelerator]:
-    """The class of `Accelerator(device)`: that of requests, or for one device of any kind, Accelerator itself.
+    """Return the class of `Accelerator(device)`: that of requests, or for one device of any kind, Accelerator itself.
 
     An extension of the point `accelerator_class`.
 
@@ -71,7 +71,9 @@ class RequestedAccelerator(Accelerator):
         return partial(RequestedAccelerator, pin_memory=self.pin_memory), (self.spec,)
 
     def get_config(self) -> dict[str, Any]:
-        """A plain dict for `from_config`; the request as text, or as a list if the text alone would be one device."""
+        """Return a plain dict for `from_config`; the request as text, or as a list if the text alone would be one
+        device.
+        """
         is_device = accelerator_class(self.spec) is Accelerator
         return {"device": [self.spec] if is_device else self.spec, "pin_memory": self.pin_memory}
 
@@ -90,7 +92,7 @@ class RequestedAccelerator(Accelerator):
         self.on_one_device(framework).check(framework)
 
     def device_string(self, framework: str) -> str:
-        """A framework's own name for the device that the request gets."""
+        """Return a framework's own name for the device that the request gets."""
         return self.on_one_device(framework).device_string(framework)
 
     def scope(self, framework: str) -> AbstractContextManager[Any]:
@@ -107,7 +109,7 @@ class RequestedAccelerator(Accelerator):
         return self.on_one_device(*frameworks).move(obj, framework=framework)
 
     def on_one_device(self, *frameworks: str, strict: bool = False, known: Registry | None = None) -> Accelerator:
-        """An Accelerator of the one device that the request gets of this machine.
+        """Return an Accelerator of the one device that the request gets of this machine.
 
         Args:
             frameworks: only devices on which all of them run.
@@ -136,14 +138,18 @@ class RequestedAccelerator(Accelerator):
         replicas: int | None = None,
         strict: bool = False,
     ) -> Sequence[Device]:
-        """All devices that the request gets of a machine: as many as it is for, or where it is for one, `replicas`."""
+        """Return all devices that the request gets of a machine: as many as it is for, or where it is for one,
+        `replicas`.
+        """
         request = with_count(self.request, replicas) if replicas and self.request.count == 1 else self.request
         return request.resolve(machine_of(frameworks, of_all=False, known=known), strict=strict).devices
 
     def refused(
         self, frameworks: Sequence[str], known: Registry, *, of_all: bool, strict: bool
     ) -> Sequence[tuple[str, str]]:
-        """The candidates that the request did not get of a machine, as `WISH on DEVICE`, each with the reason."""
+        """Return the candidates that the request did not get of a machine, as `WISH on DEVICE`, each with the
+        reason.
+        """
         candidates = self.request.resolve(machine_of(frameworks, of_all=of_all, known=known), strict=strict).candidates
         return [(f"{it.wish} on {it.label}", it.reason) for it in candidates if not it.chosen]
 

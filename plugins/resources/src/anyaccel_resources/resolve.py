@@ -26,7 +26,7 @@ from anyaccel_resources.inventory import Inventory
 def resolve(request: str, on: str | None, file: str | None, strict: bool, export: str | None, as_json: bool) -> None:
     """Show every candidate for a request, the chosen one, and why each other was not.
 
-    Nothing is initialised, and no framework is imported. The exit status is 1 if the machine has nothing that fits.
+    Nothing is initialized, and no framework is imported. The exit status is 1 if the machine has nothing that fits.
 
     \b
     Examples:

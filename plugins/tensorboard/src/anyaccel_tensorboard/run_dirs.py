@@ -16,7 +16,7 @@ _MAX_BYTES = 100
 
 
 def as_folder(folder: Any, setting: str) -> Path:
-    """A path to a local folder; `~` is the user's home. `setting` says in errors where it was given.
+    """Return a path to a local folder; `~` is the user's home. `setting` says in errors where it was given.
 
     Raises:
         ConfigError: it is not one.
@@ -35,7 +35,7 @@ def as_folder(folder: Any, setting: str) -> Path:
 
 
 def safe_name(label: str) -> str:
-    """A label as the name of a folder; unsafe characters become `_`."""
+    """Return a label as the name of a folder; unsafe characters become `_`."""
     name = _UNSAFE.sub("_", label).encode("utf-8")[:_MAX_BYTES].decode("utf-8", errors="ignore")
     return f"_{name}" if not name or _RESERVED.fullmatch(name) else name
 
@@ -43,7 +43,7 @@ def safe_name(label: str) -> str:
 def create_run_dir(root: Path, group: str, label: str) -> Path:
     """Make the folder `root/GROUP/LABEL-N`, with the first unused N above the existing ones.
 
-    Safe with several processes: each gets a folder of its own.
+    Safe with several processes: each gets its own folder.
 
     Raises:
         OSError: it cannot be made.

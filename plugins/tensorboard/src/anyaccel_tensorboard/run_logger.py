@@ -29,7 +29,7 @@ from anyaccel_tensorboard.run_dirs import create_run_dir
 
 
 class RunLogger:
-    """The event file of one run, in a folder of its own: `ROOT/EXPERIMENT/PHASE-N`.
+    """The event file of one run, in its own folder: `ROOT/EXPERIMENT/PHASE-N`.
 
     Raises:
         PhaseError: the folder cannot be written.
@@ -284,7 +284,7 @@ class EventFile:
 
 
 def _utf8(tag: str) -> str:
-    """A tag as valid UTF-8: users' labels may contain lone surrogates."""
+    """Return a tag as valid UTF-8: users' labels may contain lone surrogates."""
     return tag.encode("utf-8", errors="replace").decode("utf-8")
 
 
@@ -305,7 +305,7 @@ class ScheduledRate:
 
 
 def scheduled_rates(run: Any) -> tuple[ScheduledRate, ...]:
-    """A rate for each optimizer that has a schedule and something to train; called before the first step.
+    """Return a rate for each optimizer that has a schedule and something to train; called before the first step.
 
     The tag is `train/learning_rate` for the graph's optimizer, and `train/learning_rate.NODE` for a node's own. There
     are none where steps alternate between samplers: how many steps each node has done is not known here.
@@ -328,7 +328,7 @@ def scheduled_rates(run: Any) -> tuple[ScheduledRate, ...]:
 
 
 def code_block(text: str) -> str:
-    """A text as an indented code block, which no text can end."""
+    """Return a text as an indented code block, which no text can end."""
     return "\n".join(f"    {line}" for line in text.splitlines())
 
 
@@ -345,17 +345,17 @@ def settings_text(run: Any) -> str:
 
 
 def plan_text(run: Any) -> str:
-    """The plan as text."""
+    """Return the plan as text."""
     return code_block(str(run.plan))
 
 
 def graph_text(run: Any) -> str:
-    """A table of the nodes, and the graph in Mermaid."""
+    """Return a table of the nodes, and the graph in Mermaid."""
     return "\n\n".join([code_block(run.graph.summary()), "Mermaid:", code_block(run.graph.visualize(plan=run.plan))])
 
 
 def fitted_text(run: Any) -> str:
-    """The estimators that a FitPhase has fitted."""
+    """Return the estimators that a FitPhase has fitted."""
     lines = (f"{fit.node}: {fit.estimator} to {fit.rows:,} rows in {fit.seconds:.3g} s" for fit in run.fitted)
     return code_block("\n".join(lines))
 

@@ -69,7 +69,7 @@ def log_to(folder: str | os.PathLike[str] | None) -> LoggingScope:
 
 
 def folder() -> Path | None:
-    """The folder for a phase that begins now; None where logging is off.
+    """Return the folder for a phase that begins now; None where logging is off.
 
     Raises:
         ConfigError: the environment variable is not a local folder.

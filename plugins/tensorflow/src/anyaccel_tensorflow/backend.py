@@ -55,7 +55,7 @@ class TensorFlowBackend(TensorFlowExchange, TensorFlowCompute):
     }
 
     def devices(self) -> Sequence[Device]:
-        """Those expected where these are certain, until tensorflow is imported."""
+        """Return those expected where these are certain, until tensorflow is imported."""
         if "tensorflow" not in sys.modules:
             expected = self.required(ExpectedDevices).expected_devices(Machine.detect())
             if expected is not None:
@@ -63,11 +63,11 @@ class TensorFlowBackend(TensorFlowExchange, TensorFlowCompute):
         return super().devices()
 
     def generator_state(self, generator: Any = None) -> np.ndarray | None:
-        """Of objects of `tf.random.Generator`; the global state is not known."""
+        """Return the state of a `tf.random.Generator`; the global state is not available."""
         import tensorflow as tf
 
         return np.asarray(generator.state.numpy()) if isinstance(generator, tf.random.Generator) else None
 
     def set_generator_state(self, state: np.ndarray, generator: Any = None) -> None:
-        """Of the same."""
+        """Restore the state of a `tf.random.Generator`."""
         generator.state.assign(state)

@@ -33,7 +33,7 @@ def describe(device: Device, device_type: str) -> DeviceInfo:
 
 
 def unavailable_reason(device: Device, count: int) -> str:
-    """Why TensorFlow, which has `count` devices of this kind, does not have this one; `""` if it has."""
+    """Return why TensorFlow, which has `count` devices of this kind, does not have this one; `""` if it has."""
     if device.index < count:
         return ""
     if device.kind == "cpu" and count:

@@ -1,7 +1,7 @@
 """Tensors of other frameworks through DLPack.
 
-TensorFlow imports host memory whatever its alignment, and the process dies at the first kernel that needs it aligned;
-and it refuses strides. So the capsule is read first, and memory that TensorFlow cannot use is copied.
+TensorFlow imports host memory with any alignment, and the process dies at the first kernel that needs alignment; and it
+refuses strides. So the capsule is read first, and memory that TensorFlow cannot use is copied.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _DLTensor(ctypes.Structure):
 
 
 class _Memory(NamedTuple):
-    """What a capsule describes: address, device type, NumPy's kind, bytes of an item, shape, and strides in items."""
+    """The content of a capsule: address, device type, NumPy's kind, bytes of an item, shape, and strides in items."""
 
     address: int
     device: int
@@ -47,7 +47,7 @@ class _Memory(NamedTuple):
 
 
 def from_foreign(foreign: Any) -> tf.Tensor:
-    """A tensor in the memory of a foreign one, or a copy where TensorFlow cannot use that memory.
+    """Return a tensor in the memory of a foreign one, or a copy where TensorFlow cannot use that memory.
 
     Raises:
         BufferError, RuntimeError, TypeError, ValueError, AttributeError: from its owner, or from TensorFlow.
@@ -83,7 +83,7 @@ def _is_usable(memory: _Memory) -> bool:
 
 
 def _copy(memory: _Memory) -> tf.Tensor:
-    """A copy made by NumPy; bfloat16, which NumPy lacks, is copied as two bytes."""
+    """Return a copy made by NumPy; bfloat16, which NumPy lacks, is copied as two bytes."""
     if memory.kind == "?" or memory.size == 0:
         raise BufferError("TensorFlow does not have its dtype")
     dtype = np.dtype("u2" if memory.kind == "bf" else f"{memory.kind}{memory.size}")

@@ -18,7 +18,7 @@ _DLPACK_DTYPES = frozenset(map(np.dtype, ("i1", "i2", "i4", "i8", "u1", "u2", "u
 
 
 def copy_to_cpu(array: np.ndarray) -> tf.Tensor:
-    """A tensor on the first CPU with a copy of the values of an array of any strides and byte order.
+    """Return a tensor on the first CPU with a copy of the values of an array of any strides and byte order.
 
     Raises:
         MoveError: TensorFlow lacks the dtype.
@@ -31,7 +31,7 @@ def copy_to_cpu(array: np.ndarray) -> tf.Tensor:
 
 
 def adopt_on_cpu(array: np.ndarray) -> tf.Tensor:
-    """A tensor on the first CPU in the memory of a dense and aligned array, which the tensor keeps alive.
+    """Return a tensor on the first CPU in the memory of a dense and aligned array, which the tensor keeps alive.
 
     A copy where DLPack cannot describe the array: where it is empty, or of a dtype that NumPy or TensorFlow does not
     exchange.
@@ -55,12 +55,12 @@ def _no_dtype(array: np.ndarray, reason: str) -> MoveError:
 
 
 def slice_rows(column: tf.Tensor, start: int, stop: int) -> tf.Tensor:
-    """`column[start:stop]`, on its device."""
+    """Return `column[start:stop]`, on its device."""
     return run_alone(_slice, column, tf.constant(start, tf.int64), tf.constant(stop, tf.int64))
 
 
 def gather_rows(column: tf.Tensor, order: tf.Tensor, start: int, stop: int) -> tf.Tensor:
-    """`column[order[start:stop]]`, on its device."""
+    """Return `column[order[start:stop]]`, on its device."""
     return run_alone(_gather, column, order, tf.constant(start, tf.int64), tf.constant(stop, tf.int64))
 
 

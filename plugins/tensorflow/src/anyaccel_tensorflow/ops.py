@@ -61,12 +61,12 @@ class TensorFlowOps(TracedOps):
     """TensorFlow, for one segment.
 
     Compiled functions are tf.functions, called inside the scope of the segment's `home`: the device of its first loss,
-    or else of its last operation. Where the segment uses other devices too, the forward and backward pass of a model
-    stay on the model's device, and so does the update of its parameters.
+    or of its last operation without losses. If the segment uses other devices too, the forward and backward pass of a
+    model stay on the model's device, and so does the update of its parameters.
 
     Args:
-        segment: what is computed.
-        device_string: TensorFlow's name of a device.
+        segment: The segment to compute.
+        device_string: Function that returns TensorFlow's name of a device.
     """
 
     xp = numpy_namespace
@@ -87,7 +87,7 @@ class TensorFlowOps(TracedOps):
             self.eager_seconds = 0.0  # eager steps would have to send the numbers in a model's code to the device
 
     def named_scope(self, name: str) -> AbstractContextManager[Any]:
-        """A name scope while a function is traced; eagerly, a span that is there where somebody records."""
+        """Return a name scope while a function is traced; eagerly, a span if a recorder is active."""
         eagerly = tf.executing_eagerly()
         scope: AbstractContextManager[Any] = (
             tf.profiler.experimental.Trace(name) if eagerly else tf.name_scope(f"{scope_name(name)}/")
@@ -105,7 +105,7 @@ class TensorFlowOps(TracedOps):
         return shared
 
     def cache_key(self, model: Any) -> Any:
-        """Its variables, and the plain attributes of all its parts."""
+        """Return its variables, and the plain attributes of all its parts."""
         named = ((name, variable) for group in model_variables(model) for name, variable in group.items())
         identities = tuple((name, IdentityKey(tf_variable(variable))) for name, variable in named)
         if isinstance(model, SpecModel):
@@ -115,7 +115,7 @@ class TensorFlowOps(TracedOps):
         return (("variables", identities), *attributes)
 
     def is_live(self, value: Any) -> bool:
-        """Variables, which functions refer to."""
+        """Return whether it is a variable, which functions refer to."""
         return keras().is_variable(value)
 
     def _call(self, model: Any) -> FunctionalCall:
@@ -141,15 +141,15 @@ class TensorFlowOps(TracedOps):
     # -- models ----------------------------------------------------------------------------------------------------
 
     def parameters(self, model: Any) -> Mapping[str, Any]:
-        """The values of its trainable variables; a shared variable is the same tensor in every model."""
+        """Return the values of its trainable variables; a shared variable is the same tensor in every model."""
         return {name: self._value(variable) for name, variable in self._call(model).variables.parameters.items()}
 
     def buffers(self, model: Any) -> Mapping[str, Any]:
-        """The values of its other variables."""
+        """Return the values of its other variables."""
         return {name: self._value(variable) for name, variable in self._call(model).variables.buffers.items()}
 
     def constraints(self, model: Any) -> Mapping[str, Callable[[Any], Any]]:
-        """Those of its trained variables, of Keras or TensorFlow."""
+        """Return those of its trained variables, of Keras or TensorFlow."""
         named = self._call(model).variables.parameters
         constraints = {name: getattr(variable, "constraint", None) for name, variable in named.items()}
         return {name: constraint for name, constraint in constraints.items() if constraint is not None}
@@ -179,7 +179,7 @@ class TensorFlowOps(TracedOps):
         precision: NodePrecision | None = None,
         remat: str = "",
     ) -> tuple[tuple[Any, ...], Mapping[str, Any] | None]:
-        """The model's outputs, and its buffers afterwards in training."""
+        """Return the model's outputs, and its buffers afterwards in training."""
         call: Any = self._call(model)
         if precision is not None:
             call = InPrecision(self, call, precision)
@@ -201,13 +201,13 @@ class TensorFlowOps(TracedOps):
         layout: Any = POSITIONAL,
         precision: NodePrecision | None = None,
     ) -> tuple[Any, ...]:
-        """The model's outputs in evaluation mode."""
+        """Return the model's outputs in evaluation mode."""
         return self.apply(model, parameters, buffers, inputs, False, None, layout, precision)[0]
 
     # -- differentiation and compilation ---------------------------------------------------------------------------
 
     def value_and_pullback(self, function: Function, primals: Any, rest: Any) -> ValueAndPullback:
-        """By a GradientTape over tensors that are not in `rest`: those are constants."""
+        """Differentiate with a GradientTape over tensors that are not in `rest`: those are constants."""
         constants = {id(array) for array in tf.nest.flatten(rest)}
         sources = [_identity(x) if id(x) in constants else x for x in tf.nest.flatten(primals)]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -227,14 +227,14 @@ class TensorFlowOps(TracedOps):
         return values, others, pullback
 
     def compile(self, function: Function) -> Function:
-        """One tf.function, which is traced once for each set of shapes and dtypes."""
+        """Return one tf.function, which is traced once for each set of shapes and dtypes."""
         whole = compiled(function)
         return with_true_devices(whole, self.home) if self.uses_several_devices else whole
 
     def compile_value_and_pullback(self, function: Function) -> Callable[[Any, Any], ValueAndPullback]:
-        """As in `TracedOps`.
+        """Compile a function with its pullback, without its auxiliary results.
 
-        The gradient of a tf.function passes zeros back through all that it returns: what is auxiliary would be
+        The gradient of a tf.function passes zeros through everything that it returns: auxiliary results would be
         differentiated too, and 0 times an infinite derivative is NaN.
         """
 
@@ -245,11 +245,11 @@ class TensorFlowOps(TracedOps):
         return super().compile_value_and_pullback(without_auxiliary_gradients)
 
     def compile_steps(self, body: StepFunction, *, quick: bool = False) -> StepLoop:
-        """One tf.function with a loop in it, which is traced once for any count."""
+        """Return one tf.function with a loop in it, which is traced once for any count."""
         return compile_loop(body, self.home, quick=quick)
 
     def accumulate(self, body: Function, carried: Any, count: int) -> tuple[Any, Any]:
-        """A loop after the first call."""
+        """Return a loop after the first call."""
         carried, total = body(carried, 0)
 
         def iteration(i: Any, flat: Any, sums: Any) -> tuple[Any, Any, Any]:
@@ -263,23 +263,23 @@ class TensorFlowOps(TracedOps):
     # -- numbers and arrays ----------------------------------------------------------------------------------------
 
     def scalar(self, value: float) -> Any:
-        """A tensor of float64 or int64, so that another number causes no new trace."""
+        """Return a tensor of float64 or int64, so that another number causes no new trace."""
         return tf.constant(value, tf.float64 if isinstance(value, float) else tf.int64)
 
     def astype(self, array: Any, dtype: Any) -> Any:
-        """`tf.cast`."""
+        """Cast with `tf.cast`."""
         return tf.cast(array, dtype)
 
     def arange(self, count: int, like: Any) -> Any:
-        """The integers in the dtype of `like`."""
+        """Return the integers in the dtype of `like`."""
         return tf.range(tf.cast(count, like.dtype), dtype=like.dtype)
 
     def constant(self, values: Sequence[float], like: Any) -> Any:
-        """The numbers as a tensor."""
+        """Return the numbers as a tensor."""
         return tf.constant(values, like.dtype)
 
     def move(self, array: Any, device: Device) -> Any:
-        """A tensor on a device; while a function is traced, an operation that moves it."""
+        """Return a tensor on a device; while a function is traced, an operation that moves it."""
         return move_or_trace(array, self._device_string(device), multi_device=self.uses_several_devices)
 
     def gather_rows(self, column: Any, start: int, stop: int, order: Any) -> Any:
@@ -288,7 +288,7 @@ class TensorFlowOps(TracedOps):
         return host_transfer.gather_rows(column, order, start, stop)
 
     def gather_batch(self, column: Any, order: Any, start: Any, size: int) -> Any:
-        """The rows that a part of the order names; gathered, as XLA would compile a slice for each `start`."""
+        """Return the rows that a part of the order names; gathered, as XLA would compile a slice for each `start`."""
         if order is None:  # the column has the rows of one step
             return column if column.shape[0] == size else tf.gather(column, start + tf.range(size, dtype=tf.int64))
         return tf.gather(column, tf.gather(order, start + tf.range(size, dtype=tf.int64)))
@@ -296,25 +296,25 @@ class TensorFlowOps(TracedOps):
     # -- randomness and losses -------------------------------------------------------------------------------------
 
     def key(self, seed: int) -> Any:
-        """Two 64-bit integers."""
+        """Return two 64-bit integers."""
         return key_of(seed)
 
     def fold(self, key: Any, number: Any) -> Any:
-        """`stateless_fold_in`."""
+        """Fold with `stateless_fold_in`."""
         return fold_in(key, number)
 
     def parameter_tree(self, model: Any) -> Mapping[str, Any]:
-        """The trained variables by name, held weakly, which optimizers of Keras go by."""
+        """Return the trained variables by name, held weakly, which optimizers of Keras go by."""
         return WeakValueDictionary(self._call(model).variables.parameters)
 
     def update_rule(self, optimizer: Optimizer) -> UpdateRule:
-        """By the formulas, or by Keras."""
+        """Return the rule by the formulas, or by Keras."""
         if not keras().is_optimizer(optimizer.own):
             return super().update_rule(optimizer)
         return LayerOptimizerRule(optimizer, keras().module, tf.init_scope, _put_like)
 
     def custom_loss(self, loss: Loss) -> LossFunction:
-        """A function of tensors that gives the mean, or a loss of Keras, whose mean is taken."""
+        """Return a function of tensors that gives the mean, or a loss of Keras, whose mean is taken."""
         return super().custom_loss(scalar_loss(loss))
 
 
@@ -350,8 +350,6 @@ class InPrecision:
         key: Any,
         layout: CallLayout = POSITIONAL,
     ) -> OutputsAndBuffers:
-        """As of `FunctionalCall`."""
-
         def apply(parameters: Any, buffers: Any, inputs: Any) -> OutputsAndBuffers:
             return self._call(parameters, buffers, inputs, train, key, layout)
 
@@ -366,7 +364,7 @@ class InPrecision:
 
 
 class Recomputed:
-    """A call that keeps only what it is given for its backward pass, which calls it again."""
+    """A call that keeps only its arguments for its backward pass, which calls it again."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
@@ -380,7 +378,7 @@ class Recomputed:
         key: Any,
         layout: CallLayout = POSITIONAL,
     ) -> OutputsAndBuffers:
-        """As of `FunctionalCall`, by `tf.recompute_grad`."""
+        """Call with `tf.recompute_grad`."""
         sources = [*parameters.values(), *(x for x in inputs if is_differentiable(x))]
         kept: list[Any] = []
 
@@ -402,7 +400,7 @@ class Recomputed:
 
 
 def scalar_loss(loss: Loss) -> Loss:
-    """The spec of a loss with a function of tensors as its `own`; losses of Keras do not broadcast.
+    """Return the spec of a loss with a function of tensors as its `own`; losses of Keras do not broadcast.
 
     Raises:
         SpecError: a class that does not take `loss_kwargs`.
@@ -419,7 +417,7 @@ def scalar_loss(loss: Loss) -> Loss:
 
 
 def move_or_trace(array: Any, name: str, *, multi_device: bool) -> Any:
-    """A tensor on a device; while tracing a function on one device nothing, as everything is there."""
+    """Return a tensor on a device; while tracing a function on one device, the tensor itself."""
     if tf.executing_eagerly():
         return move_tensor(array, name)
     if not multi_device:
@@ -429,16 +427,16 @@ def move_or_trace(array: Any, name: str, *, multi_device: bool) -> Any:
 
 
 def on_device_of(array: Any, other: Any) -> Any:
-    """A tensor on the device of another one."""
+    """Return a tensor on the device of another one."""
     if not tf.executing_eagerly() or array.device == other.device:
         return array
     return move_tensor(array, other.device)
 
 
 def with_true_devices(function: Function, home: str) -> Function:
-    """A compiled function that is called in the scope of its first argument's device, or of `home` if it has several.
+    """Return a compiled function called in the scope of its first argument's device, or of `home` if it has several.
 
-    Its outputs are labelled with the devices that they are on.
+    Its outputs are labelled with their devices.
     """
 
     def run(*arguments: Any) -> Any:
@@ -450,7 +448,9 @@ def with_true_devices(function: Function, home: str) -> Function:
 
 
 def _with_true_device(tensor: Any) -> Any:
-    """TensorFlow keeps 32-bit integers in host memory, whatever their device."""
+    """Return a tensor labelled with its true device: TensorFlow keeps 32-bit integers in host memory on every
+    device.
+    """
     if tensor.dtype == tf.int32 or is_on(tensor, tensor.backing_device):
         return tensor
     return move_tensor(tensor, tensor.backing_device)
@@ -499,7 +499,7 @@ def call_on_device(
 
 
 def scope_name(name: str) -> str:
-    """A name as TensorFlow allows it in a scope, and in the nodes of a function that XLA compiles."""
+    """Return a name as TensorFlow allows it in a scope, and in the nodes of a function that XLA compiles."""
     return re.sub(r"[^A-Za-z0-9_]", "_", name).lstrip("_") or "node"
 
 
@@ -508,7 +508,7 @@ class TensorFlowProfiler(ProfilesSteps):
 
     @contextmanager
     def profile_steps(self, path: Path, nodes: Mapping[str, Any], devices: Sequence[Device]) -> Iterator[Mark]:
-        """With the scopes of compiled code."""
+        """Profile steps with the scopes of compiled code."""
         with TemporaryDirectory() as folder:
             tf.profiler.experimental.start(folder)
             try:
@@ -529,7 +529,7 @@ def _write(folder: Path, path: Path, nodes: Mapping[str, Any]) -> None:
 
 
 def _events(plane: Any, process: int) -> Iterator[dict[str, Any]]:
-    """The events of a plane, a process in the trace whose lines are threads."""
+    """Yield the events of a plane, a process in the trace whose lines are threads."""
     if not plane.lines:
         return
     yield trace_label("process_name", plane.name, process)

@@ -1,4 +1,4 @@
-"""Replica group of TensorFlow: collectives of its own between processes, over gRPC, or NCCL between GPUs."""
+"""Replica group of TensorFlow: its own collectives between processes, over gRPC, or NCCL between GPUs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _LEAVE_SECONDS = 3600.0
 
 @cache
 def joined(rank: int, size: int) -> TensorFlowReplicaGroup:
-    """The group of this process."""
+    """Return the group of this process."""
     return TensorFlowReplicaGroup(rank, size)
 
 
@@ -64,7 +64,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self._departure.watch()
 
     def average_gradients(self, programs: Sequence[Program], weight: float) -> None:
-        """One all-reduce for all gradients of a device and dtype."""
+        """Average gradients with one all-reduce for each device and dtype."""
         gradients = gradients_of(programs)
         for device, positions in _positions(gradients):
             own = [gradients[i] for i in positions]
@@ -87,7 +87,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         return np.asarray(every.numpy()).view(array.dtype)
 
     def loss_weights(self, programs: Sequence[ProgramInputs], n_rows: float) -> list[dict[str, Any]]:
-        """One all-reduce for the losses of a device."""
+        """Return weights with one all-reduce for the losses of a device."""
         own = [cast("ArrayProgram", program).summed_weights(inputs) for program, inputs in programs]
         keys = [(i, label) for i, weights in enumerate(own) for label in weights]
         weights = [own[i][label] for i, label in keys]
@@ -106,7 +106,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     def gather_tensors(
         self, program: Program, shards: Sequence[Sequence[Any]], counts: Sequence[int]
     ) -> list[list[Any]]:
-        """One all-gather for all tensors of a device and dtype."""
+        """Gather with one all-gather for all tensors of a device and dtype."""
         given = [[tf.convert_to_tensor(value) for value in shard] for shard in shards]
         every: list[list[Any]] = [[None] * len(given[0]) for _ in range(sum(counts))]
         for device, positions in _positions(given[0]):
@@ -119,7 +119,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         return every
 
     def sum_of_all(self, tensor: Any, call: Hashable, device: str) -> Any:
-        """The sum of the tensors that all give, in a step of the user's own, traced or not.
+        """Return the sum of the tensors that all give, in a custom step, traced or not.
 
         Args:
             tensor: on `device`.
@@ -133,7 +133,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self._departure.fail()
 
     def _leave(self, failed: bool) -> None:
-        """Wait for the others, which read what this process serves, unless it has failed."""
+        """Wait for the others, which read values that this process serves, unless it has failed."""
         if failed:
             return
         self._seconds = _LEAVE_SECONDS
@@ -144,11 +144,11 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         return run_alone(_summed, tensor, **self._keys("add", tensor, device))
 
     def _gather(self, tensor: Any, device: str) -> Any:
-        """The tensors of all processes, one after the other on the first axis."""
+        """Return the tensors of all processes, in sequence on the first axis."""
         return run_alone(_gathered, tensor, **self._keys("gather", tensor, device))
 
     def _keys(self, kind: Hashable, tensor: Any, device: str) -> dict[str, Any]:
-        """What names a collective alike in all processes: they come to each for the first time in one order."""
+        """Return the keys of a collective, equal in all processes: their first collectives come in one order."""
         instance = (kind, device, tensor.dtype, tuple(tensor.shape))
         return {
             "group_size": self.size,
@@ -158,10 +158,10 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         }
 
     def attempt(self, what: str, call: Callable[[], Any]) -> Any:
-        """What a call gives.
+        """Return the result of a call.
 
         Raises:
-            FrameworkError: another replica has ended, or does not answer.
+            FrameworkError: another replica has ended, or does not respond.
         """
         try:
             return call()
@@ -174,13 +174,13 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
 
 def _what_ended(error: Exception) -> str:
-    """The message of an error, and the replica that it is about, which gRPC names first."""
+    """Return the message of an error, and the replica that it is about, which gRPC names first."""
     about = re.search(r"from remote target /job:\w+/replica:0/task:(\d+)", str(error))
     return first_line(error) + (f", said of replica {about[1]}" if about else "")
 
 
 def _positions(tensors: Iterable[Any]) -> list[tuple[str, list[int]]]:
-    """The positions of tensors by device and dtype, with the device."""
+    """Return the positions of tensors by device and dtype, with the device."""
     positions: dict[tuple[str, Any], list[int]] = {}
     for i, tensor in enumerate(tensors):
         positions.setdefault((tensor.device, tensor.dtype), []).append(i)
@@ -197,38 +197,38 @@ def _gathered(tensor: Any, **keys: Any) -> Any:
 
 
 def _weighted(gradients: Sequence[Any], weight: Any) -> Any:
-    """Gradients times a weight, and the weight, in one tensor of at least float32."""
+    """Return gradients times a weight, and the weight, in one tensor of at least float32."""
     dtype = tf.float64 if gradients[0].dtype == tf.float64 else tf.float32
     factor = tf.cast(weight, dtype)
     return tf.concat([*[tf.reshape(tf.cast(each, dtype), [-1]) * factor for each in gradients], factor[None]], 0)
 
 
 def _means(summed: Any, like: Sequence[Any]) -> list[Any]:
-    """What `_weighted` gave, summed, as means of the shapes and dtype of the gradients."""
+    """Return the summed output of `_weighted` as means in the shapes and dtype of the gradients."""
     parts = tf.split(summed[:-1] / summed[-1], [math.prod(each.shape) for each in like])
     return [tf.cast(tf.reshape(part, each.shape), each.dtype) for part, each in zip(parts, like, strict=True)]
 
 
 def _stacked(weights: Sequence[Any], n_rows: Any) -> Any:
-    """Scalars, and the number of rows, in one tensor of float64."""
+    """Return scalars, and the number of rows, in one tensor of float64."""
     return tf.stack([*[tf.cast(weight, tf.float64) for weight in weights], n_rows])
 
 
 def _shares(summed: Any, n_rows: Any, like: Sequence[Any]) -> list[Any]:
-    """What `_stacked` gave, summed, as weights (1 for 0) times the part of all rows that `n_rows` are."""
+    """Return the summed output of `_stacked` as weights (1 for 0) times the fraction of all rows that `n_rows` are."""
     weights = tf.where(summed[:-1] == 0, tf.ones_like(summed[:-1]), summed[:-1]) * (n_rows / summed[-1])
     return [tf.cast(weight, each.dtype) for weight, each in zip(tf.unstack(weights), like, strict=True)]
 
 
 def _rows(shards: Sequence[Sequence[Any]], n_rows: int) -> Any:
-    """The tensors of each shard in one row of a dtype that can be gathered; zeros in rows beyond them."""
+    """Return the tensors of each shard in one row of a dtype that can be gathered; zeros in rows beyond them."""
     dtype = tf.float32 if shards[0][0].dtype == tf.bfloat16 else shards[0][0].dtype
     rows = tf.stack([tf.concat([tf.reshape(tf.cast(tensor, dtype), [-1]) for tensor in shard], 0) for shard in shards])
     return tf.pad(rows, [[0, n_rows - len(shards)], [0, 0]])[None]
 
 
 def _pieces(gathered: Any, like: Sequence[Any], counts: tuple[int, ...]) -> list[list[Any]]:
-    """The tensors of all shards, by rank and in their order, given [processes, rows, elements]."""
+    """Return the tensors of all shards, by rank and in their order, given [processes, rows, elements]."""
     rows = [gathered[rank, i] for rank, count in enumerate(counts) for i in range(count)]
     sizes = [math.prod(each.shape) for each in like]
     parts = [zip(tf.split(row, sizes), like, strict=True) for row in rows]
@@ -247,7 +247,7 @@ _PORT_AFTER = 2
 
 
 def join_cluster(rank: int, size: int) -> None:
-    """Join the other processes: each serves its part of collectives by gRPC, on a port of its own.
+    """Join the other processes: each serves its part of collectives by gRPC, on its own port.
 
     Raises:
         FrameworkError: TensorFlow has started on its own, or they cannot be joined.
@@ -286,15 +286,15 @@ _POLL_SECONDS = 0.05
 
 
 def addresses_of_all(rank: int, size: int, host: str, port: int, seconds: float) -> list[str]:
-    """HOST:PORT of every process, by rank, each with a port that is free on its machine.
+    """Return HOST:PORT of every process, by rank, each with a port that is free on its machine.
 
     Args:
-        rank, size: which process of how many.
-        host, port: where the first one listens meanwhile.
-        seconds: how long to wait for all.
+        rank, size: Rank of this process and number of processes.
+        host, port: Address at which the first one listens during this call.
+        seconds: Time limit for all.
 
     Raises:
-        OSError: the port is taken, or some do not come in time.
+        OSError: the port is taken, or some do not arrive in time.
     """
     deadline = time.monotonic() + seconds
     if rank == 0:
@@ -306,7 +306,7 @@ def addresses_of_all(rank: int, size: int, host: str, port: int, seconds: float)
 
 
 def _collected(own: str, size: int, port: int, deadline: float) -> list[str]:
-    """What the first process hears, and then tells all."""
+    """Return the addresses that the first process receives, and send them to all."""
     found, connections = {0: own}, list[socket.socket]()
     with socket.create_server(("", port), backlog=size) as server:
         try:
@@ -332,7 +332,7 @@ def _collected(own: str, size: int, port: int, deadline: float) -> list[str]:
 
 
 def _connected(host: str, port: int, deadline: float) -> socket.socket:
-    """A connection to the first process, which may not have come yet."""
+    """Return a connection to the first process, which may not have come yet."""
     while True:
         with suppress(ConnectionRefusedError):
             connection = socket.create_connection((host, port), max(_POLL_SECONDS, deadline - time.monotonic()))
@@ -344,7 +344,7 @@ def _connected(host: str, port: int, deadline: float) -> socket.socket:
 
 
 def _line(connection: socket.socket) -> Any:
-    """A line of JSON.
+    """Return a line of JSON.
 
     Raises:
         OSError: the other one has ended.

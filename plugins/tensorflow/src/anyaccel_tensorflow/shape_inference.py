@@ -32,7 +32,7 @@ _OF_FILES = (
 def infer_outputs(
     model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path], seed: int
 ) -> tuple[OutputSpec, ...]:
-    """The outputs of `model` for `inputs`; see `Compute.infer_outputs`.
+    """Return the outputs of `model` for `inputs`; see `Compute.infer_outputs`.
 
     Raises:
         ShapeError: the model does not accept the inputs, returns no tensors, or none with a batch.
@@ -71,7 +71,7 @@ def infer_outputs(
 
 
 def infer_training(model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path]) -> tuple[OutputSpec, ...]:
-    """What a built model returns in training mode; see `Compute.infer_training`.
+    """Return the outputs of a built model in training mode; see `Compute.infer_training`.
 
     Raises:
         ShapeError: it returns no tensors then, or none with a batch.
@@ -90,7 +90,7 @@ def infer_training(model: Any, inputs: Sequence[TensorSpec], arguments: Sequence
 
 
 def parameter_dtype(model: Any) -> str | None:
-    """Dtype of the first floating parameter, or the one that an unbuilt model will have."""
+    """Return the dtype of the first floating parameter, or the one that an unbuilt model will have."""
     if is_built(model):
         for variable in model_variables(model).parameters.values():
             if tf.as_dtype(variable.dtype).is_floating:
@@ -104,7 +104,7 @@ def parameter_dtype(model: Any) -> str | None:
 
 
 def is_built(model: Any) -> bool:
-    """Whether a model has its variables, as far as can be known: a tf.Module may create them at any time."""
+    """Whether a model has its variables, to the extent that can be known: a tf.Module may create them at any time."""
     if any(isinstance(part, SpecModel) and not part.is_built for part in variables.parts(model)):
         return False
     return bool(model.built) if keras().is_layer(model) else True
@@ -114,7 +114,7 @@ def is_built(model: Any) -> bool:
 
 
 def _build(model: Any, inputs: Sequence[TensorSpec], layout: CallLayout, seed: int) -> None:
-    """Create missing variables from the seed: by the spec of a model that has one, else by a batch of zeros."""
+    """Create missing variables from the seed: by the spec of a model that has one, otherwise by a batch of zeros."""
     if isinstance(model, SpecModel):
         model.build([spec.shape for spec in inputs], seed)
         return
@@ -144,7 +144,7 @@ def _zeros(spec: TensorSpec, batch: int) -> Any:
 def _trace(
     model: Any, inputs: Sequence[TensorSpec], layout: CallLayout, batch: int, *, train: bool = False
 ) -> tuple[Any, ...]:
-    """The outputs for a batch of this size: symbolic ones, unless their shapes depend on values."""
+    """Return the outputs for a batch of this size: symbolic ones, unless their shapes depend on values."""
     call = functional_call(model)
     parameters, buffers = ({name: _shape_of(v) for name, v in named.items()} for named in call.variables)
     given = [tf.TensorSpec([batch, *spec.shape], spec.dtype) for spec in inputs]
@@ -165,9 +165,9 @@ def _shape_of(variable: Any) -> tf.TensorSpec:
 
 
 def data_format(model: Any) -> tuple[str, str]:
-    """As `Compute.data_format`: of a Keras layer for images, or a Sequential that begins or ends with one.
+    """Return the format of a Keras layer for images, or of a Sequential that begins or ends with one.
 
-    Other models may move the axes, so that nothing is known of them.
+    Other models may move the axes, so their format is unknown.
     """
     if isinstance(model, SequentialCNN):
         return "channels_first", ""
@@ -175,7 +175,7 @@ def data_format(model: Any) -> tuple[str, str]:
 
 
 def batch_coupling(model: Any) -> str:
-    """The name of the first class among the parts that normalizes over the batch while it trains, or `""`."""
+    """Return the name of the first class among the parts that normalizes over the batch while it trains, or `""`."""
     for part in variables.parts(model):
         name = next((cls.__name__ for cls in type(part).__mro__ if cls.__name__.startswith("BatchNorm")), "")
         if name and getattr(part, "trainable", True):
@@ -184,7 +184,7 @@ def batch_coupling(model: Any) -> str:
 
 
 def untrainable_reason(model: Any) -> str:
-    """As `Compute.untrainable_reason`."""
+    """Return why a model cannot be trained whole; see `Compute.untrainable_reason`."""
     values = [getattr(variable, "value", variable) for variable in getattr(model, "variables", ())]
     if any(len(getattr(value, "values", ())) > 1 for value in values):  # MirroredVariable and its like
         return "a scope of tf.distribute made its variables on several devices; make it outside, and use replicas"

@@ -16,7 +16,7 @@ from anyaccel_tensorflow.object_location import is_first_cpu
 
 
 def compiled(function: Callable[..., Any], **settings: Any) -> Any:
-    """A function as a tf.function without autograph.
+    """Return a function as a tf.function without autograph.
 
     TensorFlow counts traces by the code of a function, and warns of many. Programs of one kind share their code, and
     each is traced on its own: a partial has no code.
@@ -25,12 +25,13 @@ def compiled(function: Callable[..., Any], **settings: Any) -> Any:
 
 
 def run_alone(function: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
-    """The result of a module-level function on the device of the first tensor among its arguments.
+    """Return the result of a module-level function on the device of the first tensor among its arguments.
 
     Args:
-        function: called as it is while something else is traced, or on the first CPU; else compiled, once.
-        arguments: tensors, and sequences of them.
-        settings: plain values.
+        function: Function that is called uncompiled while something else is traced, or on the first CPU; otherwise it
+            is compiled, once.
+        arguments: Tensors, and sequences of them.
+        settings: Plain values.
     """
     if not tf.executing_eagerly():
         return function(*arguments, **settings)

@@ -44,7 +44,7 @@ class TensorFlowLayers(LayerLibrary):
         return isinstance(obj, tf.Module) or super().is_part(obj)
 
     def skipped_attributes(self, part: Any) -> frozenset[str]:
-        """The attributes that frameworks keep for themselves, and that say nothing about what a part computes."""
+        """Return the attributes that frameworks use internally, and that do not affect what a part computes."""
         hidden = frozenset(name for name in vars(part) if name.startswith(self.hidden_prefixes))
         return hidden | self.layer_attributes if self.is_layer(part) else hidden
 
@@ -54,7 +54,7 @@ class TensorFlowLayers(LayerLibrary):
 
 
 def keras() -> TensorFlowLayers:
-    """Keras, where somebody has imported it; else a library that nothing belongs to."""
+    """Return Keras if it is imported, otherwise a library that nothing belongs to."""
     module = sys.modules.get("keras")
     return _layers_of(module if hasattr(module, "Layer") else None)
 
@@ -63,16 +63,16 @@ _layers_of = cache(TensorFlowLayers)
 
 
 def tf_variable(variable: Any) -> tf.Variable:
-    """The tf.Variable itself, which a Keras variable holds.
+    """Return the tf.Variable itself, which a Keras variable holds.
 
     Args:
-        variable: one of TensorFlow, or an initialised one of Keras.
+        variable: one of TensorFlow, or an initialized one of Keras.
     """
     return variable.value if keras().is_keras_variable(variable) else variable
 
 
 def read(variable: Any) -> tf.Tensor:
-    """The value of a variable, on its device."""
+    """Return the value of a variable, on its device."""
     inner = tf_variable(variable)
     with tf.device(inner.device):
         return inner.read_value()
@@ -86,7 +86,7 @@ def write(variable: Any, value: Any) -> None:
 
 
 def model_variables(model: Any) -> ModelVariables:
-    """A built model's variables by the path of attributes that leads to each, without leading underscores.
+    """Return a built model's variables by the path of attributes that leads to each, without leading underscores.
 
     Parameters are those that gradients can train: the `trainable_variables` of a Keras layer, of other models the
     floating and complex variables that are `trainable`. All others are buffers.
@@ -105,22 +105,26 @@ def model_variables(model: Any) -> ModelVariables:
 
 
 def variables_in(obj: Any) -> Iterator[Any]:
-    """Each variable once that a variable, module, layer, or container of these holds."""
+    """Return each variable once that a variable, module, layer, or container of these holds."""
     return (held for _, held in keras().walk(obj) if keras().is_variable(held))
 
 
 def named_parts(obj: Any) -> Iterator[tuple[str, Any]]:
-    """Each module, layer and random generator once, `obj` itself among them if it is one, with the path to it."""
+    """Return each module, layer and random generator once, `obj` itself among them if it is one, with the path to
+    it.
+    """
     return ((path, held) for path, held in keras().walk(obj) if keras().is_part(held) or keras().is_random(held))
 
 
 def parts(obj: Any) -> Iterator[Any]:
-    """As `named_parts`, without the paths."""
+    """Yield the parts of `named_parts` without the paths."""
     return (part for _, part in named_parts(obj))
 
 
 def functions(part: Any) -> Iterator[tuple[str, Any]]:
-    """The tf.functions among the attributes and methods of a module or layer, except those that Keras compiles."""
+    """Yield the tf.functions among the attributes and methods of a module or layer, except those that Keras
+    compiles.
+    """
     kind = tf.types.experimental.PolymorphicFunction
     for name, value in vars(part).items():
         if isinstance(value, kind) and not (keras().is_layer(part) and name in COMPILED_ATTRIBUTES):

@@ -32,12 +32,12 @@ zeros_like = torch.zeros_like
 
 
 def maximum(a: Any, b: Any) -> Tensor:
-    """The larger of two arrays, or of an array and a number, element by element."""
+    """Return the larger of two arrays, or of an array and a number, element by element."""
     return torch.maximum(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else _limited(a, b, torch.clamp_min)
 
 
 def minimum(a: Any, b: Any) -> Tensor:
-    """The smaller of two arrays, or of an array and a number, element by element."""
+    """Return the smaller of two arrays, or of an array and a number, element by element."""
     return torch.minimum(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else _limited(a, b, torch.clamp_max)
 
 

@@ -37,7 +37,7 @@ class TorchExchange(TorchPlacement, Exchange):
             return host.to(self.native_device(device), non_blocking=pinned and host.is_pinned())
 
     def from_host_owned(self, array: np.ndarray, device: Device) -> Any:
-        """On the CPU it shares the memory of a writable, dense array."""
+        """Return a tensor; on the CPU it shares the memory of a writable, dense array."""
         if self.native_device(device).type != "cpu" or not is_own(array):
             return self.from_host(array, device)
         tensor = shared(array)
@@ -45,12 +45,12 @@ class TorchExchange(TorchPlacement, Exchange):
         return tensor
 
     def staging_buffer(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
-        """Page-locked for `pinned_kinds` as long as such memory is available."""
+        """Allocate host memory, page-locked for `pinned_kinds` while such memory is available."""
         pinned = pinned_empty(shape, dtype) if device.kind in self.pinned_kinds else None
         return aligned_empty(shape, numpy_dtype(dtype)) if pinned is None else pinned
 
     def copy_async(self, array: np.ndarray, device: Device) -> AsyncCopy:
-        """Page-locked memory is copied by a stream of its own, other memory at once."""
+        """Page-locked memory is copied by its own stream, other memory at once."""
         target = self.native_device(device)
         if (
             device.kind not in self.pinned_kinds
@@ -99,14 +99,14 @@ class TorchExchange(TorchPlacement, Exchange):
         return self.move(tensor, device)
 
     def gather_rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
-        """A view of the column without an order."""
+        """Return a view of the column without an order."""
         if order is None:
             return column[start:stop]
         with translate_errors(f"rows {start} to {stop} of a column of shape {list(column.shape)}"):
             return column.index_select(0, order[start:stop])
 
     def scalars(self, values: Sequence[Any]) -> np.ndarray:
-        """One transfer per device and dtype."""
+        """Return scalars with one transfer per device and dtype."""
         import torch
 
         result = np.empty(len(values), dtype=np.float64)

@@ -19,7 +19,7 @@ _HUGE_PAGES_FROM = 4 * 2**20
 
 
 def copied(array: np.ndarray, *, pinned: bool = False) -> torch.Tensor:
-    """A tensor in host memory with the values of a NumPy array of any strides and byte order; owns its memory.
+    """Return a tensor in host memory with the values of a NumPy array of any strides and byte order; owns its memory.
 
     Raises:
         MoveError: torch lacks the dtype.
@@ -35,7 +35,7 @@ def copied(array: np.ndarray, *, pinned: bool = False) -> torch.Tensor:
 
 
 def shared(array: np.ndarray) -> torch.Tensor:
-    """A tensor on the memory of a writable NumPy array, which it keeps alive.
+    """Return a tensor on the memory of a writable NumPy array, which it keeps alive.
 
     Raises:
         MoveError: torch lacks the dtype.
@@ -45,7 +45,7 @@ def shared(array: np.ndarray) -> torch.Tensor:
 
 
 def pinned_empty(shape: tuple[int, ...], dtype: str) -> np.ndarray | None:
-    """An uninitialized array in page-locked memory; None if none is available.
+    """Return an uninitialized array in page-locked memory; None if none is available.
 
     Raises:
         MoveError: torch lacks the dtype.
@@ -57,10 +57,10 @@ def pinned_empty(shape: tuple[int, ...], dtype: str) -> np.ndarray | None:
 
 
 def copied_async(tensor: torch.Tensor, target: torch.device) -> torch.Tensor:
-    """A tensor of the host on `target`, by an asynchronous copy if page-locked memory is available.
+    """Return a tensor of the host on `target`, by an asynchronous copy if page-locked memory is available.
 
-    Safe without waiting: the copy's source is a buffer of our own, so the caller may change `tensor` at once, and
-    torch's host allocator reuses that buffer only after the copy's event.
+    Safe without waiting: the source of the copy is an internal buffer, so the caller may change `tensor` immediately,
+    and torch's host allocator reuses that buffer only after the copy's event.
     """
     if tensor.requires_grad:
         return tensor.to(target)
@@ -107,7 +107,7 @@ def can_copy_aside(host: torch.Tensor, target: torch.device) -> bool:
 
 
 def copied_aside(host: torch.Tensor, target: torch.device) -> AsyncCopy:
-    """A copy of a page-locked tensor to `target`, made by a stream beside the one that computes.
+    """Return a copy of a page-locked tensor to `target`, made by a stream that runs in parallel with the computing one.
 
     The copy's memory belongs to the copying stream; `record_stream` keeps torch from reusing it before the computing
     stream is done, even if the tensor is freed earlier.
@@ -144,7 +144,7 @@ BFLOAT16 = "bfloat16"
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:
-    """The array on the memory of a dense tensor on the CPU without gradients; `ml_dtypes.bfloat16` for bfloat16.
+    """Return the array on the memory of a dense tensor on the CPU without gradients; `ml_dtypes.bfloat16` for bfloat16.
 
     A DTensor is gathered, by all processes of its mesh together.
 
@@ -162,7 +162,7 @@ def as_array(tensor: torch.Tensor) -> np.ndarray:
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:
-    """The tensor on the memory of a writable array.
+    """Return the tensor on the memory of a writable array.
 
     Raises:
         TypeError: torch lacks the dtype.
@@ -175,7 +175,7 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """NumPy's dtype of a name; bfloat16 has one as soon as ml_dtypes is imported."""
+    """Return NumPy's dtype with a name; bfloat16 has one once ml_dtypes is imported."""
     if name == BFLOAT16:
         import ml_dtypes  # noqa: F401
     return np.dtype(name)

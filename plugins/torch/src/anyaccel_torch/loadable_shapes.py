@@ -1,4 +1,4 @@
-"""Buffers whose shape the loading of their own module changes, as torch's observers and fake quantization do."""
+"""Buffers whose shape changes when their own module loads them, as in torch's observers and fake quantization."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Shape = tuple[int, ...]
 
 
 class TorchLoadableShapes(LoadableShapes):
-    """What modules take that have a loading of their own, as observers do."""
+    """Values that modules with their own loading accept, such as observers."""
 
     def loadable_shapes(self, model: nn.Module, given: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
         """Copies of such modules are asked."""
@@ -45,13 +45,13 @@ def _key(plain: Callable[[str], str], path: str, name: str) -> str:
 
 
 def _local(plain: Callable[[str], str], path: str, part: nn.Module, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-    """The shapes for a module's own buffers that differ from theirs."""
+    """Return the shapes for a module's own buffers that differ from theirs."""
     named = {name: (_key(plain, path, name), buffer) for name, buffer in part.named_buffers(recurse=False)}
     return {name: shapes[key] for name, (key, buffer) in named.items() if shapes.get(key, buffer.shape) != buffer.shape}
 
 
 def _taken(probe: nn.Module, shapes: Mapping[str, Shape]) -> list[str]:
-    """The buffers that have these shapes once a module, which this changes, has loaded a state with such."""
+    """Return the buffers that have these shapes once a module, which this changes, has loaded a state with such."""
     given = probe.state_dict()  # with the versions of its parts, which decide what loading fills in
     given.update({name: probe.get_buffer(name).new_zeros(shape) for name, shape in shapes.items()})
     try:

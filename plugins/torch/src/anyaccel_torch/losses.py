@@ -56,7 +56,8 @@ class BoundLoss:
         self.mean, self.sum_and_weight = _named(mean, term, slots), _named(sum_and_weight, term, slots)
 
     def factor(self, weight: Tensor, scale: Mapping[str, Any] | None, share: float = 1.0) -> Any:
-        """The factor of its sum in the total loss: that of `scale`, else so that its mean counts by its weight.
+        """Return the factor of its sum in the total loss: that of `scale`, otherwise so that its mean counts by its
+        weight.
 
         `share` is the part of a step that this is; that of `scale` has it already.
         """
@@ -80,14 +81,13 @@ def _named(function: Callable[[Values], Result], term: LossTerm, slots: Sequence
 def bind(
     term: LossTerm, slots: Sequence[int], device: torch.device, weight_dtype: torch.dtype = torch.float32
 ) -> BoundLoss:
-    """The loss of a term, reading its inputs from `slots`; a module is moved to `device`.
+    """Return the loss of a term, reading its inputs from `slots`; a module is moved to `device`.
 
     Weights are added up in at least `weight_dtype`.
 
     Raises:
-        SpecError: a named loss without two inputs, or a class that cannot be created.
-        (when called) ShapeError: shapes that a named loss would have to broadcast.
-        (when called) SpecError: a custom loss that returns no scalar.
+        SpecError: a named loss without two inputs, or a class that cannot be created. (when called) ShapeError: shapes
+            that a named loss would have to broadcast. (when called) SpecError: a custom loss that returns no scalar.
     """
     if term.loss.own is not None:
         return _bind_own(term, slots, device)
@@ -117,7 +117,7 @@ def bind(
 
 
 def _bind_output(term: LossTerm, slots: Sequence[int]) -> BoundLoss:
-    """A loss that a module returned: the mean over as many rows as the second input has, or one for each row."""
+    """Return a loss that a module returned: the mean over as many rows as the second input has, or one for each row."""
     first, second = slots
 
     def mean(values: Values) -> Tensor:
@@ -131,7 +131,7 @@ def _bind_output(term: LossTerm, slots: Sequence[int]) -> BoundLoss:
 
 
 class _FormulaOps:
-    """What formulas of named losses need of torch, as `ArrayOps` of the adapter has it."""
+    """The operations of torch that formulas of named losses need, like `ArrayOps` of the adapter."""
 
     xp = array_functions
 
@@ -160,7 +160,7 @@ class _FormulaOps:
 
 
 def _bind_formula(term: LossTerm, slots: Sequence[int], least: torch.dtype) -> BoundLoss:
-    """A named loss that torch has no function for, or with settings, or weighted: by its formula.
+    """Return a named loss that torch has no function for, or with settings, or weighted: by its formula.
 
     torch's own functions give the loss of each element or position where there are such.
     """
@@ -186,7 +186,7 @@ def _bind_formula(term: LossTerm, slots: Sequence[int], least: torch.dtype) -> B
 
 
 def divisor(weight: Tensor) -> Tensor:
-    """A weight to divide by: 1 in place of 0, where nothing counts, so that the loss and its gradients are 0."""
+    """Return a weight as a divisor: 1 instead of 0 if nothing counts, so that the loss and its gradients are 0."""
     return torch.where(weight == 0, 1, weight)
 
 
@@ -225,7 +225,7 @@ def _elementwise(label: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, 
 
 
 def _classes(label: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits [samples, classes], and class indices int64 [samples] or probabilities [samples, classes]."""
+    """Return logits [samples, classes], and class indices int64 [samples] or probabilities [samples, classes]."""
     if targets.is_floating_point():
         if outputs.shape != targets.shape or outputs.ndim < 2:
             raise _shape_error(label, outputs, targets, "probabilities have the shape of the logits [.., classes]")
@@ -249,7 +249,7 @@ _NAMED: dict[str, tuple[Callable[..., Tensor], Prepare, Callable[[Tensor], int]]
 
 
 def _at_least_float32(outputs: Tensor) -> Tensor:
-    """Outputs in 16 bits as float32: targets would be rounded, and a sum over a batch soon overflows."""
+    """Return 16-bit outputs as float32: targets would be rounded, and a sum over a batch soon overflows."""
     return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
 
 
@@ -279,7 +279,7 @@ _TARGETS: dict[Any, str] = {
 
 
 def loss_targets(loss: Loss) -> LossTargets | None:
-    """What a loss of torch or of Keras takes as targets; None for others, also for those derived from one."""
+    """Return the targets that a loss of torch or Keras accepts; None for others, including classes derived from one."""
     own = loss.own.func if isinstance(loss.own, functools.partial) else loss.own
     kind = _TARGETS.get(own if isinstance(own, type) or inspect.isroutine(own) else type(own))
     if kind is None:

@@ -17,9 +17,9 @@ from anyaccel_torch.error_translation import first_line
 class TorchSchedule:
     """A scheduler of `torch.optim.lr_scheduler` as a schedule: `schedule=TorchSchedule(OneCycleLR, max_lr=0.1, ...)`.
 
-    The factor at a step is the learning rate that the scheduler gives an optimizer of rate 1 after so many calls of
-    `scheduler.step()`. With a scheduler whose settings are learning rates (`OneCycleLR(max_lr=...)`), use `lr=1.0`.
-    It schedules the learning rate alone, no momentum. `ReduceLROnPlateau` is anyaccel's own.
+    The factor at a step is the learning rate that the scheduler gives an optimizer of rate 1 after that many calls of
+    `scheduler.step()`. With a scheduler whose settings are learning rates (`OneCycleLR(max_lr=...)`), use `lr=1.0`. It
+    schedules the learning rate alone, no momentum. `ReduceLROnPlateau` is anyaccel's own.
 
     Args:
         scheduler: a class, or a function of an optimizer that gives a scheduler.
@@ -58,7 +58,7 @@ class TorchSchedule:
         self._rates = [float(self._optimizer.param_groups[0]["lr"])]
 
     def __call__(self, step: int) -> float:
-        """The factor at a step; those before it are computed once."""
+        """Return the factor at a step; those before it are computed once."""
         while len(self._rates) <= step:
             self._optimizer.step()
             try:
@@ -73,7 +73,7 @@ class TorchSchedule:
 
 
 def _settings(scheduler: Any) -> tuple[str, ...]:
-    """The arguments of a scheduler after the optimizer; none where they are not known, or it takes all."""
+    """Return the arguments of a scheduler after the optimizer; none where they are not known, or it takes all."""
     try:
         parameters = list(inspect.signature(scheduler).parameters.values())[1:]
     except (TypeError, ValueError):

@@ -35,23 +35,25 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 def state_device(key: str, group: Mapping[str, Any], parameter: Tensor) -> torch.device:
-    """The device of a part of a parameter's state: the host for step counts that torch reads there."""
+    """Return the device of a part of a parameter's state: the host for step counts that torch reads there."""
     on_host = key == "step" and not group.get("capturable") and not group.get("fused")
     return torch.device("cpu") if on_host else parameter.device
 
 
 def own_slots(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The slots that are a parameter's own, without its step and those that `SharedState` keeps with parameters."""
+    """Return the slots that are a parameter's own, without its step and those that `SharedState` keeps with
+    parameters.
+    """
     return {slot: value for slot, value in values.items() if slot != _STEP and not slot.startswith((_GROUP, _OBJECT))}
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedSlots:
-    """What an optimizer keeps for a parameter.
+    """The slots that an optimizer stores for a parameter.
 
     Attributes:
-        names: of its slots.
-        like: its state after a trial step; empty for a named optimizer, whose slots have the parameter's shape.
+        names: Names of the slots.
+        like: State after a trial step; empty for a named optimizer, whose slots have the parameter's shape.
     """
 
     names: frozenset[str]
@@ -59,7 +61,7 @@ class ExpectedSlots:
 
     @classmethod
     def of(cls, like: Mapping[str, Any]) -> ExpectedSlots:
-        """Those of a state after a trial step."""
+        """Return those of a state after a trial step."""
         return cls(frozenset(names_of(encoded_slots(like))), like)
 
     def fit(self, values: Mapping[str, Tensor], parameter: nn.Parameter) -> bool:
@@ -78,13 +80,13 @@ def matching_state(
     switched_off: Collection[str],
     expected: Mapping[nn.Parameter, ExpectedSlots],
 ) -> NodeState:
-    """The state, with the slots of those of `parameters` whose names and shapes fit; else a fresh one.
+    """Return the state with the slots of those `parameters` whose names and shapes match; otherwise a fresh one.
 
     Args:
-        state: of an earlier phase.
-        parameters: that are trained, by name.
-        switched_off: names of the others, which may have slots.
-        expected: what the optimizer keeps for each parameter.
+        state: State of an earlier phase.
+        parameters: Trained parameters, by name.
+        switched_off: Names of the others, which may have slots.
+        expected: Slots of the optimizer for each parameter.
     """
     kept = {name: values for name, values in state.slots.items() if values and name not in switched_off}
     if not parameters:  # they are listed with another node, or are all switched off
@@ -139,11 +141,11 @@ def load_slots(
 
 
 def encoded_slots(state: Mapping[str, Any], core_slots: Mapping[str, str] | None = None) -> dict[str, Tensor]:
-    """Everything in a parameter's state except its step, as tensors; without what cannot be encoded, and without None.
+    """Return everything in a parameter's state except its step, as tensors, if it can be encoded and is not None.
 
     Args:
-        state: by torch's names.
-        core_slots: core's names for some of these.
+        state: State by torch's names.
+        core_slots: Core's names for some of these.
     """
     slots: dict[str, Tensor] = {}
     for key, value in state.items():
@@ -154,7 +156,7 @@ def encoded_slots(state: Mapping[str, Any], core_slots: Mapping[str, str] | None
 
 
 def not_encodable(state: Mapping[str, Any]) -> list[str]:
-    """Names and types of what a parameter's state holds and its slots cannot."""
+    """Return names and types of the parts of a parameter's state that slots cannot hold."""
     names = {key: encoded_slots({key: value}) for key, value in state.items() if value is not None}
     scalars = {key for key in names if key == _STEP and _is_scalar(state[key])}
     return [f"{key} ({type(state[key]).__name__})" for key, slots in names.items() if not slots and key not in scalars]
@@ -163,7 +165,7 @@ def not_encodable(state: Mapping[str, Any]) -> list[str]:
 def read_slots(
     optimizer: torch.optim.Optimizer, parameter: nn.Parameter, torch_slots: Mapping[str, str]
 ) -> dict[str, Tensor]:
-    """A parameter's slots under core's names: the very tensors, and all else as tensors."""
+    """Return a parameter's slots under core's names: tensors unchanged, and everything else as tensors."""
     core_slots = {theirs: name for name, theirs in torch_slots.items()}
     return encoded_slots(optimizer.state.get(parameter, {}), core_slots)
 
@@ -187,10 +189,10 @@ _GROUP, _OBJECT, _STEP = "group.", "object.", "step"
 
 
 class SharedState:
-    """What an optimizer class of the user's own keeps in its `param_groups` and attributes.
+    """State that a custom optimizer class stores in its `param_groups` and attributes.
 
-    What has changed since the optimizer was made is part of its state. It belongs to no parameter, so that the state of
-    each has it, as the slots `group.NAME` and `object.NAME`.
+    Anything that changed since the optimizer was created is part of its state. It belongs to no parameter, so the state
+    of each has it, as the slots `group.NAME` and `object.NAME`.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -200,7 +202,7 @@ class SharedState:
         self._fresh_object = _encoded(_own_attributes(optimizer))
 
     def slots(self) -> dict[nn.Parameter, dict[str, Tensor]]:
-        """What has changed, as slots of each parameter."""
+        """Return the changes as slots of each parameter."""
         now = _changed(_encoded(_own_attributes(self._optimizer)), self._fresh_object)
         shared = {f"{_OBJECT}{slot}": value for slot, value in now.items()}
         slots: dict[nn.Parameter, dict[str, Tensor]] = {}
@@ -211,7 +213,7 @@ class SharedState:
         return slots
 
     def load(self, slots: Mapping[str, Tensor], parameter: nn.Parameter | None = None) -> None:
-        """Set what the state of a parameter has, before the first step; of one without a group, in all groups."""
+        """Restore the state of a parameter, before the first step; without a parameter's group, in all groups."""
         first = self._optimizer.param_groups
         for group in first if parameter is None else [self._first_groups[parameter]]:
             group.update(_decoded(slots, _GROUP, group, first[0]["params"][0].device))
@@ -224,7 +226,7 @@ def _decoded(slots: Mapping[str, Tensor], prefix: str, like: Mapping[str, Any], 
 
 
 def _encoded(values: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
-    """Copies by name; without the learning rate, which the optimizer's spec sets, and what cannot be encoded."""
+    """Return copies by name, without the learning rate, which the optimizer's spec sets, and what cannot be encoded."""
     encoded: dict[str, dict[str, Tensor]] = {}
     for key, value in values.items():
         if key not in ("params", "lr", "initial_lr") and not (isinstance(value, Tensor) and value.is_meta):
@@ -251,7 +253,7 @@ def _base_attributes() -> frozenset[str]:
 
 
 def _own_names(optimizer: torch.optim.Optimizer) -> Iterable[str]:
-    """The attributes that an optimizer has beside those of every torch optimizer."""
+    """Return the attributes of an optimizer beyond those of every torch optimizer."""
     return [name for name in vars(optimizer) if name not in _base_attributes()]
 
 
@@ -269,7 +271,7 @@ class OptimizerSnapshot:
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer) -> OptimizerSnapshot:
-        """A copy of what an optimizer holds now."""
+        """Return a copy of the current state of an optimizer."""
         state = {parameter: copied_state(state) for parameter, state in optimizer.state.items()}
         attributes = AttributeSnapshot([optimizer], _own_names, save_tensor)
         return cls(state, [_copied_group(group) for group in optimizer.param_groups], attributes)
@@ -284,7 +286,7 @@ class OptimizerSnapshot:
 
 
 def copied_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a parameter's state."""
+    """Return a copy of a parameter's state."""
     return {key: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value) for key, value in state.items()}
 
 
@@ -305,13 +307,13 @@ def is_number(value: Any) -> bool:
 
 
 def encode(key: str, value: Any) -> dict[str, Tensor]:
-    """A value as tensors by name.
+    """Return a value as tensors by name.
 
     A tensor is itself; a number is a scalar in 64 bits in host memory. Text, and a list, tuple, deque or dict of all
-    these, is text in JSON (`KEY.json`, bytes in UTF-8), with its tensors beside it (`KEY.0`, ...).
+    these, is text in JSON (`KEY.json`, bytes in UTF-8), with its tensors in separate entries (`KEY.0`, ...).
 
     Raises:
-        TypeError: it holds another object, or a parameter; or the key is no text or has a slash.
+        TypeError: it holds another object, or a parameter; or the key is not text or has a slash.
     """
     if not isinstance(key, str) or "/" in key:
         raise TypeError(f"the name {key!r}")
@@ -326,7 +328,7 @@ def encode(key: str, value: Any) -> dict[str, Tensor]:
 
 
 def _plain(value: Any, tensors: list[Tensor]) -> Any:
-    """A value as JSON: a pair of its kind and its content."""
+    """Return a value as JSON: a pair of its kind and its content."""
     if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
         tensors.append(value)
         return ["tensor", len(tensors) - 1]
@@ -342,7 +344,7 @@ def _plain(value: Any, tensors: list[Tensor]) -> Any:
 
 
 def names_of(slots: Iterable[str]) -> set[str]:
-    """The names under which values were encoded."""
+    """Return the names under which values were encoded."""
     slots = set(slots)
     structures = {slot.removesuffix(_STRUCTURE) for slot in slots if slot.endswith(_STRUCTURE)}
     return structures | {slot for slot in slots - _parts(slots, structures) if not slot.endswith(_STRUCTURE)}
@@ -354,13 +356,13 @@ def _parts(slots: set[str], structures: set[str]) -> set[str]:
 
 
 def decode(slots: Mapping[str, Tensor], like: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Values by name, as copies on `device`.
+    """Rebuild values by name, as copies on `device`.
 
     Args:
-        slots: what `encode` gave.
-        like: values of the same names, which say what was a number and what a scalar tensor; may lack some. Scalars in
-            64 bits are numbers then.
-        device: where tensors go.
+        slots: Output of `encode`.
+        like: Values with the same names, which show whether a value was a number or a scalar tensor; may lack some.
+            Scalars in 64 bits are then numbers.
+        device: Device of the tensors.
     """
     values: dict[str, Any] = {}
     for name in names_of(slots):
@@ -397,5 +399,5 @@ def _rebuilt(plain: Any, tensors: Sequence[Tensor]) -> Any:
 
 
 def _numbers(slots: Mapping[str, Tensor], name: str) -> range:
-    """Numbers of the tensors that are beside the text of a value."""
+    """Return the numbers of the tensors that belong to the text of a value."""
     return range(sum(1 for slot in slots if slot.rpartition(".")[0] == name and slot.rpartition(".")[2].isdigit()))

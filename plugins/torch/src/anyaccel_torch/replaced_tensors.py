@@ -1,4 +1,4 @@
-"""Calls of modules with other tensors in place of their own, and their own back afterwards."""
+"""Call modules with other tensors instead of their own, and restore their own afterwards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 
 def tensor_places(module: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a module by the name of each place; a module that has several names counts with its first."""
+    """Return the tensors of a module by the name of each place; a module that has several names counts with its
+    first.
+    """
     places: dict[str, Tensor] = {}
     for path, inner in module.named_modules():
         for own in (inner._parameters, inner._buffers):  # noqa: SLF001  (named_parameters leaves tied ones out)
@@ -19,7 +21,7 @@ def tensor_places(module: nn.Module) -> dict[str, Tensor]:
 
 
 def tensor_names(module: nn.Module) -> dict[str, str]:
-    """The first name of the tensor in each place of `tensor_places`: one for those that are tied."""
+    """Return the first name of the tensor in each place of `tensor_places`: one for those that are tied."""
     first: dict[int, str] = {}
     return {name: first.setdefault(id(tensor), name) for name, tensor in tensor_places(module).items()}
 
@@ -27,15 +29,15 @@ def tensor_names(module: nn.Module) -> dict[str, str]:
 def call_with(
     module: nn.Module, tensors: dict[str, Tensor], names: Mapping[str, str], *args: Any, **kwargs: Any
 ) -> Any:
-    """What a module gives with these tensors.
+    """Return the result of a module with these tensors.
 
     Args:
-        module: to call.
-        tensors: by first name; the module's own where there is none. One that the call replaces by another is replaced
-            here, and not in the module.
-        names: of `tensor_names`. Torch's own search for tied tensors (`tie_weights=True`) replaces those of a module
-            in two places twice, and puts back its first replacement.
-        args, kwargs: of the call.
+        module: The module to call.
+        tensors: Tensors by first name; by default the module's own. One that the call replaces is replaced here, and
+            not in the module.
+        names: Output of `tensor_names`. Torch's own search for tied tensors (`tie_weights=True`) replaces those of a
+            module in two places twice, and restores its first replacement.
+        args, kwargs: Arguments of the call.
     """
     named = {name: tensors[first] for name, first in names.items() if first in tensors}
     try:

@@ -11,7 +11,7 @@ from anyaccel_torch.host_transfer import BFLOAT16, numpy_dtype
 
 
 def tensors_in(obj: Any) -> Iterator[Any]:
-    """The tensors in a tensor, module, optimizer (its parameters), dict, list or tuple; none in other objects."""
+    """Yield the tensors in a tensor, module, optimizer (its parameters), dict, list or tuple; none in other objects."""
     import torch
 
     if isinstance(obj, torch.Tensor):
@@ -26,7 +26,7 @@ def tensors_in(obj: Any) -> Iterator[Any]:
 
 
 def dtype_name(dtype: Any) -> str:
-    """NumPy's name of a torch dtype; NumPy knows bfloat16 from here on."""
+    """Return NumPy's name of a torch dtype; NumPy knows bfloat16 from now on."""
     name = str(dtype).removeprefix("torch.")
     return numpy_dtype(name).name if name == BFLOAT16 else name
 

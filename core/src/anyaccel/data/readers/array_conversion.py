@@ -1,4 +1,4 @@
-"""Array-likes (arrays, lists, pandas and Arrow columns) as Arrow columns that nobody else can write to."""
+"""Array-likes (arrays, lists, pandas and Arrow columns) as Arrow columns that no one else can write to."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from anyaccel.errors import ColumnError
 
 
 def number_column(name: str, values: Any) -> Any:
-    """A feature or target as an Arrow chunked column on its own memory; the dtype is kept.
+    """Return a feature or target as an Arrow chunked column on its own memory; the dtype is kept.
 
     Args:
         name: of the column, for messages.
@@ -50,18 +50,18 @@ def number_column(name: str, values: Any) -> Any:
 
 
 def padded_column(name: str, values: Any) -> Any:
-    """A feature or target whose rows may differ in length as an Arrow chunked column of lists.
+    """Return a feature or target whose rows may differ in length as an Arrow chunked column of lists.
 
     Args:
-        name: of the column, for messages.
-        values: Arrow, or a sequence of rows, each of which NumPy reads as an array.
+        name: Name of the column, for messages.
+        values: Arrow, or a sequence of rows that NumPy reads as arrays.
     """
     converted = _as_arrow(name, values)
     return converted if isinstance(converted, pa.ChunkedArray) else list_column(name, converted)
 
 
 def tag_column(name: str, values: Any) -> Any:
-    """A tag as an Arrow chunked column, on its own memory unless the values are Arrow's already."""
+    """Return a tag as an Arrow chunked column, on its own memory unless the values are Arrow's already."""
     converted = _as_arrow(name, values)
     if isinstance(converted, pa.ChunkedArray):
         is_given = isinstance(values, (pa.Array, pa.ChunkedArray))
@@ -83,7 +83,7 @@ def tag_column(name: str, values: Any) -> Any:
 
 
 def _as_arrow(name: str, values: Any) -> Any:
-    """A chunked array for what is Arrow or converts itself to it, everything else unchanged."""
+    """Return a chunked array for Arrow data and objects that convert themselves to it, everything else unchanged."""
     if isinstance(values, pa.ChunkedArray):
         return values
     if isinstance(values, pa.Array):
@@ -147,7 +147,7 @@ def _array(name: str, values: Any) -> np.ndarray:
 
 
 def _unnest(values: Any) -> Any:
-    """Object arrays and sequences as lists, at any depth; numeric arrays stay."""
+    """Return object arrays and sequences as lists, at any depth; numeric arrays stay."""
     if isinstance(values, (list, tuple)) or (isinstance(values, np.ndarray) and values.dtype == np.object_):
         return [_unnest(value) for value in values]
     return values

@@ -51,7 +51,7 @@ def check_table(label: str, table: Any) -> None:
 
 
 def one_spelling(label: str, cols: RoleNames, keys: RoleNames) -> RoleNames:
-    """The names of each role, which were given either as `*_cols` or as `*_keys`; no names where neither was."""
+    """Return the names of each role, which were given either as `*_cols` or as `*_keys`; no names where neither was."""
     for role, by_cols, by_keys in zip(ROLES, cols, keys, strict=True):
         if by_cols is not None and by_keys is not None:
             raise ColumnError(
@@ -64,7 +64,9 @@ def one_spelling(label: str, cols: RoleNames, keys: RoleNames) -> RoleNames:
 
 
 def table_from_dict(label: str, data: Mapping[str, Any], given: RoleNames, pad: Any = None) -> Any:
-    """A table from array-likes by name; each column that has a role is copied once. `pad` is as users give it."""
+    """Return a table from array-likes by name; each column that has a role is copied once. `pad` is as users give
+    it.
+    """
     if not isinstance(data, Mapping):
         raise DataError(
             f"the data of {label!r} must be a mapping of column names to arrays, got a {type(data).__name__}",
@@ -107,7 +109,7 @@ def _check_order_of_rows(label: str, data: Mapping[str, Any], roles: Mapping[str
 def _arrow_columns(
     label: str, data: Mapping[str, Any], roles: Mapping[str, str], open_: Sequence[str]
 ) -> dict[str, Any]:
-    """Arrow columns by name; columns wrongly covered by `...` are reported together."""
+    """Return Arrow columns by name; columns wrongly covered by `...` are reported together."""
     columns: dict[str, Any] = {}
     errors: dict[str, ColumnError] = {}
     for name, role in roles.items():
@@ -122,10 +124,10 @@ def _arrow_columns(
 
 
 def table_from_frame(label: str, df: Any, given: RoleNames, pad: Any = None) -> Any:
-    """A table from a data frame of any library.
+    """Return a table from a data frame of any library.
 
-    pandas: each column that has a role is copied once, and the index is left out. What has the Arrow PyCapsule
-    interface (Polars, DuckDB's relations) is read as by `table_from_arrow`; what has only the dataframe interchange
+    pandas: each column that has a role is copied once, and the index is left out. A frame with the Arrow PyCapsule
+    interface (Polars, DuckDB's relations) is read as by `table_from_arrow`; a frame with only the dataframe interchange
     protocol is copied.
     """
     df = computed(label, df, given)
@@ -154,7 +156,7 @@ def table_from_frame(label: str, df: Any, given: RoleNames, pad: Any = None) -> 
 
 
 def table_from_arrow(label: str, table: Any, given: RoleNames, pad: Any = None) -> Any:
-    """A table on the memory of an Arrow table, or of an object that exports one through Arrow's C interface.
+    """Return a table on the memory of an Arrow table, or of an object that exports one through Arrow's C interface.
 
     Text and bytes laid out as views, and run-end encoded columns, are rewritten in the plain layout, because Arrow
     cannot gather them.
@@ -231,10 +233,10 @@ def _interchanged(label: str, df: Any, given: RoleNames, pad: Any) -> Any:
 
 
 def computed(label: str, source: Any, given: RoleNames) -> Any:
-    """The chosen columns of a lazy table in memory; anything else as it is.
+    """Return the chosen columns of a lazy table in memory; anything else unchanged.
 
-    Lazy are frames with `collect_schema` and `collect`, as those of Polars, and data sets with `schema` and `to_table`,
-    as those of Arrow.
+    Lazy tables are frames with `collect_schema` and `collect`, such as those of Polars, and data sets with `schema` and
+    `to_table`, such as those of Arrow.
 
     Raises:
         ColumnError: names that are not columns.
@@ -255,7 +257,7 @@ def computed(label: str, source: Any, given: RoleNames) -> Any:
 
 
 def _reader(source: Any) -> tuple[Callable[[], Sequence[str]], Callable[[list[str]], Any]] | None:
-    """How to get the names of columns, and some columns in memory; None for what is no lazy table."""
+    """Return how to read the column names, and some columns into memory; None if it is not a lazy table."""
     if isinstance(source, type):
         return None
     if callable(getattr(source, "collect_schema", None)) and callable(getattr(source, "collect", None)):

@@ -58,7 +58,7 @@ class ParquetFiles:
 def table_from_parquet(
     label: str, path: Paths, given: RoleNames, row_groups: int | Sequence[int] | None = None, pad: Any = None
 ) -> Any:
-    """A table of the columns of Parquet files that have a role, read row group by row group and fully validated.
+    """Return a table of the columns of Parquet files that have a role, read row group by row group and fully validated.
 
     Args:
         label: of the feature set, for messages.
@@ -81,7 +81,7 @@ def table_from_parquet(
 
 
 def choose_files(label: str, path: Paths, given: RoleNames) -> ParquetFiles:
-    """The files and columns that `table_from_parquet` would read; only the schemas are read."""
+    """Return the files and columns that `table_from_parquet` would read; only the schemas are read."""
     return _choose(label, discover_files(label, path), given)
 
 
@@ -96,14 +96,14 @@ def _choose(label: str, files: Sequence[DataFile], given: RoleNames) -> ParquetF
 
 
 def names_of_columns(label: str, path: Paths) -> list[str]:
-    """The names of all columns of Parquet files, those of folders `key=value` too; only the schemas are read."""
+    """Return the names of all columns of Parquet files, those of folders `key=value` too; only the schemas are read."""
     files = discover_files(label, path)
     schemas = [_schema(file) for file in files]
     return list(_merged_schema(schemas, _partition_columns(files, schemas)).names)
 
 
 def read_parquet(label: str, source: Any, shown: str, given: RoleNames) -> Any:
-    """A table from one open Arrow file; `shown` is its name in messages."""
+    """Return a table from one open Arrow file; `shown` is its name in messages."""
     import pyarrow.parquet as pq
 
     with parquet_errors(shown):
@@ -131,7 +131,7 @@ def _schema(file: DataFile) -> Any:
 
 
 def _merged_schema(schemas: Sequence[Any], partitions: Mapping[str, Any]) -> Any:
-    """The first schema with the columns that only later files or the folders have, so that each can be named."""
+    """Return the first schema with the columns that only later files or the folders have, so that each can be named."""
     merged = schemas[0]
     for schema in schemas[1:]:
         for field in schema:
@@ -142,7 +142,7 @@ def _merged_schema(schemas: Sequence[Any], partitions: Mapping[str, Any]) -> Any
 
 
 def _partition_columns(files: Sequence[DataFile], schemas: Sequence[Any]) -> dict[str, Any]:
-    """Type of each column that comes from folders; a column that the files also hold is read from them."""
+    """Return the type of each column that comes from folders; a column that the files also have is read from them."""
     for file in files[1:]:
         if list(file.keys) != list(files[0].keys):
             raise ColumnError(
@@ -155,7 +155,7 @@ def _partition_columns(files: Sequence[DataFile], schemas: Sequence[Any]) -> dic
 
 
 def _partition_type(values: Sequence[str]) -> Any:
-    """int64 if all values are such integers, else text."""
+    """Return int64 if all values are such integers, otherwise text."""
     texts = [value for value in values if value != _NULL]
     integers = texts and all(re.fullmatch(r"-?[0-9]{1,19}", text) and int(text) in _INT64 for text in texts)
     return pa.int64() if integers else pa.string()

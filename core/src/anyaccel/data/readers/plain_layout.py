@@ -11,7 +11,7 @@ _VIEWS = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
 
 
 def plain_table(table: Any) -> Any:
-    """The table with all columns in the plain layout."""
+    """Return the table with all columns in the plain layout."""
     for index, field in enumerate(table.schema):
         column = plain_column(table.column(index))
         if column.type != field.type:
@@ -20,7 +20,7 @@ def plain_table(table: Any) -> Any:
 
 
 def plain_column(column: Any) -> Any:
-    """A chunked array in the plain layout: the same one where it is."""
+    """Return a chunked array in the plain layout: the same one where it is."""
     if "_view" not in str(column.type) and not _is_run_end_encoded(column.type):
         return column
     return pa.chunked_array([_plain(chunk) for chunk in column.chunks], _plain_type(column.type))
@@ -48,7 +48,9 @@ def _cast(array: Any, arrow_type: Any) -> Any:
 
 
 def _plain_type(arrow_type: Any) -> Any:
-    """The type with text and bytes in their plain layout; by name, as pyarrow 14 has no functions that tell views."""
+    """Return the type with text and bytes in their plain layout; by name, as pyarrow 14 has no functions that tell
+    views.
+    """
     if _is_run_end_encoded(arrow_type):
         return _plain_type(arrow_type.value_type)
     if str(arrow_type) in _VIEWS:

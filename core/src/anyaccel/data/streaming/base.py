@@ -1,4 +1,4 @@
-"""The base classes of sources: a label, columns with roles, and an example of the rows."""
+"""Base classes of sources, which have a label, columns with roles, and an example of the rows."""
 
 from __future__ import annotations
 
@@ -26,15 +26,22 @@ Columns = Mapping[str, np.ndarray]
 
 @constructor_hints
 class Source(WithRoles, ABC):
-    """Rows that are read while a phase runs: a `BatchSource` gives batches, a `MapSource` the rows it is asked for.
+    """Rows that are read while a phase runs. A `BatchSource` yields batches; a `MapSource` returns requested rows.
 
     Args:
-        label: the label of the feature set that the graph is wired to, or of the source's own `example`.
-        features, targets, tags: names of columns by role.
+        label: Label of the feature set that the graph is connected to, or of the source's own `example`.
+        features, targets, tags: Names of columns by role.
 
     Raises:
         DataError: a label that is not text or has a dot.
         ColumnError: invalid roles.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> batches = [(np.ones((4, 2)), np.zeros(4)) for _ in range(3)]
+        >>> source = aa.IterableSource("stream", batches, features=["x"], targets=["y"])
+        >>> isinstance(source, aa.Source), source.spec("x").shape
+        (True, (2,))
     """
 
     pads: dict[str, Pad]
@@ -66,31 +73,31 @@ class Source(WithRoles, ABC):
 
     @property
     def rows(self) -> int | None:
-        """Rows of an epoch, None if unknown."""
+        """Number of rows in an epoch, None if unknown."""
         return None
 
     @property
     def steps(self) -> int | None:
-        """Batches of an epoch, None if unknown."""
+        """Number of batches in an epoch, None if unknown."""
         return None
 
     @property
     def example(self) -> FeatureSet:
-        """A few of its rows as a feature set, which a graph is wired to: shapes and dtypes are those of all rows.
+        """A few of its rows as a feature set, to connect a graph to; shapes and dtypes are those of all rows.
 
-        Read on first use and then kept.
+        It is read on first use and then stored.
 
         Raises:
-            SourceError: it gives no rows, or invalid ones.
+            SourceError: the source has no rows, or invalid ones.
         """
         return self._example or self._keep_example(self._first())
 
     def spec(self, name: str) -> TensorSpec:
-        """Shape per sample and dtype of a column, as in the example.
+        """Return the shape per sample and the dtype of a column, as in the example.
 
         Raises:
             ColumnError: there is no such column, or it is a tag that is not numeric.
-            SourceError: as `example`.
+            SourceError: see `example`.
         """
         return self.example.spec(name)
 
@@ -102,33 +109,33 @@ class Source(WithRoles, ABC):
         Raises:
             ColumnError: a name that is not a column of that role, or given twice.
             SamplerError: an invalid name of a stream.
-            SourceError: as `example`.
+            SourceError: see `example`.
         """
         return self.example.reference(features, targets, tags, stream)
 
     def notes(self) -> tuple[str, ...]:
-        """What a user should know about how it is read, such as more workers than cores."""
+        """Return notes for the user about how it is read, such as more workers than cores."""
         return ()
 
     def random_states(self) -> dict[str, Any]:
-        """The states of the generators that it draws from: NumPy's and Python's, and those that it holds."""
+        """Return the states of the generators that it draws from: NumPy's and Python's, and its own."""
         return self._random_states.states()
 
     def load_random_states(self, states: States) -> None:
-        """Set what `random_states` gave, here or in another process.
+        """Restore the output of `random_states`, in this process or another one.
 
         Raises:
-            SourceError: it does not hold the same generators.
+            SourceError: it does not have the same generators.
         """
         with error_context(f"source {self._label!r}"):
             self._random_states.load(states)
 
     def close(self) -> None:
-        """Release what is held between two epochs; the next use opens it again."""
+        """Release everything that is held between two epochs; the next use opens it again."""
 
     @abstractmethod
     def _first(self) -> Columns:
-        """Some of its first rows."""
+        """Return some of its first rows."""
 
     def _keep_example(self, columns: Columns) -> FeatureSet:
         if self._example is None:
@@ -142,7 +149,15 @@ class Source(WithRoles, ABC):
 
 @constructor_hints
 class BatchSource(Source):
-    """A source that itself decides which rows make a batch, and in which order they come."""
+    """Base class of sources that decide themselves which rows form a batch, and in which order.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> batches = [{"x": np.full((4, 2), i)} for i in range(3)]
+        >>> source = aa.IterableSource("counts", batches, features=["x"])
+        >>> isinstance(source, aa.BatchSource), [int(batch["x"][0, 0]) for batch in source.batches(0)]
+        (True, [0, 1, 2])
+    """
 
     read_ahead: int | None = None
     """0 if each batch is asked for only when the step before it is done; None if a thread may read ahead."""
@@ -150,25 +165,25 @@ class BatchSource(Source):
     """Whether it can be read only once, each epoch going on where the one before stopped."""
 
     def held_states(self, epoch: int) -> States | None:
-        """The random states before the first batch of an epoch was read, if that was read already and is held."""
+        """Return the random states before the first batch of an epoch, if that batch was read already and is held."""
         return None
 
     def hold_again(self, states: States | None) -> None:
-        """Read the first batch again as it was read from these states; with None, hold nothing that can be read again.
+        """Read the first batch again from these states; with None, hold nothing that can be read again.
 
         Raises:
-            SourceError: it does not hold the same generators, or cannot be read.
+            SourceError: it does not have the same generators, or cannot be read.
         """
 
     @abstractmethod
     def batches(self, epoch: int) -> Generator[Columns]:
-        """The batches of an epoch (0 is the first), each as arrays in host memory by column name, [rows, *shape].
+        """Yield the batches of an epoch (0 is the first), each as arrays in host memory by column name, [rows, *shape].
 
-        All columns of a batch have the same number of rows, at least one, and features and targets the shapes and
-        dtypes of the example; those in `pads` may differ in their second axis. The arrays may be overwritten once the
-        next batch is requested. Closing the iterator closes what it opened.
+        All columns of a batch have the same number of rows, at least one; features and targets have the shapes and
+        dtypes of the example, and those in `pads` may differ in their second axis. The arrays may be overwritten once
+        the next batch is requested. Closing the iterator closes everything that it opened.
 
         Raises:
-            SourceError: from the iterator, for an invalid batch or none at all; from the call itself, if the source
-                cannot be read (again).
+            SourceError: from the iterator, for an invalid batch or no batch; from the call itself, if the source cannot
+                be read (again).
         """

@@ -20,11 +20,11 @@ from anyaccel.suggestions import did_you_mean
 
 
 class BatchSchema:
-    """Converts the batches of a source to arrays, and checks that they are alike.
+    """Converts the batches of a source to arrays, and checks that their schemas are equal.
 
     Args:
-        roles: role of each column, by name.
-        pads: how columns are padded whose batches differ in length.
+        roles: Role of each column, by name.
+        pads: How to pad columns whose batches differ in length.
     """
 
     def __init__(self, roles: Mapping[str, str], pads: Mapping[str, Pad] | None = None) -> None:
@@ -34,7 +34,7 @@ class BatchSchema:
         self._specs: dict[str, RowSpec] = {}
 
     def convert(self, position: object, batch: object) -> dict[str, np.ndarray]:
-        """A batch as arrays by column name; the first batch sets the schema of the others.
+        """Return a batch as arrays by column name; the first batch sets the schema of the others.
 
         Raises:
             SourceError: columns that are missing, new, without rows, of unequal length, or of another shape or dtype.
@@ -95,7 +95,7 @@ class RowSpec:
 
     @classmethod
     def of(cls, rows: np.ndarray) -> RowSpec:
-        """The spec of the rows of an array [n, *shape]."""
+        """Return the spec of the rows of an array [n, *shape]."""
         return cls(rows.shape[1:], rows.dtype)
 
     def __str__(self) -> str:
@@ -121,8 +121,8 @@ class BatchParts:
     """The columns of a batch or item.
 
     Attributes:
-        values: of the columns that have a role, by name, as they were given.
-        keys: names of everything given by name; empty if it came by position.
+        values: Values of the columns that have a role, by name, unconverted.
+        keys: Names of all entries; empty if they are by position.
     """
 
     values: Mapping[str, Any]
@@ -130,7 +130,7 @@ class BatchParts:
 
 
 def batch_parts(position: object, given: Any, names: Sequence[str]) -> BatchParts:
-    """The columns `names` of a batch or item; `position` begins messages.
+    """Return the columns `names` of a batch or item; `position` begins messages.
 
     Taken by name from mappings, data classes, named tuples and Arrow tables; by position from tuples and lists, one
     part for each name, nested parts in their turn; anything else is the only column.
@@ -148,7 +148,7 @@ def batch_parts(position: object, given: Any, names: Sequence[str]) -> BatchPart
 
 
 def _named(given: Any, names: Sequence[str]) -> tuple[list[str], Callable[[str], Any]] | None:
-    """Names of what is given by name, and how to read it; None if it comes by position."""
+    """Return names of what is given by name, and how to read it; None if it comes by position."""
     if isinstance(given, (pa.Table, pa.RecordBatch)):
         return list(given.schema.names), given.column
     if is_dataclass(given) and not isinstance(given, type):
@@ -215,7 +215,7 @@ def _by_position(position: object, given: Sequence[Any], names: Sequence[str]) -
 
 
 def _nested(position: object, given: Sequence[Any], names: Sequence[str]) -> BatchParts:
-    """Nested parts: columns by name from mappings among them, and the rest by position."""
+    """Return nested parts: columns by name from mappings among them, and the rest by position."""
     values: dict[str, Any] = {}
     keys: list[str] = []
     rest: list[Any] = []

@@ -1,4 +1,6 @@
-"""Loaders and their workers: how many help, which may run beside the loaded frameworks, and which rows are left out."""
+"""Loaders and their workers: how many workers help, when they are safe with loaded frameworks, and which rows are
+dropped.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,22 @@ _EPOCH_OWNERS = ("", "sampler", "batch_sampler", "dataset")
 
 @call_hints
 def suggested_num_workers(devices: int = 1, cores: int | None = None) -> int:
-    """How many workers should read for each device: one core is left to the loop, the others are shared evenly.
+    """Suggest the number of data loader workers for each device: one core is left to the loop, the others are split
+    evenly.
 
-    `max(1, min((cores - 1) // devices, 8))`; on one core 0, which reads in the loop itself.
+    The result is `max(1, min((cores - 1) // devices, 8))`; on one core it is 0, which reads in the loop itself.
 
     Args:
-        devices: devices that are fed at the same time, each by its own workers.
-        cores: cores that this process may use; counted if None.
+        devices: Number of devices that are fed at the same time, each by separate workers.
+        cores: Number of cores that this process may use; counted if None.
 
     Raises:
         SourceError: fewer than one device or core.
+
+    Example:
+        >>> import anyaccel as aa
+        >>> aa.suggested_num_workers(devices=2, cores=9)
+        4
     """
     cores = usable_cores() if cores is None else cores
     for name, count in (("devices", devices), ("cores", cores)):
@@ -43,20 +51,20 @@ def suggested_num_workers(devices: int = 1, cores: int | None = None) -> int:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use; a container's limit on processor time is not counted."""
+    """Return the number of cores that this process may use, without a container's limit on processor time."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def workers_of(source: Any) -> int:
-    """Worker processes of a loader, 0 for sources without."""
+    """Return the number of worker processes of a loader, 0 for sources without workers."""
     count = getattr(source, "num_workers", 0)
     return count if isinstance(count, int) and not isinstance(count, bool) else 0
 
 
 def worker_notes(label: str, source: Any) -> tuple[str, ...]:
-    """What a user should know about the workers of a loader."""
+    """Return notes for the user about the workers of a loader."""
     count, cores = workers_of(source), usable_cores()
     if count <= cores:
         return ()
@@ -65,7 +73,7 @@ def worker_notes(label: str, source: Any) -> tuple[str, ...]:
 
 
 def check_fork(label: str, source: Any) -> None:
-    """Check that the workers of a loader are not forks of a process whose frameworks keep threads."""
+    """Check that the workers of a loader are not forks of a process whose frameworks run threads."""
     if not workers_of(source) or _start_method(source) != "fork":
         return
     threaded = sorted(_threaded_frameworks())
@@ -78,10 +86,10 @@ def check_fork(label: str, source: Any) -> None:
 
 
 def check_no_share(label: str, source: Any) -> None:
-    """Check that a loader reads all rows, and not the part of one process among several.
+    """Check that a loader reads all rows, and not only the part of one process among several.
 
-    Such are samplers and data sets with `num_replicas` and `rank` (`DistributedSampler`), or `num_processes` and
-    `process_index`, of more than one.
+    Samplers and data sets with `num_replicas` and `rank` (`DistributedSampler`), or `num_processes` and
+    `process_index`, read a part if the number is more than one.
     """
     for part in _parts(source):
         for count, index in (("num_replicas", "rank"), ("num_processes", "process_index")):
@@ -98,7 +106,7 @@ def check_no_share(label: str, source: Any) -> None:
 
 
 def _parts(source: Any) -> Iterator[Any]:
-    """Samplers and data set of a loader, also where they are wrapped."""
+    """Yield samplers and data set of a loader, even if they are wrapped."""
     for name in ("sampler", "batch_sampler", "dataset"):
         part = getattr(source, name, None)
         yield part
@@ -107,7 +115,7 @@ def _parts(source: Any) -> Iterator[Any]:
 
 
 def dropped_rows(source: Any) -> int:
-    """How many rows a loader leaves out of an epoch because its last batch would be smaller (`drop_last=True`)."""
+    """Return how many rows a loader drops from an epoch because its last batch would be smaller (`drop_last=True`)."""
     batches: Any = getattr(source, "batch_sampler", None)
     size: Any = getattr(batches, "batch_size", None)
     if not getattr(batches, "drop_last", False) or not is_integer(size):
@@ -119,7 +127,7 @@ def dropped_rows(source: Any) -> int:
 
 
 def worker_ended(error: Exception) -> bool:
-    """Whether an error of torch's loader means that a worker process has ended, and not that its code raised."""
+    """Return whether an error of torch's loader means that a worker process has ended, and not that its code raised."""
     text = str(error)
     if isinstance(error, (ConnectionError, EOFError)):  # what it had sent is fetched from the process
         return not text.startswith("Caught ")

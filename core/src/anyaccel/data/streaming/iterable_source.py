@@ -44,35 +44,48 @@ _END = object()
 
 @constructor_hints
 class IterableSource(BatchSource):
-    """Batches that something else makes, in the order in which it gives them.
-
-    Args:
-        label: the label of the feature set that the graph is wired to, or of the source's own `example`.
-        source: a torch `DataLoader`, a `tf.data.Dataset` with `batch()`, a Hugging Face `IterableDataset` with
-            `batch()`, a list of batches, anything else that can be iterated over again and again; a function that gives
-            an iterable of batches (a generator function), called for each epoch, with its number if it has a parameter
-            `epoch`; or an iterator, which is read once. A `set_epoch` method is called with the number of the epoch.
-        features, targets, tags: names of columns by role. A batch gives them by name (a mapping, data class, named
-            tuple or Arrow table; other entries are left out), by position (a tuple or list: features, then targets,
-            then tags; nested tuples and mappings are taken apart), or is the only column itself.
-        steps: batches of an epoch, after which the source is closed. Needed if it has no end, which cannot be detected
-            in general: without `steps`, an epoch of such a source lasts until it is interrupted. An iterator continues
-            in the next epoch where it stopped.
-        pad: for each column whose batches differ in length, [rows, length, *shape] or lists of rows: what fills the
-            places behind a row, as a number or a Pad. What a batch holds is kept as it is, but for `Pad(multiple_of=)`
-            and `Pad(length=)`.
-        read_ahead: None lets a thread read batches before they are needed. 0 asks for a batch only when the step before
-            it is done, for batches that the trained model makes (reinforcement learning): the models then have their
-            current values, in every framework. The first batch is read when the graph is built.
+    """Stream batches from a loader, generator or other iterable, in its order.
 
     Values may be NumPy arrays, lists of numbers, Arrow or pandas columns, and tensors of any framework whose plugin is
     installed, on any device; they keep their dtype.
 
+    Args:
+        label: Label of the feature set that the graph is connected to, or of the source's own `example`.
+        source: A torch `DataLoader`, a `tf.data.Dataset` with `batch()`, a Hugging Face `IterableDataset` with
+            `batch()`, a list of batches, or anything else that can be iterated repeatedly; a function that returns an
+            iterable of batches (a generator function), called for each epoch, with its number if it has a parameter
+            `epoch`; or an iterator, which is read once. If the source has a `set_epoch` method, it is called with the
+            number of the epoch.
+        features, targets, tags: Names of columns by role. A batch has its columns by name (a mapping, data class, named
+            tuple or Arrow table; other entries are left out), by position (a tuple or list: features, then targets,
+            then tags; nested tuples and mappings are flattened), or is the only column itself.
+        steps: Number of batches in an epoch, after which the source is closed. Required if the source has no end, which
+            cannot be detected in general: without `steps`, an epoch of such a source lasts until it is interrupted. An
+            iterator continues in the next epoch where it stopped.
+        pad: For each column whose batches differ in length, [rows, length, *shape] or lists of rows: the padding value,
+            as a number or a Pad. The padding in a batch is kept, except with `Pad(multiple_of=)` and `Pad(length=)`.
+        read_ahead: None reads batches in a thread before they are needed. 0 requests a batch only when the previous
+            step is done, for batches that the trained model produces (reinforcement learning): the models then have
+            their current values, in every framework. The first batch is read when the graph is built.
+
     Raises:
         DataError: a label that is not text or has a dot.
         ColumnError: invalid roles.
-        SourceError: `source` is not a source of batches, is a loader that reads one part of its rows, never
-            ends without `steps`, `steps` is not a number of 1 or more, or `read_ahead` is neither None nor 0.
+        SourceError: `source` is not a source of batches, is a loader that reads only a part of its rows, never ends
+            without `steps`, `steps` is not a number of 1 or more, or `read_ahead` is neither None nor 0.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> def batches(epoch):
+        ...     generator = np.random.default_rng(epoch)
+        ...     for _ in range(10):
+        ...         x = generator.normal(size=(32, 3)).astype("float32")
+        ...         yield x, x.sum(axis=1, keepdims=True)
+        >>> source = aa.IterableSource("stream", batches, features=["x"], targets=["y"], steps=10)
+        >>> graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP([1]), source.reference())], "adam", seed=0)
+        >>> phase = aa.TrainPhase("train", data=source, losses=aa.AppliedLoss("mse"), n_epochs=2)
+        >>> graph.run(phase, progress="none").loss.shape
+        (2,)
     """
 
     def __init__(
@@ -114,23 +127,27 @@ class IterableSource(BatchSource):
 
     @property
     def steps(self) -> int | None:
-        """Batches of an epoch: as given, or as the source says; None if unknown."""
+        """Number of batches in an epoch: as given, or as the source reports; None if unknown."""
         return self._limit if self._limit is not None else length_of(self._source)
 
     @property
     def dropped_rows(self) -> int:
-        """Rows that a loader leaves out of each epoch, as its last batch would be smaller (`drop_last=True`)."""
+        """Number of rows that a loader leaves out of each epoch because its last batch would be smaller
+        (`drop_last=True`).
+        """
         return dropped_rows(self._source)
 
     def notes(self) -> tuple[str, ...]:
-        """What a user should know about the workers of a loader, and the rows that it leaves out."""
+        """Return notes about the workers of a loader and the rows that it leaves out."""
         left_out = (
             f"source {self._label!r} leaves {self.dropped_rows} rows out of each epoch: its loader has drop_last=True"
         )
         return (*worker_notes(self._label, self._source), *((left_out,) if self.dropped_rows else ()))
 
     def close(self) -> None:
-        """Close what was opened for the example, if no epoch has continued with it. An iterator keeps that batch."""
+        """Close the iterator that was opened for the example, if no epoch has continued it. An iterator keeps that
+        batch.
+        """
         if self._factory.once:
             return
         held, self._held = self._held, None
@@ -140,8 +157,7 @@ class IterableSource(BatchSource):
             held[2].close()
 
     def batches(self, epoch: int) -> Generator[Columns]:
-        """See BatchSource. The first epoch continues with what was opened for the example, so that nothing is read
-        twice.
+        """Yield the batches of an epoch; see `BatchSource.batches`. The first epoch continues the read of the example.
 
         Raises:
             SourceError: also from the call, for an iterator that was read before and has no `steps`.
@@ -160,11 +176,9 @@ class IterableSource(BatchSource):
         return self._run(epoch)
 
     def held_states(self, epoch: int) -> States | None:
-        """See BatchSource."""
         return self._held_states if self._held is not None and self._held[0] == epoch else None
 
     def hold_again(self, states: States | None) -> None:
-        """See BatchSource."""
         if self.once:
             return
         self.close()
@@ -271,7 +285,7 @@ class IterableSource(BatchSource):
 
 
 def _continued(first: Columns, run: Generator[Columns]) -> Generator[Columns]:
-    """An epoch whose first batch was read before."""
+    """Yield an epoch whose first batch was read before."""
     try:
         yield first
         del first
@@ -300,12 +314,12 @@ _INFINITE = -1  # what cardinality() gives for a data set without an end
 
 @dataclass(frozen=True, slots=True)
 class IteratorFactory:
-    """Opens a source for an epoch.
+    """Open a source for an epoch.
 
     Attributes:
-        label: of the source.
-        open: from the number of an epoch to an iterable of batches.
-        once: the source is an iterator, which is read once and is not ours to close.
+        label: Label of the source.
+        open: Function of the number of an epoch that returns an iterable of batches.
+        once: Whether the source is an iterator, which is read once and which its owner closes.
     """
 
     label: str
@@ -313,7 +327,7 @@ class IteratorFactory:
     once: bool = False
 
     def iterator(self, epoch: int) -> Iterator[Any]:
-        """An iterator of the batches of an epoch."""
+        """Return an iterator of the batches of an epoch."""
         try:
             iterable = self.open(epoch)
             iterator = None if data_hint(iterable) else self._started(iterable, epoch)
@@ -338,7 +352,7 @@ class IteratorFactory:
 
 
 def iterator_factory(label: str, source: Any) -> IteratorFactory:
-    """How a source is opened."""
+    """Return how to open a source."""
     hint = data_hint(source)
     if hint:
         kind = type(source).__name__
@@ -365,7 +379,7 @@ def iterator_factory(label: str, source: Any) -> IteratorFactory:
 
 
 def length_of(source: Any) -> int | None:
-    """How many batches a source says it gives, None if it does not know."""
+    """Return the number of batches that a source reports, None if it does not know."""
     if not hasattr(source, "__len__"):
         return None
     try:
@@ -375,7 +389,9 @@ def length_of(source: Any) -> int | None:
 
 
 def never_ends(source: Any) -> bool:
-    """Whether a source is known to have no end: `itertools.count`, `cycle` and `repeat`, and those that say so."""
+    """Return whether a source is known to have no end: `itertools.count`, `cycle` and `repeat`, and those that report
+    it.
+    """
     if isinstance(source, (itertools.count, itertools.cycle)):
         return True
     if isinstance(source, itertools.repeat):
@@ -390,7 +406,7 @@ def never_ends(source: Any) -> bool:
 
 
 def _function(label: str, source: Callable[..., Any]) -> Callable[[int], Any]:
-    """A function called for each epoch, with its number if it has a parameter `epoch`."""
+    """Return a function called for each epoch, with its number if it has a parameter `epoch`."""
     try:
         parameters = inspect.signature(source).parameters.values()
     except (TypeError, ValueError):  # built-in functions may have no signature

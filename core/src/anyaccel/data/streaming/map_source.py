@@ -1,4 +1,4 @@
-"""MapSource: map-style data sets, whose rows the phase's own sampler chooses and orders."""
+"""MapSource: map-style data sets; the phase's own sampler chooses and orders the rows."""
 
 from __future__ import annotations
 
@@ -30,28 +30,40 @@ _COLLATED = 256
 
 @constructor_hints
 class MapSource(Source):
-    """Rows of a map-style data set, such as torch's `Dataset`: `len(dataset)` of them, `dataset[i]` is one.
+    """Read rows of a map-style data set, such as torch's `Dataset`, with `len(dataset)` and `dataset[i]`.
 
-    They have numbers, so that samplers draw from them as from a feature set: the same seed gives the same order.
+    The rows are numbered, so samplers draw from them as from a feature set: the same seed produces the same order.
 
     Args:
-        label: the label of the feature set that the graph is wired to, or of the source's own `example`.
-        dataset: has `__len__` and `__getitem__`. An item gives its columns by name (a mapping, data class or named
-            tuple), by position (a tuple or list: features, then targets, then tags), or is the only column itself;
-            values are numbers, arrays, or tensors of any framework whose plugin is installed.
-        features, targets, tags: names of columns by role.
-        pad: for each column whose rows differ in length: what fills the places behind a row, as a number or a Pad. Each
-            batch is padded to its own longest row.
-        collate: a function that makes a batch of a list of items, as the `collate_fn` of a torch DataLoader does; a
-            batch has the forms that those of an IterableSource have.
-        workers: threads that read items at the same time. 0, the default, reads one after the other, as most data sets
-            are not made for threads; more help if items are waited for (files, a network) or made by code that
-            releases Python's lock. Not used if the data set has `__getitems__`, which gets all numbers at once.
+        label: Label of the feature set that the graph is connected to, or of the source's own `example`.
+        dataset: Object with `__len__` and `__getitem__`. An item has its columns by name (a mapping, data class or
+            named tuple), by position (a tuple or list: features, then targets, then tags), or is the only column
+            itself. Values are numbers, arrays, or tensors of any framework whose plugin is installed.
+        features, targets, tags: Names of columns by role.
+        pad: For each column whose rows differ in length: the padding value, as a number or a Pad. Each batch is padded
+            to its longest row.
+        collate: Function that turns a list of items into a batch, like the `collate_fn` of a torch DataLoader. A batch
+            has the same forms as in an IterableSource.
+        workers: Number of threads that read items at the same time. 0, the default, reads one item at a time, because
+            most data sets are not thread-safe. More threads help if items come from files or a network, or from code
+            that releases Python's lock. Not used if the data set has `__getitems__`, which receives all numbers
+            together.
 
     Raises:
         DataError: a label that is not text or has a dot.
         ColumnError: invalid roles.
         SourceError: `dataset` is not a map-style data set, or has no rows; or `workers` is below 0.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> class Squares:
+        ...     def __len__(self):
+        ...         return 100
+        ...     def __getitem__(self, i):
+        ...         return {"x": np.float32([i / 100]), "y": np.float32([(i / 100) ** 2])}
+        >>> source = aa.MapSource("squares", Squares(), features=["x"], targets=["y"])
+        >>> source.rows, source.gather([0, 50])["y"].shape
+        (100, (2, 1))
     """
 
     repeats = True
@@ -112,16 +124,17 @@ class MapSource(Source):
 
     @property
     def rows(self) -> int:
-        """Rows of the data set, as counted when the source was made."""
+        """Number of rows of the data set, counted when the source was created."""
         return self._rows
 
     def gather(self, indices: Sequence[int] | np.ndarray) -> Columns:
-        """Some rows, in the order of their numbers, as arrays in host memory by column name, [len(indices), *shape].
+        """Return some rows, in the order of their numbers, as arrays in host memory by column name, [len(indices),
+        *shape].
 
-        May be called from several threads; the data set is read by one at a time, unless there are `workers`.
+        Several threads may call it; they read the data set one at a time, unless there are `workers`.
 
         Raises:
-            SourceError: no numbers or one out of range, an item that cannot be read or converted, or one of another
+            SourceError: no numbers or one out of range, an item that cannot be read or converted, or one with another
                 shape or dtype than the first.
         """
         array = np.asarray(indices)
@@ -152,7 +165,7 @@ class MapSource(Source):
             }
 
     def _columns(self, numbers: list[int]) -> dict[str, Any]:
-        """Some rows by column name: arrays [n, *shape], or lists of arrays where rows differ in length."""
+        """Return some rows by column name: arrays [n, *shape], or lists of arrays if rows differ in length."""
         items = zip(numbers, self._items(numbers), strict=True)
         parts = [batch_parts(_RowPosition(self._label, number), item, self._given).values for number, item in items]
         columns: dict[str, Any] = {}
@@ -183,9 +196,9 @@ class MapSource(Source):
         return columns
 
     def read(self) -> dict[str, Any]:
-        """All rows by column name: arrays [n, *shape], or lists of arrays where rows differ in length.
+        """Return all rows by column name: arrays [n, *shape], or lists of arrays if rows differ in length.
 
-        `collate` is given some hundred items at a time.
+        `collate` receives a few hundred items at a time.
 
         Raises:
             SourceError: an item that cannot be read or converted.
@@ -267,7 +280,7 @@ class MapSource(Source):
         return column
 
     def _uniform(self, name: str, arrays: Sequence[Any], numbers: list[int]) -> np.ndarray:
-        """Arrays of one shape and dtype stacked; the first that differs is an error with its row number."""
+        """Stack arrays of one shape and dtype; the first that differs is an error with its row number."""
         shape, dtype = arrays[0].shape, arrays[0].dtype
         if not all(array.shape == shape and array.dtype == dtype for array in arrays):
             spec = self._specs.get(name) or RowSpec(shape, dtype)
@@ -288,7 +301,7 @@ class _RowPosition:
 
 
 def _by_threads(read: Callable[[int], Any], numbers: list[int], workers: int) -> list[Any]:
-    """Items read by several threads, which have ended when this returns or raises, also after Ctrl-C."""
+    """Read items by several threads, which have ended when this returns or raises, even after Ctrl-C."""
     stop, count = threading.Event(), min(workers, len(numbers))
     items: list[Any] = [None] * len(numbers)
 

@@ -15,17 +15,17 @@ from anyaccel.errors import ColumnError, SourceError
 
 
 def source_pads(label: str, pad: Any, roles: Mapping[str, str], *, masks: bool = False) -> dict[str, Pad]:
-    """What `pad=` of a source says, by column.
+    """Return the argument `pad=` of a source, by column.
 
     Args:
-        label: of the source.
-        pad: as users give it.
-        roles: role of each column.
-        masks: whether the source can make masks.
+        label: Label of the source.
+        pad: The argument of the user.
+        roles: Role of each column.
+        masks: Whether the source can create masks.
 
     Raises:
         ColumnError: no such column, or an invalid Pad.
-        SourceError: a mask, which the source cannot make.
+        SourceError: a mask, which the source cannot create.
     """
     pads = checked_pads(label, pad, roles)
     for name, own in pads.items():
@@ -51,7 +51,7 @@ class PaddedBatches:
     entries: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = field(default_factory=dict)
 
     def batch(self, name: str, position: object, value: Any) -> np.ndarray:
-        """A column of a batch, [rows, length, *shape], from an array, or from rows of different length.
+        """Return a column of a batch, [rows, length, *shape], from an array, or from rows of different length.
 
         Raises:
             ColumnError, SourceError: values that are not numbers, or entries of another shape or dtype than before.
@@ -68,7 +68,7 @@ class PaddedBatches:
         return array if width == array.shape[1] else self._filled(name, list(array), width)
 
     def rows(self, name: str, position: object, rows: Sequence[np.ndarray]) -> np.ndarray:
-        """Rows of different length as one array [rows, length, *shape]."""
+        """Return rows of different length as one array [rows, length, *shape]."""
         for row in rows:
             if row.ndim == 0:
                 raise _no_rows(name, position, row.shape)
@@ -116,7 +116,7 @@ class PaddedBatches:
 
 
 def rows_of(name: str, values: Any) -> list[np.ndarray]:
-    """Each row of a column as an array."""
+    """Return each row of a column as an array."""
     rows = list(values)
     arrays = all_as_numpy(name, rows)
     return [np.asarray(row) if array is None else array for row, array in zip(rows, arrays, strict=True)]

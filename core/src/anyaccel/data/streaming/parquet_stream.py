@@ -34,33 +34,41 @@ BUFFER_GROUPS = 4
 
 @constructor_hints
 class ParquetStream(BatchSource):
-    """Batches from Parquet files of any size, read row group by row group and shuffled in a buffer of rows.
+    """Stream batches from Parquet files of any size, read by row group and shuffled in a buffer of rows.
 
-    To shuffle, in every epoch the row groups come in a new order; their rows fill a buffer of `buffer_size` rows, which
-    is emptied in a random order before it is filled again. So a row meets rows of its own row group and of those that
-    come next to it, and a buffer of at least a few row groups mixes well unless the files are sorted on a larger scale.
-    All orders follow from the sampler's seed and the number of the epoch, on every machine.
+    Shuffling: in every epoch the row groups are read in a new order; their rows fill a buffer of `buffer_size` rows,
+    which is emptied in a random order before it is filled again. So a row is mixed with rows of its own row group and
+    of the row groups read next to it. A buffer of at least a few row groups mixes well, unless the files are sorted on
+    a larger scale. All orders depend only on the sampler's seed and the number of the epoch, on every machine.
 
-    In memory at once are `buffer_size` rows of the columns that are read, a piece of at most 8 MiB, the compressed
-    columns of one row group, and a batch.
+    Memory use: `buffer_size` rows of the columns that are read, a piece of at most 8 MiB, the compressed columns of one
+    row group, and a batch.
 
     Args:
-        label: the label of the feature set that the graph is wired to, or of the source's own `example`.
-        path: a file, a folder or a list of files, as `FeatureSet.from_parquet` takes them.
-        features, targets, tags: names of columns by role, `...` in one of them for all that the others do not name;
-            none of the three for the roles in the files' own metadata. The rules for columns are those of a FeatureSet.
-        sampler: a SimpleSampler with size, shuffling, seed and `drop_last` of batches, or a batch size, which shuffles.
-            Batches may hold rows of several row groups and buffers; only the last of an epoch may be smaller.
-        buffer_size: rows held at once; by default those of 4 row groups, or all if there are fewer.
+        label: Label of the feature set that the graph is connected to, or of the source's own `example`.
+        path: A file, a folder or a list of files; see `FeatureSet.from_parquet`.
+        features, targets, tags: Names of columns by role, `...` in one of them for all columns that the others do not
+            name. Without any, the roles in the files' own metadata. The rules for columns are those of a FeatureSet.
+        sampler: A SimpleSampler with size, shuffling, seed and `drop_last` of batches, or a batch size, which shuffles.
+            Batches may hold rows of several row groups and buffers; only the last batch of an epoch may be smaller.
+        buffer_size: Number of rows held in memory; by default the rows of 4 row groups, or all if there are fewer.
 
     Raises:
         MissingFileError: there is no such file.
         OSError: a file cannot be opened.
         DataError: a label that is not text or has a dot.
-        ColumnError: invalid roles, or a column that is not of one type in all files.
+        ColumnError: invalid roles, or a column that does not have one type in all files.
         SamplerError: `drop_last` leaves no batch, or a setting of the sampler is invalid.
         SourceError: no file, one that is broken or cut short, no rows, another sampler, or a buffer that is larger than
-            the data, below 1, or of no use because nothing is shuffled.
+            the data, below 1, or useless because nothing is shuffled.
+
+    Example:
+        >>> import anyaccel as aa, pyarrow as pa, pyarrow.parquet as pq
+        >>> table = pa.table({"x": [0.0, 0.5] * 50, "y": [0, 1] * 50})
+        >>> pq.write_table(table, "data.parquet", row_group_size=10)
+        >>> source = aa.ParquetStream("stream", "data.parquet", features=["x"], targets=["y"], sampler=16)
+        >>> source.rows, source.steps
+        (100, 7)
     """
 
     repeats = True
@@ -87,26 +95,26 @@ class ParquetStream(BatchSource):
 
     @property
     def rows(self) -> int:
-        """Rows of all files, including those that `drop_last` leaves out."""
+        """Number of rows in all files, including those that `drop_last` drops."""
         return self._rows
 
     @property
     def steps(self) -> int:
-        """Batches of an epoch."""
+        """Number of batches in an epoch."""
         return self._steps
 
     @property
     def buffer_size(self) -> int:
-        """Rows held at once."""
+        """Number of rows held in memory."""
         return self._buffer_size
 
     def batches(self, epoch: int) -> Generator[Columns]:
-        """See BatchSource. Each call reads the files anew.
+        """Yield the batches of an epoch; see `BatchSource.batches`. Each call reads the files again.
 
         Raises:
             OSError: from the iterator: a file cannot be opened.
-            SourceError: from the iterator: a file that is broken, cut short, or changed since; nulls among features
-                and targets, or samples of another shape.
+            SourceError: from the iterator: a file that is broken, cut short, or changed since; nulls among features and
+                targets, or samples of another shape.
         """
         return self._run(integer("epoch", epoch))
 
@@ -176,7 +184,7 @@ def _checked_sampler(label: str, sampler: Any) -> SimpleSampler:
 
 
 def _absolute(path: Any) -> Any:
-    """The same files after the working folder has changed: they are opened as their rows are needed."""
+    """Return the same files after the working folder has changed: they are opened as their rows are needed."""
     if isinstance(path, (str, os.PathLike)) and os.fspath(path) and "://" not in os.fspath(path):
         return str(Path(path).absolute())
     is_list = isinstance(path, (list, tuple)) and all(isinstance(part, (str, os.PathLike)) for part in path)
@@ -192,7 +200,7 @@ PIECE_BYTES = 8 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class FileFooter:
-    """A file whose footer was read; `stamp` is its size and modification time at that moment."""
+    """A file with its footer; `stamp` is its size and modification time when the footer was read."""
 
     file: DataFile
     metadata: Any
@@ -212,7 +220,7 @@ class RowGroup:
 
 
 def row_groups(label: str, files: ParquetFiles) -> tuple[RowGroup, ...]:
-    """All row groups that have rows, in the order of the files; only the footers of the files are read."""
+    """Return all row groups that have rows, in the order of the files; only the footers of the files are read."""
     groups = tuple(group for file in files.files for group in _groups_of(_footer(label, file)) if group.rows)
     if not groups:
         raise SourceError(
@@ -228,10 +236,10 @@ class ReadSpec:
     """How row groups are read.
 
     Attributes:
-        label: of the source, for messages.
-        files: which columns are read.
-        piece_rows: the most rows of a piece.
-        specs: the required specs of features and targets; empty before they are known.
+        label: Label of the source, for messages.
+        files: The files, with the columns to read.
+        piece_rows: Largest number of rows of a piece.
+        specs: Required specs of features and targets; empty before they are known.
     """
 
     label: str
@@ -241,7 +249,7 @@ class ReadSpec:
 
 
 def read_pieces(spec: ReadSpec, groups: Sequence[RowGroup]) -> Generator[Any]:
-    """Rows of some row groups, in their order, as Arrow tables; one file is open at a time."""
+    """Yield rows of some row groups, in their order, as Arrow tables; one file is open at a time."""
     for group in groups:
         with error_context(f"{group}, source {spec.label!r}"):
             yield from _pieces_of(spec, group)
@@ -308,7 +316,7 @@ def _check_spec(name: str, arrow_type: Any, specs: Mapping[str, TensorSpec], gro
 
 @contextmanager
 def _opened(label: str, file: DataFile, metadata: Any = None) -> Iterator[Any]:
-    """An open Parquet file; its footer is not read again if its metadata is given."""
+    """Open a Parquet file; its footer is not read again if its metadata is given."""
     import pyarrow.parquet as pq
 
     with pa.OSFile(file.path) as source:
@@ -325,11 +333,11 @@ Order = Callable[[int, int], np.ndarray]
 
 
 class ShuffleBuffer:
-    """Memory for `size` rows of every column, filled piece by piece and overwritten after they have been taken.
+    """Memory for `size` rows of every column, filled piece by piece and overwritten after the rows were taken.
 
     Args:
-        size: rows.
-        specs: of the columns that are read as arrays; all others are kept as Arrow columns.
+        size: Number of rows.
+        specs: Specs of the columns that are read as arrays; all others are kept as Arrow columns.
     """
 
     def __init__(self, size: int, specs: Mapping[str, TensorSpec]) -> None:
@@ -340,16 +348,16 @@ class ShuffleBuffer:
 
     @property
     def free(self) -> int:
-        """Rows that it has still room for."""
+        """Number of rows that still fit."""
         return self._size - self._filled
 
     @property
     def filled(self) -> int:
-        """Rows that it holds."""
+        """Number of rows in the buffer."""
         return self._filled
 
     def add(self, piece: Any) -> None:
-        """Copy the rows of an Arrow table, for all of which there must be room."""
+        """Copy the rows of an Arrow table; all of them must fit."""
         stop = self._filled + len(piece)
         for name in piece.column_names:
             column = piece.column(name)
@@ -360,14 +368,14 @@ class ShuffleBuffer:
         self._filled = stop
 
     def rows(self, order: np.ndarray) -> dict[str, np.ndarray]:
-        """Copies of some rows, by column name."""
+        """Return copies of some rows, by column name."""
         columns = {name: np.take(array, order, axis=0) for name, array in self._arrays.items()}
         for name, chunks in self._others.items():
             columns[name] = column_array(name, pa.chunked_array(chunks).take(pa.array(order)))
         return columns
 
     def combine_chunks(self) -> None:
-        """Combine the chunks of Arrow columns, so that single rows are found at once."""
+        """Combine the chunks of Arrow columns, so that single rows are found quickly."""
         self._others = {name: [contiguous(pa.chunked_array(chunks))] for name, chunks in self._others.items()}
 
     def clear(self) -> None:
@@ -379,13 +387,13 @@ class ShuffleBuffer:
 def shuffled_batches(
     pieces: Generator[Any], buffer: ShuffleBuffer, order: Order, batch_size: int
 ) -> Generator[Columns]:
-    """Batches of `batch_size` rows, and a last one of the rest, of rows that pass through a buffer.
+    """Yield batches of `batch_size` rows, and a last one with the rest, from rows that pass through a buffer.
 
     Args:
-        pieces: Arrow tables, in the order in which the rows come.
-        buffer: is filled, emptied in the order that `order` says, and filled again.
-        order: the order of the rows of each filling.
-        batch_size: rows of a batch, which may come from several fillings.
+        pieces: Arrow tables, in the order of the rows.
+        buffer: The buffer, which is filled, emptied in the order of `order`, and filled again.
+        order: Order of the rows of each filling.
+        batch_size: Rows of a batch, which may belong to several fillings.
     """
     parts: list[dict[str, np.ndarray]] = []
     missing = batch_size

@@ -32,20 +32,20 @@ _PLAIN = (str, bytes, int, float, complex, type(None), np.ndarray, np.generic, M
 
 
 def imported_backends() -> Iterator[Backend]:
-    """The backends whose frameworks have been imported."""
+    """Yield the backends whose frameworks have been imported."""
     for backend in registry().backends_in_use:
         if not sys.modules.keys().isdisjoint(backend.import_roots):
             yield backend
 
 
 class RandomStates:
-    """The generators of NumPy, of Python, and of frameworks that are reached from what a user gave as a source.
+    """The generators of NumPy, of Python, and of frameworks that are reachable from a user's source.
 
-    Attributes, lists and dicts are searched, and functions with what they enclose, are bound to and name. In worker
-    processes there are copies, which are not seen.
+    Attributes, lists and dicts are searched, and functions with their closures, bound objects and globals. Worker
+    processes have copies, which are not visible here.
 
     Args:
-        origin: a loader, a data set, a function.
+        origin: A loader, a data set, or a function.
     """
 
     def __init__(self, origin: Any) -> None:
@@ -62,10 +62,10 @@ class RandomStates:
         return dict(_search(self._origin)) if self._found is None else self._found
 
     def states(self, *, frameworks: bool = False) -> dict[str, Any]:
-        """The states as they are now.
+        """Return the current states.
 
         Args:
-            frameworks: with those of frameworks' global generators.
+            frameworks: Include the global generators of frameworks.
         """
         states: dict[str, Any] = {
             f"{_GLOBAL}numpy": np.random.get_state(legacy=False),
@@ -119,7 +119,9 @@ class RandomStates:
 
 @contextmanager
 def watched_rng() -> Iterator[Callable[[], bool]]:
-    """Gives what says, after the context, whether no stream of a thread can replace frameworks' global generators."""
+    """Yield a function that tells, after the context, whether no thread stream can replace frameworks' global
+    generators.
+    """
     with ExitStack() as stack:
         watches = [stack.enter_context(backend.watch_rng()) for backend in imported_backends()]
         yield lambda: any(getattr(watch, "passed", False) for watch in watches)
@@ -127,7 +129,7 @@ def watched_rng() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def kept_frameworks() -> Iterator[None]:
-    """The global generators of frameworks are afterwards what they were before."""
+    """Restore the global generators of frameworks at the end of the context."""
     kept = [(backend, state) for backend in imported_backends() if (state := backend.generator_state()) is not None]
     try:
         yield
@@ -137,7 +139,7 @@ def kept_frameworks() -> Iterator[None]:
 
 
 def frameworks_of(states: States) -> dict[str, Any]:
-    """Those of the global generators of frameworks alone."""
+    """Return those of the global generators of frameworks alone."""
     others = (f"{_GLOBAL}numpy", f"{_GLOBAL}python")
     return {name: state for name, state in states.items() if name.startswith(_GLOBAL) and name not in others}
 
@@ -149,14 +151,14 @@ def same_states(one: States, other: States) -> bool:
 
 
 def to_arrays(states: States) -> dict[str, np.ndarray]:
-    """States as arrays of bytes, for a file."""
+    """Return states as arrays of bytes, for a file."""
     return {
         name: np.frombuffer(json.dumps(state, default=_as_json).encode(), np.uint8) for name, state in states.items()
     }
 
 
 def from_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """What `to_arrays` gave.
+    """Rebuild states from the output of `to_arrays`.
 
     Raises:
         StateError: it is malformed.
@@ -186,7 +188,7 @@ def _from_json(value: dict[str, Any]) -> Any:
 
 
 def _search(origin: Any) -> Iterator[tuple[str, Any]]:
-    """The generators that are reached from an object, each once, by where they are, breadth first."""
+    """Yield the generators that are reached from an object, each once, by where they are, breadth first."""
     seen: set[int] = set()
     waiting: deque[tuple[str, Any]] = deque([("", origin)])
     kept = []  # ids are of objects that live
@@ -245,7 +247,7 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _parts_of_function(function: Any) -> Iterator[tuple[str, Any]]:
-    """What a function encloses, has as defaults, and names in its module."""
+    """Yield the closure, defaults and module globals of a function."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
@@ -261,13 +263,13 @@ def _parts_of_function(function: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_library(module: str) -> bool:
-    """Whether a module is of an installed library, whose own globals are not searched."""
+    """Return whether a module belongs to an installed library, whose own globals are not searched."""
     file = getattr(sys.modules.get(module), "__file__", None) or ""
     return "site-packages" in file or "dist-packages" in file or module.partition(".")[0] in sys.stdlib_module_names
 
 
 def _state_of(value: Any, backends: Iterable[Backend]) -> Any:
-    """The state of a generator; None of anything else."""
+    """Return the state of a generator; None of anything else."""
     if isinstance(value, np.random.Generator):
         return value.bit_generator.state
     if isinstance(value, np.random.RandomState):
@@ -294,6 +296,6 @@ def _set_global(name: str, state: Any) -> None:
 
 
 def _python_state(state: Any) -> Any:
-    """As `random.setstate` takes it, of what was read from a file."""
+    """Return a state read from a file in the form that `random.setstate` takes."""
     version, numbers, gauss = state
     return version, tuple(numbers), gauss

@@ -18,7 +18,7 @@ _ARROW = (pa.Array, pa.ChunkedArray)
 
 
 def number_array(name: str, value: Any) -> np.ndarray:
-    """A feature or target as an array [rows, *shape] of its own dtype; copied only if necessary.
+    """Return a feature or target as an array [rows, *shape] in its own dtype; copied only if necessary.
 
     Args:
         name: of the column, for messages.
@@ -34,7 +34,9 @@ def number_array(name: str, value: Any) -> np.ndarray:
 
 
 def tag_array(name: str, value: Any) -> np.ndarray:
-    """A tag as an array [rows, ...]: numbers as `number_array` gives them, all else as NumPy reads it from Arrow."""
+    """Return a tag as an array [rows, ...]: numbers as by `number_array`, everything else as NumPy reads it from
+    Arrow.
+    """
     try:
         array = as_numpy(name, value)
     except MoveError:  # a tensor of text, which a framework gives to NumPy as objects
@@ -45,12 +47,14 @@ def tag_array(name: str, value: Any) -> np.ndarray:
 
 
 def column_array(name: str, column: Any) -> np.ndarray:
-    """A chunked Arrow column as an array: without a copy if it is numeric and complete, else as NumPy reads it."""
+    """Return a chunked Arrow column as an array: without a copy if it is numeric and complete, otherwise as NumPy reads
+    it.
+    """
     return to_numpy(name, contiguous(column)) if is_readable(column) else np.asarray(column.to_numpy())
 
 
 def as_numpy(name: str, value: Any) -> np.ndarray | None:
-    """An array or tensor as a NumPy array, on the same memory if possible; None for everything else."""
+    """Return an array or tensor as a NumPy array, on the same memory if possible; None for everything else."""
     if isinstance(value, np.ndarray):
         return None if isinstance(value, np.ma.MaskedArray) else np.asarray(value)
     if isinstance(value, (list, tuple)):
@@ -80,7 +84,7 @@ def as_numpy(name: str, value: Any) -> np.ndarray | None:
 
 
 def all_as_numpy(name: str, values: Sequence[Any]) -> list[np.ndarray | None]:
-    """`as_numpy` of each of some values; their owner is looked up once if they are of one class."""
+    """Convert values with `as_numpy`; their owner is looked up once if they are of one class."""
     is_uniform = len({type(value) for value in values}) == 1
     if is_uniform and is_tensor(values[0]) and not isinstance(values[0], np.ndarray):
         backend = _backend_of(values[0])

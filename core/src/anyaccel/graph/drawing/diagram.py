@@ -26,8 +26,8 @@ class Box:
 
     Attributes:
         kind: `"model"`, `"concat"` or `"data"`.
-        device: device as text, `""` if there is none yet; `where` is the text to show.
-        requested: the device that the node asks for, if it is a different one.
+        device: Device as text, `""` if there is none yet; `where` is the text to show.
+        requested: Device that the node requests, if it is a different one.
     """
 
     id: str
@@ -78,7 +78,7 @@ class NodePlace:
 def build_diagram(
     label: str, nodes: Mapping[str, Node], shapes: Shapes | None, plan: Plan | None, registry: Registry
 ) -> Diagram:
-    """The diagram of a graph in its current state; builds, places, imports and initialises nothing.
+    """Return the diagram of a graph in its current state; builds, places, imports and initializes nothing.
 
     Raises:
         GraphError: the plan is of another graph.
@@ -114,7 +114,9 @@ def build_diagram(
 def node_places(
     nodes: Mapping[str, Node], shapes: Shapes | None, plan: Plan | None, registry: Registry
 ) -> dict[str, NodePlace]:
-    """The place of each node: by the plan, else where its model is now, else the device it asks for."""
+    """Return the place of each node: by the plan, otherwise where its model is now, otherwise the device it asks
+    for.
+    """
     known = {
         name: _current_place(node, shapes, registry) for name, node in nodes.items() if isinstance(node, ModelNode)
     }
@@ -148,7 +150,7 @@ def _framework(model: Any, registry: Registry) -> str:
 
 
 def _device_of(model: Any, framework: str, registry: Registry) -> str:
-    """The device of a model, `""` if it has none or its backend cannot tell."""
+    """Return the device of a model, `""` if it has none or its backend cannot tell."""
     try:
         return str(registry.find(framework).device_of(model) or "") if framework else ""
     except Exception:  # a model under construction, or on several devices, must not break the drawing
@@ -175,7 +177,7 @@ def _flow(label: str, shapes: Shapes | None) -> tuple[str, ...]:
 
 
 def _counted(specs: list[str]) -> str:
-    """Specs as text, equal ones with a count."""
+    """Return specs as text, equal ones with a count."""
     counts = {spec: specs.count(spec) for spec in specs}
     return listing([spec if n == 1 else f"{n} \N{MULTIPLICATION SIGN} {spec}" for spec, n in counts.items()], 2)
 
@@ -202,7 +204,9 @@ def _data_box(boxes: dict[Any, Box], reference: Reference) -> Box:
 
 
 def _route(source: str, target: str, plan: Plan | None) -> str:
-    """The plan's route from source to target, and whether a gradient returns. Nodes of one place share a crossing."""
+    """Return the plan's route from source to target, and whether a gradient returns. Nodes of one place share a
+    crossing.
+    """
     if plan is None:
         return ""
     place = (plan[target].framework, plan[target].device)
@@ -214,7 +218,7 @@ def _route(source: str, target: str, plan: Plan | None) -> str:
 
 
 def _merged(before: Arrow | None, arrow: Arrow) -> Arrow:
-    """One arrow for all values that go from one box to another."""
+    """Return one arrow for all values from one box to another."""
     if before is None or not arrow.label or arrow.label == before.label:
         return before or arrow
     return Arrow(arrow.source, arrow.target, ", ".join(filter(None, [before.label, arrow.label])), arrow.crosses)

@@ -19,7 +19,7 @@ FORMATS = ("mermaid", "svg")
 
 
 def summary(nodes: Mapping[str, Node], shapes: Shapes, registry: Registry, label: str) -> str:
-    """A table of nodes, and the total number of parameters (shared models count once)."""
+    """Return a table of nodes, and the total number of parameters (shared models count once)."""
     rows = [("node", "model", "framework", "device", "takes", "gives", "parameters")]
     total, seen, places = 0, set(), node_places(nodes, shapes, None, registry)
     for name in shapes.order:
@@ -60,7 +60,7 @@ def _parameters(node: Node, shapes: Shapes) -> int:
 def draw(
     label: str, nodes: Mapping[str, Node], shapes: Shapes | None, plan: Plan | None, registry: Registry, format: str
 ) -> Markup | str:
-    """The graph in one of FORMATS; builds and places nothing.
+    """Return the graph in one of FORMATS; builds and places nothing.
 
     Raises:
         GraphError: unknown format, or the plan of another graph.
@@ -81,10 +81,10 @@ def draw(
 
 
 def svg(diagram: Diagram) -> Markup:
-    """The diagram as a self-contained SVG document.
+    """Return the diagram as a self-contained SVG document.
 
     Raises:
-        MissingDistributionError: what draws is not installed.
+        MissingDistributionError: the distribution that draws is not installed.
     """
     drawn: Markup = load(SETTINGS, "ModelGraph.visualize.svg")(diagram)
     return drawn
@@ -94,7 +94,7 @@ def svg(diagram: Diagram) -> Markup:
 
 
 def mermaid(diagram: Diagram) -> str:
-    """The diagram as Mermaid text, coloured by device; feature sets are cylinders, labels are escaped."""
+    """Return the diagram as Mermaid text, colored by device; feature sets are cylinders, labels are escaped."""
     lines = ["flowchart LR", *(f"  {box.id}{_shape(box)}" for box in diagram.boxes)]
     for arrow in diagram.arrows:
         label = f'|"{_escaped(arrow.label)}"|' if arrow.label else ""
@@ -119,7 +119,7 @@ def _legend(diagram: Diagram) -> Iterator[str]:
 
 
 def _styles(diagram: Diagram) -> Iterator[str]:
-    """A style class for each device, for nodes without one and for frozen nodes, and the members of each."""
+    """Yield a style class for each device, for nodes without one and for frozen nodes, and the members of each."""
     members: dict[str, list[str]] = {device: [f"k{i}"] for i, device in enumerate(diagram.devices)}
     for box in diagram.boxes:
         if box.kind != "data":
@@ -135,5 +135,5 @@ def _styles(diagram: Diagram) -> Iterator[str]:
 
 
 def _escaped(label: str) -> str:
-    """A label safe in quoted Mermaid text and in HTML around it: Mermaid's codes, which HTML leaves alone."""
+    """Return a label safe in quoted Mermaid text and in HTML around it: Mermaid's codes, which HTML leaves alone."""
     return "".join(f"#{ord(char)};" if char in _SPECIAL else char for char in text(label, 400))

@@ -18,7 +18,7 @@ _MAX_BOXES, _MAX_ARROWS = 120, 240  # larger graphs are shown as a table only: d
 
 
 def graph_page(label: str, nodes: Mapping[str, Node], shapes: Shapes | None) -> Markup:
-    """A diagram, and a table of the nodes with their devices. Builds and places nothing."""
+    """Return a diagram, and a table of the nodes with their devices. Builds and places nothing."""
     diagram = build_diagram(label, nodes, shapes, None, registry())
     boxes = [box for box in diagram.boxes if box.kind != "data"]
     small = len(diagram.boxes) <= _MAX_BOXES and len(diagram.arrows) <= _MAX_ARROWS
@@ -35,7 +35,7 @@ def graph_page(label: str, nodes: Mapping[str, Node], shapes: Shapes | None) -> 
 
 
 def _picture(diagram: Diagram) -> Markup:
-    """The drawing; where what draws is not installed, how to install it."""
+    """Return the drawing; where what draws is not installed, how to install it."""
     try:
         return element("div", svg(diagram), style="overflow-x:auto")
     except MissingDistributionError as error:
@@ -51,7 +51,7 @@ def _node_row(box: Box, node: Node, shapes: Shapes | None) -> Markup:
 
 
 def _parameters(node: Node, shapes: Shapes | None) -> str:
-    """The number of parameters, `""` if unknown."""
+    """Return the number of parameters, `""` if unknown."""
     if isinstance(node, ConcatNode) or shapes is None:
         return ""
     try:

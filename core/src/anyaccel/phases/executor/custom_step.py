@@ -1,4 +1,4 @@
-"""Own step: single training steps that are a function of the user's own, over the only segment of a pipeline."""
+"""Own step: single training steps that are a custom function, over the only segment of a pipeline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BatchColumns = Mapping[str, DeviceColumn]
 
 
 class CustomStep:
-    """Runs a function of the user's own as the training step; its figures count as losses do.
+    """Runs a custom function as the training step; its figures count as losses do.
 
     Args:
         stage: has the models and optimizers.
@@ -37,13 +37,13 @@ class CustomStep:
         """Steps so far."""
 
     def bind(self, columns: DeviceColumns) -> BatchColumns:
-        """The columns of a chunk as the step finds them."""
+        """Return the columns of a chunk as the step finds them."""
         return {key: columns[name] for key, name in self._names.items()}
 
     def train_steps(
         self, columns: BatchColumns, start: int, n_steps: int, batch_size: int, microbatch_size: int | None = None
     ) -> list[Losses]:
-        """Steps one by one, each with the same rows of every order."""
+        """Run steps one by one, each with the same rows of every order."""
         sets = {column.feature_set for column in columns.values()}
         losses: list[Losses] = []
         for first in range(start, start + n_steps * batch_size, batch_size):
@@ -68,12 +68,12 @@ class CustomStep:
         return [Losses(self._stage.backend, 0, tuple(figures), pairs=figures)]
 
     def try_step(self, columns: BatchColumns, step: StepRows, microbatch_size: int | None = None) -> None:
-        """As `train_step`; the caller restores a snapshot afterwards."""
+        """Run `train_step`; the caller restores a snapshot afterwards."""
         self.train_step(columns, step)
         self._stage.program.zero_grad()
 
     def snapshot(self) -> int:
-        """The number of steps."""
+        """Return the number of steps."""
         return self.n_done
 
     def restore(self, n_done: int) -> None:
@@ -81,10 +81,10 @@ class CustomStep:
         self.n_done, self.is_updating = n_done, False
 
     def _figures(self, given: Any) -> Mapping[str, Any]:
-        """What a step gave, by name; a single number is the loss.
+        """Return the result of a step by name; a single number is the loss.
 
         Raises:
-            PhaseError: it is no number, nor a dict of numbers.
+            PhaseError: it is neither a number nor a dict of numbers.
         """
         if given is None:
             return {}

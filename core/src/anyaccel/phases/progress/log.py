@@ -39,7 +39,7 @@ class LineProgress(ThrottledProgress):
         self._write(", ".join(filter(None, [steps, *details, state.activity])))
 
     def draw_event(self, event: Event) -> None:
-        """Write it at once if memory ran out, else before the next line."""
+        """Write it at once if memory ran out, otherwise before the next line."""
         self._waiting.append(event)
         if event.kind == "memory" or self._written:
             self._flush_events()

@@ -102,7 +102,7 @@ def _loop_parts(state: ProgressState, *, ended: bool) -> list[object]:
 
 
 def bar(name: str, part: float) -> Markup:
-    """A progress bar in the colour of the text, readable by screen readers.
+    """Return a progress bar in the color of the text, readable by screen readers.
 
     Args:
         name: accessible name of the bar.

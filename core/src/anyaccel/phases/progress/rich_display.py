@@ -23,7 +23,7 @@ class _Console(Console):
 
 
 class SharedDisplay:
-    """Bars at the end of standard error, two for each run, below what is printed meanwhile."""
+    """Bars at the end of standard error, two for each run, below other output."""
 
     def __init__(self) -> None:
         console = _Console(stderr=True, highlight=False)
@@ -89,7 +89,7 @@ _LOCK = threading.Lock()
 
 
 def shared_display() -> SharedDisplay:
-    """The display of the current standard error."""
+    """Return the display of the current standard error."""
     with _LOCK:
         _displays[:] = [display for display in _displays if display.is_used]
         stream = getattr(sys.stderr, "rich_proxied_file", sys.stderr)

@@ -17,7 +17,7 @@ _BY_NAME = {"rich": RichProgress, "html": HTMLProgress, "lines": LineProgress, "
 
 
 def checked_progress(choice: Any) -> Any:
-    """`choice` if `progress_for` knows it.
+    """Return `choice` if `progress_for` knows it.
 
     Raises:
         PhaseError: it is neither one of the words nor a Progress object.
@@ -29,10 +29,10 @@ def checked_progress(choice: Any) -> Any:
 
 
 def progress_for(choice: Any) -> Progress:
-    """A Progress from the argument of an Experiment.
+    """Return a Progress from the argument of an Experiment.
 
     Args:
-        choice: `"auto"`: HTML in a notebook, bars if standard error is a terminal, else a line every ten seconds;
+        choice: `"auto"`: HTML in a notebook, bars if standard error is a terminal, otherwise a line every ten seconds;
             `"rich"`, `"html"`, `"lines"`, `"none"`; or a Progress object.
 
     Raises:

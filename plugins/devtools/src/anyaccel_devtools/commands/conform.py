@@ -58,7 +58,7 @@ def run(
     left_out: Sequence[Plugin],
     capabilities: Sequence[str] = (),
 ) -> int:
-    """Test every backend of a plugin; returns 1 if a test failed, else 0.
+    """Test every backend of a plugin; returns 1 if a test failed, otherwise 0.
 
     Args:
         name: name of the plugin or of its distribution.
@@ -110,7 +110,7 @@ def run(
 
 
 def find_plugin(name: str, left_out: Sequence[Plugin] = ()) -> Plugin:
-    """The installed plugin of this name, or whose distribution has this name.
+    """Return the installed plugin of this name, or whose distribution has this name.
 
     Raises:
         PluginError: it is not installed, or broken.

@@ -106,7 +106,7 @@ def _version_in(path: Path) -> str:
 
 
 def _version_from(command: Sequence[str]) -> str:
-    """The version in the output of a tool, `""` if it is not installed or fails."""
+    """Return the version in the output of a tool, `""` if it is not installed or fails."""
     tool = shutil.which(command[0])
     if tool is None:
         return ""
@@ -145,7 +145,7 @@ def _installed_version(name: str) -> str:
 
 
 def variables(further: Iterable[str]) -> dict[str, str]:
-    """The known variables that are set, by name: paths redacted, long values cut, `(set)` for likely secrets."""
+    """Return the known variables that are set, by name: paths redacted, long values cut, `(set)` for likely secrets."""
     values = {name: os.environ[name] for name in dict.fromkeys([*VARIABLES, *further]) if name in os.environ}
     return {name: "(set)" if _SECRET.search(name) else _redact(value)[:_MAX_LENGTH] for name, value in values.items()}
 
@@ -158,14 +158,14 @@ def _redact(text: str) -> str:
 
 
 def _redact_listing(listing: dict[str, Any]) -> dict[str, Any]:
-    """The devices of a framework without serial numbers and folders."""
+    """Return the devices of a framework without serial numbers and folders."""
     devices = [{k: v for k, v in each.items() if k not in ("identity", "memory_space")} for each in listing["devices"]]
     missing = [{**each, "reason": _redact(each["reason"])} for each in listing["missing"]]
     return {**listing, "devices": devices, "missing": missing}
 
 
 def markdown(facts: dict[str, Any]) -> list[str]:
-    """The lines of what `collect` returned, to be pasted into an issue."""
+    """Return the lines of what `collect` returned, to be pasted into an issue."""
     driver_versions = ", ".join(f"{name} {version}" for name, version in facts["drivers"].items())
     lines = [
         "### anyaccel env",

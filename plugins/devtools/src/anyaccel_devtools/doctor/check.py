@@ -29,10 +29,10 @@ class Check:
     fix: str = ""
 
     def to_dict(self) -> dict[str, str]:
-        """The four attributes."""
+        """Return the four attributes."""
         return {"name": self.name, "status": self.status, "message": self.message, "fix": self.fix}
 
 
 def worst(checks: Iterable[Check]) -> Status:
-    """The worst status of all; `"PASS"` without any."""
+    """Return the worst status of all; `"PASS"` without any."""
     return max((check.status for check in checks), key=STATUSES.index, default="PASS")

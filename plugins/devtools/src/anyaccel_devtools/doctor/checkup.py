@@ -23,7 +23,7 @@ VARIABLES = ("ANYACCEL_DEVICE", "ANYACCEL_PLUGINS", "ANYACCEL_REPLICA_TIMEOUT", 
 
 
 def check_machine(machine: Machine, plugins: Sequence[Plugin]) -> list[Check]:
-    """All checks that need no framework, for these facts and these loaded plugins."""
+    """Return all checks that need no framework, for these facts and these loaded plugins."""
     own = [check for plugin in plugins for check in plugin_checks(machine, plugin)]
     return [*system_checks(machine), *_variables(machine, plugins), *own]
 
@@ -74,7 +74,7 @@ def _backend_checks(machine: Machine, plugin: Plugin, backend: Backend) -> Itera
 
 
 def _missing(roots: Iterable[str]) -> list[str]:
-    """The first root, if it cannot be found; the others are of packages that need not be there."""
+    """Return the first root, if it cannot be found; the others are of packages that may be missing."""
     return [root for root in list(roots)[:1] if root not in sys.modules and find_spec(root) is None]
 
 
@@ -104,7 +104,7 @@ _INSTALL = {"nvidia": "NVIDIA's driver", "amd": "the amdgpu driver and ROCm"}
 
 
 def system_checks(machine: Machine) -> Iterator[Check]:
-    """Every check of the system, in the order in which they are told."""
+    """Yield every check of the system, in the order in which they are told."""
     yield from _drivers(machine)
     yield from _masks(machine)
     yield from _threads(machine)
@@ -152,7 +152,7 @@ def _masked(name: str, mask: str, every: list[SystemDevice], visible: list[Syste
 
 
 def _renumbered(every: list[SystemDevice], visible: list[SystemDevice]) -> list[tuple[int, SystemDevice]]:
-    """The new number of each GPU that another number has in the system, with the GPU there."""
+    """Return the new number of each GPU that another number has in the system, with the GPU there."""
     by_identity = {device.identity: device for device in every if device.identity}
     pairs = [(device.index, by_identity.get(device.identity)) for device in visible]
     return [(new, old) for new, old in pairs if old is not None and every.index(old) != new]
@@ -218,13 +218,13 @@ def _listed(devices: Iterable[SystemDevice]) -> str:
 class HealthChecks(Capability):
     """Capability `health_checks`: a backend says what keeps its framework from using a machine.
 
-    `anyaccel doctor` asks for it. Other backends are checked as far as core can.
+    `anyaccel doctor` asks for it. Other backends are checked to the extent that core can.
     """
 
     @abstractmethod
     def health_checks(self, machine: Machine) -> Iterable[Check]:
-        """Checks of the installed framework beside these facts. Imports no framework and initialises nothing."""
+        """Checks of the installed framework beside these facts. Imports no framework and initializes nothing."""
 
     def device_checks(self, device: Device) -> Iterable[Check]:
-        """Checks of a device that may import the framework and use it; asked in a process of its own. Default: none."""
+        """Checks of a device that may import the framework and use it; asked in its own process. Default: none."""
         return ()

@@ -9,7 +9,7 @@ from anyaccel_devtools.doctor.check import Check
 
 
 def cuda_driver_checks(machine: Machine, framework: str, cuda: str) -> Iterator[Check]:
-    """One check where the driver's version and what this CUDA needs are known, else none.
+    """One check where the driver's version and what this CUDA needs are known, otherwise none.
 
     Args:
         machine: with a GPU of NVIDIA.

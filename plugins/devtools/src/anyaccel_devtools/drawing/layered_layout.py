@@ -68,7 +68,9 @@ def arrange(sizes: Mapping[Key, Size], edges: Sequence[Edge], *, gap: Size = (44
 
 
 def _levels(names: Iterable[Key], edges: Sequence[Edge]) -> dict[Key, int]:
-    """The layer of each box: one after its last predecessor; sources go directly before their first successor."""
+    """Return the layer of each box: one after its last predecessor; sources go directly before their first
+    successor.
+    """
     before: dict[Key, list[Key]] = {name: [] for name in names}
     after: dict[Key, list[Key]] = {name: [] for name in before}
     for source, target in edges:
@@ -86,7 +88,7 @@ def _levels(names: Iterable[Key], edges: Sequence[Edge]) -> dict[Key, int]:
 
 
 def _path(edge: Edge, level: Mapping[Key, int]) -> list[Key]:
-    """An edge as its source, a placeholder in every layer that it passes, and its target."""
+    """Return an edge as its source, a placeholder in every layer that it passes, and its target."""
     source, target = edge
     return [source, *((edge, i) for i in range(level[source] + 1, level[target])), target]
 
@@ -114,7 +116,7 @@ def _neighbours(links: Iterable[Edge]) -> tuple[dict[Key, list[Key]], dict[Key, 
 
 
 def _ordered(layers: list[list[Key]], links: Sequence[Edge]) -> list[list[Key]]:
-    """The layers ordered for few crossings: by the mean position of neighbours, sweeping back and forth."""
+    """Return the layers ordered for few crossings: by the mean position of neighbours, sweeping back and forth."""
     before, after = _neighbours(links)
     best, fewest = layers, _crossings(layers, after)
     current = [list(layer) for layer in layers]

@@ -1,7 +1,7 @@
-"""A diagram as SVG: a card per node with a header in the colour of its device, and edges between the cards.
+"""A diagram as SVG: a card per node with a header in the color of its device, and edges between the cards.
 
 The SVG is self-contained, without scripts, style sheets, fonts or ids, so that it can be embedded in any page. Cards
-have a background of their own, and edges and frames are medium grey: both are visible on light and dark pages.
+have their own background, and edges and frames are medium grey: both are visible on light and dark pages.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Card:
 
 
 def svg(diagram: Diagram) -> Markup:
-    """The diagram as a self-contained SVG document."""
+    """Return the diagram as a self-contained SVG document."""
     cards = {box.id: _card(box) for box in diagram.boxes}
     pills = {f"e{i}": arrow for i, arrow in enumerate(diagram.arrows) if arrow.label}
     sizes: dict[Key, Size] = {name: (card.width, card.height) for name, card in cards.items()}
@@ -77,7 +77,7 @@ def _edges(i: int, arrow: Arrow) -> list[Edge]:
 
 
 def _narrower_layout(sizes: dict[Key, Size], edges: list[Edge]) -> OrientedLayout:
-    """From left to right if that fits, else the narrower of both directions."""
+    """From left to right if that fits, otherwise the narrower of both directions."""
     right = OrientedLayout(arrange(sizes, edges), sizes, False)
     if right.size[0] <= _MAX_DIAGRAM_WIDTH:
         return right
@@ -121,14 +121,14 @@ def _card(box: Box) -> _Card:
 
 
 def _body_lines(box: Box) -> list[str]:
-    """The lines below the header."""
+    """Return the lines below the header."""
     first = [" \N{MIDDLE DOT} ".join(filter(None, [box.lines[0], box.framework]))] if box.lines else []
     requested = [f"asks for {box.requested}"] if box.requested else []
     return [*first, *box.lines[1:], *requested, *(["frozen"] if box.frozen else [])]
 
 
 def _card_element(card: _Card, x: float, y: float) -> Markup:
-    """A card centred at (x, y); its title (tooltip) has the full text."""
+    """Return a card centred at (x, y); its title (tooltip) has the full text."""
     box, left, top = card.box, x - card.width / 2, y - card.height / 2
     fill, ink = _DATA if box.kind == "data" else colours(box.device)
     lines = _body_lines(box)
@@ -147,7 +147,7 @@ def _card_element(card: _Card, x: float, y: float) -> Markup:
 
 
 def _header_texts(card: _Card, left: float, base: float, ink: str) -> list[Markup]:
-    """The label, and right-aligned the device, which may take up to 60 % of the width."""
+    """Return the label, and right-aligned the device, which may take up to 60 % of the width."""
     room = card.width - 2 * _PAD - 10
     where = fitted(card.where, _TEXT_SIZE, room * 0.6)
     title = fitted(card.box.title, _TITLE_SIZE, room - text_width(where, _TEXT_SIZE), bold=True)
@@ -228,7 +228,7 @@ def _chips(diagram: Diagram) -> Iterator[_Chip]:
 
 
 def _legend(diagram: Diagram, width: float) -> tuple[list[Markup], Size]:
-    """The legend in rows of at most `width`, and its size."""
+    """Return the legend in rows of at most `width`, and its size."""
     parts: list[Markup] = []
     x, y, widest = 0.0, 0.0, 0.0
     for chip in _chips(diagram):
@@ -253,7 +253,7 @@ HEAD = 6.0
 
 
 def number(value: float) -> str:
-    """A length in SVG, rounded to tenths."""
+    """Return a length in SVG, rounded to tenths."""
     return f"{value:.1f}".removesuffix(".0")
 
 
@@ -271,7 +271,7 @@ class OrientedLayout:
         return self.turned(*self.layout.size)
 
     def turned(self, along: float, across: float) -> Size:
-        """A point (along, across) as (x, y)."""
+        """Return a point (along, across) as (x, y)."""
         return (across, along) if self.down else (along, across)
 
     def centre(self, name: Key) -> Size:
@@ -389,7 +389,7 @@ def _advance(char: str) -> float:
 
 
 def fitted(text: str, size: float, room: float, *, bold: bool = False) -> str:
-    """The text, shortened with an ellipsis if it is wider than `room`."""
+    """Return the text, shortened with an ellipsis if it is wider than `room`."""
     if text_width(text, size, bold=bold) <= room:
         return text
     shortened = text.removesuffix(_ELLIPSIS)

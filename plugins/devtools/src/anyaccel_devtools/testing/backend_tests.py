@@ -41,7 +41,7 @@ print(*{name.partition(".")[0] for name in sys.modules} - before)
 
 
 def modules_imported_by_constructing(cls: type[Backend]) -> set[str]:
-    """The top-level modules that a fresh process imports while it constructs a backend of this class."""
+    """Return the top-level modules that a fresh process imports while it constructs a backend of this class."""
     arguments = [sys.executable, "-c", CONSTRUCT, cls.__module__, cls.__qualname__, str(NOT_IMPORTABLE)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     child = subprocess.run(arguments, capture_output=True, text=True, env=environment, check=False)
@@ -92,7 +92,7 @@ class FactTests(Subject):
         assert list(backend.devices()) == list(backend.devices())
 
     def test_device_strings_are_distinct_texts(self, backend: Backend) -> None:
-        """`device_string` gives each device a non-empty name of its own."""
+        """`device_string` gives each device its own non-empty name."""
         names = [backend.device_string(device) for device in backend.devices()]
         assert all(isinstance(name, str) and name for name in names)
         assert len(set(names)) == len(names)
@@ -270,7 +270,7 @@ class BackendTests(FactTests, TensorTests, ScopeTests):
 
 
 def put_or_skip(harness: Harness, array: Array) -> Any:
-    """A tensor on the device, or a skip where its dtype is not supported."""
+    """Return a tensor on the device, or a skip where its dtype is not supported."""
     try:
         return harness.put(array)
     except (MoveError, TypeError):

@@ -43,7 +43,7 @@ class BatchAxisTests(Subject):
 
 
 def prepared(harness: Harness, make: Make) -> tuple[Any, tuple[OutputSpec, ...]]:
-    """The model, placed, and its outputs; a skip without the capability."""
+    """Return the model, placed, and its outputs; a skip without the capability."""
     if not getattr(harness.compute, "moves_batch_axis", False):
         pytest.skip("moves_batch_axis is not declared")
     model = harness.compute.wrap(make())
@@ -52,7 +52,7 @@ def prepared(harness: Harness, make: Make) -> tuple[Any, tuple[OutputSpec, ...]]
 
 
 def program_of(harness: Harness, make: Make) -> Program:
-    """A program of the model alone."""
+    """Return a program of the model alone."""
     model, outputs = prepared(harness, make)
     settings = {"arguments": ARGUMENTS, "results": outputs, "training_results": outputs}
     operation = harness.operation(NODE, model, ("x",), ("y",), **settings)

@@ -25,7 +25,7 @@ CLIPPED = Optimizer("adam", lr=0.02, clip_norm=0.05, weight_decay=0.1)
 
 
 def build_multi_step(harness: Harness, model: Any, *, compile: str = "auto", **options: Any) -> MultiStepProgram:
-    """A program that runs several steps in one call, or a skip where the backend has none."""
+    """Return a program that runs several steps in one call, or a skip where the backend has none."""
     program = harness.compute.build(replace(harness.segment(model, **options), compile=compile))
     if not isinstance(program, MultiStepProgram) or not isinstance(harness.backend, Exchange):
         pytest.skip("multi_step is not declared")
@@ -33,7 +33,7 @@ def build_multi_step(harness: Harness, model: Any, *, compile: str = "auto", **o
 
 
 def build_microbatched(harness: Harness, model: Any, **options: Any) -> MultiStepProgram:
-    """A program that supports micro-batches, or a skip."""
+    """Return a program that supports micro-batches, or a skip."""
     program = build_multi_step(harness, model, **options)
     if not program.supports_microbatching:
         pytest.skip("micro-batches are not supported: supports_microbatching is not declared")
@@ -41,7 +41,7 @@ def build_microbatched(harness: Harness, model: Any, **options: Any) -> MultiSte
 
 
 def columns_and_orders(harness: Harness) -> tuple[Any, Any]:
-    """The columns and their row orders, on the device."""
+    """Return the columns and their row orders, on the device."""
     columns = harness.inputs(COLUMNS)
     return columns, [harness.put_indices(ORDER)] * len(columns)
 
@@ -68,12 +68,12 @@ def run_single_steps(
 
 
 def buffers(harness: Harness, model: Any) -> dict[str, Array]:
-    """The buffers of a model."""
+    """Return the buffers of a model."""
     return {name: value for name, value in harness.compute.state(model).items() if name.startswith("buffers/")}
 
 
 def micro_batch_rows(start: int, batch_size: int, n_microbatches: int) -> list[Array]:
-    """The rows of each micro-batch of a step."""
+    """Return the rows of each micro-batch of a step."""
     return np.split(ORDER[start : start + batch_size], n_microbatches)
 
 

@@ -1,4 +1,4 @@
-"""Tests of training steps of the user's own, under a program's state."""
+"""Tests of custom training steps, under a program's state."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class CustomStepTests(Subject):
 
 
 def built(harness: Harness, model: Any, optimizer: Optimizer) -> Program:
-    """A program of the model; a skip without the capability."""
+    """Return a program of the model; a skip without the capability."""
     if not harness.compute.custom_steps:
         pytest.skip("custom_steps is not declared")
     return harness.build(model, optimizer=optimizer)

@@ -125,7 +125,7 @@ class DeviceReplicaTests(Subject):
 
 
 def scaled_segment(harness: Harness, prepared: Any) -> Segment:
-    """A segment that trains a model with scaled losses."""
+    """Return a segment that trains a model with scaled losses."""
     segment = harness.segment(prepared, optimizer=Optimizer("adam", lr=0.05))
     return replace(segment, precision=SegmentPrecision(loss_scale=LossScale(initial=1024.0)))
 
@@ -149,12 +149,12 @@ def scaled_steps(harness: Harness, program: Any) -> tuple[LossScaleState, int]:
 
 
 def feature() -> Any:
-    """The distribution whose capability it is; a skip without it."""
+    """Return the distribution whose capability it is; a skip without it."""
     return pytest.importorskip("anyaccel_distributed", reason="anyaccel-distributed is not installed")
 
 
 def programs_of() -> Any:
-    """Its programs over several devices."""
+    """Return its programs over several devices."""
     return importlib.import_module(f"{feature().__name__}.replicated_program")
 
 

@@ -56,7 +56,7 @@ class ExchangeTests(OwnershipTests, TransferTests):
     capability = "exchange"
 
     def from_host_or_skip(self, exchange: Exchange, array: Array, device: Device) -> Any:
-        """The array on the device, or a skip where the framework or the device lacks the dtype."""
+        """Return the array on the device, or a skip where the framework or the device lacks the dtype."""
         try:
             return exchange.from_host(array, device)
         except MoveError:
@@ -158,7 +158,7 @@ class ExchangeTests(OwnershipTests, TransferTests):
             np.testing.assert_array_equal(exchange.to_host(tensor), ROWS)
 
     def test_from_dlpack_takes_any_dlpack_object(self, backend: Backend, exchange: Exchange, device: Device) -> None:
-        """The DLPack protocol suffices; the object need not be a NumPy array."""
+        """The DLPack protocol suffices; the object does not have to be a NumPy array."""
         tensor = exchange.from_dlpack(DLPackOnly(ROWS.copy()), device)
         assert backend.owns(tensor)
         np.testing.assert_array_equal(exchange.to_host(tensor), ROWS)

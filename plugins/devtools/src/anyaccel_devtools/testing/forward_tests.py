@@ -211,7 +211,7 @@ class ForwardTests(Subject):
 
 
 def all_losses(harness: Harness, model: Any) -> Segment:
-    """A segment of one model with every named loss, labelled by its name, each with targets of its own."""
+    """Return a segment of one model with every named loss, labelled by its name, each with targets of its own."""
     segment, targets = harness.segment(model), {}
     for name, target in Batch.of(1, harness.input_dtype(model)).targets.items():
         dtype = harness.target(Batch(target, {name: target}), name).dtype.name
@@ -221,12 +221,12 @@ def all_losses(harness: Harness, model: Any) -> Segment:
 
 
 def all_inputs(harness: Harness, batch: Batch) -> list[Any]:
-    """The inputs of a program of `all_losses`."""
+    """Return the inputs of a program of `all_losses`."""
     return [harness.put(batch.x), *(harness.put(harness.target(batch, name)) for name in LOSSES)]
 
 
 def narrow_target_segment(harness: Harness, model: Any, name: str) -> Segment:
-    """A segment whose targets have a single column."""
+    """Return a segment whose targets have a single column."""
     segment = harness.segment(model, loss=name)
     spec, device = segment.inputs["t"]
     return replace(segment, inputs={**segment.inputs, "t": (TensorSpec((1,), spec.dtype), device)})

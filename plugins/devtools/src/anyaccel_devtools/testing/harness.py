@@ -43,7 +43,7 @@ class Batch:
         return cls(random.normal(size=(n, 4)).astype(dtype), targets)
 
     def rows(self, index: Any) -> Batch:
-        """The batch of some of its rows."""
+        """Return the batch of some of its rows."""
         return Batch(self.x[index], {name: target[index] for name, target in self.targets.items()})
 
 
@@ -79,7 +79,7 @@ class Harness:
         return cast("Compute", self.backend)
 
     def declared(self, kind: type[Kind], name: str) -> Kind:
-        """The backend's object of a capability; the test is skipped where it has none."""
+        """Return the backend's object of a capability; the test is skipped where it has none."""
         found = self.backend.capability(kind)
         if found is None:
             pytest.skip(f"{name} is not declared")
@@ -91,15 +91,15 @@ class Harness:
         return self.backend.index_dtype if isinstance(self.backend, Exchange) else "int64"
 
     def on_device(self, device: Device) -> Harness:
-        """The same harness on another device."""
+        """Return the same harness on another device."""
         return replace(self, device=device)
 
     def put(self, array: Array) -> Any:
-        """A tensor on the device."""
+        """Return a tensor on the device."""
         return self.backend.move(self.from_numpy(array), self.device)
 
     def put_aliased(self, array: Array) -> Any:
-        """A tensor on the device, in the array's own memory where the backend can do that."""
+        """Return a tensor on the device, in the array's own memory where the backend can do that."""
         if not isinstance(self.backend, Exchange):
             return self.put(array)
         return self.backend.move(self.backend.from_dlpack(array, self.device), self.device)
@@ -111,13 +111,13 @@ class Harness:
     # -- models ----------------------------------------------------------------------------------------------------
 
     def prepare_model(self, make: Callable[[], Any], seed: int = 7) -> Any:
-        """A model wrapped as a node holds it, built for inputs [4], and placed."""
+        """Return a model wrapped as a node holds it, built for inputs [4], and placed."""
         model = self.compute.wrap(make())
         self.compute.infer(model, [TensorSpec((4,), self.compute.dtype_of(model) or "float32")], seed)
         return self.backend.place(model, self.device)
 
     def prepare_most_precise(self, precise: Callable[[], Any], fallback: Callable[[], Any]) -> Any:
-        """The precise model, or the fallback where the framework or the device lacks its dtype."""
+        """Return the precise model, or the fallback where the framework or the device lacks its dtype."""
         try:
             return self.prepare_model(precise)
         except (MoveError, SpecError, ShapeError):
@@ -167,27 +167,29 @@ class Harness:
     def operation(
         self, label: str, model: Any, inputs: tuple[str, ...], outputs: tuple[str, ...], **settings: Any
     ) -> Operation:
-        """An operation on the device."""
+        """Return an operation on the device."""
         return Operation(label, model, inputs, outputs, self.device, **settings)
 
     def loss_term(self, inputs: tuple[str, ...], loss: str = "mse", label: str = LOSS, weight: float = 1.0) -> LossTerm:
-        """A loss of `node` on the device."""
+        """Return a loss of `node` on the device."""
         return LossTerm(label, NODE, Loss(loss), inputs, self.device, weight)
 
     def build(self, model: Any, **options: Any) -> Program:
-        """A program of `segment(model, **options)`."""
+        """Return a program of `segment(model, **options)`."""
         return self.compute.build(self.segment(model, **options))
 
     def build_reference(self, segment: Segment) -> Program:
-        """An uncompiled program, whose results others are compared with: it is ready sooner where compiling is slow."""
+        """Return an uncompiled program, whose results others are compared with: it is ready sooner where compiling is
+        slow.
+        """
         return self.compute.build(replace(segment, compile="off"))
 
     def inputs(self, batch: Batch, loss: str = "mse") -> tuple[Any, Any]:
-        """The inputs x and t of a program of `segment`, on the device."""
+        """Return the inputs x and t of a program of `segment`, on the device."""
         return self.put(batch.x), self.put(self.target(batch, loss))
 
     def target(self, batch: Batch, loss: str) -> Array:
-        """The targets of a loss, class indices in the backend's index dtype."""
+        """Return the targets of a loss, class indices in the backend's index dtype."""
         target = batch.targets[loss]
         return target.astype(self.index_dtype) if target.dtype.kind == "i" else target
 
@@ -232,7 +234,7 @@ class Harness:
         return gradients
 
     def gradient_of(self, model: Any, batch: Batch, **options: Any) -> dict[str, Array]:
-        """The gradient of the mean loss on a batch, by parameter, from a program of its own, by default uncompiled."""
+        """The gradient of the mean loss on a batch, by parameter, from its own program, by default uncompiled."""
         program = self.build(model, **{"compile": "off", **options})
         self.forward_backward(program, self.inputs(batch, options.get("loss", "mse")))
         gradients = dict(zip(self.compute.parameters(model), self.gradients(program), strict=True))
@@ -240,7 +242,7 @@ class Harness:
         return gradients
 
     def as_float(self, value: Any) -> float:
-        """The value of a float, or of a scalar tensor, which must be on the device."""
+        """Return the value of a float, or of a scalar tensor, which must be on the device."""
         if isinstance(value, float):
             return value
         assert self.backend.device_of(value) == self.device

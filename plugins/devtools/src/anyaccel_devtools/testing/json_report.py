@@ -128,7 +128,9 @@ def _outcome(report: pytest.TestReport) -> tuple[str, str]:
 
 
 def _first_line(report: pytest.TestReport) -> str:
-    """The first line of a failure that says something; of an assertion that shows values alone, with its source."""
+    """Return the first line of a failure that says something; of an assertion that shows values alone, with its
+    source.
+    """
     crash = getattr(report.longrepr, "reprcrash", None)
     text = str(report.longrepr) if crash is None else crash.message
     if _GROUP.match(text):
@@ -149,14 +151,14 @@ def _with_figures(lines: list[str]) -> str:
 
 
 def _first_of_group(text: str) -> str:
-    """The first error inside an exception group: its own line in the traceback, and what follows."""
+    """Return the first error inside an exception group: its own line in the traceback, and what follows."""
     lines = [line.strip(" |+-") for line in text.splitlines()]
     errors = [i for i, line in enumerate(lines) if _ERROR.fullmatch(line) and not _GROUP.match(line)]
     return "\n".join(lines[errors[0] :] if errors else lines)
 
 
 def _failed_statement(report: pytest.TestReport) -> str:
-    """The source of the statement that failed, as one line; `""` if the traceback does not have it."""
+    """Return the source of the statement that failed, as one line; `""` if the traceback does not have it."""
     entries = getattr(getattr(report.longrepr, "reprtraceback", None), "reprentries", [])
     lines: list[str] = getattr(entries[-1], "lines", []) if entries else []
     start = next((i for i, line in enumerate(lines) if line.startswith(">")), len(lines))

@@ -69,7 +69,7 @@ def paths(order: tuple[str, str]) -> tuple[tuple[str], ...]:
 
 
 def prepared(harness: Harness, make: Make, order: tuple[str, str]) -> tuple[Any, tuple[OutputSpec, ...]]:
-    """The model, built for inputs in this order and placed, and its outputs; a skip without the capability."""
+    """Return the model, built for inputs in this order and placed, and its outputs; a skip without the capability."""
     if not harness.compute.calls_by_keyword:
         pytest.skip("calls_by_keyword is not declared")
     model = harness.compute.wrap(make())
@@ -78,7 +78,7 @@ def prepared(harness: Harness, make: Make, order: tuple[str, str]) -> tuple[Any,
 
 
 def program_of(harness: Harness, make: Make, order: tuple[str, str]) -> Any:
-    """A program of the model alone, with inputs in this order and the outputs in that of OUTPUTS."""
+    """Return a program of the model alone, with inputs in this order and the outputs in that of OUTPUTS."""
     model, _ = prepared(harness, make, order)
     specs = tuple(OUTPUTS.values())
     operation = Operation(

@@ -47,7 +47,7 @@ def compared_models(harness: Harness, left: Any, right: Any) -> Segment:
 
 
 def inputs_of(harness: Harness, left: Batch | None, right: Batch | None) -> list[Any]:
-    """The inputs x, t, z and u of a program of `two_models`."""
+    """Return the inputs x, t, z and u of a program of `two_models`."""
     return [value for batch in (left, right) for value in ((None, None) if batch is None else harness.inputs(batch))]
 
 
@@ -59,7 +59,7 @@ def train_steps(harness: Harness, program: Any, *steps: Sequence[Any]) -> None:
 
 
 def trained_alone(harness: Harness, model: Any, batch: Batch, steps: int) -> dict[str, Array]:
-    """The parameters of a model after steps in a program of its own."""
+    """Return the parameters of a model after steps in its own program."""
     program = harness.build(model, optimizer=ADAMW, compile="off")
     train_steps(harness, program, *[harness.inputs(batch)] * steps)
     program.close()
@@ -120,7 +120,7 @@ class MissingInputTests(Subject):
         assert_close(harness.parameter_values(right), expected, rtol=1e-5, atol=2e-6)
 
     def test_alternating_inputs_train_each_model_as_if_alone(self, harness: Harness, model: Make) -> None:
-        """Alternating steps train each model like a program of its own, with its own step count."""
+        """Alternating steps train each model like its own program, with its own step count."""
         left, right = harness.prepare_model(model), harness.prepare_model(model, seed=8)
         expected = [
             trained_alone(harness, harness.clone_model(model, each), b, n)

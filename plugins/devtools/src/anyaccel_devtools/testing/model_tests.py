@@ -25,7 +25,7 @@ DATA_FORMATS = ("", "channels_first", "channels_last")
 
 
 def standard_model(harness: Harness, **settings: Any) -> Any:
-    """An unbuilt SequentialMLP of the framework, or a skip where `models()` does not offer it."""
+    """Return an unbuilt SequentialMLP of the framework, or a skip where `models()` does not offer it."""
     models = harness.compute.models()
     if STANDARD_MODEL not in models:
         pytest.skip(f"no {STANDARD_MODEL} in models()")

@@ -40,7 +40,7 @@ OPTIMIZERS = {
 
 
 def train_single_steps(harness: Harness, model: Any, optimizer: Optimizer, batches: list[Array]) -> list[list[float]]:
-    """Train on batches one uncompiled step at a time with a program of its own; returns the mean losses."""
+    """Train on batches one uncompiled step at a time with its own program; returns the mean losses."""
     program = harness.build(model, optimizer=optimizer, compile="off")
     losses = run_single_steps(harness, program, [[rows] for rows in batches], optimizer)
     program.close()

@@ -19,7 +19,9 @@ BATCH = Batch.of(6)
 
 
 class OffloadTests(Subject):
-    """A model whose weights rest in host memory while it computes on the device; on the CPU that is where they are."""
+    """A model whose weights are stored in host memory while it computes on the device; on the CPU that is where they
+    are.
+    """
 
     def test_an_offload_plan_places_every_parameter(self, harness: Harness, model: Make) -> None:
         """Blocks have the bytes of all parameters, on devices that there are; and a plan goes through plain data."""
@@ -76,17 +78,19 @@ class OffloadTests(Subject):
 
 
 def feature() -> Any:
-    """The distribution whose capability it is; a skip without it."""
+    """Return the distribution whose capability it is; a skip without it."""
     return pytest.importorskip("anyaccel_offload", reason="anyaccel-offload is not installed")
 
 
 def offloading(harness: Harness) -> Any:
-    """The capability; a skip without it."""
+    """Return the capability; a skip without it."""
     return harness.declared(feature().OffloadModels, "offload")
 
 
 def planned(harness: Harness, model: Any) -> Any:
-    """The plan by which all weights of a model rest in host memory; a skip where the backend refuses the model."""
+    """Return the plan by which all weights of a model are stored in host memory; a skip where the backend refuses the
+    model.
+    """
     host = feature().OffloadRequest(device_map={"": "cpu"}, offload="cpu", training=True)
     try:
         return offloading(harness).plan_offload(model, harness.device, host)
@@ -95,12 +99,12 @@ def planned(harness: Harness, model: Any) -> Any:
 
 
 def nbytes(harness: Harness, model: Any) -> int:
-    """Bytes of all parameters of a model."""
+    """Return bytes of all parameters of a model."""
     return sum(spec.nbytes for spec in harness.compute.parameters(model).values())
 
 
 def trained(harness: Harness, model: Any) -> tuple[list[float], dict[str, Any]]:
-    """The losses of some steps, and the values after them."""
+    """Return the losses of some steps, and the values after them."""
     program = harness.build(model, optimizer=Optimizer("adam", lr=0.05, clip_norm=0.5), compile="off")
     inputs, losses = harness.inputs(BATCH), []
     for _ in range(3):

@@ -43,11 +43,11 @@ class OwnershipTests(Subject):
 
     @pytest.fixture
     def exchange(self, backend: Backend) -> Exchange:
-        """The backend, typed as `Exchange`."""
+        """Return the backend, typed as `Exchange`."""
         return cast("Exchange", backend)
 
     def filled_buffer(self, exchange: Exchange, values: Array, device: Device) -> Array:
-        """A staging buffer with these values."""
+        """Return a staging buffer with these values."""
         buffer = exchange.staging_buffer(values.shape, values.dtype.name, device)
         buffer[...] = values
         return buffer

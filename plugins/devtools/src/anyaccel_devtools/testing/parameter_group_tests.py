@@ -58,7 +58,7 @@ class ParameterGroupTests(Subject):
         assert_close(harness.parameter_values(prepared), after)
 
     def test_groups_keep_their_state_from_program_to_program(self, harness: Harness, model: Make) -> None:
-        """The slots of all groups are among the states of the node, and the next program goes on from them."""
+        """The slots of all groups are among the states of the node, and the next program continues from them."""
         prepared = harness.prepare_model(model)
         optimizer = grouped(harness, prepared, **OPTIMIZERS["adamw"])
         start = harness.parameter_values(prepared)
@@ -74,20 +74,20 @@ class ParameterGroupTests(Subject):
 
 
 def declared_parameters(harness: Harness, model: Any) -> list[str]:
-    """The names of a model's parameters; a skip without the capability."""
+    """Return the names of a model's parameters; a skip without the capability."""
     if not harness.compute.parameter_groups:
         pytest.skip("parameter_groups is not declared")
     return list(harness.compute.parameters(model))
 
 
 def grouped(harness: Harness, model: Any, **settings: Any) -> Optimizer:
-    """An optimizer whose first parameter is in one group, by name, and the last in another, by a predicate."""
+    """Return an optimizer whose first parameter is in one group, by name, and the last in another, by a predicate."""
     names = declared_parameters(harness, model)
     return Optimizer(**settings, groups={names[0]: FIRST, lambda name, parameter: name == names[-1]: SECOND})
 
 
 def expected(optimizer: Optimizer, start: dict[str, Array], gradients: list[list[Array]]) -> dict[str, Array]:
-    """The parameters after steps with these gradients, each by the formula with the settings of its group.
+    """Return the parameters after steps with these gradients, each by the formula with the settings of its group.
 
     `clip_value` is of the whole optimizer.
     """

@@ -139,7 +139,7 @@ class ScaledStepTests(Subject):
 
 
 def wanted(harness: Harness, model: Any, name: str) -> NodePrecision:
-    """The precision of this name; a skip where the backend does not declare it, or not for this model."""
+    """Return the precision of this name; a skip where the backend does not declare it, or not for this model."""
     computes = harness.backend.capability(ComputesPrecision)
     if computes is None or name not in computes.precisions:
         pytest.skip(f"the precision {name} is not declared")
@@ -152,13 +152,13 @@ def wanted(harness: Harness, model: Any, name: str) -> NodePrecision:
 def built(
     harness: Harness, model: Any, precision: SegmentPrecision | None, optimizer: Optimizer | None = None
 ) -> Program:
-    """A program of one model in a precision."""
+    """Return a program of one model in a precision."""
     segment = harness.segment(model, optimizer=optimizer)
     return harness.compute.build(replace(segment, precision=precision))
 
 
 def outputs(harness: Harness, model: Any, precision: SegmentPrecision | None) -> Any:
-    """The model's outputs in evaluation mode."""
+    """Return the model's outputs in evaluation mode."""
     program = built(harness, model, precision)
     (y,), _ = program.forward(harness.inputs(BATCH))
     values = np.array(harness.to_numpy(y))
@@ -167,7 +167,7 @@ def outputs(harness: Harness, model: Any, precision: SegmentPrecision | None) ->
 
 
 def scaled_program(harness: Harness, model: Any, optimizer: Optimizer = SGD) -> Any:
-    """A program whose losses are scaled; a skip where the backend does not declare what needs that."""
+    """Return a program whose losses are scaled; a skip where the backend does not declare what needs that."""
     computes = harness.backend.capability(ComputesPrecision)
     if computes is None or "fp16-mixed" not in computes.precisions:
         pytest.skip("fp16-mixed, which needs a loss scale, is not declared")

@@ -42,7 +42,7 @@ class ProfileTests(Subject):
         assert max(ends) <= marked["ts"] + marked["dur"] or harness.device.kind not in ("cpu", "sim")
 
     def test_profiled_steps_have_the_same_numbers(self, harness: Harness, model: Make, tmp_path: Path) -> None:
-        """As those of a program that nobody looks at."""
+        """As those of a program that no one looks at."""
         plain = harness.prepare_model(model)
         profiled = harness.clone_model(model, plain)
         programs = [harness.build(each, optimizer=Optimizer("sgd", lr=0.1)) for each in (plain, profiled)]

@@ -195,6 +195,6 @@ def gradients_of_losses(harness: Harness, model: Any, batch: Batch) -> dict[str,
 
 
 def difference_settings(harness: Harness, model: Any) -> tuple[Batch, float, float]:
-    """A batch of the model's dtype, and step and tolerance of finite differences in it."""
+    """Return a batch of the model's dtype, and step and tolerance of finite differences in it."""
     dtype = harness.input_dtype(model)
     return (Batch.of(6, dtype), 1e-5, 1e-6) if dtype == "float64" else (Batch.of(6, dtype), 1e-2, 2e-2)

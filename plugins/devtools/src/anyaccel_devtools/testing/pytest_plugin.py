@@ -40,7 +40,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def capability_of(item: pytest.Item) -> str:
-    """The capability that a test of the kit checks, `""` for other tests."""
+    """Return the capability that a test of the kit checks, `""` for other tests."""
     cls = getattr(item, "cls", None)
     return str(getattr(cls, "capability", "")) if hasattr(cls, "skip_undeclared_capability") else ""
 
@@ -88,7 +88,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest
 
 
 def _version(import_roots: Sequence[str]) -> str:
-    """The version of the first root that is a distribution of the same name, found without importing it."""
+    """Return the version of the first root that is a distribution of the same name, found without importing it."""
     from importlib.metadata import PackageNotFoundError, version
 
     for root in import_roots:

@@ -45,7 +45,7 @@ LOSSES: Mapping[str, Callable[[Array, Array], tuple[float, float]]] = {
 
 
 def loss(name: str, outputs: Array, targets: Array) -> tuple[float, float]:
-    """A named loss as (sum, weight)."""
+    """Return a named loss as (sum, weight)."""
     converted = targets if targets.dtype.kind in "iu" else targets.astype(np.float64)
     return LOSSES[name](outputs.astype(np.float64), converted)
 
@@ -53,7 +53,7 @@ def loss(name: str, outputs: Array, targets: Array) -> tuple[float, float]:
 def weighted_loss(
     name: str, outputs: Array, targets: Array, settings: Mapping[str, Any], weights: Sequence[Array] = ()
 ) -> tuple[float, float]:
-    """A named loss with settings as (sum, weight); `weights` are of its samples, or also of its positions."""
+    """Return a named loss with settings as (sum, weight); `weights` are of its samples, or also of its positions."""
     y = outputs.astype(np.float64)
     if name == "cross_entropy":
         losses, counts = _cross_entropies(y, targets, settings)
@@ -71,7 +71,7 @@ def weighted_loss(
 
 
 def _cross_entropies(y: Array, targets: Array, settings: Mapping[str, Any]) -> tuple[Array, Array]:
-    """The cross-entropy of each position with a class index, and what the position counts."""
+    """Return the cross-entropy of each position with a class index, and what the position counts."""
     y = np.moveaxis(y, settings.get("class_axis", -1), -1)
     n_classes, smoothing = y.shape[-1], settings.get("label_smoothing", 0.0)
     of_classes = np.asarray(settings.get("class_weights", [1.0] * n_classes))
@@ -90,7 +90,7 @@ _ELEMENTS: Mapping[str, Callable[[Array, Array], Array]] = {
 
 
 def clip_scale(gradients: Sequence[Array], limit: float) -> float:
-    """The factor that clips the gradients of one optimizer to a global norm."""
+    """Return the factor that clips the gradients of one optimizer to a global norm."""
     norm = math.sqrt(sum(float(np.square(g.astype(np.float64)).sum()) for g in gradients))
     return min(1.0, limit / (norm + 1e-6))
 
@@ -98,7 +98,7 @@ def clip_scale(gradients: Sequence[Array], limit: float) -> float:
 def train(
     optimizer: Optimizer, values: Mapping[str, Array], gradients: Sequence[Sequence[Array]], scale: float = 1.0
 ) -> dict[str, Array]:
-    """The parameters after one optimizer step for each list of gradients (one for each parameter, in order)."""
+    """Return the parameters after one optimizer step for each list of gradients (one for each parameter, in order)."""
     rule = {"sgd": _sgd, "momentum": _sgd, "adam": _adam, "adamw": _adam}[optimizer.name]
     limit = math.inf if optimizer.clip_value is None else optimizer.clip_value
     scaled = [[np.clip(scale * g.astype(np.float64), -limit, limit) for g in step] for step in gradients]

@@ -62,14 +62,14 @@ class Replica:
     folder: Path
 
     def prepared(self) -> Any:
-        """The model with its first values."""
+        """Return the model with its first values."""
         model = self.harness.prepare_model(self.model)
         with np.load(self.folder / STATE_FILE) as state:
             self.harness.compute.load_state(model, dict(state))
         return model
 
     def rows(self) -> Batch:
-        """Its share of the batch."""
+        """Return its share of the batch."""
         return BATCH.rows(slice(6, 11) if self.group.rank else slice(0, 6))
 
     @property
@@ -86,17 +86,17 @@ class Replica:
 
 
 def feature() -> Any:
-    """The distribution whose capabilities these are; only who has it comes here."""
+    """Return the distribution whose capabilities these are; only who has it comes here."""
     return importlib.import_module("anyaccel_distributed")
 
 
 def report_path(folder: Path, name: str, rank: int) -> Path:
-    """The file of what a replica found."""
+    """Return the file of what a replica found."""
     return folder / f"{name}-{rank}.json"
 
 
 def perform(replica: Replica) -> None:
-    """Everything that the backend declares, one after the other; what fails in all replicas is told."""
+    """Everything that the backend declares, in sequence; what fails in all replicas is told."""
     backend = replica.harness.backend
     scenarios = [gathered, averaged]
     if replica.group.gathers_tensors and backend.capability(feature().DeviceReplicas) is not None:
@@ -115,7 +115,9 @@ def perform(replica: Replica) -> None:
 
 
 def _refused(replica: Replica, sharding: ShardParameters) -> str:
-    """Why the backend divides nothing here, not even the kit's model, as of an older release of its framework."""
+    """Return why the backend divides nothing here, not even the kit's model, as of an older release of its
+    framework.
+    """
     segment = replica.harness.segment(replica.prepared(), optimizer=ADAM, compile="off")
     return sharding.unshardable_reason(segment, offload=False)
 
@@ -209,7 +211,9 @@ def trained(replica: Replica) -> None:
 
 
 def _step(replica: Replica, program: Program) -> dict[str, float]:
-    """A step over this replica's share; its sum and weight of the loss, and the squared norm of all gradients."""
+    """Return a step over this replica's share; its sum and weight of the loss, and the squared norm of all
+    gradients.
+    """
     harness, rows = replica.harness, BATCH if replica.global_batches else replica.rows()
     if not replica.global_batches:
         replica.group.begin_step([program], [len(rows.x)])
@@ -276,7 +280,7 @@ def abandoned(replica: Replica) -> None:
 
 
 def slot_values(harness: Harness, states: Mapping[str, NodeState]) -> dict[str, Any]:
-    """The slots of the only node, by names of parameter and slot, and its number of steps."""
+    """Return the slots of the only node, by names of parameter and slot, and its number of steps."""
     (state,) = states.values()
     slots = {
         f"{parameter}/{name}": harness.to_numpy(tensor)

@@ -170,7 +170,7 @@ def reports(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def started(harness: Harness) -> Any:
-    """The model that the replicas have, with their first values."""
+    """Return the model that the replicas have, with their first values."""
     return harness.prepare_model(standard_model(harness.backend))
 
 
@@ -218,7 +218,7 @@ def save_start(harness: Harness, folder: Path) -> None:
 
 
 def _kind(harness: Harness) -> str:
-    """The kind of device of the replicas: that of the harness if each can have one, else the CPU."""
+    """Return the kind of device of the replicas: that of the harness if each can have one, otherwise the CPU."""
     kinds = [device.kind for device in harness.backend.devices()]
     kind = harness.device.kind
     if kind != "sim" and kinds.count(kind) >= SIZE:
@@ -231,7 +231,7 @@ _folders: dict[tuple[type, str], Path] = {}
 
 
 def run_scenarios(backend: Backend, harness: Harness, factory: pytest.TempPathFactory) -> Path:
-    """The folder with what two processes found, which are run once for a class of backends."""
+    """Return the folder with what two processes found, which are run once for a class of backends."""
     feature = pytest.importorskip("anyaccel_distributed", reason="anyaccel-distributed is not installed")
     from anyaccel_distributed.launch_options import TIMEOUT_VARIABLE
     from anyaccel_distributed.processes import run_replicas

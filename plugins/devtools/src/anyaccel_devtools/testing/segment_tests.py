@@ -55,7 +55,7 @@ def chain(harness: Harness, first: Any, second: Any, trainable: tuple[bool, bool
 
 
 def chain_inputs(harness: Harness) -> tuple[Any, Any, Any]:
-    """The inputs of a program of `chain`."""
+    """Return the inputs of a program of `chain`."""
     return harness.put(BATCH.x), harness.put(BATCH.x[:, :1].copy()), harness.put(BATCH.targets["mse"])
 
 
@@ -354,7 +354,9 @@ class ClippingTests(Subject):
 
 
 def squared_norm(start: Mapping[str, Array], gradient: Mapping[str, Array]) -> float:
-    """The squared norm of gradients by name; arrays of equal values and gradients are one parameter with two names."""
+    """Return the squared norm of gradients by name; arrays of equal values and gradients are one parameter with two
+    names.
+    """
     distinct = {(start[name].tobytes(), g.tobytes()): g for name, g in gradient.items()}
     return sum(float(np.square(g.astype("float64")).sum()) for g in distinct.values())
 

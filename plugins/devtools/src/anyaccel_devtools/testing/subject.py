@@ -32,7 +32,7 @@ class Subject:
         globals().update(suite(TorchSubject))
 
     `backend` and `new_tensor` are always needed, `from_numpy` and `to_numpy` where the backend is no `Exchange`, and
-    `model` where it computes and does not offer SequentialMLP in `models()`. The other fixtures enable further tests.
+    `model` where it computes and does not offer SequentialMLP in `models()`. The other fixtures enable more tests.
 
     Attributes:
         capability: what a test class checks: `backend`, `exchange`, `compute`, `multi_step` or `memory`. Tests of a
@@ -43,7 +43,7 @@ class Subject:
 
     @pytest.fixture
     def backend(self) -> Backend:
-        """A fresh backend."""
+        """Return a fresh backend."""
         self.missing_fixture("backend")
 
     @pytest.fixture
@@ -53,7 +53,7 @@ class Subject:
 
     @pytest.fixture
     def from_numpy(self, backend: Backend, request: pytest.FixtureRequest) -> Callable[[np.ndarray], Any]:
-        """Makes a tensor on the framework's default device from an array that nobody changes."""
+        """Makes a tensor on the framework's default device from an array that no one changes."""
         if not isinstance(backend, Exchange):
             self.missing_fixture("from_numpy")
         cpu = Device("cpu")
@@ -138,7 +138,7 @@ class Subject:
 
     @pytest.fixture
     def custom_step(self, backend: Backend) -> Callable[..., Any]:
-        """A training step as users of the framework write one, where a backend has `custom_steps`.
+        """Return a training step as users of the framework write one, where a backend has `custom_steps`.
 
         It trains the model `node` on `batch["x"]` and `batch["t"]` by the mean squared error, with the optimizer of
         `node`, and gives `{"loss": loss}`.
@@ -155,7 +155,7 @@ class Subject:
 
     @pytest.fixture
     def device(self, backend: Backend) -> Device:
-        """The device of the tests: the backend's best."""
+        """Return the device of the tests: the backend's best."""
         return next(iter(backend.devices()), None) or _skip("no device")
 
     @pytest.fixture

@@ -12,12 +12,12 @@ GROUP = "anyaccel.conformance"  # entry-point group in which plugins publish the
 
 
 def canonical_name(distribution: str) -> str:
-    """A distribution's name as package indexes compare it: `My_Chip` is `my-chip`."""
+    """Return a distribution's name as package indexes compare it: `My_Chip` is `my-chip`."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 def published_subject(plugin: Plugin, backend: Backend) -> str:
-    """The Subject that a plugin's own distribution publishes for a backend, as `module:Class`; `""` if none."""
+    """Return the Subject that a plugin's own distribution publishes for a backend, as `module:Class`; `""` if none."""
     own = canonical_name(plugin.distribution)
     subjects = {
         entry.name: entry.value
@@ -28,7 +28,7 @@ def published_subject(plugin: Plugin, backend: Backend) -> str:
 
 
 def _entry_names(plugin: Plugin, backend: Backend) -> list[str]:
-    """Names under which a backend's Subject may be published, the most specific first."""
+    """Return names under which a backend's Subject may be published, the most specific first."""
     framework = f"{plugin.name}.{backend.framework}"
     names = [*(f"{framework}.{kind}" for kind in backend.kinds), framework]
     return [*names, plugin.name] if len(plugin.backends) == 1 else names

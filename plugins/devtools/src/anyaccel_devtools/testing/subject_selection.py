@@ -22,7 +22,7 @@ class DerivedSubject(Subject):
     """What follows from a backend alone; tests that need more are skipped until the plugin publishes a Subject."""
 
     def missing_fixture(self, name: str) -> NoReturn:
-        """Skip: nobody has defined the fixture."""
+        """Skip: no one has defined the fixture."""
         pytest.skip(f"the plugin publishes no Subject with the fixture {name!r}")
 
 

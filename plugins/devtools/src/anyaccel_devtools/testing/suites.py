@@ -55,7 +55,8 @@ MODEL_TESTS: dict[type[Subject], tuple[type[Subject] | str, ...]] = {
 
 
 def suite(subject: type[Subject], name: str = "") -> dict[str, type]:
-    """The kit's test classes for a Subject, by name, to put into a test module: `globals().update(suite(MySubject))`.
+    """Return the kit's test classes for a Subject, by name, to put into a test module:
+    `globals().update(suite(MySubject))`.
 
     A test file written like this also gets the classes that later versions of the kit add.
 
@@ -67,7 +68,8 @@ def suite(subject: type[Subject], name: str = "") -> dict[str, type]:
 
 
 def model_suite(subject: type[Subject], name: str) -> dict[str, type]:
-    """The part of `suite` that a further kind of model can fail, where the whole of it runs over another kind already.
+    """Return the part of `suite` that a further kind of model can fail, where the whole of it runs over another kind
+    already.
 
     For a framework whose users write models in several ways, such as the modules of three libraries: one Subject for
     each, which differ in `model` and the fixtures like it.

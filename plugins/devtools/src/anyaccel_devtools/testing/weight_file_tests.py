@@ -107,12 +107,12 @@ class WeightFileTests(Subject):
 
 
 def weight_files(harness: Harness) -> WeightFiles:
-    """The names and files of weights of the backend; a skip without the capability."""
+    """Return the names and files of weights of the backend; a skip without the capability."""
     return harness.declared(WeightFiles, "WeightFiles")
 
 
 def paths(files: WeightFiles, folder: Path) -> list[Path]:
-    """A path for each ending, and one with another, as core writes a file under another name first."""
+    """Return a path for each ending, and one with another, as core writes a file under another name first."""
     found = [folder / str(i) / f"weights{suffix}" for i, suffix in enumerate((*files.weight_suffixes, ".tmp"))]
     for path in found:
         path.parent.mkdir()

@@ -36,7 +36,7 @@ class Case:
     weights: tuple[str, ...] = ()
 
     def formula(self, outputs: Array, targets: Array) -> tuple[float, float]:
-        """Its sum and weight by docs/reference/formulas.md."""
+        """Return its sum and weight by docs/reference/formulas.md."""
         weights = [WEIGHTS[name] for name in self.weights]
         return reference_formulas.weighted_loss(self.loss, outputs, targets, self.settings, weights)
 
@@ -136,7 +136,7 @@ class WeightedLossTests(Subject):
 
 
 def built(harness: Harness, make: Make, case: Case) -> Program:
-    """A program of one model and the loss of the case; a skip without the capability."""
+    """Return a program of one model and the loss of the case; a skip without the capability."""
     if not harness.compute.weighs_losses:
         pytest.skip("weighs_losses is not declared")
     segment = harness.segment(harness.prepare_model(make), loss=case.loss)
@@ -144,7 +144,7 @@ def built(harness: Harness, make: Make, case: Case) -> Program:
 
 
 def with_loss(harness: Harness, segment: Segment, case: Case) -> Segment:
-    """The segment with the loss of the case, whose weights are further inputs."""
+    """Return the segment with the loss of the case, whose weights are more inputs."""
     weights = {name: (TensorSpec(WEIGHTS[name].shape[1:], "float32"), harness.device) for name in case.weights}
     loss = Loss(case.loss, **case.settings)
     term = LossTerm(LOSS, NODE, loss, ("y", "t", *case.weights), harness.device)
@@ -152,7 +152,9 @@ def with_loss(harness: Harness, segment: Segment, case: Case) -> Segment:
 
 
 def positions(harness: Harness, make: Make, case: Case) -> tuple[Segment, list[Any]]:
-    """A segment of a model without parameters that has two positions in a sample, of three classes; and its inputs."""
+    """Return a segment of a model without parameters that has two positions in a sample, of three classes; and its
+    inputs.
+    """
     if not harness.compute.weighs_losses:
         pytest.skip("weighs_losses is not declared")
     spec = TensorSpec((3, 2) if case.settings else (2, 3), "float32")
@@ -173,24 +175,24 @@ def positions(harness: Harness, make: Make, case: Case) -> tuple[Segment, list[A
 
 
 def inputs_of(harness: Harness, case: Case, target: Array | None = None) -> list[Any]:
-    """The inputs of a program of `built`."""
+    """Return the inputs of a program of `built`."""
     target = target_of(case) if target is None else target
     target = target.astype(harness.index_dtype) if target.dtype.kind == "i" else target
     return [harness.put(BATCH.x), harness.put(target), *weights_of(harness, case)]
 
 
 def weights_of(harness: Harness, case: Case) -> list[Any]:
-    """The weights of the case, on the device."""
+    """Return the weights of the case, on the device."""
     return [harness.put(WEIGHTS[name]) for name in case.weights]
 
 
 def target_of(case: Case) -> Array:
-    """The targets of the case."""
+    """Return the targets of the case."""
     return BATCH.targets[case.loss]
 
 
 def y_dtype(harness: Harness, y: Any) -> Any:
-    """The dtype of outputs."""
+    """Return the dtype of outputs."""
     return harness.to_numpy(y).dtype
 
 

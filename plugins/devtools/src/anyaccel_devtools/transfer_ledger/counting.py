@@ -159,7 +159,7 @@ class LedgerRow:
         source, target: devices, as text.
         operation: in the framework's words.
         line: `file:line` of the innermost code that is neither anyaccel's nor a framework's.
-        node, edge, phase: as far as it happened in one; else `""`.
+        node, edge, phase: to the extent that it happened in one; else `""`.
         number: how often.
         nbytes: of all together.
         waits: in how many of them the host waited.
@@ -303,7 +303,7 @@ class Ledger:
         return json.dumps(self.to_dict(), indent=2)
 
     def __rich__(self) -> Table:
-        """A table for a terminal."""
+        """Return a table for a terminal."""
         shown = Table(title=self._title(), title_justify="left", box=None, pad_edge=False)
         for name in _HEAD:
             shown.add_column(name, justify="right" if name in ("times", "bytes", "waits") else "left", overflow="fold")
@@ -314,7 +314,7 @@ class Ledger:
         return shown
 
     def __str__(self) -> str:
-        """The table, without colours and 160 characters wide."""
+        """Return the table, without colors and 160 characters wide."""
         console = Console(file=io.StringIO(), width=160, no_color=True, highlight=False)
         console.print(self)
         return "\n".join(text.rstrip() for text in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
@@ -462,7 +462,7 @@ def last_mover(tensor: Any) -> CallSite | None:
 
 
 def line_of_last_mover(tensor: Any) -> str:
-    """The line that moved a tensor to its device, `""` if no ledger saw it. For errors of frameworks."""
+    """Return the line that moved a tensor to its device, `""` if no ledger saw it. For errors of frameworks."""
     site = last_mover(tensor)
     return "" if site is None else site.line
 

@@ -32,11 +32,11 @@ LIBRARIES = frozenset(
 
 
 class Model(ABC):
-    """A model as a pure function of arrays by name, and the arrays that it holds now.
+    """A model as a pure function of arrays by name, with its current arrays.
 
     Attributes:
-        parameters: what gradients change, by name.
-        buffers: the other arrays, by name.
+        parameters: Arrays that gradients change, by name.
+        buffers: The other arrays, by name.
     """
 
     parameters: dict[str, Any]
@@ -64,24 +64,24 @@ class Model(ABC):
         key: Any,
         layout: CallLayout = POSITIONAL,
     ) -> tuple[tuple[Any, ...], Arrays | None]:
-        """The model's outputs, and its buffers afterwards (None where they are unchanged), as a pure function.
+        """Return the model's outputs, and its buffers afterwards (None where they are unchanged), as a pure function.
 
         Args:
             parameters: by name.
             buffers: by name.
             inputs: [batch, ...] each.
             train: whether in training mode.
-            key: a key of `jax.random`, from which everything random follows.
+            key: a key of `jax.random`, that determines everything random.
             layout: of the call; its arguments are made of the inputs, and its results become the outputs.
         """
 
     @property
     def signature(self) -> inspect.Signature | None:
-        """As `Compute.signature`; None, the default, where it is not known."""
+        """The signature of a call; see `Compute.signature`. None, the default, if unknown."""
         return None
 
     def attribute_snapshot(self) -> AttributeSnapshot:
-        """The plain attributes that a call of the model may change; by default it is a pure function."""
+        """Return the plain attributes that a call of the model may change; by default it is a pure function."""
         return AttributeSnapshot((), vars)
 
     def write(self, parameters: Arrays, buffers: Arrays) -> None:
@@ -89,7 +89,7 @@ class Model(ABC):
         self.parameters, self.buffers = dict(parameters), dict(buffers)
 
     def map_arrays(self, function: Callable[[Any], Any]) -> Any:
-        """The model, which from now on holds the results of `function` for each of its arrays."""
+        """Return the model, which from now on holds the results of `function` for each of its arrays."""
         parameters = {name: function(array) for name, array in self.parameters.items()}
         self.write(parameters, {name: function(array) for name, array in self.buffers.items()})
         return self
@@ -109,11 +109,13 @@ class Model(ABC):
         return ""
 
     def computing_in(self, precision: NodePrecision) -> AbstractContextManager[None] | None:
-        """A context in which the model's library computes it in a precision; None, the default: arrays are cast."""
+        """Return a context in which the model's library computes in a precision; None, the default: arrays are cast."""
         return None
 
     def precision_reason(self, precision: str) -> str:
-        """As `ComputesPrecision.precision_reason`, whatever the device."""
+        """Return why the model cannot be computed in a precision on any device; see
+        `ComputesPrecision.precision_reason`.
+        """
         return ""
 
     @property
@@ -133,25 +135,25 @@ class Model(ABC):
 
     @property
     def cache_key(self) -> Any:
-        """As `TracedOps.cache_key`; None, the default, where it is unknown."""
+        """The cache key; see `TracedOps.cache_key`. None, the default, if unknown."""
         return None
 
     def __call__(self, *inputs: Any) -> Any:
-        """What the model returns in evaluation mode, with the values that it holds now."""
+        """Return the result of the model in evaluation mode, with its current values."""
         (result,), _ = self.apply(self.parameters, self.buffers, inputs, False, jax.random.key(0), AsReturned())
         return result
 
 
 class AsReturned(CallLayout):
-    """A call whose only output is whatever the model returns."""
+    """A call whose only output is the return value of the model."""
 
     def outputs(self, result: Any, *_: Any) -> tuple[Any, ...]:
-        """The result itself."""
+        """Return the result itself."""
         return (result,)
 
 
 def outputs_of(result: Any, layout: CallLayout = POSITIONAL) -> tuple[Any, ...]:
-    """The outputs in what a model returned; see `CallLayout.outputs`."""
+    """Return the outputs in the result of a model; see `CallLayout.outputs`."""
     return layout.outputs(result, jax.Array, jnp.moveaxis, "array")
 
 
@@ -167,14 +169,14 @@ _MODES = (*_ON, *_OFF)
 
 
 def mode_keywords(call: Callable[..., Any], train: bool) -> dict[str, Any]:
-    """The keywords, of those in common use, by which a function learns whether it is in training mode."""
+    """Return the common keywords that tell a function whether it is in training mode."""
     known = inspect.signature(call).parameters
     on, off = dict.fromkeys(_ON, train), dict.fromkeys(_OFF, not train)
     return {name: value for name, value in {**on, **off}.items() if name in known}
 
 
 def has_parameter(call: Callable[..., Any], name: str) -> bool:
-    """Whether a function has a parameter of this name."""
+    """Return whether a function has a parameter with this name."""
     return name in inspect.signature(call).parameters
 
 
@@ -200,13 +202,15 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 
 
 def _short_name(path: Any) -> str:
-    """Without the key of the box in which NNX and Flax keep each value."""
+    """Return the name without the key of the box in which NNX and Flax store each value."""
     text = jax.tree_util.keystr(path, simple=True, separator=".")
     return text.removesuffix(".value") or "value"
 
 
 def fields_key(module: Any, is_module: Callable[[Any], bool], skipped: Collection[str] = ()) -> Any:
-    """A `cache_key` of a module that is a dataclass: the fields and code of all modules in it, except some fields."""
+    """Return a `cache_key` of a module that is a dataclass: the fields and code of all modules in it, except some
+    fields.
+    """
 
     def ignored(part: Any) -> set[str]:
         return {*vars(part)} - {field.name for field in dataclasses.fields(part)} | {*skipped}
@@ -217,7 +221,7 @@ def fields_key(module: Any, is_module: Callable[[Any], bool], skipped: Collectio
 def _modules_in(
     module: Any, is_module: Callable[[Any], bool], skipped: Collection[str], path: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """A module and those in its fields, by the path of fields that leads to each."""
+    """Yield a module and those in its fields, by the path of fields that leads to each."""
     yield path, module
     for name in (field.name for field in dataclasses.fields(module) if field.name not in skipped):
         leaves = jax.tree_util.tree_leaves_with_path(getattr(module, name, None), is_leaf=is_module)
@@ -228,17 +232,17 @@ def _modules_in(
 
 
 def copy_array(value: Any) -> Any:
-    """A copy of an array or number with a strong dtype: with a weak one, steps would be compiled twice."""
+    """Return a copy of an array or number with a strong dtype: with a weak one, steps would be compiled twice."""
     array = jnp.asarray(value)
     return jnp.array(array, dtype=array.dtype, copy=True)
 
 
 def split_floating(arrays: Arrays) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Floating and complex arrays, which gradients can train, and the others."""
+    """Split arrays into floating and complex ones, which gradients can train, and the others."""
     floating = {name: array for name, array in arrays.items() if jnp.issubdtype(array.dtype, jnp.inexact)}
     return floating, {name: array for name, array in arrays.items() if name not in floating}
 
 
 def zero_inputs(specs: Sequence[TensorSpec], batch: int) -> list[Any]:
-    """Inputs of these specs, on the host."""
+    """Return inputs of these specs, on the host."""
     return [np.zeros((batch, *spec.shape), getattr(jnp, spec.dtype)) for spec in specs]

@@ -1,4 +1,4 @@
-"""The order of the axes of an image, as far as a model's layers show it."""
+"""The order of the axes of an image, to the extent that a model's layers show it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 def outer_formats(
     layers: Sequence[Any], is_spatial: Callable[[Any], bool], is_elementwise: Callable[[Any], bool], data_format: str
 ) -> tuple[str, str]:
-    """The formats of the input and the output, by the first and the last layer that are not elementwise.
+    """Return the formats of the input and the output, by the first and the last layer that are not elementwise.
 
     Args:
-        layers: in order.
-        is_spatial: whether a layer is for images.
-        is_elementwise: whether a layer treats each element by itself.
-        data_format: that of layers for images.
+        layers: Layers in order.
+        is_spatial: Whether a layer is for images.
+        is_elementwise: Whether a layer handles each element separately.
+        data_format: Format of layers for images.
     """
     shaping = [layer for layer in layers if not (is_elementwise(layer) or is_activation(layer))]
     first, last = (data_format if end and is_spatial(end[0]) else "" for end in (shaping[:1], shaping[-1:]))
@@ -23,7 +23,7 @@ def outer_formats(
 
 
 def flat_layers(module: Any, sequential: type) -> list[Any]:
-    """The layers of a sequence, and of sequences in it, in order; of anything else, itself."""
+    """Return the layers of a sequence, and of sequences in it, in order; of anything else, itself."""
     if isinstance(module, sequential):
         layers: Any = module
         return [leaf for layer in layers.layers for leaf in flat_layers(layer, sequential)]

@@ -57,7 +57,7 @@ class KerasModel(Model):
 
     @property
     def dtype(self) -> str | None:
-        """The dtype in which the layer computes, which is that of its inputs."""
+        """The dtype in which the layer computes, which is also that of its inputs."""
         return str(self.layer.compute_dtype)
 
     @property
@@ -79,16 +79,16 @@ class KerasModel(Model):
 
     @property
     def parameter_tree(self) -> ParameterTree:
-        """As in `Model`, with the variables, which optimizers of Keras go by."""
+        """The tree with the variables, which optimizers of Keras use."""
         names = {name: name for name in self.parameters}
         return ParameterTree(names, self.parameters, "a dict by the names of graph.state()", variables=self._trained)
 
     def computing_in(self, precision: NodePrecision) -> AbstractContextManager[None]:
-        """As in `Model`: layers that compute in float32 have a mixed dtype policy."""
+        """Give layers that compute in float32 a mixed dtype policy, inside this context."""
         return _LIBRARY.computing_in(self.layer, precision)
 
     def precision_reason(self, precision: str) -> str:
-        """As in `Model`: layers have dtype policies of mixed precision alone."""
+        """Return why a precision is not possible: layers only have dtype policies of mixed precision."""
         return _LIBRARY.precision_reason(self.layer, precision)
 
     @property
@@ -103,7 +103,7 @@ class KerasModel(Model):
         return attributes_key(layers, lambda _: _LIBRARY.layer_attributes, _is_listed, LIBRARIES)
 
     def build(self, inputs: Sequence[TensorSpec], seed: int, layout: CallLayout = POSITIONAL) -> None:
-        """As in `Model`, by a call with zeros; initializers without a seed of the user's get one from `seed`."""
+        """Build by a call with zeros; initializers without a user's seed get one from `seed`."""
         _LIBRARY.refuse_stateful(self.layer)
         if self.is_built:
             return
@@ -146,11 +146,11 @@ class KerasModel(Model):
         return _with_added_losses(outputs, added), {**buffers, **lasting}
 
     def attribute_snapshot(self) -> AttributeSnapshot:
-        """Those of all layers."""
+        """Return those of all layers."""
         return _LIBRARY.attribute_snapshot(self.layer)
 
     def write(self, parameters: Arrays, buffers: Arrays) -> None:
-        """Into the layer's own variables."""
+        """Write into the layer's own variables."""
         for variables, values in ((self._trained, parameters), (self._others, buffers)):
             for name, variable in variables.items():
                 variable.assign(values[name])
@@ -162,7 +162,7 @@ def _is_listed(obj: Any) -> bool:
 
 
 def _random_state(key: Any, number: int, like: Any) -> Any:
-    """The state of a seed generator, from a key."""
+    """Return the state of a seed generator, from a key."""
     return jax.random.bits(jax.random.fold_in(key, number), like.shape).astype(like.dtype)
 
 
@@ -172,7 +172,7 @@ def _is_floating(output: Any) -> bool:
 
 @jax.custom_vjp
 def _carry_loss(output: Any, loss: Any) -> Any:
-    """The output; in the backward pass, the gradient of the loss is 1."""
+    """Return the output; in the backward pass, the gradient of the loss is 1."""
     return output
 
 
@@ -180,7 +180,7 @@ _carry_loss.defvjp(lambda output, loss: (output, loss), lambda loss, cotangent: 
 
 
 def _with_added_losses(outputs: tuple[Any, ...], added: Sequence[Any]) -> tuple[Any, ...]:
-    """The outputs, the first floating one of which carries the gradient of the losses that the model adds."""
+    """Return the outputs, the first floating one of which carries the gradient of the losses that the model adds."""
     first = next((i for i, output in enumerate(outputs) if _is_floating(output)), None)
     if first is None or not added:
         return outputs

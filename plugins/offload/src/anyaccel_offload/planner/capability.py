@@ -73,6 +73,7 @@ class OffloadPlan:
     Attributes:
         blocks: in the order in which they are expected to compute.
         device_bytes: of each device, as text: weights that stay, and the slots that others are copied through.
+        slots: how many of these a device has; two where it is not named.
         copy_seconds, compute_seconds: of a step, estimated; copies run beside the compute. They depend on the machine
             and are not compared.
         notes: what to know about the figures.
@@ -80,6 +81,7 @@ class OffloadPlan:
 
     blocks: tuple[PlacedBlock, ...]
     device_bytes: Mapping[str, int] = field(default_factory=dict)
+    slots: Mapping[str, int] = field(default_factory=dict)
     copy_seconds: float = field(default=0.0, compare=False)
     compute_seconds: float = field(default=0.0, compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
@@ -104,6 +106,7 @@ class OffloadPlan:
         """The plan as plain data, with the sums."""
         blocks = [{**asdict(block), "device": str(block.device)} for block in self.blocks]
         plain = {"blocks": blocks, "device_bytes": dict(self.device_bytes), "notes": list(self.notes)}
+        plain["slots"] = dict(self.slots)
         times = {name: getattr(self, name) for name in ("copy_seconds", "compute_seconds", "seconds", "step_bytes")}
         return {**plain, **times}
 
@@ -117,6 +120,7 @@ class OffloadPlan:
         return cls(
             blocks=tuple(map(_block, given["blocks"])),
             device_bytes={_text(name): _count(value) for name, value in dict(given["device_bytes"]).items()},
+            slots={_text(name): _count(value) for name, value in dict(given.get("slots", {})).items()},
             copy_seconds=_seconds(given["copy_seconds"]),
             compute_seconds=_seconds(given["compute_seconds"]),
             notes=tuple(map(_text, given["notes"])),

@@ -23,12 +23,15 @@ class Streamed:
     slots: dict[int, int]
 
     def staging(self, problem: Problem) -> Floats:
-        """Bytes of the staging slots of each device: each as large as the largest that is copied."""
+        """Bytes of the staging slots of each device: each as large as the largest that is copied.
+
+        In training, a slot has room for gradients, too, which leave the device while the next block computes its own.
+        """
         made = np.zeros(len(problem.devices))
         for u in self.tier:
             d = int(self.assignment[u])
             c = int(problem.device_class[d])
-            made[d] = max(made[d], self.slots[d] * float(problem.weights[c, u]))
+            made[d] = max(made[d], self.slots[d] * float(problem.slots[c, u]))
         return made
 
     def freed(self, problem: Problem) -> Floats:
@@ -46,9 +49,10 @@ class Streamed:
             d = int(self.assignment[u])
             device = problem.devices[d]
             rates = [rate for rate in (device.offload_link or device.link, tier.bandwidth) if rate]
-            passes = 3 if problem.settings.training else 1
+            c = int(problem.device_class[d])
+            moved = problem.weights[c, u] + (problem.slots[c, u] if problem.settings.training else 0)
             if rates:
-                made[d] += passes * float(problem.weights[int(problem.device_class[d]), u]) / min(rates)
+                made[d] += float(moved) / min(rates)
         return made
 
     def seconds(self, problem: Problem) -> Floats:
@@ -135,15 +139,15 @@ def _spread(problem: Problem, assignment: Ints, d: int, slots: int) -> list[int]
         return []
     units = units[problem.weights[c, units] > 0]
 
-    for largest in np.unique(problem.weights[c, units])[-8:].tolist():
-        some = units[problem.weights[c, units] <= largest]  # a large block that stays makes the slots smaller
-        chosen = _evenly(some, problem.offloadable[c], problem.weights[c], slots, need)
+    for largest in np.unique(problem.slots[c, units])[-8:].tolist():
+        some = units[problem.slots[c, units] <= largest]  # a large block that stays makes the slots smaller
+        chosen = _evenly(some, problem.offloadable[c], problem.slots[c], slots, need)
         if chosen is not None:
-            return _without_surplus(chosen, problem.offloadable[c], problem.weights[c], slots, need)
+            return _without_surplus(chosen, problem.offloadable[c], problem.slots[c], slots, need)
     return None
 
 
-def _evenly(units: Ints, offloadable: Floats, weights: Floats, slots: int, need: float) -> list[int] | None:
+def _evenly(units: Ints, offloadable: Floats, sizes: Floats, slots: int, need: float) -> list[int] | None:
     """About the fewest units, evenly over depth, that free what is needed besides their slots."""
 
     def chosen(m: int) -> Ints:
@@ -151,7 +155,7 @@ def _evenly(units: Ints, offloadable: Floats, weights: Floats, slots: int, need:
         return made
 
     def is_enough(some: Ints) -> bool:
-        return float(offloadable[some].sum() - slots * weights[some].max(initial=0.0)) >= need
+        return float(offloadable[some].sum() - slots * sizes[some].max(initial=0.0)) >= need
 
     if not is_enough(units):
         return None
@@ -163,18 +167,18 @@ def _evenly(units: Ints, offloadable: Floats, weights: Floats, slots: int, need:
     return found
 
 
-def _without_surplus(chosen: list[int], offloadable: Floats, weights: Floats, slots: int, need: float) -> list[int]:
+def _without_surplus(chosen: list[int], offloadable: Floats, sizes: Floats, slots: int, need: float) -> list[int]:
     """Leave out what need not be offloaded, the largest first."""
     free, most = float(offloadable[chosen].sum()), 0.0
-    by_size = sorted(chosen, key=lambda u: (-weights[u], u))
+    by_size = sorted(chosen, key=lambda u: (-sizes[u], u))
     out: set[int] = set()
     for i, unit in enumerate(by_size):
-        following = float(weights[by_size[i + 1]]) if i + 1 < len(by_size) else 0.0
+        following = float(sizes[by_size[i + 1]]) if i + 1 < len(by_size) else 0.0
         if free - float(offloadable[unit]) - slots * max(most, following) >= need:
             free -= float(offloadable[unit])
             out.add(unit)
         else:
-            most = max(most, float(weights[unit]))
+            most = max(most, float(sizes[unit]))
     return [unit for unit in chosen if unit not in out]
 
 

@@ -32,6 +32,7 @@ def plan_blocks(
     optimizer_ratio: float = 2.0,
     tokens: int = 0,
     offload: str = "no",
+    offload_buffers: bool = True,
     tiers: Sequence[OffloadTier] = (),
 ) -> BlockPlan:
     """Plan which device computes each block of a model. Equal input gives an equal plan.
@@ -47,13 +48,14 @@ def plan_blocks(
         optimizer_ratio: bytes of optimizer state, master weights included, for a byte of parameters.
         tokens: that caches are planned for, over the whole batch.
         offload: `"cpu"` or `"disk"` if weights may rest in host memory, or there and on disk, where not all fit.
+        offload_buffers: whether buffers rest with offloaded weights; they stay on the devices otherwise.
         tiers: what is known of host memory and disk; unlimited and as fast as the device's link if left out.
 
     Raises:
         ConfigError: a value is wrong, a name is unknown or given twice.
         OutOfMemoryError: not all blocks fit, and `offload` does not allow, or the tiers have no room, to offload.
     """
-    problem = _problem(blocks, devices, edges, _settings(training, optimizer_ratio, tokens))
+    problem = _problem(blocks, devices, edges, _settings(training, optimizer_ratio, tokens, offload_buffers))
     check(ConfigError, WHERE, "objective", objective, OBJECTIVES.__contains__, "'throughput' or 'latency'", "'latency'")
     check(ConfigError, WHERE, "offload", offload, OFFLOADS.__contains__, "'no', 'cpu' or 'disk'", "'cpu'")
     return _best_plan(problem, objective, offload, _tiers(offload, tiers))
@@ -92,7 +94,7 @@ def _best_plan(problem: Problem, objective: str, offload: str, tiers: list[Offlo
     return _plan(problem, away, objective, "offload", False)
 
 
-def _settings(training: Any, optimizer_ratio: Any, tokens: Any) -> Settings:
+def _settings(training: Any, optimizer_ratio: Any, tokens: Any, offload_buffers: Any) -> Settings:
     fits = lambda it: 0 <= it < 1e6  # noqa: E731
     return Settings(
         training=flag(ConfigError, WHERE, "training", training),
@@ -100,6 +102,7 @@ def _settings(training: Any, optimizer_ratio: Any, tokens: Any) -> Settings:
             number(ConfigError, WHERE, "optimizer_ratio", optimizer_ratio, fits, "a number of at least 0", 2.0)
         ),
         tokens=integer(ConfigError, WHERE, "tokens", tokens, 0, 4096),
+        offload_buffers=flag(ConfigError, WHERE, "offload_buffers", offload_buffers),
     )
 
 
@@ -217,7 +220,8 @@ def _categories(problem: Problem, made: Streamed, d: int, total: float) -> dict[
             hits = problem.ties.hits(made.assignment, len(problem.devices))[:, d]
             found[name] = int(problem.ties.nbytes @ hits)
             continue
-        values = problem.block_bytes[name][here & ~away if name not in ("cache", "activations") else here]
+        leaves = name in (*problem.streamed, "gradients", "optimizer")
+        values = problem.block_bytes[name][here & ~away if leaves else here]
         one = name == "activations" and not problem.settings.training
         found[name] = int(values.max(initial=0) if one else values.sum())
     found["staging"] = int(made.staging(problem)[d])

@@ -28,6 +28,7 @@ class Settings:
     training: bool
     optimizer_ratio: float
     tokens: int
+    offload_buffers: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,15 +131,27 @@ class Problem:
                 np.maximum.at(made[c], self.unit_of, self.rounded("activations", each))
         return made
 
+    @property
+    def streamed(self) -> tuple[str, ...]:
+        """The categories that come and go with an offloaded unit."""
+        return WEIGHTS if self.settings.offload_buffers else WEIGHTS[:1]
+
     @cached_property
     def weights(self) -> Floats:
-        """Bytes of each unit's parameters and buffers on each class, as its allocator counts them."""
-        return np.array([self._of_units(sum(self.rounded(name, each) for name in WEIGHTS)) for each in self.classes])
+        """Bytes of each unit that are copied where it is offloaded, on each class, as its allocator counts them."""
+        return self._rounded_sum(self.streamed)
+
+    @cached_property
+    def slots(self) -> Floats:
+        """Bytes that a staging slot needs for each unit: its weights, in training with their gradients."""
+        return self._rounded_sum((*self.streamed, "gradients"))
 
     @cached_property
     def offloadable(self) -> Floats:
         """Bytes that an offloaded unit frees: its weights, in training with gradients and optimizer state."""
-        names = [*WEIGHTS, "gradients", "optimizer"]
+        return self._rounded_sum((*self.streamed, "gradients", "optimizer"))
+
+    def _rounded_sum(self, names: Sequence[str]) -> Floats:
         return np.array([self._of_units(sum(self.rounded(name, each) for name in names)) for each in self.classes])
 
     # -- figures of an assignment: the device of each unit -----------------------------------------------------------

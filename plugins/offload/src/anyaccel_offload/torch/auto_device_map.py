@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,13 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anyaccel.arguments import check, number
+from anyaccel.arguments import check, flag, number
 from anyaccel.call_hints import call_hints
 from anyaccel.errors import ConfigError
 from anyaccel.host_memory import host_memory
 from anyaccel_offload.planner import Block, BlockPlan, DeviceSpec, OffloadTier, memory_size, plan_blocks
+from anyaccel_offload.torch.accelerate_words import takes_accelerates
 from anyaccel_offload.torch.copy_rates import Rate, are_here, copy_rate, disk_rate, rates_note, weight_rate
-from anyaccel_offload.torch.device_map import DISK, device_in_map
+from anyaccel_offload.torch.device_map import DISK, device_in_map, entry_for
+from anyaccel_offload.torch.dtype_names import named_dtype
 from anyaccel_offload.torch.execution_order import execution_order
 from anyaccel_offload.torch.model_blocks import block_around, find_blocks, places
 
@@ -41,18 +44,59 @@ class DeviceMap(dict[str, Any]):
         """What the plan calls a block."""
         return block or _WHOLE
 
+    @property
+    def slots(self) -> dict[torch.device, int]:
+        """For how many blocks that come and go each device has memory."""
+        return {torch.device(share.device): share.staging_slots for share in self.plan.devices if share.staging_slots}
 
+    def device_of(self, model: nn.Module, block: str) -> torch.device:
+        """What computes a module of the model by the plan.
+
+        Raises:
+            ConfigError: the plan knows no such module, or divides it.
+        """
+        computes = self.plan.device_map
+        entries = {entry_for(place.name, self) for place in places(model.get_submodule(block), block)}
+        found = {computes[name] for entry in entries if (name := self.name_of(entry or "")) in computes}
+        if len(found) != 1:
+            problem = f"device_map was planned for other blocks: its plan has {len(found)} devices for {block!r}"
+            raise ConfigError(problem, hint="plan the map again: infer_auto_device_map(model, max_memory)")
+        return torch.device(found.pop())
+
+    def copy(self) -> DeviceMap:
+        """The same, with its plan."""
+        return DeviceMap(self, self.plan)
+
+
+_planned: weakref.WeakKeyDictionary[nn.Module, DeviceMap] = weakref.WeakKeyDictionary()
+
+
+def plan_of(model: nn.Module, device_map: Mapping[str, Any]) -> DeviceMap | None:
+    """The plan that a map was made from: its own, or the last one of this model if the entries are equal.
+
+    A map loses its plan on the way through `dict` or JSON, and says then no longer what computes blocks that rest
+    elsewhere.
+    """
+    if isinstance(device_map, DeviceMap):
+        return device_map
+    last = _planned.get(model)
+    return last if last == device_map else None
+
+
+@takes_accelerates
 @call_hints
 def infer_auto_device_map(
     model: nn.Module,
     max_memory: Mapping[Any, Any] | None = None,
     no_split_module_classes: str | Iterable[str] | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
+    special_dtypes: Mapping[str, torch.dtype | str] | None = None,
     *,
     offload: str = "disk",
     inputs: Sequence[Any] | Mapping[str, Any] | None = None,
     training: bool = False,
     headroom: float = 0.1,
+    offload_buffers: bool = False,
 ) -> DeviceMap:
     """Plan where the blocks of a model go, which may be empty: as many as fit stay on devices.
 
@@ -63,11 +107,13 @@ def infer_auto_device_map(
             one means no limit.
         no_split_module_classes: classes whose modules stay together.
         dtype: that floating weights will be cast to when they are loaded.
+        special_dtypes: dtypes of single tensors by name, or by a module around them, which count before `dtype`.
         offload: `"no"` to refuse a model that does not fit on the devices, `"cpu"`, or `"disk"`.
         inputs: positional or keyword arguments of a call on torch's `meta` device, which finds the order in which
             blocks compute; None for the order in which they are registered.
         training: whether memory counts gradients, optimizer state and all activations.
         headroom: the part of each device's memory that stays free, for activations and workspace.
+        offload_buffers: whether buffers rest with weights; they stay on the devices otherwise, as in `dispatch_model`.
 
     Raises:
         ConfigError: a wrong argument.
@@ -76,15 +122,27 @@ def infer_auto_device_map(
     check(ConfigError, WHERE, "model", model, lambda it: isinstance(it, nn.Module), "a module of torch", "net")
     classes = (no_split_module_classes,) if isinstance(no_split_module_classes, str) else no_split_module_classes or ()
     check(ConfigError, WHERE, "offload", offload, ("no", "cpu", "disk").__contains__, "'no', 'cpu' or 'disk'", "'cpu'")
-    fits = lambda it: it is None or (isinstance(it, torch.dtype) and it.is_floating_point)  # noqa: E731
-    check(ConfigError, WHERE, "dtype", dtype, fits, "a floating dtype of torch", "torch.bfloat16")
+    wanted = named_dtype(WHERE, dtype)
+    is_mapping = lambda it: it is None or isinstance(it, Mapping)  # noqa: E731
+    example = "{'head.weight': torch.float32}"
+    check(ConfigError, WHERE, "special_dtypes", special_dtypes, is_mapping, "dtypes by name", example)
+    special = {key: named_dtype(WHERE, value, "special_dtypes") for key, value in (special_dtypes or {}).items()}
     number(ConfigError, WHERE, "headroom", headroom, lambda it: 0 <= it < 1, "a number from 0 to below 1", 0.1)
     names = find_blocks(model, check_names("no_split_module_classes", classes))
     if not names:
         raise ConfigError(f"{WHERE}this {type(model).__name__} has no weights", hint="give a module with parameters")
     if inputs is not None:
         names = _in_order(model, names, inputs)
-    return planned_map(model, names, max_memory, dtype, offload=offload, training=training, headroom=headroom)
+    flag(ConfigError, WHERE, "offload_buffers", offload_buffers)
+    settings: dict[str, Any] = {
+        "offload": offload,
+        "training": training,
+        "headroom": headroom,
+        "offload_buffers": offload_buffers,
+    }
+    made = planned_map(model, names, max_memory, wanted, special, **settings)
+    _planned[model] = made
+    return made
 
 
 def planned_map(
@@ -92,10 +150,12 @@ def planned_map(
     names: Sequence[str],
     max_memory: Mapping[Any, Any] | None,
     dtype: torch.dtype | None = None,
+    special: Mapping[str, torch.dtype | None] | None = None,
     *,
     offload: str,
     training: bool,
     headroom: float = 0.1,
+    offload_buffers: bool = False,
 ) -> DeviceMap:
     """As `infer_auto_device_map`, for blocks in the order in which they compute.
 
@@ -105,7 +165,7 @@ def planned_map(
     """
     memory = _memory(max_memory)
     cpu, disk = memory.pop("cpu", 0), memory.pop(DISK, None)
-    blocks = _blocks(model, names, dtype)
+    blocks = _blocks(model, names, dtype, special or {})
     if not memory:  # all computes on the CPU
         memory, cpu = {"cpu": cpu}, 0
     there = [torch.device(each) for each in memory]
@@ -124,7 +184,8 @@ def planned_map(
     reading = disk_rate(model)
     tiers = [OffloadTier(name="cpu", memory=cpu), OffloadTier(name="disk", memory=disk, bandwidth=reading.value)]
     used = tiers if offload == "disk" else tiers[:1] if offload == "cpu" else []
-    plan = plan_blocks(blocks, devices, training=training, offload=offload, tiers=used)
+    rests: dict[str, Any] = {"offload": offload, "tiers": used, "offload_buffers": offload_buffers}
+    plan = plan_blocks(blocks, devices, training=training, **rests)
     plan = replace(plan, notes=(*plan.notes, _TIMES, _rates(plan, reading, measure)))
     entries = {**plan.device_map, **plan.offloaded}
     made = {name: entries[name or _WHOLE] for name in names}
@@ -159,9 +220,15 @@ def check_names(name: str, given: Any) -> tuple[str, ...]:
     return tuple(check(ConfigError, WHERE, name, given, fits, "a list of names", "['Layer']"))
 
 
-def _blocks(model: nn.Module, names: Collection[str], dtype: torch.dtype | None) -> list[Block]:
-    """The blocks with their bytes; what several use is tied, and what none has belongs to the next in its module."""
+def _blocks(
+    model: nn.Module, names: Collection[str], dtype: torch.dtype | None, special: Mapping[str, torch.dtype | None]
+) -> list[Block]:
+    """The blocks with their bytes; what several use is tied, and what none has belongs to the next in its module.
+
+    Both stay on devices, and count as tied.
+    """
     users: dict[int, dict[str, None]] = {}
+    loose: set[int] = set()
     bytes_of: dict[int, tuple[str, int, bool]] = {}
     known = set(names)
     for place in places(model):
@@ -169,12 +236,15 @@ def _blocks(model: nn.Module, names: Collection[str], dtype: torch.dtype | None)
         inside = (name for name in names if name.startswith(f"{prefix}." if prefix else ""))
         block = block_around(place.name, known)
         users.setdefault(id(place.tensor), {})[next(inside) if block is None else block] = None
-        bytes_of[id(place.tensor)] = (place.name, _nbytes(place.tensor, dtype), place.kind == "_buffers")
+        loose |= {id(place.tensor)} if block is None else set()
+        entry = entry_for(place.name, special)
+        size = _nbytes(place.tensor, dtype if entry is None else special[entry])
+        bytes_of[id(place.tensor)] = (place.name, size, place.kind == "_buffers")
     parameters, buffers = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
     tied: dict[str, dict[str, int]] = {name: {} for name in names}
     for key, used in users.items():
         full_name, size, is_buffer = bytes_of[key]
-        if len(used) > 1:
+        if len(used) > 1 or key in loose:
             for name in used:
                 tied[name][full_name] = size
         else:
@@ -217,7 +287,7 @@ def _memory(given: Any) -> dict[str, int | None]:
     check(ConfigError, WHERE, "max_memory", given, fits, "bytes for each device", "{0: '20GiB', 'cpu': '60GiB'}")
     made: dict[str, int | None] = {}
     for key, value in given.items():
-        device = device_in_map(WHERE, key)
+        device = device_in_map(WHERE, key, "max_memory")
         name = device if isinstance(device, str) else str(device)
         if name in made:
             raise ConfigError(f"{WHERE}max_memory has {name} twice", hint="name each device once")

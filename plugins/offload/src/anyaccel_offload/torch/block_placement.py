@@ -10,6 +10,7 @@ from torch import nn
 
 from anyaccel.arguments import check
 from anyaccel.errors import ConfigError, StateError
+from anyaccel_offload.torch.auto_device_map import DeviceMap
 from anyaccel_offload.torch.device_map import DISK, check_is_there, device_in_map, entry_for
 from anyaccel_offload.torch.model_blocks import find_blocks, places
 from anyaccel_offload.torch.offload import BlockPlace, offload_of
@@ -25,6 +26,7 @@ def placed_blocks(
     *,
     where: str,
     order: Callable[[list[str]], list[str]] | None = None,
+    planned: DeviceMap | None = None,
 ) -> list[BlockPlace]:
     """The blocks of a model, each with the device that computes it and where its weights rest.
 
@@ -35,6 +37,7 @@ def placed_blocks(
         no_split: names of classes whose modules are one block.
         where: begins the text of an error.
         order: gives the order in which blocks compute; None for that of a planned map, or of registration.
+        planned: the map of a plan, which says what computes blocks whose weights rest elsewhere.
 
     Raises:
         ConfigError: the map divides a module that computes as a whole.
@@ -54,7 +57,7 @@ def placed_blocks(
             current = value
             made.append(BlockPlace(name=name, device=value))
             continue
-        device = main or current
+        device = (planned and planned.device_of(model, name)) or main or current
         tier = DISK if value == DISK else "cpu"
         made.append(BlockPlace(name=name, device=device, tier="" if device == _CPU and tier == "cpu" else tier))
     return made

@@ -65,10 +65,11 @@ class CopyEngine:
         device: that computes.
         pinned: page-locked memory, for copies from other memory and files.
         pool: of host memory, where the device is the CPU.
+        slots: for how many blocks there is memory: the gradients of all but one may be leaving while others compute.
     """
 
-    def __init__(self, device: torch.device, pinned: PinnedMemory, pool: BufferPool) -> None:
-        self.device, self._pinned, self._pool = device, pinned, pool
+    def __init__(self, device: torch.device, pinned: PinnedMemory, pool: BufferPool, slots: int = 2) -> None:
+        self.device, self._pinned, self._pool, self._slots = device, pinned, pool, slots
         module: Any = None if device.type == "cpu" else torch.get_device_module(device)
         self._module = module
         self.has_streams = all(hasattr(module, name) for name in ("Stream", "Event", "current_stream"))
@@ -109,18 +110,17 @@ class CopyEngine:
             for host, tensor in zip(made, tensors, strict=True):
                 host.copy_(tensor, non_blocking=True)
         event = self._out.record_event()
-        entry = (event, tensors)
         with self._lock:
-            self._leaving.append(entry)
-            if len(self._leaving) > 1:  # the memory of the one before is free once its copy is over
+            self._leaving.append((event, tensors))
+            if len(self._leaving) >= self._slots:  # the memory of the one before is free once its copy is over
                 computing.wait_event(self._leaving.pop(0)[0])
-        return made, lambda: self._left(entry)
+        return made, lambda: self._left(event)  # which holds no tensor: it is called when the backward pass ends
 
-    def _left(self, entry: tuple[Any, Sequence[Tensor]]) -> None:
+    def _left(self, event: Any) -> None:
         """Wait for copies to the host, and give back the memory that they were made from."""
-        entry[0].synchronize()
+        event.synchronize()
         with self._lock:
-            self._leaving = [each for each in self._leaving if each is not entry]
+            self._leaving = [entry for entry in self._leaving if entry[0] is not event]
 
     def _current(self) -> Any:
         return self._module.current_stream(self.device)

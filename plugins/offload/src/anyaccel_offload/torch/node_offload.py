@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -85,7 +84,8 @@ class TorchOffload(OffloadModels):
                         f"{place.name} rests on disk, and weights in files are not trained",
                         hint="write offload='cpu', or freeze the node: graph.freeze('NODE')",
                     )
-        plan = _described(model, blocks, request.training, order.notes)
+        slots = {device: n for device, n in given.slots.items() if n == 1} if isinstance(given, DeviceMap) else {}
+        plan = _described(model, blocks, request.training, order.notes, slots)
         known = _plans.setdefault(model, [])
         known[:] = [*known[1 - _REMEMBERED :], (device, request, plan)]
         return plan
@@ -100,7 +100,8 @@ class TorchOffload(OffloadModels):
         check_values(WHERE, model)
         if current is not None:
             remove_offload(model)
-        return put_blocks(model, blocks, pinned_memory=host_memory()[1] // 2)
+        slots = {self.backend.native_device(Device.parse(name)): n for name, n in plan.slots.items()}
+        return put_blocks(model, blocks, pinned_memory=host_memory()[1] // 2, slots=slots)
 
     def end_offload(self, model: nn.Module) -> nn.Module:
         """Also of a model that its user has dispatched."""
@@ -139,26 +140,24 @@ def _entries(
 def _blocks(model: nn.Module, given: Mapping[str, str], device: torch.device, order: BlockOrder) -> list[BlockPlace]:
     """The places of a map. What rests elsewhere computes where a plan says, else on the device of the block before."""
     entries = checked_map(WHERE, model, given)
-    computes = any(
-        isinstance(value, torch.device) and value.type != "cpu"
-        for name, value in entries.items()
-        if not isinstance(given, DeviceMap) or given.name_of(name) in given.plan.device_map  # loose tensors do not
-    )
-    blocks = placed_blocks(
-        model, entries, None if computes or device.type == "cpu" else device, where=WHERE, order=order
-    )
-    if not isinstance(given, DeviceMap):
-        return blocks
-    by_name = {given.name_of(block.name): block for block in blocks}
-    planned = {name: torch.device(given.plan.device_map[name]) for name in by_name}
-    return [replace(block, device=planned[name]) if block.tier else block for name, block in by_name.items()]
+    computes = any(isinstance(value, torch.device) and value.type != "cpu" for value in entries.values())
+    main = None if computes or device.type == "cpu" else device
+    planned = given if isinstance(given, DeviceMap) else None
+    return placed_blocks(model, entries, main, where=WHERE, order=order, planned=planned)
 
 
 def _native_text(text: str, native: Native) -> str:
     return text if text in ("cpu", DISK) else str(native(Device.parse(text)))
 
 
-def _described(model: nn.Module, blocks: Sequence[BlockPlace], training: bool, notes: Sequence[str]) -> OffloadPlan:
+def _described(
+    model: nn.Module,
+    blocks: Sequence[BlockPlace],
+    training: bool,
+    notes: Sequence[str],
+    native_slots: Mapping[torch.device, int],
+) -> OffloadPlan:
+    slots = {str(Device.parse(device)): n for device, n in native_slots.items()}
     shared = shared_tensors(model, [block.name for block in blocks])
     sizes = [_nbytes(model, block.name, shared) for block in blocks]
     passes = 3 if training else 1
@@ -179,7 +178,8 @@ def _described(model: nn.Module, blocks: Sequence[BlockPlace], training: bool, n
         copy[block.device] = copy.get(block.device, 0.0) + seconds
     return OffloadPlan(
         blocks=tuple(made),
-        device_bytes=_on_devices(model, made, shared),
+        device_bytes=_on_devices(model, made, shared, slots),
+        slots=slots,
         copy_seconds=max(copy.values()),
         compute_seconds=sum(
             passes * size / weight_rate(block.device).value for block, size in zip(blocks, sizes, strict=True)
@@ -188,18 +188,20 @@ def _described(model: nn.Module, blocks: Sequence[BlockPlace], training: bool, n
     )
 
 
-def _on_devices(model: nn.Module, blocks: Sequence[PlacedBlock], shared: set[int]) -> dict[str, int]:
-    """Bytes of each device: weights that stay, and two slots of its largest block that comes and goes."""
-    stays, slots = dict.fromkeys((str(block.device) for block in blocks), 0), dict[str, int]()
+def _on_devices(
+    model: nn.Module, blocks: Sequence[PlacedBlock], shared: set[int], slots: Mapping[str, int]
+) -> dict[str, int]:
+    """Bytes of each device: weights that stay, and the slots of its largest block that comes and goes."""
+    stays, staging = dict.fromkeys((str(block.device) for block in blocks), 0), dict[str, int]()
     for block in blocks:
         name = str(block.device)
         if block.tier:
-            slots[name] = max(slots.get(name, 0), 2 * block.nbytes)
+            staging[name] = max(staging.get(name, 0), slots.get(name, 2) * block.nbytes)
         else:
             stays[name] += block.nbytes
     tied = {id(place.tensor): place.tensor for place in places(model) if id(place.tensor) in shared}
     stays[str(blocks[0].device)] += sum(tensor.numel() * tensor.dtype.itemsize for tensor in tied.values())
-    return {name: size + slots.get(name, 0) for name, size in stays.items()}
+    return {name: size + staging.get(name, 0) for name, size in stays.items()}
 
 
 def _nbytes(model: nn.Module, block: str, shared: set[int]) -> int:

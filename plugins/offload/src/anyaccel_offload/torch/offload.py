@@ -72,6 +72,7 @@ class Offload:
         pinned_memory: bytes of page-locked host memory for each device that streams.
         offload_buffers: whether buffers of streamed blocks rest with their weights; they stay on the device otherwise.
         skipped: names of arguments that are not moved to a device.
+        slots: for how many streamed blocks there is memory on a device, 1 or 2; 2 on those that are not named.
         attach: whether modules get hooks; else the caller enters the blocks.
 
     Attributes:
@@ -88,6 +89,7 @@ class Offload:
         pinned_memory: int,
         offload_buffers: bool = False,
         skipped: Collection[str] = (),
+        slots: Mapping[torch.device, int] | None = None,
         attach: bool = True,
     ) -> None:
         self.blocks = tuple(blocks)
@@ -112,9 +114,8 @@ class Offload:
                 counts[place.device] = made[place.name].index + 1
         streamed = made
         for device in {place.device: None for place in self.blocks if place.name in streamed}:
-            self._add_staging(
-                device, [block for block in streamed.values() if self.device_of(block.name) == device], pinned_memory
-            )
+            here = [block for block in streamed.values() if self.device_of(block.name) == device]
+            self._add_staging(device, here, pinned_memory, (slots or {}).get(device, 2))
         if attach:
             self._attach(model, streamed, skipped)
         offloads[model] = self
@@ -145,6 +146,7 @@ class Offload:
         model = self._model()
         if model is not None:
             offloads.pop(model, None)
+            vars(model).pop("hf_device_map", None)
 
     def _check(self, model: nn.Module) -> None:
         for inner in model.modules():
@@ -177,12 +179,14 @@ class Offload:
         prefix = f"{module}." if module else ""
         return next((place for place in self.blocks if place.name.startswith(prefix)), self.blocks[0]), False
 
-    def _add_staging(self, device: torch.device, blocks: Sequence[StreamedBlock], pinned_memory: int) -> None:
+    def _add_staging(
+        self, device: torch.device, blocks: Sequence[StreamedBlock], pinned_memory: int, slots: int
+    ) -> None:
         pinned, pool = PinnedMemory(device, pinned_memory), BufferPool()
         for block in blocks:
             block.pin(pinned)
         self.pinned[device] = pinned
-        self.stagings[device] = Staging(CopyEngine(device, pinned, pool), blocks)
+        self.stagings[device] = Staging(CopyEngine(device, pinned, pool, slots), blocks, slots)
         pool.limit = self.stagings[device].capacity
 
     # -- hooks ---------------------------------------------------------------------------------------------------------

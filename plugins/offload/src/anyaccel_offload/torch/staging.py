@@ -77,21 +77,22 @@ class Staging:
     """Memory on one device for the weights of blocks that compute or come next.
 
     Blocks are copied in the order that was seen last time, at first in the one given. At most the bytes of two of the
-    largest block are in use, and more only while blocks compute inside others.
+    largest block are in use, or of one, and more only while blocks compute inside others.
 
     Args:
         engine: that copies.
         blocks: in the order in which they are expected to compute.
+        slots: 2, or 1 for memory that has room for one block only, so that none is copied ahead.
 
     Attributes:
-        capacity: bytes of two slots.
+        capacity: bytes of the slots.
         fetches: how many blocks were copied.
         most_bytes: the most that were in use.
     """
 
-    def __init__(self, engine: CopyEngine, blocks: Sequence[StreamedBlock]) -> None:
+    def __init__(self, engine: CopyEngine, blocks: Sequence[StreamedBlock], slots: int = 2) -> None:
         self.engine, self.blocks = engine, list(blocks)
-        self.capacity = 2 * max((block.nbytes for block in blocks), default=0)
+        self.capacity = slots * max((block.nbytes for block in blocks), default=0)
         self.fetches = self.most_bytes = 0
         self._lock = threading.Condition(threading.RLock())
         self._staged: dict[StreamedBlock, Staged] = {}

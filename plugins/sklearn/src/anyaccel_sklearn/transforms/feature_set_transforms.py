@@ -19,6 +19,7 @@ from anyaccel.errors import TransformError
 from anyaccel_sklearn.transforms.fitted_transform import FittedTransform, read_transform
 from anyaccel_sklearn.transforms.plain_state import TransformReader
 from anyaccel_sklearn.transforms.sklearn_calls import check_transform, described
+from anyaccel_sklearn.transforms.table_transform import TableTransform
 from anyaccel_sklearn.transforms.transform_log import (
     AppliedTransform,
     FitRequest,
@@ -43,7 +44,8 @@ def fit_transform(
 
     See `FeatureSet.fit_transform` for the arguments.
     """
-    check_transform(transform)
+    if not isinstance(transform, TableTransform):
+        check_transform(transform)
     names = transform_columns(rows, columns)
     what = described(transform, names, rows.label)
     if isinstance(fit_on, FeatureSetView) and fit_on.feature_set is rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from anyaccel_sklearn.transforms.fitted_transform import (
     split_joined,
 )
 from anyaccel_sklearn.transforms.sklearn_calls import fitted_copy, narrowed, transformed
+from anyaccel_sklearn.transforms.table_transform import TableTransform
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,11 +137,17 @@ class FitRequest:
 def fit(table: Any, request: FitRequest) -> tuple[FittedTransform, np.ndarray]:
     """A fitted copy of a transform, and its output for all rows of a table."""
     names, what = request.columns, request.what
-    x = _matrix(table, names, request.transform)
-    own = fitted_copy(request.transform, x[request.fit_rows], what, request.columns)
-    output = transformed(own, x, _owners(table, names), what)
+    if isinstance(request.transform, TableTransform):
+        own = copy.deepcopy(request.transform)
+        output = own.fit_table(table.select(list(names)), request.fit_rows)
+    else:
+        x = _matrix(table, names, request.transform)
+        own = fitted_copy(request.transform, x[request.fit_rows], what, request.columns)
+        output = transformed(own, x, _owners(table, names), what)
     shapes = tuple(_sample_shape(table, name) for name in names)
     results, result_shapes = result_layout(names, shapes, output.shape[1], request.into, what)
+    if isinstance(own, TableTransform):
+        result_shapes = ((output.shape[1],),)  # a matrix of one column, too
     roles = {request.role} if request.role else {read_roles("", table.schema)[name] for name in names}
     fitted = FittedTransform(
         transform=own,
@@ -172,7 +180,10 @@ def apply(table: Any, fitted: FittedTransform, what: str) -> np.ndarray:
                 hint="give data of the same columns",
             )
     names = fitted.columns
-    output = transformed(fitted.transform, _matrix(table, names, fitted.transform), _owners(table, names), what)
+    if isinstance(fitted.transform, TableTransform):
+        output = fitted.transform.transform_table(table.select(list(names)))
+    else:
+        output = transformed(fitted.transform, _matrix(table, names, fitted.transform), _owners(table, names), what)
     if output.shape[1] != fitted.width:
         raise TransformError(f"{what} gives rows of width {output.shape[1]}", cause=f"in fitting: {fitted.width}")
     return output

@@ -40,7 +40,7 @@ _compile_seconds: dict[str, float] = {}
 
 
 def estimate_compile(request: CompileRequest, batch: int) -> CompileEstimate | None:
-    """The cost and gain of compiling steps of a program; None if it cannot be done or would not pay.
+    """Return the cost and gain of compiling steps of a program; None if it cannot be done or would not pay.
 
     Args:
         request: the program, with the time of an uncompiled step.
@@ -68,7 +68,7 @@ def _measured_ratio(request: CompileRequest) -> float:
 
 
 def _guessed_ratio(request: CompileRequest) -> float:
-    """Before any step was measured: small models without convolutions are worth a try."""
+    """Guess before any step was measured: small models without convolutions are worth a try."""
     size = sum(parameter.numel() for parameter in request.trained)
     heavy = any(isinstance(layer, _HEAVY) for layer in _layers(request))
     return 1.0 if heavy or size > FLAT_UP_TO else MAX_RATIO / 2
@@ -76,7 +76,7 @@ def _guessed_ratio(request: CompileRequest) -> float:
 
 @cache
 def _operation_seconds() -> float:
-    """Seconds of a small operation on this machine: the best of some."""
+    """Return the seconds of a small operation on this machine: the best of several."""
     tensor, best = torch.zeros(4, requires_grad=True), math.inf
     for _ in range(20):
         started = time.perf_counter()
@@ -98,7 +98,9 @@ def _expected_seconds(request: CompileRequest, key: str) -> float:
 
 
 def request_key(request: CompileRequest, batch: int) -> str:
-    """A hash of what steps that compile alike have in common: modules, optimizer specs, shapes and torch's version."""
+    """Return a hash of what steps that compile alike have in common: modules, optimizer specs, shapes and torch's
+    version.
+    """
     specs = [group.spec for group in request.groups]
     parts = [
         torch.__version__,
@@ -116,7 +118,7 @@ def request_key(request: CompileRequest, batch: int) -> str:
 
 
 def remember(key: str, seconds: float) -> None:
-    """Note a compilation in this process, and beside torch's own cache on disk if that can be written."""
+    """Record a compilation in this process, and next to torch's own cache on disk if that is writable."""
     _compile_seconds[key] = seconds
     try:
         folder = _folder()
@@ -127,7 +129,7 @@ def remember(key: str, seconds: float) -> None:
 
 
 def _folder() -> Path:
-    """A folder in torch's compile cache: `TORCHINDUCTOR_CACHE_DIR`, or the user's folder of temporary files."""
+    """Return a folder in torch's compile cache: `TORCHINDUCTOR_CACHE_DIR`, or the user's folder of temporary files."""
     try:
         user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
     except (KeyError, OSError):

@@ -83,13 +83,13 @@ def cache(strategy: Strategy, spec: StepSpec, function: StepFunction) -> None:
 
 
 def torch_compile(function: StepFunction, options: dict[str, Any]) -> StepFunction:
-    """The function compiled by torch as a whole, or not at all."""
+    """Return the function compiled by torch as a whole, or not at all."""
     compiled: StepFunction = torch.compile(function, fullgraph=True, dynamic=False, options=options)
     return compiled
 
 
 def _with_own_code(function: StepFunction) -> StepFunction:
-    """The function with a code object of its own, as torch caches compilations by code object."""
+    """Return the function with its own code object, as torch caches compilations by code object."""
     assert isinstance(function, types.FunctionType)
     code = function.__code__.replace()
     return types.FunctionType(code, function.__globals__, function.__name__, None, function.__closure__)
@@ -97,7 +97,7 @@ def _with_own_code(function: StepFunction) -> StepFunction:
 
 def _scan_function(spec: StepSpec, scan: Callable[..., Any]) -> StepFunction:
     def steps(module: SegmentModule, state: Any, xs: list[Tensor]) -> Any:
-        """The state after the steps, and the losses [steps] each."""
+        """Return the state after the steps, and the losses [steps] each."""
 
         body, xs = bound_step(module, spec, xs, scan)
         return scan(body, state, xs)
@@ -106,10 +106,10 @@ def _scan_function(spec: StepSpec, scan: Callable[..., Any]) -> StepFunction:
 
 
 def in_place_function(spec: StepSpec) -> StepFunction:
-    """Unrolled steps that update the state in place."""
+    """Return unrolled steps that update the state in place."""
 
     def steps(module: SegmentModule, state: Any, xs: list[Tensor]) -> Any:
-        """The losses [steps] each; the state is changed in place."""
+        """Return the losses [steps] each; the state is changed in place."""
 
         body, xs = bound_step(module, spec, xs, unrolled_loop)
         after, losses = unrolled_loop(body, state, xs)
@@ -135,7 +135,9 @@ def tensors_of(state: Any) -> list[Tensor]:
 
 
 def recomputing(function: StepFunction, forwards: Sequence[ReplacedForwards]) -> StepFunction:
-    """A compiled function, in whose calls modules have these forwards; it was compiled so, and its guards see them."""
+    """Return a compiled function, in whose calls modules have these forwards; it was compiled so, and its guards see
+    them.
+    """
 
     def steps(module: SegmentModule, state: Any, xs: list[Tensor]) -> Any:
         with ExitStack() as stack:
@@ -158,14 +160,11 @@ def recomputes_in_graphs() -> bool:
 
 @contextmanager
 def compilation(*, recomputes: bool = False) -> Iterator[None]:
-    """Inside, torch may compile without limit, Python's garbage collector is off, and warnings are silent.
+    """Let torch compile without limit inside this context, with Python's garbage collector off and warnings silent.
 
-    The collector takes a fifth of a compilation's time. Warnings are about torch's own use of what it has deprecated.
-    Where tracing `torch.func.grad` fails or is interrupted, torch leaves hooks on saved tensors disabled in the whole
+    The collector takes a fifth of a compilation's time. Warnings are about torch's own use of deprecated functions. If
+    tracing `torch.func.grad` fails or is interrupted, torch leaves hooks on saved tensors disabled in the whole
     process, which `torch.utils.checkpoint` needs; they are enabled again.
-
-    Args:
-        recomputes: whether steps compute values again in the backward pass, which torch has to trace then.
     """
     from torch import _dynamo
 
@@ -190,7 +189,7 @@ def compilation(*, recomputes: bool = False) -> Iterator[None]:
 
 
 class StaleError(Exception):
-    """A compiled function does not fit any more: a module was changed meanwhile."""
+    """A compiled function no longer matches: a module was changed after the compilation."""
 
 
 @contextmanager

@@ -19,10 +19,10 @@ _PLUGIN = "torch-simulated"
 
 
 class SimulatedTransfers(ObservesTransfers):
-    """Whatever the devices count."""
+    """Report everything that the devices count."""
 
     def observe_transfers(self, record: Record) -> AbstractContextManager[None]:
-        """All of it."""
+        """Return all of it."""
         return observers.added(record)
 
 
@@ -37,7 +37,7 @@ class SimulatedBackend(TorchBackend):
         self._registered = False
 
     def devices(self) -> Sequence[Device]:
-        """Those that were started, or that the environment variable asks for."""
+        """Return those that were started, or that the environment variable asks for."""
         return [handle.device for handle in running()]
 
     def unavailable_reason(self, device: Device) -> str:

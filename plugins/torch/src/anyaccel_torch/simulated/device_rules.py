@@ -42,17 +42,17 @@ _INDEXING = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorTraits:
-    """What torch's schema and tags say of an operator.
+    """The facts about an operator in torch's schema and tags.
 
     Attributes:
-        composite: it is made of other operators.
-        written: the arguments that it writes to, by position and name.
-        host_scalars: how many host tensors without axes it takes.
-        indexing: it takes host indices.
-        itemwise: it works on lists, item by item.
-        random: it draws random numbers.
-        takes_generator: it takes a generator as an argument.
-        waits: the host waits for its result.
+        composite: Whether it consists of other operators.
+        written: Arguments that it writes to, by position and name.
+        host_scalars: Number of host tensors without axes that it takes.
+        indexing: Whether it takes host indices.
+        itemwise: Whether it works on lists, item by item.
+        random: Whether it draws random numbers.
+        takes_generator: Whether it takes a generator as an argument.
+        waits: Whether the host waits for its result.
     """
 
     name: str
@@ -68,7 +68,7 @@ class OperatorTraits:
 
 @functools.cache
 def operator_traits(func: OpOverload) -> OperatorTraits:
-    """The traits of an operator."""
+    """Return the traits of an operator."""
     arguments, tags, name = func._schema.arguments, func.tags, func._schema.name.removeprefix("aten::")
     itemwise = name.startswith("_foreach_")
     full_name: str = func.name()  # type: ignore[no-untyped-call]
@@ -94,7 +94,7 @@ def common_device(
     sims: Sequence[Tensor],
     hosts: Sequence[Tensor],
 ) -> torch.device:
-    """The one device of an operator.
+    """Return the one device of an operator.
 
     Args:
         traits: of the operator.
@@ -144,7 +144,7 @@ def _is_among(tensor: Any, tensors: Sequence[Any]) -> bool:
 
 
 def device_mismatch(traits: OperatorTraits, device: torch.device, other: torch.device) -> RuntimeError:
-    """The error for operands on two devices, in torch's own words."""
+    """Create the error for operands on two devices, in torch's own words."""
     return RuntimeError(
         f"Expected all tensors to be on the same device, but found at least two devices, {device} and {other}! "
         f"(when checking arguments of {traits.name})"

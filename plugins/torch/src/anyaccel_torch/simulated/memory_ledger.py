@@ -16,7 +16,7 @@ _counted: set[int] = set()
 
 
 def parse_device(device: Any) -> torch.device:
-    """A torch device; a simulated one gets an index.
+    """Return a torch device; a simulated one gets an index.
 
     Raises:
         RuntimeError: there is no such simulated device.

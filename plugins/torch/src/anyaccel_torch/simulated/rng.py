@@ -18,7 +18,7 @@ _devices: dict[int, torch.device] = {}
 
 
 def default_generator(index: int) -> torch.Generator:
-    """The generator of a device, which draws where no other is given."""
+    """Return the generator of a device, which draws where no other is given."""
     if index not in _defaults:
         _defaults[index] = Generator(f"{KIND}:{index}")
     return _defaults[index]

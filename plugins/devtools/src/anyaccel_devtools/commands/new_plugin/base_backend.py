@@ -52,7 +52,7 @@ class BaseBackend:
 
 
 def import_base(text: str) -> BaseBackend:
-    """The base that `module:Class` names. Imports the module, and so runs it.
+    """Return the base that `module:Class` names. Imports the module, and so runs it.
 
     Raises:
         PluginError: it cannot be imported, or is no backend class that another can derive from.
@@ -74,7 +74,7 @@ def import_base(text: str) -> BaseBackend:
 
 
 def base_for_framework(framework: str = BUILT_IN) -> BaseBackend:
-    """The class of the backend that runs an installed framework, by default core's own.
+    """Return the class of the backend that runs an installed framework, by default core's own.
 
     Raises:
         FrameworkError: no installed plugin runs it.
@@ -86,7 +86,7 @@ def base_for_framework(framework: str = BUILT_IN) -> BaseBackend:
 
 
 def _public_module(cls: type[Backend]) -> str:
-    """The outermost package that has a class, from which others import it."""
+    """Return the outermost package that has a class, from which others import it."""
     parts = cls.__module__.split(".")
     packages = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
     return next((name for name in packages if getattr(import_module(name), cls.__name__, None) is cls), cls.__module__)
@@ -134,7 +134,7 @@ def _locate(cls: type[Backend], module: str) -> BaseBackend:
 
 
 def served_kinds(base: BaseBackend) -> tuple[str, ...]:
-    """The kinds of device on which installed plugins run the base's framework."""
+    """Return the kinds of device on which installed plugins run the base's framework."""
     kinds = list(base.cls.kinds)
     for plugin in () if base.is_built_in else registry().plugins:
         kinds += [kind for each in plugin.backends if each.framework == base.cls.framework for kind in each.kinds]

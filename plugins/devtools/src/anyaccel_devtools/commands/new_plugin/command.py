@@ -162,7 +162,7 @@ def _report(
 
 
 def marked_places(files: Mapping[str, str]) -> list[tuple[str, int, str]]:
-    """Every place that the author of the plugin changes: file, line counted from 1, and what to write there."""
+    """Return every place that the author of the plugin changes: file, line counted from 1, and what to write there."""
     return [
         (file, number, line.partition(f"{MARKER}:")[2].strip(" \"',"))
         for file, text in files.items()

@@ -132,7 +132,7 @@ def chip_project(options: PluginOptions, base: BaseBackend) -> dict[str, str]:
 def _fill_in(
     kind: str, values: Mapping[str, str], further: Mapping[str, Mapping[str, str]] | None = None
 ) -> dict[str, str]:
-    """All texts by path; `further` has values that only one template uses."""
+    """Return all texts by path; `further` has values that only one template uses."""
     texts = {f"src/{values['package']}/py.typed": ""}
     for folder, table in (("common", _COMMON), (kind, _BY_KIND[kind])):
         for path, template in table.items():
@@ -142,7 +142,7 @@ def _fill_in(
 
 
 def render(template: str, values: Mapping[str, str]) -> str:
-    """A template of the folder `templates`, filled in; every name in it must have a value."""
+    """Return a template of the folder `templates`, filled in; every name in it must have a value."""
     return Template(files("anyaccel_devtools.commands").joinpath("templates", template).read_text("utf-8")).substitute(
         values
     )
@@ -163,7 +163,7 @@ def _chip_requirements(base: BaseBackend) -> list[tuple[str, str]]:
 
 
 def _one_minor_version(distribution: str, version: str) -> str:
-    """A requirement of one minor version, where the version is known."""
+    """Return a requirement of one minor version, where the version is known."""
     numbers = version.split(".")[:2]
     if len(numbers) != 2 or not all(part.isdecimal() for part in numbers):
         return distribution
@@ -188,7 +188,7 @@ def _facts(options: PluginOptions) -> str:
 
 
 def _capability_table(base: BaseBackend, stood_in: Iterable[type]) -> str:
-    """The attribute `capabilities` of the stand-in; nothing where the base class has none of these."""
+    """Return the attribute `capabilities` of the stand-in; nothing where the base class has none of these."""
     own = [f"        {kind.__name__}: StandIn{_STOOD_IN[kind].capitalize()},\n" for kind in stood_in]
     if not own:
         return ""

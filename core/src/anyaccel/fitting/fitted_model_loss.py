@@ -1,0 +1,173 @@
+"""FittedModelLoss: what `fit` returns for a model that computes its own loss."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from anyaccel import arguments
+from anyaccel.call_hints import class_hints
+from anyaccel.data import FeatureSet
+from anyaccel.distributions import MODEL_LIBRARIES, load
+from anyaccel.errors import ConfigError, DataError
+from anyaccel.experiment import Experiment
+from anyaccel.extensions import extend
+from anyaccel.fitting.fitted_model import PART, FittedModel
+from anyaccel.fitting.labelled_data import InputColumns, rows_for
+from anyaccel.fitting.model_loss import ModelLoss, library_of
+from anyaccel.graph import ModelGraph, ModelNode
+from anyaccel.phases import EvalPhase, TrainPhase
+from anyaccel.results import EvalResults, TrainResults
+from anyaccel.results.base import read_results, results_parts
+
+
+@class_hints
+class FittedModelLoss(FittedModel):
+    """A trained model that computes its own loss, with its graph. Made by `fit` and `load`.
+
+    Args:
+        experiment: over a graph with one node and one feature set.
+        rules: how such a model is trained and asked.
+        phase: that trained it; None for one that was loaded.
+        inputs: which column is given as which argument of the model.
+
+    Attributes:
+        experiment: with the results of everything that was run.
+        inputs: as given.
+    """
+
+    def __init__(
+        self, experiment: Experiment, rules: ModelLoss, inputs: InputColumns, phase: TrainPhase | None = None
+    ) -> None:
+        super().__init__(experiment, None, {}, phase=phase)
+        self._rules, self.inputs = rules, inputs
+        (self._node,) = self.graph.output_nodes
+        ((_, self._data),) = self.graph.feature_sets.items()
+
+    @property
+    def model(self) -> Any:
+        """The model itself, trained."""
+        return self._rules.model
+
+    def predict(self, data: Any, *, outputs: bool = False) -> Any:
+        """Predictions for new rows, in their order; labels need not be there.
+
+        Args:
+            data: as for `fit`.
+            outputs: return what the model gives (logits), and nothing decoded.
+
+        Returns:
+            names or numbers of classes [n] of a classifier, where its library says what its outputs mean; else what the
+            model gives, [n, *shape], or a dict of these by name if it gives several arrays. Behind rows that are
+            shorter than others there is NaN.
+
+        Raises:
+            DataError, ColumnError: columns of the inputs are missing, or do not fit.
+        """
+        arguments.flag(DataError, "predict: ", "outputs", outputs)
+        self._rules.check_prediction()
+        rows, references, _ = rows_for(self._rules, self.inputs, self._chosen(data), self._node, with_labels=False)
+        graph = ModelGraph([ModelNode(self._node, self.model, references)])
+        results = self._run_on(graph, EvalPhase("predict", data=self._data_of(rows), outputs=self._node))
+        values = self._rules.outputs(results, graph.shapes.outputs[self._node])
+        values = _without_padding(values, rows)
+        return values if outputs else self._rules.decoded(values)
+
+    def evaluate(self, data: Any, metrics: Any = ()) -> EvalResults:
+        """The model's loss and metrics over rows with labels, as results of an EvalPhase.
+
+        The loss is the mean over all labels that count, or over all rows, whatever the batches.
+
+        Args:
+            data: as for `fit`, with labels.
+            metrics: as of an EvalPhase.
+
+        Raises:
+            DataError, ColumnError: columns are missing, or do not fit.
+            PhaseError: metrics that compare other labels than the loss does.
+        """
+        self._rules.check_metrics(metrics)
+        rows, references, loss = rows_for(self._rules, self.inputs, self._chosen(data), self._node, with_labels=True)
+        graph = ModelGraph([ModelNode(self._node, self.model, references)])
+        phase = EvalPhase("evaluate", data=self._data_of(rows), metrics=metrics, losses=[loss])
+        return self._run_on(graph, phase)
+
+    def _chosen(self, data: Any) -> Any:
+        """The rows of a split by its name; anything else as it is."""
+        if isinstance(data, str) and data in (*self._data.splits, "all"):
+            return self._data if data == "all" else self._data[data]
+        return data
+
+    @staticmethod
+    def _data_of(rows: Any) -> Any:
+        return "all" if isinstance(rows, FeatureSet) else rows
+
+    def _run_on(self, graph: ModelGraph, phase: EvalPhase) -> EvalResults:
+        results: EvalResults = Experiment(self.experiment.label, graph, progress="none").run_phase(phase)
+        return results
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write everything that predictions need, and results of the training, into a folder for `load`.
+
+        Args:
+            folder: as of `ModelGraph.save`.
+
+        Raises:
+            ConfigError, StateError: as `ModelGraph.save`.
+        """
+        runs = [run for run in self.experiment.history if isinstance(run, TrainResults)]
+        package, _ = library_of(self.model)
+        part = {
+            "inputs": dict(self.inputs.inputs),
+            "labels": dict(self.inputs.labels),
+            "package": package,
+            "model": self._rules.get_config(),
+        }
+        results = [results_parts(run, {}) for run in runs]  # these have no arrays
+        self.graph.save(folder, extra={PART: {"model_loss": part, "columns": {}, "results": results}})
+
+
+def load_model_loss(folder: Any, part: Mapping[str, Any], *, models: Any, **settings: Any) -> FittedModelLoss:
+    """The model that `FittedModelLoss.save` wrote; see `load`.
+
+    Raises:
+        ConfigError, StateError: as `load`.
+    """
+    saved = part["model_loss"]
+    config = saved.get("model", {})
+    if models is None and config:
+        library = load(MODEL_LIBRARIES, saved["package"])
+        if library is None:
+            raise ConfigError(
+                f"{str(folder)!r} holds a model of {saved['package']}, of which no installed distribution knows",
+                hint="give the model: load(folder, models={'model': model})",
+            )
+        models = {"model": library.built(config)}
+    graph = ModelGraph.load(folder, models=models, **settings)
+    (node,) = graph.output_nodes
+    model = graph.nodes[node].model  # type: ignore[union-attr]  # the node of a model
+    _, library = library_of(model)
+    experiment = Experiment("fit", graph)
+    experiment.history.extend(read_results(run, {}) for run in part.get("results", ()))
+    inputs = InputColumns(saved["inputs"], saved["labels"])
+    return FittedModelLoss(experiment, (library or ModelLoss)(model), inputs)
+
+
+extend("fitted_models", ("model_loss", load_model_loss))
+
+
+def _without_padding(values: Any, rows: Any) -> Any:
+    """Outputs with NaN behind each row, where rows differ in length and outputs have their length."""
+    if not isinstance(rows, FeatureSet):
+        return values
+    if isinstance(values, dict):
+        return {name: _without_padding(value, rows) for name, value in values.items()}
+    ragged = [column for name in rows.features if (column := rows.ragged_column(name)) is not None]
+    if ragged and values.ndim > 1 and values.dtype.kind == "f" and values.shape[1] == ragged[0].lengths.max():
+        behind = np.arange(values.shape[1]) >= ragged[0].lengths[:, None]
+        values = values.copy()
+        values[behind] = np.nan
+    return values

@@ -1,0 +1,626 @@
+"""Data of a model that computes its own loss: columns for its arguments, padded, with what counts in its mean."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+
+from anyaccel.arguments import shown
+from anyaccel.data import FeatureSet, FeatureSetView, IterableSource, MapSource, Pad, Reference, Source
+from anyaccel.data.arrow_columns import is_list, is_numeric, list_leaf
+from anyaccel.data.padding import padding_of
+from anyaccel.data.readers.array_conversion import tag_column
+from anyaccel.data.readers.csv_files import table_from_csv
+from anyaccel.data.readers.dataframes import table_from_arrow
+from anyaccel.data.readers.file_discovery import check_there
+from anyaccel.data.readers.hf_datasets import arrow_table, computes_rows, has_table
+from anyaccel.data.roles import Names, RoleNames, listed, names_of
+from anyaccel.data.streaming.random_states import RandomStates
+from anyaccel.data.streaming.to_numpy import number_array
+from anyaccel.errors import ColumnError, DataError, PhaseError, SourceError
+from anyaccel.fitting import tables
+from anyaccel.fitting.model_loss import ModelLoss
+from anyaccel.fitting.tables import LABEL, VALIDATION, chosen_splits, is_table
+from anyaccel.fitting.wiring import Features
+from anyaccel.graph import AppliedLoss
+
+COUNTED = "counted"
+"""The column that says which labels the loss is the mean over."""
+
+
+@dataclass(frozen=True)
+class InputColumns:
+    """Which column is given as which argument of a model.
+
+    Attributes:
+        inputs: column by argument, without labels.
+        labels: column by argument.
+    """
+
+    inputs: Mapping[str, str]
+    labels: Mapping[str, str]
+
+    def columns(self, *, with_labels: bool) -> dict[str, str]:
+        """Column by argument."""
+        return {**self.inputs, **(self.labels if with_labels else {})}
+
+    def columns_in(self, names: Sequence[str], rules: ModelLoss, *, with_labels: bool) -> dict[str, str]:
+        """Column by argument in other data, whose labels may have another usual name, and which need no mask."""
+        columns = self.columns(with_labels=with_labels)
+        for argument, column in self.labels.items():
+            usual = (column, argument, *rules.other_label_names(argument))
+            if with_labels and column not in self.inputs.values():
+                columns[argument] = next((name for name in usual if name in names), column)
+        if columns.get(rules.mask) not in names:
+            columns.pop(rules.mask, None)
+        return columns
+
+
+@dataclass(frozen=True)
+class LabelledData:
+    """Data that a graph and its phases take.
+
+    Attributes:
+        data: what the graph is wired to; its columns have the names of the model's arguments.
+        train: the data of a phase over them.
+        validation: the data of the validation; None for none.
+        inputs: the reference for each argument.
+        loss: the model's own, weighted by what counts.
+        columns: which column is given as which argument.
+    """
+
+    data: FeatureSet | Source
+    train: Any
+    validation: Any
+    inputs: Mapping[str, Reference]
+    loss: AppliedLoss
+    columns: InputColumns
+
+
+def labelled_data(
+    rules: ModelLoss, data: Any, node: str, *, features: Features, target: Names, validation: Any, seed: int
+) -> LabelledData:
+    """Data to train a model on, and to validate it.
+
+    Raises:
+        PhaseError: a validation that does not fit the data.
+        DataError, ColumnError: columns are missing, or do not fit.
+    """
+    _check_one_table(data, validation)
+    wired = wire(rules, column_names(data), features, target)
+    if is_streamed(data):
+        if isinstance(validation, (Real, str)):
+            raise PhaseError(
+                f"validation={validation!r} of a source of batches, which cannot be split",
+                hint="give the source of the validation: validation=other_loader",
+            )
+        source, has_counts = labelled_source(rules, wired, data)
+        other: Any = None
+        if validation is not None and is_streamed(validation):
+            other, _ = labelled_source(rules, wired, validation)
+        elif validation is not None:
+            (rows,), _ = labelled_sets(rules, wired, [validation], counts=has_counts)
+            other = {LABEL: rows}
+        return LabelledData(source, source, other, *_wired(rules, source, wired, node, has_counts), wired)
+    is_set = isinstance(data, (FeatureSet, FeatureSetView))
+    base = data.view().feature_set if is_set else data
+    by_name = isinstance(validation, str) and is_set
+    own_rows = None
+    if is_set and isinstance(validation, FeatureSetView) and validation.feature_set is base:
+        own_rows = validation.rows
+    has_table_to_check = not (validation is None or by_name or isinstance(validation, Real) or own_rows is not None)
+    if has_table_to_check and is_streamed(validation):
+        problem = f"validation={shown(validation)} does not fit a table"
+        raise PhaseError(problem, hint="give a share of the rows, or another table: validation=0.2")
+    parts = [base, validation] if has_table_to_check else [base]
+    (made, *others), has_counts = labelled_sets(rules, wired, parts)
+    for name, view in base.splits.items() if is_set else ():
+        made.add_split(name, view.rows)
+    chosen = data.rows if isinstance(data, FeatureSetView) else None
+    checked: Any = {LABEL: others[0]} if others else None
+    if own_rows is not None:
+        made.add_split(VALIDATION, own_rows)
+        checked = VALIDATION
+    train, split = chosen_splits(made, chosen, None if checked else validation, seed)
+    return LabelledData(made, train, checked or split, *_wired(rules, made, wired, node, has_counts), wired)
+
+
+def rows_for(
+    rules: ModelLoss, wired: InputColumns, data: Any, node: str, *, with_labels: bool
+) -> tuple[FeatureSet | Source, Mapping[str, Reference], AppliedLoss]:
+    """New rows with the reference for each argument, and the loss over them.
+
+    Raises:
+        DataError, ColumnError: columns are missing, or do not fit.
+    """
+    if is_streamed(data):
+        made = {argument: argument for argument, name in wired.labels.items() if name in wired.inputs.values()}
+        wired = InputColumns(wired.inputs, {**wired.labels, **made})  # a loader brings labels that fit made of a table
+        data, has_counts = labelled_source(rules, wired, data, with_labels=with_labels)
+    else:
+        (data,), has_counts = labelled_sets(rules, wired, [data], with_labels=with_labels)
+    return data, *_wired(rules, data, wired, node, has_counts, with_labels=with_labels)
+
+
+def _wired(
+    rules: ModelLoss, data: Any, wired: InputColumns, node: str, has_counts: bool, *, with_labels: bool = True
+) -> tuple[dict[str, Reference], AppliedLoss]:
+    names = data.example.columns if isinstance(data, Source) else data.columns
+    taken = dict.fromkeys([*wired.columns(with_labels=with_labels), rules.mask])
+    inputs = {name: data.reference(name) for name in taken if name in names}
+    mask = f"{LABEL}.{COUNTED}" if has_counts else None
+    return inputs, AppliedLoss.from_output(node, rules.output, mask=mask)
+
+
+def _check_one_table(data: Any, validation: Any) -> None:
+    """Refuse data sets by name, and a split of data that have none."""
+    if isinstance(data, Mapping) and data and all(map(has_table, data.values())):
+        first, second = (*data, *data)[:2]
+        raise DataError(
+            f"the data are {len(data)} data sets by name",
+            available=listed(data),
+            hint=f"give one: fit(model, data[{first!r}], validation=data[{second!r}], ...)",
+        )
+    is_set = isinstance(data, (FeatureSet, FeatureSetView))
+    if isinstance(validation, str) and not is_set and not Path(validation).exists():
+        problem = f"validation={shown(validation)} names a split, and the data have none"
+        raise PhaseError(problem, hint="write validation=0.2")
+
+
+# -- which column is which argument ------------------------------------------------------------------------------------
+
+
+def is_streamed(data: Any) -> bool:
+    """Whether data come in batches, or row by row from code, in contrast to a table in memory."""
+    return computes_rows(data) or not (isinstance(data, (FeatureSet, FeatureSetView)) or is_table(data))
+
+
+def column_names(data: Any) -> list[str]:
+    """The names of columns of a table, or of those in the first batch of a source."""
+    if is_streamed(data):
+        return list(_first_batch(data))
+    if isinstance(data, (FeatureSet, FeatureSetView)):
+        return list(data.view().feature_set.columns)
+    names = tables.column_names(data)
+    return list(_arrow(data, None)) if names is None else names
+
+
+def _first_batch(data: Any) -> Mapping[str, Any]:
+    """The first batch of a source, or the first row of a data set, after which random generators are as before."""
+    if isinstance(data, Source):
+        example = data.example
+        return {name: example.array(name) for name in example.columns}
+    by_number = _gives_rows(data)
+    if hasattr(data, "__next__"):
+        raise SourceError(
+            f"a {type(data).__name__} can be read once, and fit reads the first batch for the names of its columns",
+            hint="give what makes it: a loader, a list of batches, or a generator function",
+        )
+    states = RandomStates(data)
+    before = states.states(frameworks=True)
+    try:
+        batches = data() if callable(data) and not hasattr(data, "__iter__") else data
+        first = data[0] if by_number else next(iter(batches), None)
+    except TypeError as error:
+        raise DataError(
+            f"{shown(data)} is not data that a model can be fitted to",
+            available="a data frame, a mapping of lists, a data set, a FeatureSet, a loader whose batches are dicts",
+            hint="give a dict: {'COLUMN': rows}",
+        ) from error
+    finally:
+        states.load(before)
+    if first is None:
+        raise SourceError("the data have no batch at all", hint="give data with at least one row")
+    if not isinstance(first, Mapping):
+        raise ColumnError(
+            f"the first {'row' if by_number else 'batch'} is a {type(first).__name__}, and a model that computes its "
+            "own loss takes its inputs by name",
+            hint="let the collate function return a dict: {'COLUMN': tensor}",
+        )
+    return first
+
+
+def wire(rules: ModelLoss, names: Sequence[str], features: Features, target: Names) -> InputColumns:
+    """Match columns with arguments by name.
+
+    Raises:
+        ColumnError: no column for labels, for a required input, or for any.
+    """
+    targets = names_of(target)
+    by_argument = features if isinstance(features, Mapping) else {name: name for name in names_of(features)}
+    several = next((argument for argument, columns in by_argument.items() if len(names_of(columns)) != 1), None)
+    if several is not None:
+        raise ColumnError(
+            f"features={shown(features)} give several columns as {several!r}, and {rules.name} takes each by itself",
+            hint=f"name one: features={{{several!r}: 'COLUMN'}}",
+        )
+    chosen = {argument: names_of(columns)[0] for argument, columns in by_argument.items()}
+    for name in (*chosen.values(), *targets):
+        if name not in names:
+            raise ColumnError(f"there is no column {name!r}", available=listed(names), hint="correct the name")
+    for name in chosen:
+        if name not in rules.arguments:
+            raise ColumnError(
+                f"the feature {name!r} is no argument of {rules.name}",
+                available=listed(name for name in rules.arguments if name not in rules.labels),
+                hint=f"say which it is: features={{'ARGUMENT': {chosen[name]!r}}}",
+            )
+    if targets and not set(targets) & set(rules.labels):
+        if len(targets) > 1:
+            raise ColumnError(
+                f"target={list(targets)} are several columns, and none has the name of labels of {rules.name}",
+                available=listed(rules.labels),
+                hint="rename the columns to these names",
+            )
+        labels = {rules.labels[0]: targets[0]}
+    else:
+        named = {argument: (argument, *rules.other_label_names(argument)) for argument in rules.labels}
+        columns = {argument: next((name for name in others if name in names), "") for argument, others in named.items()}
+        labels = {argument: column for argument, column in columns.items() if column}
+        labels = {argument: column for argument, column in labels.items() if not targets or column in targets}
+    inputs = {name: name for name in names if name in rules.arguments and name not in rules.labels}
+    inputs = inputs if features is None else {name: column for name, column in chosen.items() if name not in labels}
+    if not inputs:
+        raise rules.no_inputs(names)
+    if not labels:
+        raise rules.no_labels(names)
+    missing = [name for name in rules.required if name not in (*inputs, *labels)]
+    if missing:
+        raise ColumnError(
+            f"{rules.name} needs the input {missing[0]!r}, and no column is called so",
+            available=listed(names),
+            hint=f"rename the column to {missing[0]!r}",
+        )
+    return InputColumns(inputs, labels)
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def labelled_sets(
+    rules: ModelLoss, wired: InputColumns, data: Sequence[Any], *, with_labels: bool = True, counts: bool = False
+) -> tuple[list[FeatureSet], bool]:
+    """A feature set of each table, all padded alike, and whether they have the column of what counts.
+
+    Args:
+        rules: how the model is fitted.
+        wired: which column is given as which argument.
+        data: tables or feature sets.
+        with_labels: whether they must have labels.
+        counts: have that column even if each row counts the same.
+    """
+    pads: dict[str, Pad] = {}
+    parts = [_columns(rules, wired, table, pads, with_labels=with_labels) for table in data]
+    if with_labels:
+        all_counts = [_counts(rules, wired, columns) for columns in parts]
+        counts = counts or len({total for found in all_counts if found for total in found[1].tolist()}) > 1
+        if counts and all(found is not None for found in all_counts):
+            for columns, found in zip(parts, all_counts, strict=True):
+                columns[COUNTED] = found[0]  # type: ignore[index]
+        else:
+            counts = False
+    for name in parts[0]:
+        lengths = [_lengths(columns[name]) for columns in parts]
+        ragged = [each for each in lengths if each is not None]
+        if len({length for each in ragged for length in each.tolist()}) < 2 and len(ragged) == len(lengths):
+            pads.pop(name, None)
+        elif ragged:
+            pads[name] = pads.get(name) or _pad(rules, wired, name)
+    labels = tuple(name for name in wired.labels if with_labels)
+    sets = []
+    for columns in parts:
+        names = RoleNames(tuple(name for name in columns if name not in labels), labels, ())
+        made = FeatureSet(LABEL, table_from_arrow(LABEL, pa.table(columns), names, pads))
+        rules.check({name: _values(made, name) for name in made.columns if name != COUNTED})
+        sets.append(made)
+    return sets, counts
+
+
+def _columns(
+    rules: ModelLoss, wired: InputColumns, data: Any, pads: dict[str, Pad], *, with_labels: bool
+) -> dict[str, Any]:
+    """Arrow columns by argument: numbers, fixed-size lists, or lists; pads of a feature set are added to `pads`."""
+    wanted = wired.columns_in(column_names(data), rules, with_labels=with_labels)
+    if isinstance(data, (FeatureSet, FeatureSetView)):
+        schema = data.to_arrow().schema
+        table = _arrow(data.to_arrow(), wanted.values())
+        for argument, name in wanted.items():
+            padding = padding_of(schema.field(name))
+            if padding is not None:
+                pads[argument] = padding.as_pad()
+    else:
+        table = _arrow(data, wanted.values())
+    if not len(table[next(iter(wanted.values()))]):
+        raise DataError("the data have no rows", hint="give a table with at least one row")
+    columns: dict[str, Any] = {}
+    for argument, name in wanted.items():
+        column = table[name]
+        column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        column = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
+        _check_numbers(rules, argument, name, column)
+        columns[argument] = column
+    lengths = None if rules.masked not in columns else _lengths(columns[rules.masked])
+    takes_mask = rules.mask in rules.arguments and rules.mask not in columns
+    if lengths is not None and len(set(lengths.tolist())) > 1 and takes_mask:
+        columns[rules.mask] = _as_lists(np.ones(int(lengths.sum()), np.int64), lengths)
+    for argument, name in wired.labels.items():
+        if argument in columns and name in wired.inputs.values():
+            values, lengths = _flat(columns[argument])
+            mask = _flat(columns[rules.mask])[0] if rules.mask in columns else None
+            columns[argument] = _as_lists(rules.labels_from_input(values, mask), lengths)
+    return columns
+
+
+def _arrow(data: Any, names: Iterable[str] | None) -> Mapping[str, Any]:
+    """Some columns of a table as Arrow has them, or all.
+
+    Raises:
+        ColumnError: a column is missing.
+        DataError: it cannot be read.
+    """
+    if isinstance(data, (str, os.PathLike)):
+        path = Path(data).expanduser()
+        check_there(LABEL, str(path))
+        if path.suffix.lower() in (".csv", ".tsv", ".txt"):
+            data = table_from_csv(LABEL, path, "\t" if path.suffix.lower() == ".tsv" else ",")
+        else:
+            data = pa.parquet.read_table(path)
+    elif has_table(data):
+        data = arrow_table(LABEL, data)
+    is_columns = isinstance(data, Mapping) or hasattr(data, "iloc")
+    if not is_columns and not isinstance(data, pa.Table):
+        try:
+            data = pa.table(data)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise DataError(
+                f"the {type(data).__name__} cannot be read as a table: {error}",
+                available="a data frame, a mapping of lists, a data set of Hugging Face, a path, an Arrow table",
+                hint="give a dict: {'COLUMN': rows}",
+            ) from error
+    there = list(data if is_columns else data.column_names)
+    wanted = there if names is None else list(dict.fromkeys(names))
+    missing = [name for name in wanted if name not in there]
+    if missing:
+        raise ColumnError(
+            f"there is no column {missing[0]!r}",
+            available=listed(there),
+            hint="give a table with the columns that the model was trained with",
+        )
+    columns = {name: tag_column(name, data[name]) if is_columns else data.column(name) for name in wanted}
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        cause = listed(f"{name}: {length}" for name, length in lengths.items())
+        raise ColumnError("the columns differ in length", cause=cause, hint="give every column one entry per row")
+    return columns
+
+
+def _check_numbers(rules: ModelLoss, argument: str, name: str, column: Any) -> None:
+    leaf = list_leaf(column.type)
+    if is_numeric(leaf):
+        if column.null_count:
+            problem = f"column {name!r} has no value in {column.null_count} of {len(column)} rows"
+            raise ColumnError(problem, hint="fill these places or leave the rows out")
+        lengths = _lengths(column)
+        if lengths is not None and not lengths.all():
+            row = int(np.argmin(lengths))
+            raise DataError(
+                f"row {row} of {name!r} is empty, one of {int((lengths == 0).sum())} such rows",
+                hint="leave these rows out",
+            )
+        return
+    raise rules.no_numbers(argument, name, column)
+
+
+def _counts(rules: ModelLoss, wired: InputColumns, columns: Mapping[str, Any]) -> tuple[Any, np.ndarray] | None:
+    """The column of what counts, and how many in each row; None where each row counts the same."""
+    if len(wired.labels) != 1:
+        return None
+    ((argument, name),) = wired.labels.items()
+    values, lengths = _flat(columns[argument])
+    counted = rules.counted(values, lengths)
+    if counted is None:
+        return None
+    if lengths is None:
+        totals = counted.reshape(len(counted), -1).sum(axis=1)
+    else:
+        totals = np.add.reduceat(counted, np.concatenate([[0], np.cumsum(lengths)[:-1]]), dtype=np.int64)
+    if not totals.all():
+        raise rules.nothing_counts(name, np.flatnonzero(totals == 0), len(totals))
+    return _as_lists(counted.astype(np.int64), lengths), totals
+
+
+def _pad(rules: ModelLoss, wired: InputColumns, argument: str) -> Pad:
+    if argument == COUNTED:
+        return Pad(0)
+    if argument in rules.pads:
+        return Pad(rules.pads[argument])
+    name = {**wired.inputs, **wired.labels}.get(argument, argument)
+    raise ColumnError(
+        f"the rows of {name!r} differ in length, and nothing says what fills the places behind shorter ones",
+        hint=f"give a FeatureSet: FeatureSet.from_dict('data', table, [...], [...], pad={{{name!r}: 0}})",
+    )
+
+
+def _lengths(column: Any) -> np.ndarray | None:
+    """The lengths of the rows of a column of lists; None for numbers and fixed-size lists."""
+    if not is_list(column.type):
+        return None
+    lengths: np.ndarray = np.diff(column.offsets.to_numpy())
+    return lengths
+
+
+def _flat(column: Any) -> tuple[np.ndarray, np.ndarray | None]:
+    """The values of a column of lists one behind the other, with the lengths; else [n, *shape], with None."""
+    lengths = _lengths(column)
+    if lengths is not None:
+        values = column.flatten()
+        return values.to_numpy(zero_copy_only=False), lengths
+    shape = [len(column)]
+    while pa.types.is_fixed_size_list(column.type):
+        shape.append(column.type.list_size)
+        column = column.flatten()
+    values = column.to_numpy(zero_copy_only=False)
+    return values.reshape(shape), None
+
+
+def _as_lists(values: np.ndarray, lengths: np.ndarray | None) -> Any:
+    array = pa.array(values.reshape(-1))
+    if lengths is not None:
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        return pa.LargeListArray.from_arrays(pa.array(offsets), array)
+    for extent in reversed(values.shape[1:]):
+        array = pa.FixedSizeListArray.from_arrays(array, extent)
+    return array
+
+
+def _values(data: FeatureSet, name: str) -> Any:
+    ragged = data.ragged_column(name)
+    return data.array(name) if ragged is None else ragged
+
+
+# -- sources of batches and of rows ------------------------------------------------------------------------------------
+
+
+class LabelledBatches:
+    """Batches of a source whose columns have the names of a model's arguments, with what counts in each.
+
+    Args:
+        batches: dicts of columns; can be read again, or a function that gives them.
+        rules: how the model is fitted.
+        columns: column by argument.
+        labels: the argument of labels of which some may not count; `""` for none.
+    """
+
+    def __init__(self, batches: Any, rules: ModelLoss, columns: Mapping[str, str], labels: str) -> None:
+        self.batches, self.rules, self.columns, self.labels = batches, rules, columns, labels
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        batches = self.batches() if callable(self.batches) and not hasattr(self.batches, "__iter__") else self.batches
+        for number, batch in enumerate(batches):
+            yield self.labelled(batch, f"batch {number}")
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the source the number of an epoch, if it wants to know."""
+        tell = getattr(self.batches, "set_epoch", None)
+        if callable(tell):
+            tell(epoch)
+
+    def labelled(self, columns: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """A batch, or a row, by argument.
+
+        Raises:
+            ColumnError, DataError: a column is missing, or nothing counts.
+        """
+        missing = [name for name in self.columns.values() if name not in columns]
+        if missing:
+            raise ColumnError(
+                f"{where} has no {missing[0]!r}", available=listed(columns), hint="give the same columns in each"
+            )
+        taken = {argument: columns[name] for argument, name in self.columns.items()}
+        if self.labels:
+            taken[COUNTED] = self._counted(taken[self.labels], where)
+        return taken
+
+    def _counted(self, labels: Any, where: str) -> Any:
+        is_rows = isinstance(labels, (list, tuple)) and len({np.shape(row) for row in labels}) > 1
+        counted: Any
+        if is_rows:
+            counted = [self._of_rows(np.asarray(row)[None])[0] for row in labels]
+        else:
+            counted = self._of_rows(number_array(self.labels, labels))
+        if not any(np.any(row) for row in counted):
+            raise self.rules.nothing_counts(self.columns[self.labels], None, where)
+        return counted
+
+    def _of_rows(self, labels: np.ndarray) -> np.ndarray:
+        counted = self.rules.counted(labels, None)
+        return np.ones(labels.shape, np.int64) if counted is None else counted.astype(np.int64)
+
+
+class LabelledRows:
+    """Rows of a data set whose columns have the names of a model's arguments; arguments as of LabelledBatches."""
+
+    def __init__(self, rows: Any, rules: ModelLoss, columns: Mapping[str, str], labels: str) -> None:
+        self.rows, self.batches = rows, LabelledBatches((), rules, columns, labels)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        row = self.batches.labelled({name: [value] for name, value in self.rows[number].items()}, f"row {number}")
+        return {argument: value[0] for argument, value in row.items()}
+
+
+def labelled_source(
+    rules: ModelLoss, wired: InputColumns, data: Any, *, with_labels: bool = True
+) -> tuple[Source, bool]:
+    """A source of loaders and data sets, and whether it has the column of what counts.
+
+    Raises:
+        DataError, ColumnError, SourceError: no such data.
+    """
+    if isinstance(data, Source):
+        raise SourceError(
+            f"the data are a {type(data).__name__}, and columns are added for what counts in the loss",
+            hint="give what the source was made of: a loader, a data set, a list of batches",
+        )
+    first = _first_batch(data)
+    columns = wired.columns_in(list(first), rules, with_labels=with_labels)
+    missing = [name for name in columns.values() if name not in first]
+    if missing:
+        raise ColumnError(f"there is no column {missing[0]!r}", available=listed(first), hint="correct the name")
+    for argument, name in wired.labels.items():
+        if with_labels and name in wired.inputs.values():
+            raise ColumnError(
+                f"target={name!r} is an input, and labels are not made of the batches of a loader",
+                available=listed(first),
+                hint=f"let its collate function add them: batch[{argument!r}] = ...",
+            )
+    by_row = _gives_rows(data)
+    arrays: dict[str, np.ndarray] = {}
+    for argument, name in columns.items():
+        array = _array(name, first[name], by_row=by_row)
+        if array is None or array.dtype.kind not in "biuf":
+            raise rules.no_numbers(argument, name, first[name])
+        arrays[argument] = array
+    labels = next(iter(wired.labels)) if with_labels and len(wired.labels) == 1 else ""
+    labels = labels if labels and rules.counted(arrays[labels], None) is not None else ""
+    pads = {
+        argument: rules.pads[argument] for argument in columns if argument in rules.pads and arrays[argument].ndim > 1
+    }
+    pads |= {COUNTED: 0.0} if labels and arrays[labels].ndim > 1 else {}
+    roles: Any = {
+        "features": [*(name for name in columns if name not in wired.labels), *([COUNTED] if labels else [])],
+        "targets": [*wired.labels] if with_labels else [],
+        "pad": pads,
+    }
+    if by_row:
+        return MapSource(LABEL, LabelledRows(data, rules, columns, labels), **roles), bool(labels)
+    return IterableSource(LABEL, LabelledBatches(data, rules, columns, labels), **roles), bool(labels)
+
+
+def _gives_rows(data: Any) -> bool:
+    """Whether data are a map-style data set, which gives a row by its number."""
+    return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, (list, tuple))
+
+
+def _array(name: str, value: Any, *, by_row: bool) -> np.ndarray | None:
+    """A column of the first batch as an array, of rows of different length the first alone; None for no numbers."""
+    value = [value] if by_row else value
+    if isinstance(value, (list, tuple)) and len({np.shape(row) for row in value}) > 1:
+        value = value[:1]
+    try:
+        return number_array(name, value)
+    except DataError:
+        return None

@@ -1,0 +1,319 @@
+"""Trackers: the base of plugins that send the figures of runs to an experiment tracker.
+
+A plugin writes one class, a `Tracker`, and gets the three ways in which trackers are switched on: for a process by a
+call, by an environment variable, and as a callback of one phase or experiment.
+
+    class PrintTracker(Tracker):
+        def __init__(self, run, target):
+            print("start", run.phase.label, target)
+
+        def log(self, figures, step):
+            print(step, dict(figures))
+
+        def finish(self, error):
+            print("end")
+
+    switch = TrackerSwitch("anyaccel_print", "print", PrintTracker, "ANYACCEL_PRINT", check=lambda it, setting: it)
+    log_to = switch.log_to
+
+    @hookimpl
+    def phase_start(run):
+        switch.phase_start(run)
+
+    @hookimpl
+    def before_placement(run):
+        switch.plan(run)
+
+    @hookimpl
+    def epoch_end(run):
+        switch.epoch(run)
+
+    @hookimpl
+    def phase_end(run, error):
+        switch.end(run, error)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from anyaccel.errors import ConfigError, PhaseError, PluginError
+from anyaccel.phases import Callback
+from anyaccel.registry import registry
+from anyaccel.user_level import user_level
+
+
+class Tracker(ABC):
+    """One run in an experiment tracker: made when a phase begins, in the main process only.
+
+    Names are those of the results: `loss`, `val_loss`, `val_accuracy` after each epoch of a TrainPhase; `LABEL_loss`
+    and `LABEL_accuracy` at the end of an EvalPhase with that label.
+
+    Args:
+        run: the run of the phase, with `run.phase`, `run.graph` and `run.experiment`.
+        target: what `log_to`, the environment variable or the callback was given.
+    """
+
+    @abstractmethod
+    def __init__(self, run: Any, target: Any) -> None: ...
+
+    @abstractmethod
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        """Log numbers by name.
+
+        Args:
+            figures: numbers by name.
+            step: the epoch; at the end of an EvalPhase, the number of epochs that the graph was trained for.
+        """
+
+    @abstractmethod
+    def finish(self, error: BaseException | None) -> None:
+        """Close the run; `error` ended the phase, if there is one."""
+
+    def log_plan(self, plan: Any) -> None:
+        """Log where each node runs, and why. Does nothing by default."""
+
+    def log_model(self, folder: Path) -> None:
+        """Log the folder that `ModelGraph.save` wrote. Called at the end of a TrainPhase if `saves_model` is true."""
+
+    saves_model = False
+    """Whether `log_model` is called."""
+
+
+class RunTrackers:
+    """Passes the events of phases on to the trackers of any number of runs, also in several threads.
+
+    Args:
+        make: called with the run and the target when a phase begins; returns a `Tracker`.
+        name: of the tracker, for messages.
+    """
+
+    def __init__(self, make: Callable[[Any, Any], Tracker], name: str) -> None:
+        self._make, self._name = make, name
+        self._trackers: dict[Any, Tracker] = {}
+        self._failed: set[Any] = set()
+
+    def start(self, run: Any, target: Any) -> None:
+        """Open the run, in the main process only.
+
+        Raises:
+            PhaseError: the run is tracked by this callback already, or the tracker cannot be started.
+        """
+        phase = run.phase
+        if not run.is_main_process or (phase.kind == "eval" and not phase.losses and not phase.metrics):
+            return  # predictions have no figures
+        if run in self._trackers:
+            raise PhaseError(
+                f"phase {phase.label!r} has the same callback of {self._name} twice",
+                hint="give it to the experiment or to the phase, not to both",
+            )
+        self._trackers[run] = self._make(run, target)
+
+    def plan(self, run: Any) -> None:
+        """Log the plan once there is one."""
+        self._call(run, lambda tracker: tracker.log_plan(run.plan))
+
+    def epoch(self, run: Any) -> None:
+        """Log the figures of the last epoch."""
+        last = run.history[-1]
+        figures = {**last.figures, "epoch_seconds": last.seconds}
+        self._call(run, lambda tracker: tracker.log(figures, last.number))
+
+    def end(self, run: Any, error: BaseException | None) -> None:
+        """Log the figures of an evaluation and the model, and close the run."""
+        if run not in self._trackers:
+            return
+        if run.evaluation is not None:
+            figures = {f"{run.phase.label}_{name}": value for name, value in run.evaluation.named.items()}
+            self._call(run, lambda tracker: tracker.log(figures, sum(run.graph.progress.values())))
+        if error is None and run.phase.kind == "train" and self._trackers[run].saves_model:
+            self._call(run, lambda tracker: _save_and_log(run, tracker))
+        self._call(run, lambda tracker: tracker.finish(error), last=True)
+        del self._trackers[run]
+        self._failed.discard(run)
+
+    def _call(self, run: Any, call: Callable[[Tracker], None], *, last: bool = False) -> None:
+        """Call a tracker; after its first error warn, and let the training go on without it."""
+        if run not in self._trackers or (run in self._failed and not last):
+            return
+        try:
+            call(self._trackers[run])
+        except Exception as error:  # of a network, a disk or a server: the training is worth more
+            if run not in self._failed:
+                what = f"{self._name} could not log phase {run.phase.label!r}, which goes on untracked"
+                warnings.warn(f"{what}: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=user_level())
+            self._failed.add(run)
+
+
+def _save_and_log(run: Any, tracker: Tracker) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        run.graph.save(Path(folder, "model"))
+        tracker.log_model(Path(folder, "model"))
+
+
+class TrackingScope:
+    """The result of `log_to`: in effect from the call on; as a context manager, until the end of the block.
+
+    Attributes:
+        target: where runs are logged; None turns logging off.
+    """
+
+    def __init__(self, target: Any, calls: list[TrackingScope]) -> None:
+        self.target, self._calls = target, calls
+        self._before = calls[-1] if calls else None
+        calls[:] = [self]
+
+    def __repr__(self) -> str:
+        return f"log_to({self.target!r})"
+
+    def __enter__(self) -> TrackingScope:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Return to the setting before the call; runs that have begun are logged to their end."""
+        self._calls[:] = [self._before] if self._before else []
+
+
+class TrackerSwitch(RunTrackers):
+    """The trackers of a plugin, which `log_to` or an environment variable turns on.
+
+    Args:
+        module: the module with the hooks, which the plugin's entry point names.
+        name: of the tracker, for messages.
+        make: as of `RunTrackers`.
+        variable: the environment variable that names the target.
+        check: returns the target for what a user gave and the name of the setting; raises ConfigError.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        name: str,
+        make: Callable[[Any, Any], Tracker],
+        variable: str,
+        check: Callable[[Any, str], Any],
+    ) -> None:
+        super().__init__(make, name)
+        self._module, self._variable, self._check = module, variable, check
+        self._calls: list[TrackingScope] = []
+
+    def log_to(self, target: Any, **settings: Any) -> TrackingScope:
+        """Track every phase that begins from now on in this process; as a context manager, those of the block.
+
+        Args:
+            target: as of the plugin; None turns tracking off, whatever the environment says.
+            settings: further settings for `check`.
+
+        Raises:
+            ConfigError: not a target.
+            PluginError: the plugin is not loaded, so that no phase would be tracked.
+        """
+        checked = None if target is None else self._check(target, "log_to", **settings)
+        plugin = self._module.removeprefix("anyaccel_")
+        if checked is not None and not registry().hooks.is_registered(import_module(self._module)):
+            raise PluginError(
+                f"log_to() has no effect: the plugin {plugin!r} is not loaded",
+                available=", ".join(plugin.name for plugin in registry().plugins),
+                hint=f"add it to ANYACCEL_PLUGINS: ANYACCEL_PLUGINS={plugin}",
+            )
+        return TrackingScope(checked, self._calls)
+
+    def target(self) -> Any:
+        """Return the target for a phase that begins now, or None where tracking is off.
+
+        Raises:
+            ConfigError: the environment variable names no target.
+        """
+        if self._calls:
+            return self._calls[-1].target
+        text = os.environ.get(self._variable, "").strip()
+        return self._check(text, self._variable) if text else None
+
+    def phase_start(self, run: Any) -> None:
+        """Open a run if tracking is on; for the plugin's hook of this name.
+
+        Raises:
+            PhaseError: as of `RunTrackers.start`.
+        """
+        target = self.target()
+        if target is not None:
+            self.start(run, target)
+
+
+class TrackerCallback(Callback):
+    """A tracker as a callback of one phase, or of all phases of an experiment.
+
+    Args:
+        make: as of `RunTrackers`.
+        name: of the tracker, for messages.
+        target: for `make`.
+    """
+
+    def __init__(self, make: Callable[[Any, Any], Tracker], name: str, target: Any) -> None:
+        self._trackers, self._target = RunTrackers(make, name), target
+
+    def phase_start(self, phase: Any, run: Any) -> None:
+        """Open the run."""
+        self._trackers.start(run, self._target)
+
+    def before_placement(self, phase: Any, plan: Any, run: Any) -> None:
+        """Log the plan."""
+        self._trackers.plan(run)
+
+    def epoch_end(self, run: Any) -> None:
+        """Log the figures of an epoch."""
+        self._trackers.epoch(run)
+
+    def phase_end(self, phase: Any, plan: Any, run: Any, error: BaseException | None) -> None:
+        """Log the outcome, and close the run."""
+        self._trackers.end(run, error)
+
+
+def settings_of(run: Any) -> dict[str, Any]:
+    """Return the settings of an experiment, a graph and a phase as plain data.
+
+    An object that has no configuration is its class's name.
+    """
+    graph = run.graph
+    optimizer = None if graph.optimizer is None else _config(graph.optimizer)
+    return {
+        "experiment": run.experiment,
+        "graph": {"label": graph.label, "seed": graph.seed, "optimizer": optimizer},
+        "phase": _config(run.phase),
+    }
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings with dotted names, such as `graph.optimizer.lr`; lists as JSON.
+
+    Example:
+        >>> from anyaccel.trackers import flat
+        >>> flat({"graph": {"seed": 0, "nodes": ["a", "b"]}})
+        {'graph.seed': 0, 'graph.nodes': '["a", "b"]'}
+    """
+    values: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            values |= flat(value, f"{prefix}{name}.")
+        else:
+            is_plain = value is None or isinstance(value, (str, int, float, bool))
+            values[f"{prefix}{name}"] = value if is_plain else json.dumps(value, default=repr)
+    return values
+
+
+def _config(obj: Any) -> Any:
+    try:
+        return obj.get_config()
+    except ConfigError:
+        return {"type": type(obj).__name__}

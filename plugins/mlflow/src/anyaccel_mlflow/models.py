@@ -1,0 +1,112 @@
+"""Fitted models in MLflow's format: a folder that MLflow's registry, `pyfunc` and `mlflow models serve` read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mlflow
+from mlflow import pyfunc
+from mlflow.models import Model, infer_signature
+
+import anyaccel as aa
+from anyaccel.errors import ConfigError, StateError
+
+_FOLDER = "fit"
+FLAVOR = "anyaccel"
+
+
+def save_model(
+    fitted: Any,
+    path: str | os.PathLike[str],
+    mlflow_model: Model | None = None,
+    *,
+    input_example: Any = None,
+    signature: Any = None,
+) -> None:
+    """Save what `aa.fit` returned as a folder in MLflow's format, without pickle.
+
+    Args:
+        fitted: a `FittedModel`.
+        path: a folder that does not exist yet.
+        mlflow_model: MLflow's description of the model, which this function completes; a new one by default.
+        input_example: some rows, as for `fitted.predict`, from which the signature is inferred.
+        signature: an `mlflow.models.ModelSignature`, instead of one that is inferred.
+
+    Raises:
+        ConfigError: `fitted` is not a `FittedModel`, or the folder exists.
+    """
+    if not isinstance(fitted, aa.FittedModel):
+        raise ConfigError(f"save_model: {type(fitted).__name__} is not a FittedModel", hint="give what aa.fit returned")
+    folder = Path(path)
+    if folder.exists():
+        raise ConfigError(f"save_model: {str(folder)!r} exists already", hint="name a new folder")
+    folder.mkdir(parents=True)
+    fitted.save(folder / _FOLDER)
+    model = Model() if mlflow_model is None else mlflow_model
+    if signature is None and input_example is not None:
+        signature = infer_signature(input_example, fitted.predict(input_example))
+    if signature is not None:
+        model.signature = signature
+    model.add_flavor(FLAVOR, folder=_FOLDER, anyaccel_version=aa.__version__)
+    pyfunc.add_to_model(model, loader_module=__name__, data=_FOLDER)
+    model.save(str(folder / "MLmodel"))
+
+
+def log_model(fitted: Any, name: str = "model", *, input_example: Any = None, signature: Any = None) -> Any:
+    """Log what `aa.fit` returned as a model of the active run, and return MLflow's `ModelInfo`.
+
+    Args:
+        fitted: a `FittedModel`.
+        name: Name of the logged model.
+        input_example: some rows, from which the signature is inferred.
+        signature: an `mlflow.models.ModelSignature`, instead of one that is inferred.
+
+    Raises:
+        ConfigError: `fitted` is not a `FittedModel`.
+    """
+    import anyaccel_mlflow
+
+    arguments = {"fitted": fitted, "signature": signature}
+    if input_example is not None and signature is None:
+        arguments["signature"] = infer_signature(input_example, fitted.predict(input_example))
+    return Model.log(artifact_path=None, name=name, flavor=anyaccel_mlflow, **arguments)
+
+
+def load_model(uri: str, models: Mapping[str, Any] | None = None) -> Any:
+    """Load a model that `log_model` or `save_model` wrote, as a `FittedModel`.
+
+    Args:
+        uri: such as `models:/NAME/1`, `runs:/RUN/model`, or a folder.
+        models: `{"model": net}` with the module, built as it was for `fit`; not needed for one with a registered name.
+
+    Raises:
+        ConfigError, StateError: as of `aa.load`.
+    """
+    return aa.load(Path(mlflow.artifacts.download_artifacts(uri), _FOLDER), models=models)
+
+
+class _Served:
+    """What MLflow calls to predict."""
+
+    def __init__(self, fitted: Any) -> None:
+        self._fitted = fitted
+
+    def predict(self, data: Any, params: Any = None) -> Any:
+        """Return predictions for rows; `params` is not used."""
+        return self._fitted.predict(data)
+
+
+def _load_pyfunc(path: str) -> _Served:
+    """Load a model for `mlflow.pyfunc` and `mlflow models serve`."""
+    try:
+        return _Served(aa.load(path))
+    except StateError:
+        raise
+    except ConfigError as error:
+        raise ConfigError(
+            f"a model of your own is code, which MLflow has not saved: {error.problem}",
+            hint="load it by anyaccel_mlflow.load_model(uri, models={'model': net})",
+        ) from error

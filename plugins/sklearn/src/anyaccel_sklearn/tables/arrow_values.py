@@ -1,0 +1,136 @@
+"""Values of Arrow columns of any type as numbers, parts of dates, and categories."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import compute
+
+from anyaccel.arguments import shown
+from anyaccel.data.arrow_columns import contiguous, is_numeric, to_numpy
+from anyaccel.errors import ColumnError
+
+NUMBER, BOOL, TEXT, DATE, EMPTY = "number", "bool", "text", "date", "empty"
+"""Families of types: all of a family can stand in one column."""
+
+_DAY = r"\d{4}-\d{2}-\d{2}"
+_ISO_DATE = rf"^{_DAY}([T ]\d{{2}}:\d{{2}}(:\d{{2}}(\.\d+)?)?(Z|[+-]\d{{2}}:?\d{{2}})?)?$"
+_LIKE_A_DATE = r"^\s*(\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4})([T ].*)?$"
+_LIKE_A_NUMBER = r"^\s*[-+]?(\d+([.,]\d*)*|[.,]\d+)([eE][-+]?\d+)?\s*%?$"
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+DATE_PARTS = ("year", "month", "day", "weekday", "hour", "seconds")
+
+
+def decoded(column: Any) -> Any:
+    """A column with its own values where it is stored as a dictionary; another as it is."""
+    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+
+
+def family_of(name: str, arrow_type: Any) -> str:
+    """The family of an Arrow type.
+
+    Raises:
+        ColumnError: a type of no family, such as lists and bytes.
+    """
+    types = pa.types
+    if types.is_dictionary(arrow_type):
+        return family_of(name, arrow_type.value_type)
+    if types.is_null(arrow_type):
+        return EMPTY
+    if types.is_boolean(arrow_type):
+        return BOOL
+    if types.is_string(arrow_type) or types.is_large_string(arrow_type):
+        return TEXT
+    if types.is_date(arrow_type) or types.is_timestamp(arrow_type):
+        return DATE
+    if is_numeric(arrow_type) or any(
+        is_kind(arrow_type) for is_kind in (types.is_decimal, types.is_duration, types.is_time)
+    ):
+        return NUMBER
+    raise ColumnError(
+        f"column {name!r} is {arrow_type}, of which fit makes no features",
+        available="numbers, booleans, text, categories, dates and times",
+        hint=f"leave it out, drop=[{name!r}], or make such columns of it first",
+    )
+
+
+def numbers(name: str, column: Any) -> np.ndarray:
+    """A column of numbers as float64 [n, k], NaN where it has no value; durations and times of day in seconds."""
+    kind = column.type
+    if pa.types.is_null(kind):
+        return np.full((len(column), 1), np.nan)
+    if pa.types.is_fixed_size_list(kind) or isinstance(kind, pa.FixedShapeTensorType):
+        return to_numpy(name, contiguous(column)).reshape(len(column), -1).astype(np.float64)
+    unit = 1.0
+    if pa.types.is_duration(kind) or pa.types.is_time(kind):
+        unit = _SECONDS[kind.unit]
+        column = column.cast(pa.int32() if pa.types.is_time32(kind) else pa.int64())
+    elif pa.types.is_decimal(kind) or pa.types.is_boolean(kind):
+        column = column.cast(pa.float64() if pa.types.is_decimal(kind) else pa.uint8())
+    return np.asarray(column.to_numpy()).astype(np.float64).reshape(-1, 1) * unit
+
+
+def dates(column: Any) -> Any:
+    """A column of dates, or of text that ISO 8601 reads as dates, as timestamps; None if a text is no date."""
+    if pa.types.is_null(column.type):
+        return column.cast(pa.timestamp("us"))
+    if pa.types.is_timestamp(column.type):
+        return column
+    if pa.types.is_date(column.type):
+        return column.cast(pa.timestamp("ms"))
+    if not compute.all(compute.match_substring_regex(column, _ISO_DATE)).as_py():
+        return None
+    for zone in (None, "UTC"):
+        try:
+            return column.cast(pa.timestamp("us", zone))
+        except pa.ArrowInvalid:
+            continue
+    return None
+
+
+def date_numbers(column: Any, parts: tuple[str, ...] = DATE_PARTS) -> np.ndarray:
+    """Parts of timestamps as float64 [n, parts], NaN where there is none; seconds count from 1970."""
+    made = []
+    for part in parts:
+        if part == "seconds":
+            seconds = np.asarray(column.cast(pa.int64()).to_numpy()).astype(np.float64)
+            made.append(seconds * _SECONDS[column.type.unit])
+        else:
+            function = compute.day_of_week if part == "weekday" else getattr(compute, part)
+            made.append(np.asarray(function(column).to_numpy()).astype(np.float64))
+    return np.stack(made, axis=1) if made else np.empty((len(column), 0))
+
+
+def categories(column: Any) -> np.ndarray:
+    """The values of a column as Python objects, None where there is none: an object array [n]."""
+    values = np.empty(len(column), dtype=object)
+    values[:] = column.to_pylist()
+    if pa.types.is_floating(column.type):
+        values[[value is not None and value != value for value in values]] = None
+    return values
+
+
+def share_like(column: Any, what: str) -> float:
+    """The share of the texts of a column that look like numbers or like dates."""
+    pattern = {NUMBER: _LIKE_A_NUMBER, DATE: _LIKE_A_DATE}[what]
+    return compute.mean(compute.match_substring_regex(column, pattern).cast(pa.uint8())).as_py() or 0.0
+
+
+def other_family(name: str, column: Any, expected: str) -> ColumnError:
+    """The error for a column that held another family of values where the model was trained."""
+    place = next((row for row, value in enumerate(column.to_pylist()) if value is not None), 0)
+    words = {NUMBER: "numbers", BOOL: "booleans", TEXT: "text", DATE: "dates"}
+    hints = {
+        NUMBER: f"make them numbers before (pandas: pandas.to_numeric(table[{name!r}], errors='coerce'))",
+        BOOL: f"make them booleans before (pandas: table[{name!r}].map({{'yes': True, 'no': False}}))",
+        TEXT: f"make them text as they were in training (pandas: table[{name!r}].astype(str), or read_csv with "
+        f"dtype={{{name!r}: str}})",
+        DATE: f"make them dates before (pandas: pandas.to_datetime(table[{name!r}]))",
+    }
+    return ColumnError(
+        f"column {name!r} held {words[expected]} where the model was trained, and is {column.type} here",
+        cause=f"row {place} has {shown(column[place].as_py())}",
+        hint=hints[expected],
+    )

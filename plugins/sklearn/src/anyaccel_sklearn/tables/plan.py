@@ -1,0 +1,233 @@
+"""treatment_of: which transform makes the features of a table, and what becomes of each of its columns."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from pyarrow import compute
+
+from anyaccel.arguments import shown
+from anyaccel.data.roles import listed
+from anyaccel.errors import ColumnError, PhaseError, TableWarning
+from anyaccel.fitting.table_columns import TableColumn
+from anyaccel.user_level import user_level
+from anyaccel_sklearn.tables.arrow_values import (
+    BOOL,
+    DATE,
+    DATE_PARTS,
+    NUMBER,
+    TEXT,
+    categories,
+    date_numbers,
+    dates,
+    decoded,
+    family_of,
+    numbers,
+    share_like,
+)
+from anyaccel_sklearn.tables.given_transformer import GivenTransformer
+from anyaccel_sklearn.tables.treatment import FEW, TableTreatment
+
+_UNIQUE, _FEWEST = 0.95, 10  # of a text column: the share of different values, and rows, from which it tells rows apart
+
+
+def treatment_of(
+    preprocess: Any,
+    table: Any,
+    target: np.ndarray | None,
+    *,
+    as_categories: Sequence[str],
+    embed: bool | Sequence[str],
+    embeds: bool,
+    seed: int,
+) -> TableTreatment | GivenTransformer:
+    """The treatment of the columns of a table, not fitted yet.
+
+    Args:
+        preprocess: `"auto"`, or a transformer in the style of scikit-learn.
+        table: Arrow table of the features in the rows to train on.
+        target: of these rows, one number or class for each; None where there is no such.
+        as_categories: names of columns that are categories, whatever they hold.
+        embed: names of the columns whose categories become codes; True for all; False for none; `"auto"` for those
+            with many categories, where the model embeds.
+        embeds: whether the model embeds codes.
+        seed: of all that is drawn.
+
+    Raises:
+        ColumnError: a column of which no feature can be made, or none is left.
+    """
+    if not isinstance(preprocess, str) or preprocess != "auto":
+        return _given(preprocess, table, target, as_categories, embed)
+    parts: dict[str, Any] = {"numbers": [], "dates": {}, "one_hot": [], "encoded": [], "codes": []}
+    families: dict[str, str] = {}
+    report: list[TableColumn] = []
+    for name in table.column_names:
+        column = decoded(table.column(name))
+        family, values = family_of(name, column.type), column
+        if family == TEXT and name not in as_categories:
+            as_dates = dates(column) if column.null_count < len(column) else None
+            family, values = (TEXT, column) if as_dates is None else (DATE, as_dates)
+        families[name] = family
+        if name in as_categories or family in (BOOL, TEXT):
+            described = _category(name, values, table.column(name).type, as_categories, embed, embeds, target)
+        elif family == DATE:
+            described = _date(name, values)
+        else:
+            described = _number(name, values)
+        kind_of_part, column_report, detail = described
+        report.append(column_report)
+        if kind_of_part == "dates":
+            parts["dates"][name] = detail
+        elif kind_of_part:
+            parts[kind_of_part].append(name)
+    dropped = [f"{column.name!r} ({column.treatment})" for column in report if column.kind == "dropped"]
+    if len(dropped) == len(report):
+        raise ColumnError(
+            f"no feature is left of {len(report)} columns in {len(table)} rows to train on: {listed(dropped)}",
+            hint="give rows in which a column has different values",
+        )
+    if dropped:
+        problem = f"columns that cannot tell rows apart are left out: {listed(dropped)}"
+        warnings.warn(problem, TableWarning, user_level())
+    return TableTreatment(**parts, families=families, columns=report, target=target, seed=seed)
+
+
+def _given(
+    preprocess: Any, table: Any, target: np.ndarray | None, as_categories: Sequence[str], embed: Any
+) -> GivenTransformer:
+    """A transformer of the user's own, which says itself what it does with each column.
+
+    Raises:
+        PhaseError: a name, or further arguments that say what is done.
+        TransformError: it has no fit and transform.
+    """
+    if isinstance(preprocess, str):
+        problem = f"fit has preprocess={preprocess!r}, which is no way to make features"
+        hint = "write preprocess='auto'"
+        raise PhaseError(problem, available="'auto', a transformer of scikit-learn, None", hint=hint)
+    if as_categories or embed not in ("auto", False):
+        what = f"categories={list(as_categories)}" if as_categories else f"embed={shown(embed)}"
+        problem = f"fit has {what} and a {type(preprocess).__name__} as preprocess=, which decides that itself"
+        raise PhaseError(problem, hint="leave categories= and embed= out, or write preprocess='auto'")
+    return GivenTransformer(preprocess, table, target)
+
+
+Described = tuple[str, TableColumn, Any]
+"""The part of a treatment that takes a column, if any; what is reported of it; and parts of a date."""
+
+
+def _number(name: str, column: Any) -> Described:
+    values = numbers(name, column)
+    is_missing = np.isnan(values).any(axis=1)
+    n_missing, width = int(is_missing.sum()), values.shape[1]
+    if width == 1 and (nothing := _says_nothing(name, column, values[~is_missing, 0], n_missing)):
+        return "", nothing, None
+    treatment = "scaled" if not n_missing else "median where missing, indicator, scaled"
+    n_gaps = int(np.isnan(values).any(axis=0).sum())
+    return "numbers", TableColumn(name, "number", treatment, n_missing, None, width + n_gaps), None
+
+
+def _date(name: str, column: Any) -> Described:
+    values = date_numbers(column)
+    is_missing = np.isnan(values).any(axis=1)
+    n_missing, kept = int(is_missing.sum()), values[~is_missing]
+    if nothing := _says_nothing(name, column, kept[:, -1], n_missing):
+        return "", nothing, None
+    varied = [bool((kept[:, place] != kept[0, place]).any()) for place in range(len(DATE_PARTS))]
+    parts = tuple(part for part, varies in zip(DATE_PARTS, varied, strict=True) if varies) or ("seconds",)
+    treatment = ", ".join(parts) + (", median where missing, indicator" if n_missing else "")
+    return "dates", TableColumn(name, "date", treatment, n_missing, None, len(parts) + bool(n_missing)), parts
+
+
+def _category(
+    name: str,
+    column: Any,
+    arrow_type: Any,
+    as_categories: Sequence[str],
+    embed: bool | Sequence[str],
+    embeds: bool,
+    target: np.ndarray | None,
+) -> Described:
+    values = categories(column)
+    n_missing = sum(value is None for value in values)
+    different = {value for value in values.tolist() if value is not None}
+    count, n_present = len(different), len(values) - n_missing
+    if not count or (count == 1 and not n_missing):
+        return "", _dropped(name, n_missing, len(values), next(iter(different), None)), None
+    if name not in as_categories:
+        if str(arrow_type) in ("string", "large_string"):
+            _check_text(name, column)
+        if count >= _UNIQUE * n_present and n_present >= _FEWEST:
+            first = list(dict.fromkeys(value for value in values.tolist() if value is not None))[:3]
+            raise ColumnError(
+                f"column {name!r} has {count:,} different values in {n_present:,} rows, so it tells rows apart and "
+                "says nothing about new ones",
+                cause=f"such as {listed(map(repr, first))}",
+                hint=f"leave it out, drop=[{name!r}]; or make a feature of it before; or, if they are categories all "
+                f"the same, categories=[{name!r}]",
+            )
+    kind = "text" if count > FEW and name not in as_categories and not _is_dictionary(arrow_type) else "category"
+    is_named = not isinstance(embed, (bool, str)) and name in embed
+    if is_named or embed is True or (embed == "auto" and embeds and count > FEW):
+        return "codes", TableColumn(name, kind, "code for an embedding; 0 if missing", n_missing, count, 1), None
+    if count <= FEW or target is None:
+        width = count + bool(n_missing)
+        return "one_hot", TableColumn(name, kind, _one_hot_text(n_missing), n_missing, count, width), None
+    is_multiclass = target.dtype.kind != "f" and len(np.unique(target)) > 2
+    width = len(np.unique(target)) if is_multiclass else 1
+    return "encoded", TableColumn(name, kind, "mean of the target, cross-fitted, scaled", n_missing, count, width), None
+
+
+def _one_hot_text(n_missing: int) -> str:
+    return "a column for each value" + (", and one for missing" if n_missing else "")
+
+
+def _is_dictionary(arrow_type: Any) -> bool:
+    return str(arrow_type).startswith("dictionary")
+
+
+def _says_nothing(name: str, column: Any, present: np.ndarray, n_missing: int) -> TableColumn | None:
+    """The report of a column of numbers or dates that is the same in all rows; None for another."""
+    if present.size and (n_missing or (present != present[0]).any()):
+        return None
+    value = compute.drop_null(column)[0].as_py() if present.size else None
+    return _dropped(name, n_missing, len(present) + n_missing, value)
+
+
+def _dropped(name: str, n_missing: int, n_rows: int, value: Any) -> TableColumn:
+    why = "no value in any row" if n_missing == n_rows else f"{shown(value, 40)} in all rows"
+    return TableColumn(name, "dropped", why, n_missing)
+
+
+def _check_text(name: str, column: Any) -> None:
+    """Refuse text that is mostly numbers or dates: as categories it would mean nothing in silence.
+
+    Raises:
+        ColumnError: more than half of the texts look so.
+    """
+    hints: dict[str, Callable[[str], str]] = {
+        NUMBER: lambda name: f"pandas.to_numeric(table[{name!r}], errors='coerce')",
+        DATE: lambda name: f"pandas.to_datetime(table[{name!r}], format=...)",
+    }
+    for family, what in ((NUMBER, "numbers"), (DATE, "dates")):
+        share = share_like(column, family)
+        if share > 0.5:
+            place, value = _first_other(column, family)
+            others = f"; row {place} has {shown(value)}" if share < 1 else f", such as {shown(value)}"
+            raise ColumnError(
+                f"column {name!r} is text, and {share:.0%} of its values look like {what}{others}",
+                hint=f"read it as {what} before: {hints[family](name)}; or take it as it is, categories=[{name!r}]",
+            )
+
+
+def _first_other(column: Any, family: str) -> tuple[int, Any]:
+    """The first row whose text does not look like this family, or the first of all."""
+    for place in range(len(column)):
+        value = column.slice(place, 1)
+        if not value.null_count and not share_like(value, family):
+            return place, value[0].as_py()
+    present = compute.drop_null(column)
+    return 0, present[0].as_py()

@@ -1,0 +1,179 @@
+"""`fit` of models of transformers, compared with loops by hand and with transformers' own Trainer."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from datasets import Dataset
+from torch.utils.data import DataLoader
+
+import anyaccel as aa
+
+from .conftest import BERT, LLAMA, batch_of, random_rows
+
+BATCH, EPOCHS, LR = 8, 2, 1e-2
+QUIET: dict[str, Any] = {"accelerator": "cpu", "progress": "none", "compile": "off"}
+
+
+def loop_by_hand(model: Any, batches: list[dict[str, torch.Tensor]], weights: list[int]) -> list[float]:
+    """The mean loss of each epoch, over all that counts."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=LR)
+    model.train()
+    means = []
+    for _ in range(EPOCHS):
+        total = 0.0
+        for batch, weight in zip(batches, weights, strict=True):
+            loss = model(**batch).loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += loss.item() * weight
+        means.append(total / sum(weights))
+    return means
+
+
+def in_order(model: Any, data: Any, target: Any = None, **settings: Any) -> Any:
+    """Fit on batches in the order of the rows."""
+    items = [data[i : i + BATCH] for i in range(0, len(data), BATCH)]
+    settings = {
+        "epochs": EPOCHS,
+        "optimizer": aa.Optimizer("adam", lr=LR),
+        "progress": "none",
+        "compile": "off",
+        **settings,
+    }
+    return aa.fit(model, items, target=target, **settings)
+
+
+def test_gpt2_trains_as_a_loop_by_hand_with_the_mean_over_all_tokens(gpt2: Any, rows: list[list[int]]) -> None:
+    expected = copy.deepcopy(gpt2)
+    batches = [batch_of(rows[i : i + BATCH]) for i in range(0, len(rows), BATCH)]
+    counts = [int((batch["labels"][:, 1:] != -100).sum()) for batch in batches]
+    means = loop_by_hand(expected, batches, counts)
+    fitted = aa.fit(
+        gpt2,
+        batches,
+        epochs=EPOCHS,
+        optimizer=aa.Optimizer("adam", lr=LR),
+        accelerator="cpu",
+        progress="none",
+        compile="off",
+    )
+    np.testing.assert_allclose(fitted.results.loss, means, rtol=1e-6)
+
+
+def test_bert_trains_as_a_loop_by_hand_with_the_mean_over_rows(bert: Any, rows: list[list[int]]) -> None:
+    expected = copy.deepcopy(bert)
+    labels = [row[0] % 3 for row in rows]
+    batches = [batch_of(rows[i : i + BATCH], labels[i : i + BATCH]) for i in range(0, len(rows), BATCH)]
+    means = loop_by_hand(expected, batches, [len(batch["labels"]) for batch in batches])
+    fitted = in_order(bert, Dataset.from_dict({"input_ids": rows, "attention_mask": ones(rows), "label": labels}))
+    np.testing.assert_allclose(fitted.results.loss, means, rtol=1e-6)
+
+
+def ones(rows: list[list[int]]) -> list[list[int]]:
+    return [[1] * len(row) for row in rows]
+
+
+def test_a_table_is_padded_by_the_batch_and_weighted_by_tokens(gpt2: Any, rows: list[list[int]]) -> None:
+    batch = batch_of(rows)
+    expected = gpt2.eval()(**batch).loss.item()
+    data = {"input_ids": rows}
+    fitted = aa.fit(
+        gpt2,
+        data,
+        target="input_ids",
+        epochs=1,
+        batch_size=len(rows),
+        accelerator="cpu",
+        progress="none",
+        compile="off",
+    )
+    assert math.isclose(fitted.results.loss[0], expected, rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("batch_size", [1, 5])
+def test_evaluate_is_the_mean_over_all_tokens_whatever_the_batches(
+    gpt2: Any, rows: list[list[int]], batch_size: int
+) -> None:
+    fitted = aa.fit(gpt2, {"input_ids": rows}, target="input_ids", epochs=1, **QUIET)
+    total, count = 0.0, 0
+    for row in rows:
+        with torch.no_grad():
+            total += gpt2.eval()(**batch_of([row])).loss.item() * (len(row) - 1)
+        count += len(row) - 1
+    batches = [batch_of(rows[i : i + batch_size]) for i in range(0, len(rows), batch_size)]
+    for data in (batches, {"input_ids": rows}, {"input_ids": rows, "labels": rows}):
+        assert math.isclose(fitted.evaluate(data).loss, total / count, rel_tol=1e-6)
+
+
+def trainer_losses(model: Any, data: Dataset, collate: Any, folder: Path, steps: int) -> list[float]:
+    """The loss of each step of transformers' Trainer, in the order of the rows."""
+
+    class InOrder(transformers.Trainer):
+        def _get_train_sampler(self, *arguments: Any, **settings: Any) -> Any:
+            return torch.utils.data.SequentialSampler(self.train_dataset)
+
+    settings = transformers.TrainingArguments(
+        output_dir=str(folder),
+        max_steps=steps,
+        per_device_train_batch_size=BATCH,
+        learning_rate=LR,
+        lr_scheduler_type="constant",
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        logging_steps=1,
+        report_to=[],
+        use_cpu=True,
+        save_strategy="no",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+    )
+    trainer = InOrder(model, settings, train_dataset=data, data_collator=collate)
+    trainer.train()
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", ["BertForSequenceClassification", "LlamaForCausalLM"])
+def test_steps_have_the_losses_of_the_trainer(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model_class = getattr(transformers, name)
+    config = BERT if name.startswith("Bert") else LLAMA
+    model = model_class(model_class.config_class(**config))
+    other = copy.deepcopy(model)
+    rows = random_rows(80)
+    kinds = [row[0] % 2 for row in rows] if name.startswith("Bert") else None
+    data = Dataset.from_dict({"input_ids": rows, "kind": kinds or [0] * len(rows)})
+
+    def collate(items: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        return batch_of([item["input_ids"] for item in items], kinds and [item["kind"] for item in items])
+
+    class Steps(aa.Callback):
+        losses: list[float] = []
+
+        def steps_done(self, run: Any, steps: Any) -> None:
+            self.losses.extend(float(loss) for loss in steps.losses()["model"])
+
+    steps = Steps()
+    loader = DataLoader(data, batch_size=BATCH, collate_fn=collate)
+    optimizer = aa.Optimizer("adamw", lr=LR, weight_decay=0.0, clip_norm=1.0)
+    aa.fit(
+        model,
+        loader,
+        epochs=2,
+        optimizer=optimizer,
+        callbacks=[steps],
+        accelerator="cpu",
+        progress="none",
+        compile="off",
+    )
+    expected = trainer_losses(other, data.with_format("python"), collate, tmp_path, 20)
+    np.testing.assert_allclose(steps.losses, expected, rtol=1e-6)

@@ -1,0 +1,211 @@
+"""Hints of tables whose features fit makes: columns, targets, and rows to predict for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from sklearn.compose import ColumnTransformer, make_column_transformer
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
+
+import anyaccel as aa
+from anyaccel.fitting import FittedModel
+
+pytestmark = pytest.mark.filterwarnings("ignore::anyaccel.errors.TableWarning")
+N = 40
+
+
+def frame(**columns: Any) -> pandas.DataFrame:
+    numbers = np.random.default_rng(0).standard_normal(N)
+    usual = {"age": numbers, "sex": np.where(numbers > 0, "male", "female"), "y": np.where(numbers > 1, "yes", "no")}
+    return pandas.DataFrame({**usual, **columns})
+
+
+def net(n_features: int, n_outputs: int) -> aa.SequentialMLP:
+    return aa.SequentialMLP(n_outputs, hidden_dim=4)
+
+
+def fitted(table: Any, target: Any = "y", model: Any = net, **settings: Any) -> FittedModel:
+    return aa.fit(model, table, target=target, epochs=1, progress="none", **settings)
+
+
+def test_columns_that_tell_nothing(hint: Any) -> None:
+    table = frame(name=[f"name {row}" for row in range(N)])
+    with hint(
+        "leave it out, drop=[{}]; or make a feature of it before; or, if they are categories all the same, "
+        "categories=[{}]"
+    ):
+        fitted(table)
+    assert fitted(table, drop=["name"]).columns["sex"].n_categories == 2
+    assert fitted(table, categories=["name"]).columns["name"].n_categories == N
+    table = frame(lists=[[1, 2], [3]] * (N // 2))
+    with hint("leave it out, drop=[{}], or make such columns of it first"):
+        fitted(table)
+    assert fitted(table, drop=["lists"]).columns
+
+
+def test_text_that_is_something_else(hint: Any) -> None:
+    table = frame(size=["12", "13", "7", "unknown"] * (N // 4), day=["3/4/2020", "5/12/2021"] * (N // 2))
+    for name in ("size", "day"):
+        with hint("read it as {} before: {}; or take it as it is, categories=[{}]"):
+            fitted(table[["age", name, "y"]])
+    sized = table.assign(size=pandas.to_numeric(table["size"], errors="coerce"))
+    assert fitted(sized[["size", "y"]]).columns["size"].kind == "number"
+    dated = table.assign(day=pandas.to_datetime(table["day"], format="%d/%m/%Y"))
+    assert fitted(dated[["day", "y"]]).columns["day"].kind == "date"
+    assert fitted(table, categories=["size", "day"]).columns["size"].n_categories == 4
+
+
+def test_infinity(hint: Any) -> None:
+    table = frame(ratio=[1.0, float("inf")] * (N // 2))
+    inf = float("inf")
+    with hint("leave such places empty (pandas: table[{}].replace([inf, -inf], None))"):
+        fitted(table)
+    finite = table.assign(ratio=table["ratio"].replace([inf, -inf], None))
+    assert fitted(finite).columns["ratio"].n_missing == N // 2
+
+
+def test_targets_of_tables(hint: Any) -> None:
+    table = frame(price=[1.5, None] * (N // 2))
+    with hint("leave these rows out (pandas: table.dropna(subset=[{}]))"):
+        fitted(table, "price")
+    assert fitted(table.dropna(subset=["price"]), "price").results.loss.size
+    table = frame(when=pandas.date_range("2020-01-01", periods=N))
+    with hint("make it a number before (pandas: pandas.to_numeric(table[{}]))"):
+        fitted(table, "when")
+    assert fitted(table.assign(when=pandas.to_numeric(table["when"]).astype("float64")), "when").columns
+    with hint("leave it out of features=, or predict another column than target={}"):
+        fitted(table, features=["age", "y"])
+    assert fitted(table, features=["age"], target="y").columns
+    with hint("write loss='mse' for targets that are all numbers"):
+        fitted(frame(one=1.5, two=2), ["one", "y"])
+    assert fitted(frame(one=np.arange(N) / 2, two=np.arange(N)), ["one", "two"], loss="mse").columns
+
+
+def test_rows_to_predict_for(hint: Any, tmp_path: Path) -> None:
+    table = frame(alone=[True, False] * (N // 2), day=pandas.date_range("2020-01-01", periods=N))
+    model = fitted(table)
+    with hint("make them numbers before (pandas: pandas.to_numeric(table[{}], errors='coerce'))"):
+        model.predict(table.assign(age="old"))
+    aged = table.assign(age="12")
+    assert len(model.predict(aged.assign(age=pandas.to_numeric(aged["age"], errors="coerce")))) == N
+    with hint("make them booleans before (pandas: table[{}].map({'yes': True, 'no': False}))"):
+        model.predict(table.assign(alone="yes"))
+    answered = table.assign(alone="yes")
+    assert len(model.predict(answered.assign(alone=answered["alone"].map({"yes": True, "no": False})))) == N
+    with hint(
+        "make them text as they were in training (pandas: table[{}].astype(str), or read_csv with dtype={{}: str})"
+    ):
+        model.predict(table.assign(sex=1))
+    coded = table.assign(sex=1)
+    assert len(model.predict(coded.assign(sex=coded["sex"].astype(str)))) == N
+    coded.to_csv(tmp_path / "coded.csv", index=False)
+    assert len(model.predict(pandas.read_csv(tmp_path / "coded.csv", dtype={"sex": str}, parse_dates=["day"]))) == N
+    with hint("make them dates before (pandas: pandas.to_datetime(table[{}]))"):
+        model.predict(table.assign(day="Monday"))
+    written = table.assign(day="2020-01-05 10:00")
+    assert len(model.predict(written.assign(day=pandas.to_datetime(written["day"])))) == N
+
+
+def test_arguments_of_tables(hint: Any) -> None:
+    table = frame()[["age", "y"]]
+    with hint("leave preprocess= out"):
+        fitted(table, preprocess=None, drop=["age"])
+    assert fitted(frame(), drop=["sex"]).columns["age"]
+    untreated = fitted(table, model=net(1, 2))
+    with hint("see graph for the data, and fit(..., preprocess=) for treatments"):
+        _ = untreated.columns
+    assert untreated.graph.feature_sets
+    assert aa.fit(net, table, target="y", preprocess="auto", epochs=1, progress="none").columns["age"]
+    with hint("write embed=['COLUMN']"):
+        fitted(frame(), embed=3)
+    assert fitted(frame(), embed=["sex"]).columns["sex"].treatment.startswith("code")
+    with hint("write preprocess='auto'"):
+        fitted(frame(), preprocess="standard")
+    assert fitted(frame(), preprocess="auto").columns["sex"]
+    scaler = StandardScaler()
+    with hint("leave categories= and embed= out, or write preprocess='auto'"):
+        fitted(table, preprocess=scaler, categories=["age"])
+    assert fitted(table, preprocess=scaler) and fitted(frame(), preprocess="auto", categories=["age"], embed=True)
+    data = aa.FeatureSet.from_dict("data", {"age": table["age"], "y": np.arange(N) % 2}, ["age"], ["y"])
+    with hint("give a data frame, a mapping of arrays, or the path of a file"):
+        fitted(data, None, net(1, 2), categories=["age"])
+    with hint("name the features in a list, or transform the columns before"):
+        fitted(table, features={"x": ["age"]}, drop=["age"])
+    assert fitted(table, features=["age"]).columns["age"]
+
+
+def test_models_and_losses_of_tables(hint: Any) -> None:
+    table = frame()
+    with hint(
+        "give the first layer {} inputs; or give a function that makes the model: lambda n_features, n_outputs: MODEL"
+    ):
+        fitted(table, model=torch.nn.Linear(7, 2))
+    assert fitted(table, model=torch.nn.Linear(3, 2)).columns
+    assert fitted(table, model=lambda n_features, n_outputs: torch.nn.Linear(n_features, n_outputs)).columns
+    with hint("give rows of all classes"):
+        fitted(table.assign(y="yes"))
+    with hint("make it one type (pandas: table[{}].astype(str)), or leave it out, drop=[{}]"):
+        fitted(table.assign(mixed=[1, "a"] * (N // 2)))
+    mixed = table.assign(mixed=[1, "a"] * (N // 2))
+    assert fitted(mixed.assign(mixed=mixed["mixed"].astype(str)), categories=["mixed"]) and fitted(
+        mixed, drop=["mixed"]
+    )
+    holed = {"age": np.where(np.arange(N) % 9, table["age"], np.nan), "price": table["age"]}
+    with (
+        hint(
+            "lower lr, optimizer=Optimizer('adam', lr=1e-4), or look for NaN in the data; on_nan='ignore' returns the "
+            "model as it is"
+        ),
+        pytest.warns(aa.errors.NaNWarning),
+    ):
+        fitted(holed, "price", net(1, 1), preprocess=None)
+    optimizer = aa.Optimizer("adam", lr=1e-4)
+    kept = fitted(holed, "price", net(1, 1), preprocess=None, on_nan="ignore", optimizer=optimizer)
+    assert np.isnan(kept.results.loss).all()
+
+
+def test_transformers_of_tables(hint: Any, tmp_path: Path) -> None:
+    table = frame(size=[1.0, None] * (N // 2))
+    with hint("name the columns that it takes: make_column_transformer((StandardScaler(), ['COLUMN']), ...)"):
+        fitted(table, preprocess=StandardScaler())
+    scaled = make_column_transformer((StandardScaler(), ["age"]), ("drop", ["sex", "size"]))
+    assert fitted(table, preprocess=scaled).columns["age"]
+    with hint("put SimpleImputer() in front of it: make_pipeline(SimpleImputer(), ...)"):
+        fitted(table[["age", "size", "y"]], preprocess=StandardScaler())
+    imputed = make_pipeline(SimpleImputer(), StandardScaler())
+    assert fitted(table[["age", "size", "y"]], preprocess=imputed).columns["size"]
+    with hint("encode text and dates in it, for example with OneHotEncoder() in a ColumnTransformer"):
+        fitted(table[["sex", "y"]], preprocess=FunctionTransformer())
+    one_hot = fitted(table[["sex", "y"]], preprocess=ColumnTransformer([("sex", OneHotEncoder(), ["sex"])]))
+    with hint("fit it so that it takes such values, for example OneHotEncoder(handle_unknown='ignore')"):
+        one_hot.predict(table.assign(sex="other"))
+    tolerant = fitted(table[["sex", "y"]], preprocess=OneHotEncoder(handle_unknown="ignore"))
+    assert len(tolerant.predict(table.assign(sex="other"))) == N
+    with hint("write preprocess='auto', or a ColumnTransformer of scikit-learn's own transformers"):
+        fitted(table[["age", "y"]], preprocess=FunctionTransformer(np.tanh)).save(tmp_path / "functions")
+    fitted(table[["age", "y"]], preprocess="auto").save(tmp_path / "auto")
+    fitted(table, preprocess=scaled).save(tmp_path / "scaled")
+    assert len(aa.load(tmp_path / "scaled").predict(table)) == N
+
+
+class DropsRows:
+    """A transformer that leaves rows out."""
+
+    def fit(self, frame: Any, y: Any = None) -> DropsRows:
+        return self
+
+    def transform(self, frame: Any) -> Any:
+        return frame.to_numpy()[1:]
+
+
+def test_transformers_that_drop_rows(hint: Any) -> None:
+    with hint("choose a transformer that keeps all rows"):
+        fitted(frame()[["age", "y"]], preprocess=DropsRows())
+    assert fitted(frame()[["age", "y"]], preprocess=StandardScaler())
