@@ -148,6 +148,18 @@ def test_dates_are_parts_and_seconds():
     np.testing.assert_allclose(matrix(fitted), StandardScaler().fit_transform(parts), rtol=1e-4, atol=1e-5)
 
 
+def test_days_of_a_file_are_dates(tmp_path):
+    days = TABLE[["survived"]].assign(day=TABLE["when"].dt.date, none=[None, *TABLE["when"].dt.date[1:]])
+    days.to_csv(tmp_path / "days.csv", index=False)
+    fitted = fit(tmp_path / "days.csv")
+    assert fitted.columns["day"].treatment == "month, day, weekday, seconds"
+    assert fitted.columns["none"].treatment == "month, day, weekday, seconds, median where missing, indicator"
+    np.testing.assert_array_equal(matrix(fitted), matrix(fit(days)))
+    np.testing.assert_array_equal(
+        fitted.predict(days, outputs=True), fitted.predict(tmp_path / "days.csv", outputs=True)
+    )
+
+
 def test_dates_in_text_are_dates():
     texts = frame(when=TABLE["when"].dt.strftime("%Y-%m-%d %H:%M"))
     np.testing.assert_array_equal(matrix(fit(texts)), matrix(fit(frame(when=TABLE["when"].dt.floor("min")))))
@@ -490,3 +502,27 @@ def test_a_transformer_that_no_folder_holds_is_refused_when_it_is_saved(tmp_path
     np.testing.assert_allclose(matrix(fitted)[:, 0], 2 * FARE, rtol=1e-6)
     with pytest.raises(ConfigError, match=r"what preprocess= made of the columns fare cannot be saved: .*Doubled"):
         fitted.save(tmp_path / "saved")
+
+
+class OfKinds(Doubled):
+    """A transformer that says what it takes each column for, as skrub's TableVectorizer does."""
+
+    transformers_: dict = {}
+
+    def fit(self, x, y=None):
+        self.kind_to_columns_ = {"numeric": list(x.columns)}
+        return self
+
+
+def test_kinds_of_columns_that_a_transformer_names_are_reported():
+    columns = fit(TABLE[["fare", "survived"]], preprocess=OfKinds()).columns
+    assert columns["fare"].treatment == "OfKinds: numeric"
+
+
+def test_large_numbers_of_a_transformer_are_warned_of():
+    table = TABLE[["fare", "survived"]].assign(fare=FARE * 1e6)
+    with pytest.warns(
+        TableWarning, match=r"preprocess=Doubled\(...\) gives numbers up to .*e\+08, with which networks"
+    ):
+        fit(table, preprocess=Doubled())
+    assert quiet(lambda: fit(table, preprocess=make_pipeline(Doubled(), StandardScaler()))).columns["fare"]
