@@ -97,9 +97,7 @@ class ArrayOps(ABC):
         """
 
     def optimizer_state(self, model: Any) -> NodeState | None:
-        """Return an optimizer state that is part of the model, from which a node without state continues; None by
-        default.
-        """
+        """Return an optimizer state that is part of the model, from which a node without state continues, else None."""
         return None
 
     def write_optimizer_state(self, model: Any, state: NodeState) -> None:

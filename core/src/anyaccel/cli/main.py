@@ -69,18 +69,17 @@ def _refusing(name: str, error: PluginError) -> click.Command:
 def group() -> None:
     """One device layer for every machine-learning framework.
 
-    
-
+    \b
     Examples:
       anyaccel devices          list the devices of this machine
       anyaccel demo             train and test a small graph on the best of them
       anyaccel plugins --json   list the installed plugins, for a script
 
-    
+    \b
     Before a phase runs:
       anyaccel plan train.py:train --on "8x H100-80GB"
 
-    
+    \b
     Saved graphs and checkpoints:
       anyaccel checkpoint list runs/a
     """
@@ -109,8 +108,7 @@ def demo(framework: str | None, device: str | None, epochs: int, seed: int, as_j
 
     Shows the plan, the progress, the test accuracy and the steps per second.
 
-    
-
+    \b
     Examples:
       anyaccel demo
       anyaccel demo --device cpu --epochs 5
@@ -133,8 +131,7 @@ def devices(ctx: click.Context, framework: str | None, probe: bool, timeout: flo
     As the builds of the frameworks and the system's drivers tell, without importing a framework whose plugin can do
     without. With --probe every framework itself is imported and asked, which takes seconds.
 
-    
-
+    \b
     Examples:
       anyaccel devices
       anyaccel devices --probe
@@ -154,8 +151,7 @@ def plugins(left_out: Sequence[Any], timeout: float, as_json: bool) -> None:
 
     Each plugin is imported and asked for its devices. The exit status is 1 if a plugin is broken.
 
-    
-
+    \b
     Examples:
       anyaccel plugins
       anyaccel plugins --json
@@ -172,13 +168,12 @@ def completion(shell: str) -> None:
 
     Add the line for your shell to its start-up file: ~/.bashrc, ~/.zshrc or ~/.config/fish/config.fish.
 
-    
-
+    \b
     Examples:
       anyaccel completion bash
       anyaccel completion fish
 
-    
+    \b
     The lines:
       eval "$(anyaccel completion bash)"
       eval "$(anyaccel completion zsh)"

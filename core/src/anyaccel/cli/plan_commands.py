@@ -45,8 +45,7 @@ def plan(
     The module is run, which the command says; nothing is placed. The exit status is 0 if everything fits, 1 if
     something does not, and 3 if something is not covered.
 
-    
-
+    \b
     Examples:
       anyaccel plan train.py:train
       anyaccel plan project.train:train --on "2x A100-80GB mem=256GB" --advise
@@ -67,8 +66,7 @@ def plan(
 def explain(reference: str, node: str, graph: str | None, on: str | None, file: str | None, as_json: bool) -> None:
     """Say who decided where a node is computed, and why each other device was not taken.
 
-    
-
+    \b
     Examples:
       anyaccel explain train.py:train head
       anyaccel explain train.py:train head --on "8x H100-80GB"
@@ -85,8 +83,7 @@ def explain(reference: str, node: str, graph: str | None, on: str | None, file: 
 def estimate(reference: str, graph: str | None, on: str | None, file: str | None, as_json: bool) -> None:
     """Show the memory that a phase takes on each device, by category. The exit status is that of `anyaccel plan`.
 
-    
-
+    \b
     Examples:
       anyaccel estimate train.py:train
       anyaccel estimate train.py:train --on "1x T4" --json

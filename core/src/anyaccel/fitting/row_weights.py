@@ -80,8 +80,9 @@ class RowColumns:
         if wrong:
             problem = f"column {wrong[0]!r} is the target, and named in sample_weight= or group="
             raise ColumnError(problem, hint="name another column")
-        if is_table(data) and apart:
-            chosen = there if features is None else names_of(features)
+        if apart:
+            of_data = there if is_table(data) else data.features
+            chosen = of_data if features is None else names_of(features)
             features = [name for name in chosen if name not in (*apart, *self._target)]
         return data, features, target
 
@@ -131,15 +132,16 @@ class RowColumns:
         weights = self._of_rows(data, self._data, "the data") * self._of_classes(data, by_class)
         if not weights[train].any():
             raise PhaseError("fit: the weights of all rows to train on are 0", hint="give some a positive weight")
-        self._column = _WEIGHTS
-        while self._column in data.columns:
-            self._column += "_"
-        data, validation = data.with_tags({self._column: weights}), prepared.validation
+        column = _WEIGHTS
+        while column in data.columns:
+            column += "_"
+        self._weights = f"{data.label}.{column}"
+        data, validation = data.with_tags({column: weights}), prepared.validation
         if isinstance(validation, Mapping):
             ((label, rows),) = validation.items()
             base = rows.view().feature_set
             of_rows = self._of_rows(base, given, "the validation") * self._of_classes(base, by_class)
-            base = base.with_tags({self._column: of_rows})
+            base = base.with_tags({column: of_rows})
             is_view = isinstance(rows, FeatureSetView)
             validation = {label: FeatureSetView(base, rows.name, rows.rows) if is_view else base}
         return replace(prepared, data=data, validation=validation)
@@ -159,7 +161,7 @@ class RowColumns:
                 loss.inputs,
                 loss.weight,
                 loss.label or None,
-                sample_weight=f"{LABEL}.{self._column}",
+                sample_weight=self._weights,
                 mask=loss.mask,
             )
             for loss in losses

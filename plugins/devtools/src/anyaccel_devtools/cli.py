@@ -21,7 +21,7 @@ def _finite(ctx: click.Context, parameter: click.Parameter, value: float) -> flo
 
 
 @click.command("doctor", cls=Command, short_help="Check the machine and what is installed.")
-@click.option("--probe", is_flag=True, help="Also compute on every device, which initialises it.")
+@click.option("--probe", is_flag=True, help="Also compute on every device, which initializes it.")
 @PLUGIN_TIMEOUT
 @JSON
 @click.pass_obj
@@ -31,10 +31,10 @@ def doctor(left_out: Sequence[Any], probe: bool, timeout: float, as_json: bool) 
     Imports no framework and initializes no device, unless --probe computes on them. The exit status is 1 if there are
     warnings, and 2 if something does not work.
 
-    
-
+    \b
     Examples:
-      anyaccel doctor anyaccel doctor --probe --json
+      anyaccel doctor
+      anyaccel doctor --probe --json
     """
     from anyaccel_devtools.commands.doctor import run
 
@@ -77,8 +77,7 @@ def conform(
     NAME is the name of a plugin, as `anyaccel plugins` lists it, or of its distribution. The kit runs in a process of
     its own and needs pytest and hypothesis. The exit status is 1 if a test failed.
 
-    
-
+    \b
     Examples:
       anyaccel conform numpy
       anyaccel conform numpy --device cpu --json
@@ -111,8 +110,7 @@ def new_plugin(
     new framework computes through the adapter. Both contain a stand-in that works until yours takes its place; what
     you have to replace is marked.
 
-    
-
+    \b
     Examples:
       anyaccel new-plugin my_chip
       anyaccel new-plugin my_chip --base anyaccel.numpy_backend:NumpyBackend --author "A. Maker"
@@ -134,8 +132,7 @@ def env(left_out: Sequence[Any], timeout: float, as_json: bool) -> None:
     The output has no host and user names, no folders outside the home folder, no serial numbers, and only those
     environment variables that frameworks and drivers are known to read.
 
-    
-
+    \b
     Examples:
       anyaccel env
       anyaccel env --json

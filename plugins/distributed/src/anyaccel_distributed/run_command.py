@@ -56,8 +56,7 @@ def run(
 
     Sets what torchrun sets. When one process fails the others are ended, and the status is that of the one that failed.
 
-    
-
+    \b
     Examples:
       anyaccel run --replicas 2 train.py
       anyaccel run --replicas 4 --max-restarts 3 train.py --epochs 3

@@ -18,8 +18,7 @@ def checkpoint() -> None:
     FOLDER is the folder of a Checkpoint, one checkpoint in it, or a saved graph; also a URL, if fsspec is installed.
     Only `convert` to a framework's own file needs a framework.
 
-    
-
+    \b
     Examples:
       anyaccel checkpoint list runs/a
       anyaccel checkpoint verify runs/a
@@ -34,8 +33,7 @@ def list_command(folder: str, as_json: bool) -> None:
 
     The score is that by which `keep_best` chooses, the lower the better; without keep_best there is none.
 
-    
-
+    \b
     Examples:
       anyaccel checkpoint list runs/a
       anyaccel checkpoint list runs/a --json
@@ -53,8 +51,7 @@ def show(folder: str, as_json: bool) -> None:
 
     With --json, the whole configuration, too. The arrays themselves are not read.
 
-    
-
+    \b
     Examples:
       anyaccel checkpoint show runs/a
       anyaccel checkpoint show runs/a/epoch-000004-step-000000000 --json
@@ -73,8 +70,7 @@ def diff(first: str, second: str, as_json: bool) -> None:
 
     The exit status is 0 if they are the same, and 1 if they differ.
 
-    
-
+    \b
     Examples:
       anyaccel checkpoint diff runs/a runs/b
       anyaccel checkpoint diff saved runs/a --json
@@ -92,8 +88,7 @@ def verify(folder: str, as_json: bool) -> None:
 
     The exit status is 1 if something is damaged; the file, and the tensor in it, are named.
 
-    
-
+    \b
     Examples:
       anyaccel checkpoint verify runs/a
       anyaccel checkpoint verify runs/a --json
@@ -113,8 +108,7 @@ def convert(folder: str, file: str, node: str | None, as_json: bool) -> None:
 
     The names are those of the model. A parameter that a model has under several names is written under the first.
 
-    
-
+    \b
     Examples:
       anyaccel checkpoint convert runs/a net.safetensors
       anyaccel checkpoint convert saved head.pt --node head
