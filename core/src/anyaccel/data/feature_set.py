@@ -820,6 +820,9 @@ class FeatureSet(_SplitRows):
             ('weight',)
         """
         table, roles = self.to_arrow(), dict(self._roles)
+        arguments.check(
+            ColumnError, "with_tags: ", "columns", columns, _are_columns, "values by name", "{'NAME': [...]}"
+        )
         for name, values in columns.items():
             if name in roles:
                 raise ColumnError(f"{self._label!r} has a column {name!r} already", hint="give it another name")
@@ -982,6 +985,10 @@ def _cast_column(rows: Rows, name: str, dtype: Any) -> tuple[Any, Any]:
 
 
 CONFIG_KEYS = ("feature_set", "features", "targets", "tags", "stream")
+
+
+def _are_columns(columns: Any) -> bool:
+    return isinstance(columns, Mapping) and all(isinstance(name, str) and name for name in columns)
 
 
 def columns_of_role(

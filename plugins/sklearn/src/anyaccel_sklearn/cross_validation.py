@@ -12,7 +12,7 @@ import numpy as np
 
 from anyaccel import arguments
 from anyaccel.arguments import shown
-from anyaccel.call_hints import call_hints
+from anyaccel.call_hints import call_hints, class_hints
 from anyaccel.data import FeatureSet, FeatureSetView
 from anyaccel.data.roles import Names, listed, names_of, no_column
 from anyaccel.errors import PhaseError, ResultError
@@ -25,6 +25,7 @@ from anyaccel.specs import Loss
 _SCORE, _LOSS = "score", "loss"
 
 
+@class_hints
 @dataclass(frozen=True, eq=False)
 class CrossValidation:
     """What `cross_validate` measured.
