@@ -388,7 +388,7 @@ class LoopLoader(DeviceLoader):
         self.given = given
 
 
-_OF_CONTAINERS = {type(iter(container)) for container in ([], (), deque(), {}.values())}
+_OF_CONTAINERS: set[type] = {type(iter(container)) for container in ([], (), deque(), {}.values())}
 
 
 def _length(loader: Any) -> int | None:
