@@ -388,7 +388,7 @@ class LoopLoader(DeviceLoader):
         self.given = given
 
 
-_OF_CONTAINERS: set[type] = {type(iter(container)) for container in ([], (), deque(), {}.values())}
+_OF_CONTAINERS = {type(iter([0])), type(iter((0,))), type(iter(deque([0]))), type(iter({0: 0}.values()))}
 
 
 def _length(loader: Any) -> int | None:
