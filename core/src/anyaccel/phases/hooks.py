@@ -116,7 +116,7 @@ class HookCaller:
 
 
 class EpochHooks(LoopExtension):
-    """Calls the hooks of epochs.
+    """Call the hooks of epochs.
 
     Args:
         run: is handed to them.

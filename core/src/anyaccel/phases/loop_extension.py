@@ -174,7 +174,7 @@ class StepPacing:
         self._n_steps = 1
 
     def next(self) -> int:
-        """Steps for the next call."""
+        """Return the number of steps for the next call."""
         return self._n_steps
 
     def record(self, n_steps: int, seconds: float) -> None:

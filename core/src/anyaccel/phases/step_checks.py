@@ -45,7 +45,7 @@ _Found = tuple[str, float, float]
 
 
 class MeanCheck(LoopExtension):
-    """Compares losses over some of the first batches with those over their halves, in evaluation mode, once per phase.
+    """Compare losses over some of the first batches with those over their halves, in evaluation mode, once per phase.
 
     Args:
         phase: Phase with losses and steps that are computed in parts.
@@ -163,7 +163,7 @@ _PREFIX = "buffers/"
 
 
 class BufferCheck(LoopExtension):
-    """Compares buffers before and after the first steps of a phase, and warns once.
+    """Compare buffers before and after the first steps of a phase, and warn once.
 
     Args:
         phase: whose steps are computed in parts.

@@ -49,7 +49,7 @@ class LoopReplicas(Protocol):
 
 
 class ReplicatedEpochs(LoopExtension):
-    """Lets replicas go through epochs together, and none wait for one that has failed.
+    """Let replicas go through epochs together, and none wait for one that has failed.
 
     Args:
         run: the training.

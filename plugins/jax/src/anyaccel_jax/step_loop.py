@@ -80,7 +80,7 @@ def _put(put: Put, where: Any, array: np.ndarray) -> Any:
 
 
 class _LoopOrSteps:
-    """Runs steps as a loop or one by one; chosen at the first call.
+    """Run steps as a loop or one by one; chosen at the first call.
 
     On a CPU, XLA's convolutions take several times as long inside a loop as outside. Where a step has any, both ways
     run some steps over the first rows, whose results are dropped; where the state does not survive that, steps are run

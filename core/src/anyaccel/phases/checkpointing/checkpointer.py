@@ -50,7 +50,7 @@ _PAUSES_OF_INTERVAL = 0.25  # a checkpoint is on the disk long before the next i
 
 
 class Checkpointer:
-    """Writes the checkpoints of one run, and lets it continue where an earlier one was.
+    """Write the checkpoints of a run, and let it continue from those of an earlier run.
 
     Args:
         checkpoint: as given to the phase.
@@ -483,7 +483,7 @@ TERMINATED = 128 + 15
 
 
 class Termination:
-    """Handles SIGTERM from its making to `close`, unless the program does so itself.
+    """Handle SIGTERM from the creation to `close`, unless the program does so itself.
 
     Python handles signals in the main thread alone: in another thread SIGTERM ends the process at once, and the last
     checkpoint that was due is the newest.

@@ -558,7 +558,7 @@ def transfer(
 
 
 class SharedTransfer:
-    """Shares memory by DLPack. From the first failure on it copies through host memory.
+    """Share memory by DLPack. From the first failure on, copy through host memory.
 
     Args:
         target: where the tensor goes.

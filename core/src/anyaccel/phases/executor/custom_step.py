@@ -18,7 +18,7 @@ BatchColumns = Mapping[str, DeviceColumn]
 
 
 class CustomStep:
-    """Runs a custom function as the training step; its figures count as losses do.
+    """Run a custom function as the training step; its figures count as losses do.
 
     Args:
         stage: has the models and optimizers.

@@ -35,7 +35,7 @@ _ADVANCE_SECONDS = 0.005
 
 
 class ThrottledProgress(Progress):
-    """Stores the state of a run and draws it at most once in `interval` seconds; other calls only count.
+    """Store the state of a run, and draw it at most once in `interval` seconds; other calls only count.
 
     Slow drawing happens less often, so that it takes at most 0.5 % of the time. If drawing fails (the terminal was
     closed, the disk is full), the run continues with a warning, and nothing more is drawn in this phase. If an object
