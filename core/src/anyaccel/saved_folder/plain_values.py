@@ -104,7 +104,7 @@ class PlainReader:
     """Read the output of `plain`. A subclass also reads the output of `other`, by its `readers`.
 
     Args:
-        arrays: by the names that the plain data have for them.
+        arrays: Arrays by their names in the plain data.
     """
 
     readers: Mapping[str, Callable[[Any, Mapping[str, Any]], Any]]

@@ -53,14 +53,14 @@ class Checkpointer:
     """Write the checkpoints of a run, and let it continue from those of an earlier run.
 
     Args:
-        checkpoint: as given to the phase.
-        run: whose graph is loaded with the state of the newest checkpoint, if it continues.
-        callbacks: all of the run, whose state is part of a checkpoint.
+        checkpoint: Argument of the phase.
+        run: The run. If it continues, its graph is loaded with the state of the newest checkpoint.
+        callbacks: All callbacks of the run; their state is part of a checkpoint.
         resume: `"auto"` continues from the newest checkpoint, if there is one; `"never"` starts from scratch.
-        writes: whether this process writes; of several replicas the first one does, and all read.
+        writes: Whether this process writes; of several replicas the first one does, and all read.
 
     Attributes:
-        resumed: where the earlier run was; None if this one starts from scratch.
+        resumed: Position of the earlier run; None if this one starts from scratch.
 
     Raises:
         PhaseError: another run writes into the folder; or it has checkpoints and this run is to start from scratch; or
