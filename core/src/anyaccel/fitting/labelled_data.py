@@ -15,7 +15,7 @@ import pyarrow.parquet
 
 from anyaccel.arguments import shown
 from anyaccel.data import FeatureSet, FeatureSetView, IterableSource, MapSource, Pad, Reference, Source
-from anyaccel.data.arrow_columns import is_list, is_numeric, list_leaf
+from anyaccel.data.arrow_columns import is_list, is_numeric, list_leaf, to_numpy
 from anyaccel.data.padding import padding_of
 from anyaccel.data.readers.array_conversion import tag_column
 from anyaccel.data.readers.csv_files import table_from_csv
@@ -346,6 +346,10 @@ def _columns(
         column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         column = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
         _check_numbers(rules, argument, name, column)
+        if argument in rules.pads and not is_list(column.type):
+            values = to_numpy(name, column)  # rows of one length here may have another in other data
+            is_rows = values.ndim == 2
+            column = _as_lists(values, np.full(len(values), values.shape[1])) if is_rows else column
         columns[argument] = column
     lengths = None if rules.masked not in columns else _lengths(columns[rules.masked])
     takes_mask = rules.mask in rules.arguments and rules.mask not in columns
@@ -463,12 +467,7 @@ def _flat(column: Any) -> tuple[np.ndarray, np.ndarray | None]:
     if lengths is not None:
         values = column.flatten()
         return values.to_numpy(zero_copy_only=False), lengths
-    shape = [len(column)]
-    while pa.types.is_fixed_size_list(column.type):
-        shape.append(column.type.list_size)
-        column = column.flatten()
-    values = column.to_numpy(zero_copy_only=False)
-    return values.reshape(shape), None
+    return to_numpy("", column), None
 
 
 def _as_lists(values: np.ndarray, lengths: np.ndarray | None) -> Any:
