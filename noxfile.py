@@ -601,6 +601,20 @@ def site(session: nox.Session) -> None:
 
 
 @nox.session(python=False)
+def develop(session: nox.Session) -> None:
+    """Make the environment `.venv`: core, all features and the plugins after `--`, editable, and what tests need."""
+    unknown = set(session.posargs) - set(PLUGINS)
+    if unknown:
+        session.error(f"no plugin {', '.join(sorted(unknown))}; there are {', '.join(PLUGINS)}")
+    session.run(sys.executable, "-m", "venv", ".venv", external=True)
+    pip = (str(ROOT / ".venv" / ("Scripts" if sys.platform == "win32" else "bin") / "python"), "-m", "pip", "install")
+    session.run(*pip, *group("editable"), external=True)
+    tools = group("test", "guests", "lint", "types", *session.posargs)
+    plugins = editable(*FEATURES, *session.posargs)
+    session.run(*pip, "--no-build-isolation", *plugins, *tools, external=True)
+
+
+@nox.session(python=False)
 def bump(session: nox.Session) -> None:
     """Give every distribution the version after `--`, and let each require it of the others."""
     number = (

@@ -454,6 +454,11 @@ CALLS: dict[str, Callable[[], Call]] = {
         {"orders": aa.SimpleSampler(2).epoch_orders({"data": data()}), "epoch": 0},
     ),
     "SimpleSampler.steps": lambda: (aa.SimpleSampler(2).steps, {"n": 3}),
+    "TabularMLP": lambda: (
+        aa.TabularMLP,
+        {"n_numbers": 2, "cardinalities": (3,), "n_outputs": 1, "hidden": (4,)}
+        | {"dropout": 0.5, "category_dropout": 0.1, "dtype": "float32"},
+    ),
     "TrainPhase": lambda: (
         planned(aa.TrainPhase),
         {"label": "t", "data": "train", "losses": [LOSS], "sampler": 4, "schedule": None, "n_epochs": 1}

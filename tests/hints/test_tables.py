@@ -8,6 +8,11 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
+import torch
+from sklearn.compose import ColumnTransformer, make_column_transformer
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 
 import anyaccel as aa
 from anyaccel.fitting import FittedModel
@@ -118,3 +123,89 @@ def test_arguments_of_tables(hint: Any) -> None:
         _ = untreated.columns
     assert untreated.graph.feature_sets
     assert aa.fit(net, table, target="y", preprocess="auto", epochs=1, progress="none").columns["age"]
+    with hint("write embed=['COLUMN']"):
+        fitted(frame(), embed=3)
+    assert fitted(frame(), embed=["sex"]).columns["sex"].treatment.startswith("code")
+    with hint("write preprocess='auto'"):
+        fitted(frame(), preprocess="standard")
+    assert fitted(frame(), preprocess="auto").columns["sex"]
+    scaler = StandardScaler()
+    with hint("leave categories= and embed= out, or write preprocess='auto'"):
+        fitted(table, preprocess=scaler, categories=["age"])
+    assert fitted(table, preprocess=scaler) and fitted(frame(), preprocess="auto", categories=["age"], embed=True)
+    data = aa.FeatureSet.from_dict("data", {"age": table["age"], "y": np.arange(N) % 2}, ["age"], ["y"])
+    with hint("give a data frame, a mapping of arrays, or the path of a file"):
+        fitted(data, None, net(1, 2), categories=["age"])
+    with hint("name the features in a list, or transform the columns before"):
+        fitted(table, features={"x": ["age"]}, drop=["age"])
+    assert fitted(table, features=["age"]).columns["age"]
+
+
+def test_models_and_losses_of_tables(hint: Any) -> None:
+    table = frame()
+    with hint(
+        "give the first layer {} inputs; or give a function that makes the model: lambda n_features, n_outputs: MODEL"
+    ):
+        fitted(table, model=torch.nn.Linear(7, 2))
+    assert fitted(table, model=torch.nn.Linear(3, 2)).columns
+    assert fitted(table, model=lambda n_features, n_outputs: torch.nn.Linear(n_features, n_outputs)).columns
+    with hint("give rows of all classes"):
+        fitted(table.assign(y="yes"))
+    with hint("make it one type (pandas: table[{}].astype(str)), or leave it out, drop=[{}]"):
+        fitted(table.assign(mixed=[1, "a"] * (N // 2)))
+    mixed = table.assign(mixed=[1, "a"] * (N // 2))
+    assert fitted(mixed.assign(mixed=mixed["mixed"].astype(str)), categories=["mixed"]) and fitted(
+        mixed, drop=["mixed"]
+    )
+    holed = {"age": np.where(np.arange(N) % 9, table["age"], np.nan), "price": table["age"]}
+    with (
+        hint(
+            "lower lr, optimizer=Optimizer('adam', lr=1e-4), or look for NaN in the data; on_nan='ignore' returns the "
+            "model as it is"
+        ),
+        pytest.warns(aa.errors.NaNWarning),
+    ):
+        fitted(holed, "price", net(1, 1), preprocess=None)
+    optimizer = aa.Optimizer("adam", lr=1e-4)
+    kept = fitted(holed, "price", net(1, 1), preprocess=None, on_nan="ignore", optimizer=optimizer)
+    assert np.isnan(kept.results.loss).all()
+
+
+def test_transformers_of_tables(hint: Any, tmp_path: Path) -> None:
+    table = frame(size=[1.0, None] * (N // 2))
+    with hint("name the columns that it takes: make_column_transformer((StandardScaler(), ['COLUMN']), ...)"):
+        fitted(table, preprocess=StandardScaler())
+    scaled = make_column_transformer((StandardScaler(), ["age"]), ("drop", ["sex", "size"]))
+    assert fitted(table, preprocess=scaled).columns["age"]
+    with hint("put SimpleImputer() in front of it: make_pipeline(SimpleImputer(), ...)"):
+        fitted(table[["age", "size", "y"]], preprocess=StandardScaler())
+    imputed = make_pipeline(SimpleImputer(), StandardScaler())
+    assert fitted(table[["age", "size", "y"]], preprocess=imputed).columns["size"]
+    with hint("encode text and dates in it, for example with OneHotEncoder() in a ColumnTransformer"):
+        fitted(table[["sex", "y"]], preprocess=FunctionTransformer())
+    one_hot = fitted(table[["sex", "y"]], preprocess=ColumnTransformer([("sex", OneHotEncoder(), ["sex"])]))
+    with hint("fit it so that it takes such values, for example OneHotEncoder(handle_unknown='ignore')"):
+        one_hot.predict(table.assign(sex="other"))
+    tolerant = fitted(table[["sex", "y"]], preprocess=OneHotEncoder(handle_unknown="ignore"))
+    assert len(tolerant.predict(table.assign(sex="other"))) == N
+    with hint("write preprocess='auto', or a ColumnTransformer of scikit-learn's own transformers"):
+        fitted(table[["age", "y"]], preprocess=FunctionTransformer(np.tanh)).save(tmp_path / "functions")
+    fitted(table[["age", "y"]], preprocess="auto").save(tmp_path / "auto")
+    fitted(table, preprocess=scaled).save(tmp_path / "scaled")
+    assert len(aa.load(tmp_path / "scaled").predict(table)) == N
+
+
+class DropsRows:
+    """A transformer that leaves rows out."""
+
+    def fit(self, frame: Any, y: Any = None) -> DropsRows:
+        return self
+
+    def transform(self, frame: Any) -> Any:
+        return frame.to_numpy()[1:]
+
+
+def test_transformers_that_drop_rows(hint: Any) -> None:
+    with hint("choose a transformer that keeps all rows"):
+        fitted(frame()[["age", "y"]], preprocess=DropsRows())
+    assert fitted(frame()[["age", "y"]], preprocess=StandardScaler())

@@ -21,8 +21,12 @@ from safetensors.torch import save_file  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from anyaccel_offload.torch import (  # noqa: E402
+    DeviceMap,
     ModelHook,
+    OffloadedWeightsLoader,
     add_hook_to_module,
+    align_module_device,
+    attach_layerwise_casting_hooks,
     cpu_offload,
     disk_offload,
     dispatch_model,
@@ -32,8 +36,10 @@ from anyaccel_offload.torch import (  # noqa: E402
     load_checkpoint_and_dispatch,
     load_checkpoint_in_model,
     offload_of,
+    offload_weight,
     remove_hook_from_module,
     remove_offload,
+    set_module_tensor_to_device,
 )
 
 X = torch.ones(2, 3)
@@ -85,8 +91,11 @@ def test_maps_of_devices(hint: Any, folder: Path, tmp_path: Path) -> None:
         dispatch_model(chain(), {"0": "cpu"})
     dispatch_model(chain(), {"0": "cpu", "1": "cpu"})
     dispatch_model(chain(), {"": "cpu"})
-    with hint("write device_map={}"):
+    with hint("write {}={}"):
         dispatch_model(chain(), device_map={"": "nonsense"})
+    with hint("write {}={}"):
+        infer_auto_device_map(chain(), max_memory={"nonsense": 1})
+    infer_auto_device_map(chain(), max_memory={"cpu": "60GiB"})
     with hint("write 'cpu' or 'disk'"):
         dispatch_model(chain(), device_map={"": "meta"})
     assert offload_of(dispatch_model(chain(), {"0": "cpu", "1": "disk"}, offload_dir=tmp_path / "new"))
@@ -339,3 +348,63 @@ def test_an_offloaded_model_is_not_compiled(hint: Any) -> None:
     with hint("leave compile out: they run uncompiled"):
         run(compile="steps")
     assert run().loss.size  # without compile
+
+
+def test_single_tensors(hint: Any, folder: Path, tmp_path: Path) -> None:
+    model = chain()
+    for name in ("0.nothing", "7.weight"):
+        with hint("use a name of model.state_dict()"):
+            set_module_tensor_to_device(model, name, "cpu")
+    for name in model.state_dict():
+        set_module_tensor_to_device(model, name, "cpu")
+    with hint("write device='cpu', or use disk_offload(model)"):
+        set_module_tensor_to_device(model, "0.weight", "disk")
+    set_module_tensor_to_device(model, "0.weight", device="cpu")
+    disk_offload(chain(), tmp_path / "new")
+    with hint("give its value=, or load a checkpoint"):
+        set_module_tensor_to_device(empty(), "0.weight", "cpu")
+    set_module_tensor_to_device(empty(), "0.weight", "cpu", value=torch.ones(4, 3))
+    load_checkpoint_in_model(empty(), folder)
+    model = from_files(folder)
+    with hint("load the model without 'disk'"), align_module_device(model[0], "cpu"), torch.no_grad():  # type: ignore[index]
+        model[0].weight.add_(1)  # type: ignore[index]
+    model = load_checkpoint_and_dispatch(empty(), folder, {"": "cpu"})
+    with align_module_device(model[0], "cpu"), torch.no_grad():  # type: ignore[index]
+        model[0].weight.add_(1)  # type: ignore[index]
+
+
+def test_weights_by_name(hint: Any, folder: Path, tmp_path: Path) -> None:
+    with hint("write 'layer.weight'"):
+        offload_weight(X, "../x", tmp_path)
+    offload_weight(X, "layer.weight", tmp_path)
+    with hint("write save_folder='FOLDER'"):
+        OffloadedWeightsLoader()
+    with hint("write save_folder='FOLDER'"):
+        OffloadedWeightsLoader(index={"a": {"shape": [1], "dtype": "float32"}})["a"]
+    assert len(OffloadedWeightsLoader(save_folder=folder)) == 4
+
+
+def test_layers_with_narrow_weights(hint: Any) -> None:
+    with hint("write storage_dtype=torch.float8_e4m3fn"):
+        attach_layerwise_casting_hooks(chain(), None, torch.float32)  # type: ignore[arg-type]
+    model = chain()
+    attach_layerwise_casting_hooks(model, storage_dtype=torch.float8_e4m3fn, compute_dtype=torch.float32)
+    with hint("call the model under torch.no_grad(), or freeze it: model.requires_grad_(False)"):
+        model(X)
+    with torch.no_grad():
+        model(X)
+    model.requires_grad_(False)(X)
+    model = chain()
+    with torch.no_grad():
+        model[0].weight.fill_(1e6)
+    with hint("leave it as it is: skip_modules_pattern={}"):
+        attach_layerwise_casting_hooks(model, torch.float16, torch.float32)
+    attach_layerwise_casting_hooks(model, torch.float16, torch.float32, skip_modules_pattern="0")
+
+
+def test_plans_of_other_blocks(hint: Any) -> None:
+    model = chain()
+    planned = infer_auto_device_map(model, {"cpu": "1kB", "disk": "1MB"}, headroom=0)
+    with hint("plan the map again: infer_auto_device_map(model, max_memory)"):
+        dispatch_model(model, DeviceMap({"": "disk"}, planned.plan))
+    dispatch_model(model, infer_auto_device_map(model, max_memory={"cpu": "1MB"}))

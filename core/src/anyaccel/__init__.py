@@ -1,7 +1,7 @@
 """anyaccel: one device layer for models of any machine-learning framework, and graphs that train across frameworks.
 
 Importing this package imports no framework, plugin, NumPy or Arrow, and does not look for plugins: each public name is
-imported on first use, names of anyaccel's other distributions from these. The modules beside this file are the kernel,
+imported on first use, names of anyaccel's other distributions from these. The modules in this folder are the kernel,
 which is all that `place` and `move` need.
 """
 
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from anyaccel.metrics import Metric as Metric
     from anyaccel.numpy_backend import SequentialCNN as SequentialCNN
     from anyaccel.numpy_backend import SequentialMLP as SequentialMLP
+    from anyaccel.numpy_backend import TabularMLP as TabularMLP
     from anyaccel.numpy_backend import simulate as simulate
     from anyaccel.own_loop import Loop as Loop
     from anyaccel.own_loop import prepare as prepare
@@ -120,7 +121,7 @@ _NAMES = {
     "ReduceLROnPlateau TrainPhase WeightAveraging",
     "placement": "best_device device_of devices devices_or_cpu move place scope",
     "specs": "Loss Optimizer Schedule",
-    "numpy_backend": "SequentialCNN SequentialMLP simulate",
+    "numpy_backend": "SequentialCNN SequentialMLP TabularMLP simulate",
     "precision": "LossScale",
     "results": "Comparison EvalResults TrainResults compare",
     "graph.weights": "copy_weights",
@@ -162,7 +163,7 @@ def __getattr__(name: str) -> _Any:
 
 
 def __dir__() -> list[str]:
-    """Return the names of core, and of what is installed beside it."""
+    """Return the names of core and of the other installed distributions."""
     return sorted({*__all__, *(entry.name for entry in _distributions.entry_points(_distributions.NAMES))})
 
 

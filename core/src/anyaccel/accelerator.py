@@ -162,9 +162,7 @@ class Accelerator:
         return registry().serving(framework, self.device, vendor=self.vendor)
 
     def device_string(self, framework: str) -> str:
-        """Return the framework's own name for the device, such as `"cuda:0"`; raise FrameworkError if it has none
-        there.
-        """
+        """Return the framework's own name for the device, such as `"cuda:0"`; raise FrameworkError without one."""
         known = registry()
         return str(known.ask(known.find(framework, self.device.kind), "device_string", self.device, required=True))
 

@@ -1,4 +1,6 @@
-"""Checks of arguments where they enter. Each gives the value, or raises `WHERE NAME=VALUE is not ...` with a hint."""
+"""Checks of arguments at the public entry points. Each returns the value, or raises an error with the name and an
+example.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def shown(value: object, longest: int = 200) -> str:
 
 
 def check(error: Error, where: str, name: str, value: Any, fits: Fits, wanted: str, example: object) -> Any:
-    """`value` if `fits` says so; what raises in it does not fit. `example` is a valid value, as code."""
+    """Return `value` if `fits` accepts it; an exception in it means no. `example` is a valid value, as code."""
     try:
         if fits(value):
             return value
@@ -43,12 +45,12 @@ def is_integer(value: Any) -> bool:
 
 
 def flag(error: Error, where: str, name: str, value: Any) -> bool:
-    """True or False and nothing else: text such as `"false"` would be true."""
+    """Return True or False; refuse anything else, because text such as `"false"` would be true."""
     return bool(check(error, where, name, value, lambda it: isinstance(it, bool), "True or False", True))
 
 
 def text(error: Error, where: str, name: str, value: Any, wanted: str = "text", example: str = "'NAME'") -> str:
-    """Text that is not empty."""
+    """Return text that is not empty."""
     return str(check(error, where, name, value, lambda it: isinstance(it, str) and it and it.encode(), wanted, example))
 
 
@@ -69,7 +71,7 @@ def _is_number(value: Any) -> bool:
 
 
 def mapping(error: Error, where: str, name: str, value: Any, example: str = "{'NAME': ...}") -> dict[str, Any]:
-    """Return a dict with text keys, of its own; empty for None."""
+    """Return a new dict with text keys; empty for None."""
     value = {} if value is None else value
     fits = lambda it: isinstance(it, Mapping) and all(isinstance(key, str) for key in it)  # noqa: E731
     return dict(check(error, where, name, value, fits, "a dict with text keys", example))

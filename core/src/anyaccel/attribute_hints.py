@@ -1,4 +1,4 @@
-"""Hints for methods that objects of other libraries have: what to write here instead."""
+"""Hints for methods that objects of other libraries have: the corresponding code here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from anyaccel.suggestions import did_you_mean
 
 
 class AttributeHints:
-    """Base of public classes: their AttributeError says what was probably meant.
+    """Base class of public classes; its AttributeError suggests what was probably meant.
 
     A subclass has `attribute_hints`: names that other libraries use, separated by spaces, and a hint for them.
     """

@@ -52,7 +52,7 @@ Kind = TypeVar("Kind")
 
 
 def _derives(key: type[Any] | str, kind: type[Any]) -> bool:
-    """Whether a key of `capabilities` names a class derived from one; a package that has none of it is not imported."""
+    """Return whether a key of `capabilities` names a class derived from one, without importing unrelated packages."""
     if isinstance(key, str):
         package, _, name = key.partition(".")
         if package != kind.__module__.partition(".")[0]:
@@ -118,7 +118,7 @@ class Backend(ABC):
         return found
 
     def _brought(self, kind: type[Any]) -> Any:
-        """Return the capability that another plugin brings by an entry point; None where none does."""
+        """Return the capability that another plugin provides by an entry point; None if none does."""
         name = f"{self.framework}.{capability_name(kind)}"
         entry = named(BROUGHT, name)
         brought = None if entry is None else loaded(entry)(self)
@@ -363,11 +363,11 @@ class Compute(ABC):
     """Whether programs heed `Optimizer.groups`."""
 
     def wrap(self, model: Any) -> Any:
-        """Return the object that a graph node applies to `model`: the model, or an object that also holds its
+        """Return the object that a graph node stores for `model`: the model, or an object that also holds its
         parameters.
 
         It is called when a graph is built; wrapping a wrapped model changes nothing. Override it for models that are
-        functions without parameters, which could not store what was learned. The default returns the model.
+        functions without parameters, which could not store the learned values. The default returns the model.
         """
         return model
 

@@ -85,13 +85,13 @@ def call_hints(
 
 
 def call_hints(function: Any = None, *, unknown: UnknownArgument | None = None) -> Any:
-    """Let a call with wrong arguments be an ArgumentError that says which there are and which was meant.
+    """Let a call with wrong arguments raise an ArgumentError that lists the arguments and suggests one.
 
-    The signature stays what it is, for editors and type checkers, and a call that Python takes is not looked at.
+    The signature stays unchanged for editors and type checkers, and a call that Python accepts is not examined.
 
     Args:
-        function: a function, a method, or `__init__`.
-        unknown: gives another error for an argument that there is not.
+        function: A function, a method, or `__init__`.
+        unknown: Function that returns another error for an unknown argument.
     """
     if function is None:
         return functools.partial(call_hints, unknown=unknown)

@@ -13,13 +13,13 @@ Function = Callable[[Any], Any]
 
 
 def map_leaves(obj: Any, function: Function, is_leaf: Callable[[Any], Any]) -> Any:
-    """`obj` with `function` applied to each leaf; the same object if no leaf changed.
+    """Return `obj` with `function` applied to each leaf; the same object if no leaf changed.
 
     Args:
-        obj: a leaf, or a container: a mapping, list, tuple, named tuple or dataclass, or an object whose class has
+        obj: A leaf, or a container: a mapping, list, tuple, named tuple or dataclass, or an object whose class has
             `__anyaccel_move__(self, move)`, which is called with this mapping as `move`.
-        function: called with each leaf.
-        is_leaf: whether an object of any other type than dict, list and tuple is a leaf although it is a container.
+        function: Function called with each leaf.
+        is_leaf: Whether an object of any other type than dict, list and tuple is a leaf although it is a container.
 
     Raises:
         MoveError: a container cannot be rebuilt from its content.

@@ -108,7 +108,7 @@ def entry_points(group: str) -> Sequence[EntryPoint]:
 
 
 def named(group: str, name: str) -> EntryPoint | None:
-    """Return the entry point of this name; None if there is none.
+    """Return the entry point with this name, or None.
 
     Raises:
         PluginError: two distributions offer it.
@@ -121,7 +121,8 @@ def named(group: str, name: str) -> EntryPoint | None:
 
 
 def load(group: str, name: str) -> Any:
-    """What a distribution offers under a name; None where neither an installed one nor one of anyaccel's own does.
+    """Return what a distribution offers under a name; None if neither an installed one nor one of anyaccel's own offers
+    it.
 
     Raises:
         MissingDistributionError: one of anyaccel's own distributions offers it, and is not installed.
@@ -137,7 +138,7 @@ def load(group: str, name: str) -> Any:
 
 
 def loaded(entry: EntryPoint) -> Any:
-    """What an entry point names, imported.
+    """Import and return the object of an entry point.
 
     Raises:
         PluginError: its distribution is one of anyaccel's own with another version than core, or it cannot be imported.
@@ -160,7 +161,7 @@ def saved_names(what: str) -> list[str]:
 
 
 def moved_names(package: str, names: str) -> Callable[[str], Any]:
-    """`__getattr__` of a package of version 0.1 of which names have moved into other distributions."""
+    """Return `__getattr__` for a package of version 0.1 whose names have moved into other distributions."""
 
     def get(name: str) -> Any:
         value = load(NAMES, name) if name in names.split() else None
@@ -201,7 +202,7 @@ class MovedModules:
 
     @classmethod
     def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Return the spec of `anyaccel.NAME` and what is below it; None for every other module."""
+        """Return the spec of `anyaccel.NAME` and its submodules; None for every other module."""
         package, _, below = name.partition(".")
         olds = (old for old in sorted(MODULES, reverse=True) if f"{below}.".startswith(f"{old}."))  # the longest first
         old = next(olds, "") if package == "anyaccel" else ""

@@ -336,7 +336,7 @@ class Experiment(AttributeHints):
 
 
 def _read(folder: Any) -> tuple[Mapping[str, Any], Mapping[str, np.ndarray]]:
-    """What `Experiment.save` wrote in addition to the graph: plain data, and the arrays of results."""
+    """Return what `Experiment.save` wrote in addition to the graph: plain data, and the arrays of results."""
     manifest, arrays = saved_folder.read(folder, _PART, _RUN)
     part = manifest[_PART]
     keys = ("phases", "callbacks", "results")
@@ -382,7 +382,7 @@ def _read_phase(parts: Any, allow: Iterable[type]) -> Any:
 
 
 def _callback_parts(callbacks: Iterable[Callback]) -> list[dict[str, Any]]:
-    """Callbacks as plain data: the class, and what its `get_config` gives; None without one."""
+    """Return callbacks as plain data: the class, and the result of its `get_config`; None without one."""
     parts = []
     for callback in callbacks:
         cls = type(callback)

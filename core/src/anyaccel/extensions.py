@@ -1,8 +1,8 @@
-"""Extensions: what one module adds to another that does not know it, registered under the name of a point.
+"""Extensions: objects that one module adds to another that does not know it, registered under the name of a point.
 
-A module that can be extended asks for `extensions("POINT")`, or for `sole_extension("POINT")` where there can be only
-one. Who extends it registers an object when it is imported, or is named by an entry point `POINT` of the group
-`anyaccel.extension_points` and imported when it is first asked for.
+A module that can be extended calls `extensions("POINT")`, or `sole_extension("POINT")` if there can be only one. An
+extending module registers an object when it is imported, or is named by an entry point `POINT` of the group
+`anyaccel.extension_points` and imported when it is first requested.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def extensions(point: str) -> list[Any]:
 
 
 def sole_extension(point: str) -> Any:
-    """Return the extension of a point that can have only one; None if it has none.
+    """Return the extension of a point that can have only one; None without one.
 
     Raises:
         PluginError: it has several.

@@ -25,10 +25,10 @@ class HostMemory(NamedTuple):
 
 
 def host_memory(root: Path = _ROOT) -> HostMemory:
-    """Return the host memory now, within the limits of the process (`ulimit -v`) and of its control groups.
+    """Return the current host memory, within the limits of the process (`ulimit -v`) and of its control groups.
 
-    Free memory is what is available without swapping, including the system's caches. `root` is the directory of `proc`
-    and `sys`.
+    Free memory is the memory available without swapping, including the system's caches. `root` is the directory of
+    `proc` and `sys`.
     """
     meminfo = _meminfo(root / "proc/meminfo")
     total = meminfo.get("MemTotal", 0) or _pages("SC_PHYS_PAGES")
@@ -94,7 +94,9 @@ def _limits(root: Path) -> Iterator[tuple[int, int]]:
 
 @cache
 def _groups(parent: Path, mounts: tuple[str, ...], path: str, limit: str) -> list[Path]:
-    """Control groups that have limits, up to each mount point, which in a container is often the group itself."""
+    """Return control groups that have limits, up to each mount point, which in a container is often the group
+    itself.
+    """
     parts = [part for part in PurePosixPath(path).parts if part not in ("/", "..")]
     depths = range(len(parts), -1, -1)
     folders = (parent.joinpath(mount, *parts[:depth]) for mount in mounts for depth in depths)

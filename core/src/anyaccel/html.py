@@ -27,7 +27,7 @@ _FIRST = {"gpu": 0, "mps": 0, "xpu": 1, "sim": 2}  # where a kind begins among t
 
 
 class Markup(str):
-    """Text that is HTML or XML already: elements contain it as it is, and a notebook shows it."""
+    """Text that is HTML or XML already: elements contain it unchanged, and a notebook shows it."""
 
     __slots__ = ()
 
@@ -47,9 +47,9 @@ NOWHERE = Colours("#D5DAE1", "#29323F")
 
 
 def colours(device: str) -> Colours:
-    """Return the colors of a device, given as text; always the same. For `""` those of what has no device yet.
+    """Return the colors of a device, given as text; always the same. `""` stands for a node without a device.
 
-    There are seven in addition to the CPU's, so two devices may share one: show the name too.
+    There are seven in addition to the CPU's, so two devices may have the same: show the name too.
     """
     kind, _, index = device.partition(":")
     if not kind:
@@ -61,9 +61,7 @@ def colours(device: str) -> Colours:
 
 
 def text(value: object, longest: int = LONGEST) -> str:
-    """Return a value as one line, cut to `longest` characters; what XML does not allow or is invisible becomes
-    U+FFFD.
-    """
+    """Return a value as one line, cut to `longest` characters; characters invalid in XML or invisible become U+FFFD."""
     try:
         whole = value if isinstance(value, str) else str(value)
     except Exception as error:  # a user's object whose __str__ fails is still shown
@@ -73,24 +71,24 @@ def text(value: object, longest: int = LONGEST) -> str:
 
 
 def escaped(value: object, longest: int = LONGEST) -> Markup:
-    """Return a value for an element's content or a quoted attribute; Markup is returned as it is."""
+    """Return a value for an element's content or a quoted attribute; Markup is returned unchanged."""
     return value if isinstance(value, Markup) else Markup(text(value, longest).translate(_ENTITIES))
 
 
 def joined(parts: Iterable[object]) -> Markup:
-    """Parts, concatenated; each is escaped unless it is Markup, and None is left out."""
+    """Concatenate parts; each is escaped unless it is Markup, and None is left out."""
     return Markup("".join(escaped(part) for part in parts if part is not None))
 
 
 def element(tag: str, *children: object, **attributes: object) -> Markup:
-    """Return an element. Underscores in attribute names stand for hyphens; an attribute that is None is left out."""
+    """Return an element. Underscores in attribute names become hyphens; an attribute that is None is left out."""
     given = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items() if value is not None}
     written = "".join(f' {name}="{escaped(value, 2000)}"' for name, value in given.items())
     return Markup(f"<{tag}{written}>{joined(children)}</{tag}>")
 
 
 def badge(device: str, shown: object = None) -> Markup:
-    """Return the name of a device on its color; `shown` instead of the name, for example where there is no device."""
+    """Return the name of a device on its color, or `shown` instead of the name, for example without a device."""
     fill, ink = colours(device)
     style = f"background:{fill};color:{ink};border-radius:4px;padding:1px 7px;white-space:nowrap;{_BADGE_FONT}"
     return element("span", device if shown is None else shown, style=style, data_anyaccel_device=device or None)

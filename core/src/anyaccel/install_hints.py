@@ -1,6 +1,6 @@
 """Which distribution to install: anyaccel's own, and the plugin of a known framework that no plugin runs yet.
 
-Besides the device aliases, this is the only place in core that names frameworks.
+Apart from the device aliases, this is the only place in core that names frameworks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DISTRIBUTIONS = frozenset(f"anyaccel-{name}" for name in (*BACKEND_PLUGINS, *_FE
 
 
 def hint_of(cls: type) -> tuple[str, str, str] | None:
-    """Framework, distribution and an explanation (may be empty) for a class of a known framework; else None."""
+    """Return framework, distribution and an explanation (may be empty) for a class of a known framework, or None."""
     roots = (str(base.__module__).partition(".")[0] for base in cls.__mro__)
     root = next((root for root in roots if root in HINTS), None)
     if root != "keras":
@@ -36,7 +36,7 @@ def hint_of(cls: type) -> tuple[str, str, str] | None:
 
 
 def is_like_an_estimator(obj: object) -> bool:
-    """Whether an object is of a library of estimators, or has their methods `fit` and `predict`."""
+    """Return whether an object belongs to a library of estimators, or has their methods `fit` and `predict`."""
     root = str(type(obj).__module__).partition(".")[0]
     return root in _ESTIMATORS or all(callable(getattr(obj, name, None)) for name in ("fit", "predict"))
 

@@ -30,7 +30,7 @@ _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGBREAK", "SIGALRM", "SIGU
 
 
 class _MainThread:
-    """What is known of the signals of the main thread.
+    """The state of the signals of the main thread.
 
     `held` and `depth` are changed by plain assignments, between which Python calls no handler.
     """
@@ -71,7 +71,7 @@ class _MainThread:
         self.raised = None
 
     def _unraisable(self, args: Any) -> None:
-        """Python ignores what is raised while an object is freed; a signal that comes there comes again."""
+        """Raise a signal again that arrived while an object was freed, because Python ignores exceptions there."""
         if self.raised is not None and args.exc_value is self.raised[0]:
             _, number, handler = self.raised
             self.raised = None
@@ -80,9 +80,9 @@ class _MainThread:
             (self._other_hook or sys.__unraisablehook__)(args)
 
     def _deferring(self, handler: Any) -> Handler | None:
-        """Return the handler that one of this object's stands for; None for others.
+        """Return the handler that one of this object's handlers replaces; None for others.
 
-        A callback that sets a handler and then the one that was there before may have got one of this object's.
+        A callback that sets a handler and later restores the previous one may have received one of this object's.
         """
         is_ours = isinstance(handler, partial) and handler.func == self._receive
         return handler.args[0] if is_ours else None
@@ -125,7 +125,7 @@ class _MainThread:
             self.waiting.pop(next(iter(self.waiting)))()
 
     def forget(self) -> None:
-        """In a process that was forked: signals are not deferred there."""
+        """Stop deferring signals in a forked process."""
         self.held, self.depth = False, 0
         self.waiting.clear()
 
@@ -175,11 +175,11 @@ def deferred() -> AbstractContextManager[None]:
 
 
 def allowed(*, may_catch: bool = True) -> AbstractContextManager[None]:
-    """Inside, signals are not deferred: for what may last and changes no values, and for hooks.
+    """Return a context in which signals are not deferred: for long code that changes no values, and for hooks.
 
     Args:
-        may_catch: whether code inside may catch what a handler raises. If not, a signal whose exception was caught,
-            or replaced by an error, waits again: compilers catch everything.
+        may_catch: Whether code inside may catch the exception of a handler. If not, a signal whose exception was
+            caught, or replaced by an error, waits again: compilers catch everything.
     """
     return _Allowed(may_catch)
 

@@ -23,12 +23,12 @@ class Launched:
     """One of the processes that a launcher started.
 
     Attributes:
-        rank: which one, from 0.
-        size: how many there are.
-        local_rank: which one of those on this machine, from 0; None where the launcher does not say.
-        local_size: how many there are on this machine; None where the launcher does not say.
-        address: the host of the first process, at which all meet.
-        port: the port there.
+        rank: Rank of this process, from 0.
+        size: Number of processes.
+        local_rank: Rank among those on this machine, from 0; None if the launcher does not set it.
+        local_size: Number of processes on this machine; None if the launcher does not set it.
+        address: Host of the first process, at which all meet.
+        port: The port there.
     """
 
     rank: int
@@ -49,19 +49,19 @@ class Launched:
 
 
 def launched(environment: Mapping[str, str] | None = None) -> Launched | None:
-    """Return which of several processes this one is, by the variables of its launcher.
+    """Return the rank and size of this process, from the variables of its launcher.
 
     Those are RANK and WORLD_SIZE (torchrun, Ray, `anyaccel run`), OMPI_COMM_WORLD_RANK and _SIZE (Open MPI), PMI_RANK
-    and PMI_SIZE (MPICH, Intel MPI), and SLURM_PROCID and SLURM_STEP_NUM_TASKS (srun). Where one is started by another,
-    the inner one counts: torchrun under srun, and mpirun in an allocation of Slurm. MASTER_ADDR and MASTER_PORT are
-    taken from the hosts and the number of the job where they are not set.
+    and PMI_SIZE (MPICH, Intel MPI), and SLURM_PROCID and SLURM_STEP_NUM_TASKS (srun). If one launcher starts another,
+    the inner one counts: torchrun under srun, and mpirun in an allocation of Slurm. If MASTER_ADDR and MASTER_PORT are
+    not set, they are derived from the hosts and the number of the job.
 
     Returns:
         None if no launcher has set rank and size, or has started a single process.
 
     Raises:
-        ConfigError: they contradict each other, say only a part (WORLD_SIZE=2 without RANK, RANK without WORLD_SIZE,
-            LOCAL_RANK alone), or do not say where the processes meet.
+        ConfigError: the variables contradict each other, are incomplete (WORLD_SIZE=2 without RANK, RANK without
+            WORLD_SIZE, LOCAL_RANK alone), or do not tell where the processes meet.
     """
     given = os.environ if environment is None else environment
     if not any(name in given for name in _NAMES):  # no launcher at all
@@ -79,10 +79,10 @@ def launched(environment: Mapping[str, str] | None = None) -> Launched | None:
 
 
 def is_main_process() -> bool:
-    """Whether this process is the first of its launcher, or the only one: the one that prints and writes.
+    """Return whether this process is the first of its launcher, or the only one: the one that prints and writes.
 
     Raises:
-        ConfigError: as of `launched`.
+        ConfigError: see `launched`.
     """
     place = launched()
     return place is None or place.rank == 0
@@ -90,12 +90,12 @@ def is_main_process() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Variables:
-    """The names under which a launcher tells a process its place.
+    """The variables of a launcher that give a process its rank and size.
 
     Attributes:
-        launcher: its name, for messages.
-        rank, size: of the process, and how many there are.
-        local_rank, local_size: the same among the processes on this machine; the first that is set counts.
+        launcher: Name of the launcher, for messages.
+        rank, size: Variables of the rank of the process and the number of processes.
+        local_rank, local_size: The same among the processes on this machine; the first that is set is used.
     """
 
     launcher: str
@@ -153,7 +153,7 @@ def _place(environment: Mapping[str, str], variables: Variables) -> tuple[int, i
 
 
 def _local_place(environment: Mapping[str, str], variables: Variables, size: int) -> tuple[int | None, int | None]:
-    """The rank on this machine, and how many there are, to the extent that the launcher tells them."""
+    """Return the rank on this machine and the number of processes there, to the extent that the launcher sets them."""
     rank, n_local = local_rank(environment, variables), local_size(environment, variables)
     if n_local is not None and n_local > size:
         problem, available = f"{n_local} processes on this machine, of {size} in all", f"1 to {size}"
@@ -207,17 +207,17 @@ def check_agreement(environment: Environment, launchers: Sequence[Variables]) ->
 
 
 def check_partial(environment: Environment, launcher: Variables | None) -> None:
-    """Check what launchers say that have not set both rank and size.
+    """Check the variables of launchers that have not set both rank and size.
 
-    A size of 1, and the zeros that Slurm sets in a batch script, are those of its own process.
+    A size of 1, and the zeros that Slurm sets in a batch script, belong to a single process.
 
     Args:
-        environment: its variables.
-        launcher: the one that has set both and counts; None if there is none.
+        environment: The variables.
+        launcher: The launcher that has set both and is used; None if there is none.
 
     Raises:
-        ConfigError: several processes seem to be there, and nothing says which of them this is; or the launcher that
-            counts is contradicted.
+        ConfigError: several processes seem to exist, and nothing tells which of them this is; or the launcher in use is
+            contradicted.
     """
     for each in LAUNCHERS:
         if is_set(environment, each):
@@ -273,15 +273,15 @@ def is_set(environment: Environment, variables: Variables) -> bool:
 
 
 def local_rank(environment: Environment, variables: Variables) -> int | None:
-    """Return the rank among the processes on this machine, to the extent that the launcher tells it."""
+    """Return the rank among the processes on this machine, if the launcher sets it."""
     name = next((name for name in variables.local_rank if environment.get(name)), None)
     return None if name is None else number(environment, name)
 
 
 def local_size(environment: Environment, variables: Variables) -> int | None:
-    """How many processes there are on this machine, to the extent that the launcher tells it.
+    """Return the number of processes on this machine, if the launcher sets it.
 
-    Slurm has a list for all machines, such as `4(x2)`, which tells it where all have as many.
+    Slurm has a list for all machines, such as `4(x2)`, which gives it only if all have the same number.
     """
     if variables is SLURM:
         match = _ALIKE.fullmatch(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
@@ -291,7 +291,7 @@ def local_size(environment: Environment, variables: Variables) -> int | None:
 
 
 def address_of(environment: Environment, variables: Variables, size: int) -> str | None:
-    """Return the host of the first process: MASTER_ADDR, or what the launcher says of its hosts; None if nothing."""
+    """Return the host of the first process: MASTER_ADDR, or from the launcher's hosts; None if unknown."""
     given = environment.get("MASTER_ADDR")
     if given:
         return given
@@ -323,7 +323,7 @@ def port_of(environment: Environment, variables: Variables) -> int | None:
 
 
 def _job_of(environment: Environment, variables: Variables) -> str | None:
-    """What tells a job from others at the same time, and is alike in its processes."""
+    """Return an identifier of the job, which is equal in its processes and differs from other jobs at the same time."""
     if variables is SLURM:
         return f"{environment.get('SLURM_JOB_ID', '')}.{environment.get('SLURM_STEP_ID', '')}"
     if variables is OPEN_MPI:
@@ -339,7 +339,7 @@ _PART = re.compile(r"([^\[\],]*)(?:\[([^\]]*)\])?")
 
 
 def first_host(hosts: str) -> str:
-    """The first name of a list; the text itself where it is no list."""
+    """Return the first name of a list; the text itself if it is not a list."""
     return next(host_names(hosts), hosts)
 
 
@@ -350,7 +350,7 @@ def host_names(hosts: str) -> Iterator[str]:
 
 
 def _entries(hosts: str) -> Iterator[str]:
-    """Yield the parts between commas that stand in no bracket."""
+    """Yield the parts between commas that are not in brackets."""
     depth, begin = 0, 0
     for at, letter in enumerate(hosts + ","):
         depth += {"[": 1, "]": -1}.get(letter, 0)

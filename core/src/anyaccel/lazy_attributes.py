@@ -11,12 +11,12 @@ from typing import Any
 def lazy_attributes(
     package: str, modules: Mapping[str, str], other_names: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` for a package whose public names are in its submodules.
+    """Return `__getattr__` and `__dir__` for a package whose public names are in its submodules.
 
     Args:
-        package: the package's `__name__`.
-        modules: for each name the module that defines it, absolute or (`.module`) relative to the package.
-        other_names: what is called otherwise elsewhere, with a hint.
+        package: `__name__` of the package.
+        modules: For each name the module that defines it, absolute or (`.module`) relative to the package.
+        other_names: Names that other libraries use, with a hint.
     """
 
     def get(name: str) -> Any:

@@ -77,8 +77,7 @@ def devices_or_cpu(kind: str = "gpu") -> list[Device]:
 
 @call_hints
 def best_device(i: int = 0, framework: str | None = None) -> Device:
-    """Return GPU number `i` if it exists, otherwise accelerator number `i` of another kind (mps, xpu, ...), otherwise
-    the CPU.
+    """Return GPU number `i`, otherwise accelerator number `i` of another kind (mps, xpu, ...), otherwise the CPU.
 
     Args:
         i: Index of the device among those of its kind.
@@ -125,8 +124,7 @@ def device_of(obj: Any) -> Device | None:
 
 @call_hints
 def scope(where: Accelerator | Device | str, framework: str) -> AbstractContextManager[Any]:
-    """Return a context in which new tensors of `framework` are created on the device. Raises the errors that `place`
-    raises.
+    """Return a context in which new tensors of `framework` are created on the device. Raises the errors of `place`.
 
     Example:
         >>> import anyaccel as aa

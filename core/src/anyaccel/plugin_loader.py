@@ -1,7 +1,8 @@
-"""Plugin loader: finds plugins through entry points, and checks what a module offers and what its backends answer.
+"""Plugin loader: finds plugins through entry points, and checks the content of a module and the results of its
+backends.
 
 An entry point of the group `anyaccel` names a plugin module. Core's own plugin, NumPy, is named by `BUILT_IN_MODULE`
-instead, so that it is there without installed metadata too and cannot be switched off.
+instead, so that it works without installed metadata and cannot be disabled.
 """
 
 from __future__ import annotations
@@ -42,9 +43,10 @@ SLOW_HINT = f"give it more time, such as --timeout 300, or leave it out with {SW
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """A plugin. `error` is the exception that loading it raised; one with `faults` serves what it can.
+    """A plugin. `error` is the exception that loading it raised; a plugin with `faults` still serves what works.
 
-    `delays` say what it was too slow for, or hangs in: the command that waited goes without, and nothing else is wrong.
+    `delays` list operations for which it was too slow or hung: the waiting command continued without it, and nothing
+    else is wrong.
     """
 
     name: str
@@ -72,19 +74,19 @@ class Plugin:
 
     @property
     def source(self) -> str:
-        """Its distribution, or its name where it is registered by hand."""
+        """Its distribution, or its name if it was registered without one."""
         return self.distribution or self.name
 
     @property
     def cause(self) -> str:
-        """What is wrong, in one line; `""` if it works."""
+        """The fault, in one line; `""` if it works."""
         if self.error is None:
             return "; ".join([*self.faults, *self.delays])
         return " ".join(str(self.error).split()) if isinstance(self.error, AnyaccelError) else _one_line(self.error)
 
     @property
     def hint(self) -> str:
-        """What to do about it; `""` if it works."""
+        """How to fix it; `""` if it works."""
         if not self.is_broken:
             return SLOW_HINT if self.delays else ""
         if isinstance(self.error, AnyaccelError) and self.error.hint:
@@ -98,7 +100,7 @@ class Plugin:
 
 
 def built_in_backend() -> Backend:
-    """Core's own backend, from the `backends()` hook of `BUILT_IN_MODULE`."""
+    """Return core's own backend, from the `backends()` hook of `BUILT_IN_MODULE`."""
     return next(iter(import_module(BUILT_IN_MODULE).backends()))  # type: ignore[no-any-return]
 
 
@@ -144,7 +146,9 @@ def check_contract(plugin: Plugin, module: Any) -> None:
 
 
 def check_backends(plugin: Plugin) -> None:
-    """Raise PluginError for what is no Backend, core's own framework, wrong attributes, or capabilities as bases."""
+    """Raise PluginError for an object that is not a Backend, core's own framework, wrong attributes, or capabilities as
+    bases.
+    """
     for backend in plugin.backends:
         if not isinstance(backend, Backend):
             problem = f"plugin {plugin.name} offers {type(backend).__name__}, which is not a Backend"
@@ -230,7 +234,9 @@ _MOST_DEVICES = 10_000  # so that a generator without an end ends
 
 
 def raise_interrupt(error: BaseException) -> None:
-    """Called in `except`: raise what no plugin is blamed for: Ctrl-C, GeneratorExit, what a signal's handler raised."""
+    """Raise interrupts that no plugin is blamed for: Ctrl-C, GeneratorExit, exceptions of signal handlers. Call it in
+    `except`.
+    """
     handlers = map(signal.getsignal, signal.valid_signals())
     codes = {getattr(getattr(handler, "func", handler), "__code__", None) for handler in handlers}
     calls = {call.frame.f_code for call in inspect.trace(0)}
@@ -239,12 +245,12 @@ def raise_interrupt(error: BaseException) -> None:
 
 
 def ask(backend: Backend, method: str, *arguments: Any) -> tuple[Any, str]:
-    """What a method of `_ANSWERS` returns (`devices` as a tuple), and `""`.
+    """Return the result of a method of `_ANSWERS` (`devices` as a tuple), and `""`.
 
-    If it raises (SystemExit too), or returns something else, what stands for an answer, and what was wrong.
+    If it raises (SystemExit too), or returns something else, return a substitute and the fault.
 
     Raises:
-        ConfigError: the backend reads a variable of the environment that is wrong.
+        ConfigError: the backend reads an environment variable that is wrong.
     """
     expected, is_right, stand_in = _ANSWERS[method]
     try:
@@ -272,7 +278,7 @@ def _is_info(value: Any) -> bool:
 
 
 def offered(plugin: Plugin, module: Any, hook: str, kind: type, default: Any) -> Any:
-    """What a module's hook returns, as a `kind` (list or dict); `default` if it does not have the hook.
+    """Return the result of a module's hook, as a `kind` (list or dict); `default` if it does not have the hook.
 
     Raises:
         PluginError: it returns something else.
@@ -289,7 +295,7 @@ def offered(plugin: Plugin, module: Any, hook: str, kind: type, default: Any) ->
 
 @contextmanager
 def announce_waiting(name: str) -> Iterator[None]:
-    """Say on standard error which plugin is being imported, if that takes longer than `PATIENCE`."""
+    """Print on standard error which plugin is being imported, if that takes longer than `PATIENCE`."""
     line = f"waiting for plugin {name} (import); {SWITCH} says which plugins are loaded\n"
     timer = threading.Timer(PATIENCE, lambda: sys.stderr and sys.stderr.write(line))
     timer.daemon = True

@@ -78,7 +78,7 @@ class Registry:
         self._load(BACKEND_PLUGINS.keys())
 
     def _load(self, needed: Set[str]) -> None:
-        """Load the built-in backend, strangers' plugins, and of anyaccel's own backends those of these names."""
+        """Load the built-in backend, third-party plugins, and anyaccel's own backends with these names."""
         if self._loaded and needed.isdisjoint(self._deferred):
             return
         with self._lock:
@@ -108,7 +108,7 @@ class Registry:
                 self._loading = False
 
     def _sort(self) -> None:
-        """The order of plugins and backends is that of their names, whichever was needed first."""
+        """Sort plugins and backends by name, regardless of which was needed first."""
         in_order = sorted(self._plugins.items(), key=lambda item: (item[0] != BUILT_IN, item[0]))
         self._plugins = dict(in_order)
         backends = [backend for _, plugin in in_order for backend in plugin.backends]
@@ -168,7 +168,7 @@ class Registry:
         return plugin
 
     def _enter(self, plugin: Plugin) -> None:
-        """Serve what a plugin offers. A pair that another offers too is the one's that has the framework's name."""
+        """Register what a plugin offers. If two offer the same pair, the plugin with the framework's name wins."""
         entries = {id(b): (b, inspect.getattr_static(b, "owns") is not Backend.owns) for b in plugin.backends}
         self._plugins[plugin.name] = plugin
         offers = [(backend.framework, kind, backend) for backend in plugin.backends for kind in backend.kinds]
@@ -358,7 +358,9 @@ class Registry:
         return tuple(home or owners)
 
     def _owns(self, backend: Backend, obj: Any) -> bool:
-        """As `ask`, in half the time where nothing is wrong: this is called for each leaf of what is moved."""
+        """Return whether a backend owns an object, in half the time of `ask`: this is called for each leaf of a
+        move.
+        """
         try:
             if (answer := backend.owns(obj)) is True or answer is False:
                 return answer

@@ -1,7 +1,7 @@
-"""Random numbers that are the same for a seed on every machine, backend and NumPy version.
+"""Random numbers that are equal for a seed on every machine, backend and NumPy version.
 
-splitmix64 over a counter (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014): element i
-of a stream is a pure function of (key, i), so that any framework can compute it and there is no state.
+splitmix64 over a counter (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014): element i of
+a stream is a pure function of (key, i), so any framework can compute it and there is no state.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def permutation(stream: int, n: int) -> np.ndarray:
 
 
 def uniform(stream: int, shape: tuple[int, ...], low: float, high: float) -> np.ndarray:
-    """Uniform numbers in [low, high), float64 of `shape`, 53 random bits each."""
+    """Return uniform numbers in [low, high), float64 of `shape`, 53 random bits each."""
     n = int(np.prod(shape, dtype=np.int64))
     unit = (bits(stream, n) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return (low + (high - low) * unit).reshape(shape)

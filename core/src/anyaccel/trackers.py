@@ -297,8 +297,10 @@ def settings_of(run: Any) -> dict[str, Any]:
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested settings with dotted names, such as `graph.optimizer.lr`; lists as JSON.
 
-    >>> flat({"graph": {"seed": 0, "nodes": ["a", "b"]}})
-    {'graph.seed': 0, 'graph.nodes': '["a", "b"]'}
+    Example:
+        >>> from anyaccel.trackers import flat
+        >>> flat({"graph": {"seed": 0, "nodes": ["a", "b"]}})
+        {'graph.seed': 0, 'graph.nodes': '["a", "b"]'}
     """
     values: dict[str, Any] = {}
     for name, value in settings.items():

@@ -25,7 +25,7 @@ def test_neither_the_import_nor_the_backend_imports_jax() -> None:
     assert run(code).startswith("1 jax") and run(code).endswith("False")
 
 
-@pytest.mark.parametrize("name", ["SequentialMLP", "SequentialCNN", "Function"])
+@pytest.mark.parametrize("name", ["SequentialMLP", "SequentialCNN", "TabularMLP", "Function"])
 def test_models_are_loaded_on_first_use_and_import_no_library(name: str) -> None:
     code = (
         f"import sys; from anyaccel_jax import {name}; "

@@ -107,7 +107,7 @@ def test_settings_out_of_range_raise_spec_error() -> None:
 
 
 def test_graph_configuration_names_the_builtin_model(backend: TorchBackend) -> None:
-    assert dict(backend.models()) == {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN}
+    assert [*backend.models()] == ["SequentialMLP", "SequentialCNN", "TabularMLP"]
     assert backend.owns(SequentialMLP())
     assert backend.infer(SequentialMLP((2,)), [TensorSpec((3,), "float32")], 5) == (TensorSpec((2,), "float32"),)
 

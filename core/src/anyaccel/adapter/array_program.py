@@ -201,7 +201,7 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
         """Read what steps have left of the loss scale; here they leave nothing."""
 
     def _step_unless_skipped(self, means: Sequence[Any]) -> None:
-        """The optimizer step, unless losses are scaled and a gradient is not finite."""
+        """Run the optimizer step, unless losses are scaled and a gradient is not finite."""
         finite = True
         if self._loss_scale is not None:
             inverse = 1.0 / self.loss_scale_state().scale
@@ -276,7 +276,7 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
     def _microbatch_scale(
         self, columns: Sequence[tuple[Any, Any]], first: int, batch_size: int, n_microbatches: int
     ) -> dict[str, Any]:
-        """Factors of sums in each micro-batch, before gradients are averaged, of losses that weigh rows."""
+        """Return factors of sums in each micro-batch, before gradients are averaged, for losses that weight rows."""
         if not self._dataflow.weighted:
             return {}
         needed = {name for names in self._dataflow.weighted.values() for name in names}
@@ -290,7 +290,7 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
         return {term.label: n_microbatches * term.weight / weights[term.label] for term in self._dataflow.weighted}
 
     def _backward(self, inputs: Sequence[Any], scale: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """Losses; the gradients are added. The tape is freed on return, before the optimizer step."""
+        """Return losses after adding the gradients. The tape is freed on return, before the optimizer step."""
         _, losses, pullback = self.forward_pullback(inputs, scale) if scale else self.forward_pullback(inputs)
         pullback([None] * len(self.segment.outputs))
         return losses
@@ -335,7 +335,7 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
                 self._ops.write_optimizer_state(model, states[label])
 
     def _unshare_state(self) -> None:
-        """Called when others hold the arrays of the state, which steps never change here."""
+        """Mark the arrays of the state as shared by others; steps never change them here."""
 
     def close(self) -> dict[str, NodeState]:
         """Write to the user's models, and return the optimizer state."""

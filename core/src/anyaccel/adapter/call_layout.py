@@ -226,7 +226,7 @@ def _nested(arguments: Sequence[Path], inputs: Sequence[Any]) -> Arguments:
 
 
 def _tree(pairs: Sequence[tuple[Path, Any]]) -> dict[str | int, Any]:
-    """Values by the first step of their paths: itself, or a dict or list of those that continue from there."""
+    """Return values by the first step of their paths: the value, or a dict or list of those with longer paths."""
     groups: dict[str | int, list[tuple[Path, Any]]] = {}
     for path, value in pairs:
         groups.setdefault(path[0], []).append((path[1:], value))

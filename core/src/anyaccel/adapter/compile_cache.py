@@ -127,7 +127,7 @@ def _without_models(
     as_a_whole: bool,
     values: Values,
 ) -> CompiledSegment:
-    """Compiled functions that refer to models weakly."""
+    """Return compiled functions that refer to models weakly."""
     segment = dataflow.segment
     operations = tuple(
         op if op.model is None else replace(op, model=weakref.ref(op.model)) for op in segment.operations
@@ -193,7 +193,7 @@ CACHE = CompileCache(MAX_SEGMENTS)
 
 
 def _cache_key(segment: Segment, layout: SegmentLayout, ops: TracedOps, as_a_whole: bool) -> Hashable | None:
-    """What the functions of a segment depend on besides `python_values`; None where they may not be kept."""
+    """Return what the functions of a segment depend on in addition to `python_values`; None if they may not be kept."""
     models = [(id(model), _parameter_specs(layout, label)) for label, model in layout.models.items()]
     losses = [
         (term.label, term.loss.name, repr(term.loss.kwargs), term.inputs, term.device, term.weight)
@@ -234,7 +234,7 @@ def _owned(owner: str, key: Any) -> list[tuple[str, Any]]:
 
 
 def _is_module_attribute(obj: Any) -> bool:
-    """Whether a class or function is what its module has under its name."""
+    """Return whether its module has a class or function under its name."""
     module = sys.modules.get(str(getattr(obj, "__module__", "")))
     return getattr(module, str(getattr(obj, "__qualname__", "")), None) is obj
 

@@ -26,13 +26,14 @@ _Key = tuple[tuple[str, tuple[int, ...], str], ...]
 
 
 class _Built(NamedTuple):
-    """An optimizer made for some parameters: it computes, and keeps nothing.
+    """An optimizer for some parameters; it computes, and stores nothing.
 
     Attributes:
-        optimizer: the library's object.
-        rate: the variable that its rate is, or is multiplied by.
-        parameters: its variables in place of the parameters, by name.
-        slots: its other variables, by parameter and slot; what belongs to all is with the first parameter by name.
+        optimizer: Object of the library.
+        rate: Variable of its rate, or a factor of it.
+        parameters: Its variables for the parameters, by name.
+        slots: Its other variables, by parameter and slot; a variable for all parameters is stored with the first by
+            name.
     """
 
     optimizer: Any
@@ -42,13 +43,13 @@ class _Built(NamedTuple):
 
 
 class _Identity(NamedTuple):
-    """What an optimizer sees of a variable in addition to its value.
+    """The attributes of a variable that an optimizer reads, other than its value.
 
     Attributes:
-        name, path: of the variable, as it sees them when it is built.
-        name_in_steps: as it sees it in a step; TensorFlow's own variables have other names than those of the library.
-        decays: whether weight decay is applied to it.
-        is_overwritten: whether its gradient is its new value.
+        name, path: Name and path, as the optimizer sees them when it is built.
+        name_in_steps: Name in a step; TensorFlow's own variables have other names than those of the library.
+        decays: Whether weight decay is applied to it.
+        is_overwritten: Whether its gradient is its new value.
     """
 
     name: str
@@ -59,7 +60,7 @@ class _Identity(NamedTuple):
 
 
 class _Tagged(str):
-    """A name of a variable that says which parameter it stands for."""
+    """A name of a variable that identifies its parameter."""
 
     number: int
 
@@ -117,7 +118,7 @@ class LayerOptimizerRule(UpdateRule):
         self._refuse(self._given)
 
     def _refuse(self, made: Any) -> None:
-        """Refuse what only the library's own loop heeds."""
+        """Refuse settings that only the library's own loop applies."""
         name = self.optimizer.name
         if self._given is None and getattr(made, _OF_ALL_NODES, None):
             raise SpecError(
@@ -227,7 +228,7 @@ class LayerOptimizerRule(UpdateRule):
         return str(self._module.backend.standardize_dtype(array.dtype))
 
     def _build(self, key: _Key, values: Mapping[str, Any] | None = None) -> _Built:
-        """Return an optimizer for parameters of these names, shapes and dtypes, which begins with their `values` if
+        """Return an optimizer for parameters with these names, shapes and dtypes, initialized with their `values` if
         given.
         """
         if self._excludes and not self._identities:
@@ -259,7 +260,7 @@ class LayerOptimizerRule(UpdateRule):
         return _Built(made, rate, variables, slots)
 
     def _stand_in(self, number: int, identity: _Identity | None, value: Any, shape: tuple[int, ...], dtype: str) -> Any:
-        """Return a variable in place of a parameter, with the name and the path of the model's own."""
+        """Return a variable for a parameter, with the name and the path of the model's own."""
         name = _Tagged(f"p{number}x" if identity is None else identity.name.rpartition("/")[2])
         name.number = number
         with ExitStack() as scopes:
@@ -294,7 +295,7 @@ class LayerOptimizerRule(UpdateRule):
 
     @cached_property
     def _begins_with_values(self) -> bool:
-        """Whether what the optimizer keeps begins with the values of the parameters."""
+        """Whether the state of the optimizer begins with the values of the parameters."""
         ops, first = self._module.ops, []
         with self._outside():
             for value in ("zeros", "ones"):
@@ -340,10 +341,10 @@ class LayerOptimizerRule(UpdateRule):
 
 
 def _stateless(own: type, module: Any) -> Any:
-    """Return the class over the library's general one: those for a framework write to variables and not to given
+    """Return the class over the library's general one: the framework-specific ones write to variables, not to given
     values.
 
-    Objects of it know which parameter each of their variables belongs to, and what it is called there.
+    Its objects know the parameter of each of their variables, and its name there.
     """
     backends = f"{module.__name__}.src.backend."
     own = next(cls for cls in own.__mro__ if not str(cls.__module__).startswith(backends))  # the user wrote this one
@@ -379,7 +380,9 @@ def _stateless(own: type, module: Any) -> Any:
 
 
 def _seen_in_steps(variable: Any) -> Any:
-    """What the library gives a step in place of a variable: TensorFlow's own variable, which has a name."""
+    """Return the object that the library passes to a step for a variable: TensorFlow's own variable, which has a
+    name.
+    """
     value = getattr(variable, "value", None)
     return value if isinstance(getattr(value, "name", None), str) else variable
 

@@ -128,7 +128,7 @@ class NamedLoss:
         return _result(self._ops, total, count, parts.gradients)
 
     def _weighted(self, outputs: Any, targets: Any, weights: Sequence[Any]) -> LossResult:
-        """Return each loss times its factor; what has a factor of 0 does not count, whatever it is."""
+        """Return each loss times its factor; a value with a factor of 0 does not count, even if it is NaN."""
         ops = self._ops
         counts = target_counts(ops, targets, self._settings, outputs)
         factor = product(ops, [*counts, *weights], outputs)

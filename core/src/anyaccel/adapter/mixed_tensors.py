@@ -73,7 +73,7 @@ def _node(frame: FrameType) -> str:
 
 
 def _values(frame: FrameType, number: int) -> Iterator[tuple[str, Any]]:
-    """What is named in a line: variables, and attributes of `self`."""
+    """Yield the values that a line names: variables, and attributes of `self`."""
     text = linecache.getline(frame.f_code.co_filename, number, frame.f_globals).partition("#")[0]
     for name in dict.fromkeys(_NAMES.findall(text)):
         yield name, _value(frame, name)
@@ -90,6 +90,6 @@ def _value(frame: FrameType, name: str) -> Any:
 
 
 def _mover(tensor: Any) -> str:
-    """What a ledger saw; those that count register in "last_mover" a function that gives the line, or `""`."""
+    """Return the line that a ledger recorded for a tensor, from the functions registered in "last_mover", or `""`."""
     line = next(filter(None, (mover(tensor) for mover in extensions("last_mover"))), "")
     return line and f", moved there at {line}"

@@ -16,6 +16,7 @@ from anyaccel import arguments, rng
 from anyaccel.arguments import is_integer, shown
 from anyaccel.call_hints import constructor_hints
 from anyaccel.errors import ConfigError, ShapeError, SpecError
+from anyaccel.precision import NodePrecision
 from anyaccel.suggestions import did_you_mean
 
 _MAX_LAYERS, _MAX_WIDTH = 10_000, 2**24  # a configuration from anywhere must not end in a hang
@@ -52,9 +53,13 @@ def _check_options(model: str, activation: str, dropout: float, dtype: str) -> N
     if activation not in ACTIVATIONS:
         problem, hint = f"{model} has no activation {shown(activation)}", "write activation='relu'"
         raise SpecError(problem, available=", ".join(ACTIVATIONS), hint=hint)
-    arguments.number(SpecError, f"{model}: ", "dropout", dropout, lambda it: 0 <= it < 1, "in [0, 1)", 0.1)
+    _check_rate(model, "dropout", dropout)
     if dtype not in ("float32", "float64"):
         raise SpecError(f"{model}: dtype={shown(dtype)} is not float32 or float64", hint="write dtype='float32'")
+
+
+def _check_rate(model: str, name: str, rate: float) -> None:
+    arguments.number(SpecError, f"{model}: ", name, rate, lambda it: 0 <= it < 1, "in [0, 1)", 0.1)
 
 
 def _indexed(name: str, sizes: Sequence[Any]) -> dict[str, Any]:
@@ -105,6 +110,10 @@ class ModelSpec(ABC):
             problem, hint = f"{cls.model} has no setting {', '.join(unknown)}", did_you_mean(unknown[0], known)
             raise ConfigError(problem, available=", ".join(known), hint=hint)
         return cls(**config)
+
+    def precision_reason(self, precision: str) -> str:
+        """Why inputs that are cast to a precision would be other inputs; `""` if rounding is all that happens."""
+        return ""
 
     @abstractmethod
     def weight_shapes(self, inputs: Shapes) -> dict[str, tuple[int, ...]]:
@@ -248,6 +257,97 @@ class CNNSpec(ModelSpec):
         return {**convs, "head": (math.prod(self.output_shape), math.prod(shapes[-1]))}
 
 
+@dataclass(frozen=True, slots=True)
+class TabularSpec(ModelSpec):
+    """A multi-layer perceptron for rows of a table: numbers, and codes of categories, which it embeds.
+
+    Takes one input [n_numbers + len(cardinalities)] per sample: the numbers, then one code for each category column. A
+    code is a whole number from 0 to the cardinality - 1; 0 stands for missing and unseen. A row with any other code
+    gets NaN, so that the loss shows it. Layers are linear, with ReLU and dropout after each but the last.
+
+    Parameters are `embeddings.I.weight` [cardinality, width], with `width` as in `embedding_width`, `layers.I.weight`
+    [out, in] and `layers.I.bias` [out].
+
+    Args:
+        n_numbers: columns that are numbers.
+        cardinalities: for each category column the number of its codes, 0 included.
+        n_outputs: values for each row.
+        hidden: outputs of each layer but the last.
+        dropout: rate of the dropout after each hidden layer.
+        category_dropout: share of the codes that training replaces by 0, drawn for each value; thereby the model learns
+            what to say of a category that it has not seen.
+        dtype: `"float32"` or `"float64"`.
+
+    Raises:
+        SpecError: a size that is not a positive int, no columns, or a rate outside [0, 1).
+    """
+
+    model = "TabularMLP"
+    n_numbers: int = 1
+    cardinalities: tuple[int, ...] = ()
+    n_outputs: int = 1
+    hidden: tuple[int, ...] = (128, 64)
+    dropout: float = 0.1
+    category_dropout: float = 0.0
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cardinalities", as_shape(self.cardinalities))
+        object.__setattr__(self, "hidden", as_shape(self.hidden))
+        if not self.cardinalities or self.n_numbers != 0 or isinstance(self.n_numbers, bool):
+            _check_sizes(self.model, 1, {"n_numbers": self.n_numbers})
+        sizes = {"n_outputs": self.n_outputs, **_indexed("hidden", self.hidden)}
+        _check_sizes(self.model, len(self.hidden) + 1, {**sizes, **_indexed("cardinalities", self.cardinalities)})
+        _check_options(self.model, "relu", self.dropout, self.dtype)
+        _check_rate(self.model, "category_dropout", self.category_dropout)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Shape of one sample of the output."""
+        return (self.n_outputs,)
+
+    def precision_reason(self, precision: str) -> str:
+        """Codes are whole numbers, of which 16 bits hold few."""
+        dtype = NodePrecision(precision).dtype
+        exact, most = {"bfloat16": 2**8, "float16": 2**11}.get(dtype, 2**24), max(self.cardinalities, default=0)
+        return f"its codes of up to {most - 1} are not exact in {dtype}, which ends at {exact}" if most > exact else ""
+
+    def weight_shapes(self, inputs: Sequence[tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        """Shape of the weight of each part: `embeddings.0` and so on, then `layers.0` and so on.
+
+        Raises:
+            ShapeError: not one input, or one of another width.
+        """
+        width = self.n_numbers + len(self.cardinalities)
+        if len(inputs) != 1 or math.prod(inputs[0]) != width:
+            raise ShapeError(
+                f"TabularMLP takes one input [{width}] per sample, {self.n_numbers} numbers and "
+                f"{len(self.cardinalities)} codes, got {_shown(inputs) or 'no input'}",
+                hint=f"join the columns to one array [n, {width}], numbers first, or give n_numbers and cardinalities",
+            )
+        embeddings = {f"embeddings.{i}": (n, embedding_width(n)) for i, n in enumerate(self.cardinalities)}
+        first = self.n_numbers + sum(width for _, width in embeddings.values())
+        ends = enumerate(itertools.pairwise((first, *self.hidden, self.n_outputs)))
+        return {**embeddings, **{f"layers.{i}": (fan_out, fan_in) for i, (fan_in, fan_out) in ends}}
+
+    def weights(self, inputs: Sequence[tuple[int, ...]], seed: int) -> dict[str, np.ndarray]:
+        """Layers as those of every spec; embeddings uniform in +-0.05, that of code 0 zero, and without a bias."""
+        weights = ModelSpec.weights(self, inputs, seed)
+        for name in [name for name in weights if name.startswith("embeddings.")]:
+            if name.endswith(".bias"):
+                del weights[name]
+                continue
+            drawn = rng.uniform(rng.key(seed, name), weights[name].shape, -0.05, 0.05)
+            drawn[0] = 0.0
+            weights[name] = drawn.astype(self.dtype)
+        return weights
+
+
+def embedding_width(cardinality: int) -> int:
+    """Numbers by which TabularMLP embeds a category column of so many codes."""
+    return min(50, 1 + cardinality // 2)
+
+
 @constructor_hints
 class SequentialMLPConstructor:
     """Keywords of `MLPSpec`, made into the spec that the next base class of a framework's model takes.
@@ -289,3 +389,25 @@ class SequentialCNNConstructor:
     ) -> None:
         shapes = as_shape(output_shape), as_shape(channels)
         super().__init__(CNNSpec(*shapes, kernel_size, pool, activation, dropout, dtype))  # type: ignore[call-arg]
+
+
+@constructor_hints
+class TabularMLPConstructor:
+    """Keywords of `TabularSpec`, made into the spec that the next base class of a framework's model takes.
+
+    Raises:
+        SpecError: a setting out of range.
+    """
+
+    def __init__(
+        self,
+        n_numbers: int = 1,
+        cardinalities: Sequence[int] = (),
+        n_outputs: int = 1,
+        hidden: Sequence[int] | int = (128, 64),
+        dropout: float = 0.1,
+        category_dropout: float = 0.0,
+        dtype: str = "float32",
+    ) -> None:
+        sizes = n_numbers, as_shape(cardinalities), n_outputs, as_shape(hidden)
+        super().__init__(TabularSpec(*sizes, dropout, category_dropout, dtype))  # type: ignore[call-arg]

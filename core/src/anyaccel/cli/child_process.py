@@ -30,9 +30,7 @@ def run_child(
 
 
 def last_answer(printed: str, keys: Collection[str]) -> dict[str, Any] | None:
-    """Return the last line that is a JSON object with these keys, whatever else was printed before or after it; or
-    None.
-    """
+    """Return the last line that is a JSON object with these keys, ignoring other output; or None."""
     values = map(_parse, reversed(printed.splitlines()))
     return next((value for value in values if isinstance(value, dict) and value.keys() >= set(keys)), None)
 

@@ -26,24 +26,22 @@ def run(shell: str, group: click.Command) -> None:
 
 
 def frameworks(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Frameworks that installed plugins run."""
+    """Return frameworks that installed plugins run."""
     return _complete(incomplete, lambda registry: registry.frameworks)
 
 
 def plugins(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Installed plugins."""
+    """Return installed plugins."""
     return _complete(incomplete, lambda registry: (plugin.name for plugin in registry.plugins))
 
 
 def kinds(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Kinds of device that plugins serve; listing the devices themselves would take too long."""
+    """Return kinds of device that plugins serve; listing the devices themselves would take too long."""
     return _complete(incomplete, lambda registry: (kind for backend in registry.backends for kind in backend.kinds))
 
 
 def _complete(incomplete: str, names: Callable[[Registry], Iterable[str]]) -> list[CompletionItem]:
-    """Return the names that start with `incomplete`; what plugins print, and their errors, are dropped while a user
-    types.
-    """
+    """Return the names that start with `incomplete`; output and errors of plugins are dropped while a user types."""
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             from anyaccel.registry import registry

@@ -49,15 +49,14 @@ def served_kinds(backend: Backend) -> list[str]:
 
 
 def list_devices(plugin_name: str, index: int, machine: Machine | None = None) -> dict[str, Any]:
-    """Return the devices of a plugin's backend: `framework`, `devices`, why kinds are `missing`, and what it does
-    wrong.
+    """Return the devices of a plugin's backend: `framework`, `devices`, why kinds are `missing`, and its faults.
 
-    Only of the kinds that the backend serves: a pair of framework and kind that several plugins offer, one serves.
+    Only kinds that the backend serves are listed: if several plugins offer a pair of framework and kind, one serves it.
 
     Args:
-        plugin_name: the plugin.
-        index: which of its backends.
-        machine: facts by which the backend tells its devices if it can; None to ask the framework.
+        plugin_name: The plugin.
+        index: Index of the backend.
+        machine: Facts from which the backend can list its devices; None to ask the framework.
     """
     plugin = next(plugin for plugin in registry().plugins if plugin.name == plugin_name)
     backend = plugin.backends[index]
@@ -80,7 +79,9 @@ def list_devices(plugin_name: str, index: int, machine: Machine | None = None) -
 
 
 def merged(listings: Iterable[tuple[Plugin, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """What the backends of each framework list, as one: `framework`, `devices`, `missing`. Plugins get their faults."""
+    """Merge the lists of the backends of each framework: `framework`, `devices`, `missing`. Plugins get their
+    faults.
+    """
     found: dict[str, dict[str, Any]] = {}
     for plugin, listing in listings:
         name = listing["framework"]

@@ -59,7 +59,7 @@ def run(
 
 
 def print_broken(broken: Iterable[Mapping[str, str]]) -> None:
-    """Print what is wrong with broken and slow plugins, and what to do."""
+    """Print the faults of broken and slow plugins, and how to fix them."""
     for plugin in broken:
         style = "red" if plugin["status"] == "broken" else "yellow"
         print_line(f"{plugin['name']} is {plugin['status']}: {plugin['cause']}", style=style)

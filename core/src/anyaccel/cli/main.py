@@ -48,7 +48,7 @@ class _Group(click.Group):
 
 
 def _refusing(name: str, error: PluginError) -> click.Command:
-    """Return a command in place of one that is not installed or broken: it takes all arguments, and says so."""
+    """Return a command for one that is not installed or broken: it takes all arguments, and reports it."""
 
     @click.command(
         name,
@@ -183,7 +183,7 @@ def completion(shell: str) -> None:
 
 
 class _Output(io.FileIO):
-    """A standard stream that cannot be written: it ends the command with status 2, or drops what it gets."""
+    """A standard stream that cannot be written: it ends the command with status 2, or drops its input."""
 
     def __init__(self, descriptor: int, *, ends_command: bool) -> None:
         super().__init__(descriptor, "w", closefd=False)
@@ -206,7 +206,7 @@ class _Output(io.FileIO):
 
 
 def _checked(stream: TextIO, *, ends_command: bool) -> TextIO:
-    """Return the stream, whose failure is no traceback; a terminal, and what is no file of the system, as it is."""
+    """Return the stream, with failures that cause no traceback; a terminal, and a stream without a file, unchanged."""
     if not isinstance(stream, io.TextIOWrapper) or stream.isatty():
         return stream
     raw = _Output(stream.fileno(), ends_command=ends_command)

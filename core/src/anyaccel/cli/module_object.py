@@ -20,11 +20,11 @@ _EXAMPLE = "write 'package.module:train', or 'train.py:train'"
 
 
 def load_object(reference: str) -> tuple[ModuleType, Any]:
-    """Run a module and get an object of it. What the module prints goes to standard error, which says what is run.
+    """Run a module and return an object of it. Output of the module goes to standard error, which names the module.
 
     Args:
-        reference: `module:object`; the module as Python imports it, or the path of a file that ends with `.py`. The
-            working directory is not added to the places where Python looks for modules.
+        reference: `module:object`: the module as Python imports it, or the path of a file that ends with `.py`. The
+            working directory is not added to Python's search path.
 
     Raises:
         ConfigError: no such module or object, or the module fails.
@@ -81,7 +81,7 @@ def _run_file(path: Path) -> ModuleType:
 
 @contextmanager
 def _no_working_directory() -> Iterator[None]:
-    """Without the working directory that `python -m anyaccel` puts first."""
+    """Remove the working directory that `python -m anyaccel` puts first, inside this context."""
     first = sys.path[:1]
     implicit = bool(first) and first[0] in ("", str(Path.cwd())) and Path(sys.argv[0]).name == "__main__.py"
     if implicit:

@@ -25,12 +25,12 @@ FITS, DOES_NOT_FIT, NOT_COVERED = 0, 1, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanTarget:
-    """What is planned, and for which machine.
+    """The phase to plan, and the machine.
 
     Attributes:
         reference: `module:phase`.
-        graph: name of the graph or experiment in the module, None where there is one alone.
-        on, file: an inventory in words, or in a file; None for this machine.
+        graph: Name of the graph or experiment in the module, None if there is only one.
+        on, file: An inventory in words, or in a file; None for this machine.
     """
 
     reference: str
@@ -78,7 +78,7 @@ def _as_graph(value: Any) -> ModelGraph | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What is written beside the table: files, advice, and a comparison with a saved plan."""
+    """The output in addition to the table: files, advice, and a comparison with a saved plan."""
 
     advise: bool = False
     save: str | None = None
@@ -140,7 +140,7 @@ def run_plan(target: PlanTarget, output: Output) -> int:
 
 
 def _drawing(graph: ModelGraph, plan: Plan) -> str | None:
-    """Return the drawing of a graph; None, which is said, where what draws is not installed."""
+    """Return the drawing of a graph; print a note and return None if the distribution that draws is not installed."""
     try:
         return graph.visualize("svg", plan=plan)
     except MissingDistributionError as error:
@@ -174,7 +174,7 @@ def run_estimate(target: PlanTarget, as_json: bool) -> int:
 
 
 def status_of(plan: Plan) -> int:
-    """1 if something does not fit, 3 if something is not covered, otherwise 0."""
+    """Return 1 if something does not fit, 3 if something is not covered, otherwise 0."""
     if plan.fits is False:
         return DOES_NOT_FIT
     return NOT_COVERED if plan.not_covered else FITS

@@ -19,7 +19,7 @@ _DTYPES = "bool, int8 to int64, uint8 to uint64, float16, float32, float64"
 
 
 def column_spec(name: str, arrow_type: Any) -> TensorSpec:
-    """Shape per sample and dtype of a column of an Arrow type."""
+    """Return the shape per sample and the dtype of a column of an Arrow type."""
     extents, axes, value_type = _layout(arrow_type)
     if not _is_number(value_type):
         raise not_numbers(name, str(arrow_type))
@@ -35,7 +35,7 @@ def is_numeric(arrow_type: Any) -> bool:
 
 
 def type_name(name: str, arrow_type: Any) -> str:
-    """Return the type of a column for people: numbers as dtype and shape, dictionaries as `category`."""
+    """Return the human-readable type of a column: numbers as dtype and shape, dictionaries as `category`."""
     if is_numeric(arrow_type):
         return str(column_spec(name, arrow_type))
     return "category" if pa.types.is_dictionary(arrow_type) else str(arrow_type)
@@ -47,7 +47,7 @@ def is_list(arrow_type: Any) -> bool:
 
 
 def list_leaf(arrow_type: Any) -> Any:
-    """Return the type of the values in (nested) lists; any other type as it is."""
+    """Return the type of the values in (nested) lists; any other type unchanged."""
     return list_leaf(arrow_type.value_type) if is_list(arrow_type) else arrow_type
 
 
@@ -108,7 +108,7 @@ def check_numbers(name: str, column: Any) -> None:
 
 
 def contiguous(column: Any) -> Any:
-    """Return a chunked column as one Arrow array: its only chunk as it is, several combined in a copy."""
+    """Return a chunked column as one Arrow array: its only chunk, or several combined in a copy."""
     chunks = [chunk for chunk in column.chunks if len(chunk)]
     if len(chunks) == 1:
         return chunks[0]
@@ -148,9 +148,7 @@ def to_numpy(name: str, column: Any) -> np.ndarray:
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
-    """Return a view of `array` that cannot be made writable again; every array that it is a view of becomes read-only
-    too.
-    """
+    """Return a view of `array` that cannot be made writable again; the arrays that it views become read-only, too."""
     owner: Any = array
     while isinstance(owner, np.ndarray):
         owner.flags.writeable = False
@@ -164,7 +162,9 @@ def any_by_row(mask: np.ndarray) -> np.ndarray:
 
 
 def _layout(arrow_type: Any) -> tuple[tuple[int, ...], tuple[int, ...], Any]:
-    """Extents of one sample in memory order, the order in which its axes are read, and the type of a value."""
+    """Return the extents of one sample in memory order, the order in which its axes are read, and the type of a
+    value.
+    """
     extents: tuple[int, ...] = ()
     axes: tuple[int, ...] = ()
     while isinstance(arrow_type, pa.FixedShapeTensorType) or pa.types.is_fixed_size_list(arrow_type):
@@ -192,7 +192,9 @@ def _null_count(array: Any) -> int:
 
 
 def _null_rows(array: Any) -> np.ndarray:
-    """Rows that are null, bool [n]; if none is, those with a null inside (`flatten` leaves null rows out)."""
+    """Return the rows that are null, bool [n]; if there are none, those with a null inside (`flatten` drops null
+    rows).
+    """
     array = _storage(array)
     missing: np.ndarray = array.is_null().to_numpy(zero_copy_only=False)
     if missing.any() or not pa.types.is_fixed_size_list(array.type) or not len(array):

@@ -11,7 +11,7 @@ from anyaccel.errors import ColumnError
 
 
 def cast_array(name: str, array: np.ndarray, dtype: Any) -> np.ndarray:
-    """`array` [n, *shape] in another dtype, C-contiguous, always a copy.
+    """Return `array` [n, *shape] in another dtype, C-contiguous, always a copy.
 
     Floats may be rounded to a narrower float; everything else keeps its value.
     """
@@ -33,15 +33,15 @@ def cast_array(name: str, array: np.ndarray, dtype: Any) -> np.ndarray:
 
 
 def widened(array: np.ndarray) -> np.ndarray:
-    """`array`, or a copy in float32 where its floats are of a dtype that NumPy itself lacks (bfloat16, float8).
+    """Return `array`, or a float32 copy if its floats have a dtype that NumPy itself lacks (bfloat16, float8).
 
-    Such dtypes are narrower than float32, so no value changes; NumPy's own functions and Arrow take the copy.
+    Such dtypes are narrower than float32, so no value changes; NumPy's own functions and Arrow accept the copy.
     """
     return array.astype(np.float32) if array.dtype.name.startswith(("bfloat", "float8")) else array
 
 
 def first_unrepresentable(array: np.ndarray, dtype: np.dtype[Any]) -> tuple[int, Any] | None:
-    """Row and value of the first number of `array` [n, *shape] that `dtype` cannot represent; None if there is none."""
+    """Return row and value of the first number of `array` [n, *shape] that `dtype` cannot represent, or None."""
     fits = _representable(array, dtype)
     return None if fits.all() else _first_false(array, fits)
 

@@ -22,7 +22,7 @@ _LARGEST_ROW = 2**24  # elements of what a column of lists has per entry
 
 
 class DataSchema(FeatureSet):
-    """The columns, roles and transforms of a feature set, without its rows: what a graph is wired to that was loaded.
+    """The columns, roles and transforms of a feature set, without its rows; a loaded graph is connected to it.
 
     `new.transform_like(schema)` applies its transforms to new rows, as they were fitted. It has no rows and no splits.
     """
@@ -45,13 +45,13 @@ class DataSchema(FeatureSet):
         return schema
 
     def _check_rows(self) -> None:
-        """It has none."""
+        """Accept that it has no rows."""
 
     def __repr__(self) -> str:
         return f"DataSchema({self.label!r}, {len(self.features)} features, without rows)"
 
     def split(self, name: str) -> FeatureSetView:
-        """There is none.
+        """Raise a SplitError, because there are no splits.
 
         Raises:
             SplitError: always.

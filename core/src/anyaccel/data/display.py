@@ -43,7 +43,7 @@ def _cells(rows: Rows, name: str) -> Any:
 
 
 def summary(rows: Rows) -> str:
-    """Rows in one line: how many there are, and the columns of each role with their types."""
+    """Return rows in one line: their number, and the columns of each role with their types."""
     parts = []
     for role, names in (("features", rows.features), ("targets", rows.targets), ("tags", rows.tags)):
         if len(names) > _ONE_BY_ONE:

@@ -819,8 +819,7 @@ class FeatureSet(_SplitRows):
         role: str | None = None,
         into: str | None = None,
     ) -> FeatureSet:
-        """Transform columns: fit the transform to the rows of one split, and return a new feature set with all rows
-        transformed.
+        """Fit a transform to the rows of one split, and return a new feature set with all rows transformed.
 
         Rows, label and splits stay.
 
@@ -1052,7 +1051,9 @@ class ColumnStore:
         return self._arrays[name]
 
     def _as_array(self, name: str) -> np.ndarray:
-        """On Arrow's memory where possible: chunks are combined, bool unpacked, and ragged rows padded, in a copy."""
+        """Return the array on Arrow's memory if possible: chunks are combined, bool unpacked, and ragged rows padded,
+        in a copy.
+        """
         field = self._schema.field(name)
         ragged = flat_column(field, self._columns[name])
         if ragged is not None:

@@ -25,9 +25,9 @@ from anyaccel.segment import TensorSpec
 
 
 def joined_spec(rows: Rows, names: Sequence[str]) -> TensorSpec:
-    """Shape per sample and dtype of columns read as one tensor.
+    """Return the shape per sample and the dtype of columns read as one tensor.
 
-    A single column is as it is. Several are joined along the last axis, where a scalar counts as shape (1,), in the
+    A single column is unchanged. Several are joined along the last axis, where a scalar counts as shape (1,), in the
     dtype to which NumPy promotes theirs: the wider one, floating if one of them is.
 
     Raises:
@@ -70,15 +70,15 @@ def joined_changes(rows: Rows, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def joined_array(rows: Rows, names: Sequence[str], dtype: str | None = None) -> np.ndarray:
-    """Columns read as one tensor, [n, *shape] as `joined_spec` says, read-only; a single column is not copied.
+    """Read columns as one tensor, [n, *shape] as `joined_spec` defines, read-only; a single column is not copied.
 
     Args:
-        rows: whose columns.
-        names: of the columns.
-        dtype: the floating dtype in which the numbers are used later; integers joined with floats must fit it too.
+        rows: The rows with the columns.
+        names: Names of the columns.
+        dtype: Floating dtype in which the numbers are used later; integers joined with floats must fit it, too.
 
     Raises:
-        ColumnError: as `joined_spec`; or integers that a floating dtype cannot hold exactly.
+        ColumnError: see `joined_spec`; or integers that a floating dtype cannot hold exactly.
     """
     spec = joined_spec(rows, names)
     if len(names) == 1:
@@ -88,18 +88,18 @@ def joined_array(rows: Rows, names: Sequence[str], dtype: str | None = None) -> 
 
 
 def loadable_array(rows: Rows, names: Sequence[str], dtype: Any) -> np.ndarray:
-    """Columns read as one tensor in the dtype in which they are used, [n, *shape], made in one pass.
+    """Read columns as one tensor in the dtype in which they are used, [n, *shape], in one pass.
 
     A single column of that dtype is the read-only memory of the feature set. Everything else is new memory,
-    C-contiguous and aligned to 64 bytes, which may be given away.
+    C-contiguous and aligned to 64 bytes, whose ownership may be given up.
 
     Args:
-        rows: whose columns.
-        names: of the columns.
-        dtype: anything that NumPy takes as a dtype; integers that are joined with floats must fit it exactly.
+        rows: The rows with the columns.
+        names: Names of the columns.
+        dtype: A dtype in any form that NumPy accepts; integers that are joined with floats must fit it exactly.
 
     Raises:
-        ColumnError: as `joined_array`.
+        ColumnError: see `joined_array`.
         TypeError: NumPy has no such dtype.
     """
     spec, target = joined_spec(rows, names), np.dtype(dtype)
@@ -111,7 +111,7 @@ def loadable_array(rows: Rows, names: Sequence[str], dtype: Any) -> np.ndarray:
 
 
 def _exact_columns(rows: Rows, names: Sequence[str], joined: str, target: Any) -> list[ChunkedColumn]:
-    """Return the columns where they lie; integers joined with floats are checked to be exact in both dtypes."""
+    """Return the columns in place; integers joined with floats are checked to be exact in both dtypes."""
     if len(names) > 1 and np.dtype(joined).kind == "f":
         for name in names:
             _check_exact(rows, name, [np.dtype(joined), np.dtype(target)])
@@ -119,7 +119,7 @@ def _exact_columns(rows: Rows, names: Sequence[str], joined: str, target: Any) -
 
 
 def _promoted(label: str, names: Sequence[str], specs: Sequence[TensorSpec]) -> str:
-    """NumPy's common dtype, except for uint64 with signed integers, which NumPy promotes to floats."""
+    """Return NumPy's common dtype, except for uint64 with signed integers, which NumPy promotes to floats."""
     dtypes = [np.dtype(spec.dtype) for spec in specs]
     common = np.result_type(*dtypes)
     if common.kind != "f" or any(dtype.kind == "f" for dtype in dtypes):
@@ -149,7 +149,9 @@ def _check_exact(rows: Rows, name: str, dtypes: Sequence[np.dtype[Any]]) -> None
 
 
 def join(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Columns [n, *shape] as one array: one as it is, several along the last axis, flat if their shapes differ."""
+    """Join columns [n, *shape] as one array: one unchanged, several along the last axis, flat if their shapes
+    differ.
+    """
     if len(parts) == 1:
         return parts[0]
     tensors = [part if part.ndim > 1 else part[:, None] for part in parts]
@@ -191,7 +193,7 @@ class ChunkedColumn:
 
     @property
     def whole(self) -> np.ndarray | None:
-        """The column itself if it is one chunk, of which all rows are needed."""
+        """The column itself if it is one chunk and all of its rows are needed."""
         return self.chunks[0] if len(self.chunks) == 1 and self.rows is None else None
 
     @property
@@ -243,7 +245,7 @@ _Run = tuple[Sequence[ChunkedColumn], int]
 
 
 def chunked_columns(rows: Rows, names: Sequence[str]) -> list[ChunkedColumn]:
-    """Columns of rows where they lie, without a copy; only bool columns, which Arrow packs, are unpacked."""
+    """Return columns of rows in place, without a copy; only bool columns, which Arrow packs, are unpacked."""
     chosen = None if rows.indices is None else _chosen(rows.indices, len(rows.base))
     return [_chunked_column(rows, name, chosen) for name in names]
 
@@ -306,7 +308,7 @@ def _copy(columns: Sequence[ChunkedColumn], places: np.ndarray | None, out: np.n
 
 
 def _places(columns: Sequence[ChunkedColumn]) -> np.ndarray | None:
-    """Where rows go that are read in ascending order, int64 [n]; None if they are read in their own order.
+    """Return the targets of rows that are read in ascending order, int64 [n]; None if they are read in their own order.
 
     With many scalar columns, or many chunks, a row is collected from many places: that is cheap only in memory order.
     """
@@ -327,7 +329,7 @@ def _ascending(columns: Sequence[ChunkedColumn], places: np.ndarray) -> list[Chu
 
 
 def _scatter(rows: np.ndarray, places: np.ndarray, out: np.ndarray) -> None:
-    """`out[places] = rows`, whole rows at a time."""
+    """Compute `out[places] = rows`, whole rows at a time."""
     whole_row = f"V{out.itemsize * (out.size // len(out))}"
     np.put(out.reshape(len(out), -1).view(whole_row), places, rows.reshape(len(rows), -1).view(whole_row), mode="clip")
 
@@ -346,7 +348,7 @@ def _write(runs: Sequence[_Run], start: int, stop: int, out: np.ndarray, scratch
 
 
 def _transpose(run: Sequence[ChunkedColumn], start: int, stop: int, out: np.ndarray, scratch: np.ndarray) -> None:
-    """Scalar columns into rows [k, len(run)]: first one below the other, then all at once."""
+    """Write scalar columns into rows [k, len(run)]: first one below the other, then all together."""
     for column, line in zip(run, scratch, strict=True):
         column.read(start, stop, line)
     out[...] = scratch.T
@@ -371,14 +373,14 @@ def _rows_of_block(out: np.ndarray) -> int:
 
 
 def _needs_scratch(column: ChunkedColumn, out: np.ndarray) -> bool:
-    """Whether reading allocates memory besides `out`, so that it has to be done in blocks."""
+    """Return whether reading allocates memory in addition to `out`, so that it must be done in blocks."""
     return column.rows is not None and any(
         chunk.dtype != out.dtype or not chunk.flags.c_contiguous for chunk in column.chunks
     )
 
 
 def _chosen(indices: np.ndarray, count: int) -> np.ndarray | slice | None:
-    """Rows of a view: None for all in order, a slice for neighbours in order."""
+    """Return the rows of a view: None for all in order, a slice for neighbours in order."""
     first, last = int(indices[0]), int(indices[-1])
     if last - first + 1 != len(indices) or not _ascends(indices):
         return indices
@@ -390,13 +392,13 @@ def _ascends(rows: np.ndarray) -> bool:
 
 
 def gather(array: np.ndarray, indices: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """`out[...] = array[indices]` along the first axis, and return `out`; the interpreter lock is released meanwhile.
+    """Compute `out[...] = array[indices]` along the first axis, and return `out`, without holding the interpreter lock.
 
     Allocates nothing if both are C-contiguous and of one dtype.
 
     Args:
         array: [n, *shape].
-        indices: integers [k] from 0 to n - 1, unchecked: others give the first or the last row.
+        indices: Integers [k] from 0 to n - 1, unchecked: others read the first or the last row.
         out: [k, *shape], writable; numbers are cast to its dtype.
     """
     if array.dtype == out.dtype and array.flags.c_contiguous and out.flags.c_contiguous and len(array):

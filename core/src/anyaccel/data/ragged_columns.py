@@ -30,10 +30,10 @@ class RaggedColumn:
     """Rows of different length.
 
     Attributes:
-        values: of all rows, in sequence, [total, *shape].
-        starts: where each row begins in `values`, int64 [n].
-        lengths: of each row, int64 [n].
-        padding: how they are padded.
+        values: Values of all rows in sequence, [total, *shape].
+        starts: Start of each row in `values`, int64 [n].
+        lengths: Length of each row, int64 [n].
+        padding: How they are padded.
     """
 
     values: np.ndarray
@@ -77,13 +77,13 @@ class RaggedColumn:
         return self if self.dtype == dtype else replace(self, values=self.values.astype(dtype))
 
     def used_values(self) -> np.ndarray:
-        """Return the values of these rows and what they are padded with, [m, *shape]."""
+        """Return the values of these rows and the padding value, [m, *shape]."""
         parts = [self.values[start : start + n] for start, n in zip(self.starts, self.lengths, strict=True)]
         return np.concatenate([*parts, np.full((1, *self.values.shape[1:]), self.padding.value, self.dtype)])
 
 
 def field_spec(field: Any) -> TensorSpec:
-    """Shape per sample and dtype of an Arrow field; of a ragged one as its longest row is padded."""
+    """Return the shape per sample and the dtype of an Arrow field; for a ragged one, of its longest row padded."""
     padding = padding_of(field)
     if padding is None:
         return column_spec(field.name, field.type)
@@ -157,7 +157,7 @@ def padded_table(table: Any, pads: dict[str, Pad]) -> Any:
 
 
 def _checked_lists(name: str, lists: Any) -> Any:
-    """Lists of numbers, or of vectors of one shape, whose offsets begin at their own values."""
+    """Return lists of numbers, or of vectors of one shape, whose offsets begin at their own values."""
     if is_numeric(lists.type) and column_spec(name, lists.type).shape:
         array = to_numpy(name, lists)
         return _lists(array.reshape(-1, *array.shape[2:]), np.full(len(array), array.shape[1]))
@@ -213,7 +213,7 @@ def _not_rows(name: str, problem: str) -> ColumnError:
 
 
 def list_column(name: str, rows: Any) -> Any:
-    """Rows of different length, each anything that NumPy reads as an array, as an Arrow column of lists."""
+    """Return rows of different length, each readable by NumPy as an array, as an Arrow column of lists."""
     try:
         arrays = [np.asarray(row) for row in rows]
     except ValueError as error:  # a row that is a list of lists of different length
@@ -240,7 +240,9 @@ def _lists(values: np.ndarray, lengths: np.ndarray) -> Any:
 
 
 def _nested(values: np.ndarray) -> Any:
-    """Values [total, *shape] as an Arrow array; as fixed-size lists, as Arrow gathers no tensors that are in lists."""
+    """Return values [total, *shape] as an Arrow array of fixed-size lists, because Arrow cannot gather tensors in
+    lists.
+    """
     array = pa.array(np.ascontiguousarray(values).reshape(-1))
     for extent in reversed(values.shape[1:]):
         array = pa.FixedSizeListArray.from_arrays(array, extent)
@@ -256,7 +258,7 @@ def cast_lists(field: Any, column: Any, dtype: Any) -> tuple[Any, Any]:
     """Return the field and column of a ragged column in another dtype.
 
     Raises:
-        ColumnError: a value, or what it is padded with, cannot be represented.
+        ColumnError: a value, or the padding value, cannot be represented.
     """
     ragged, name = flat_column(field, column), field.name
     assert ragged is not None

@@ -33,11 +33,11 @@ class RoleNames(NamedTuple):
 
 
 class WithRoles:
-    """Base of everything with a label and columns with roles: rows in memory, and sources of rows.
+    """Base class of everything with a label and columns with roles: rows in memory, and sources of rows.
 
     Args:
-        label: of the feature set that it is, belongs to or stands for.
-        roles: role of each column, by name.
+        label: Label of the feature set.
+        roles: Role of each column, by name.
     """
 
     def __init__(self, label: str, roles: dict[str, str]) -> None:
@@ -88,7 +88,7 @@ def of_role(roles: Mapping[str, str], role: str) -> tuple[str, ...]:
 
 
 def names_of(given: Names) -> tuple[str, ...]:
-    """Column names as a tuple; a single text is one name, None is no name."""
+    """Return column names as a tuple; a single text is one name, None means no names."""
     is_single = isinstance(given, str) or not isinstance(given, Iterable)
     names: tuple[Any, ...] = () if given is None else (given,) if is_single else tuple(given)
     for name in names:
@@ -116,7 +116,7 @@ def check_encodable(name: str) -> None:
 
 
 def has_surrogates(text: str) -> bool:
-    """Whether a text has halves of surrogate pairs, which are no characters."""
+    """Return whether a text has halves of surrogate pairs, which are not characters."""
     return any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -128,7 +128,9 @@ def listed(names: Iterable[object]) -> str:
 
 
 def brief(names: Sequence[str]) -> str:
-    """Joined columns for people: up to four names, otherwise the first three and how many more there are."""
+    """Return a human-readable list of joined columns: up to four names, otherwise the first three and the number of
+    others.
+    """
     more = f" and {len(names) - _JOINED + 1} more" if len(names) > _JOINED else ""
     return "+".join(names[: _JOINED - 1] if more else names) + more
 
@@ -177,7 +179,7 @@ def _without_rest(label: str, columns: Sequence[str], given: RoleNames) -> list[
 
 
 def chosen_roles(label: str, schema: Any, given: RoleNames) -> dict[str, str]:
-    """Return the role of each chosen column of an Arrow schema: as named, or as in its metadata if all three are
+    """Return the role of each chosen column of an Arrow schema: as named, or from its metadata if all three are
     None.
     """
     if all(names is None for names in given):

@@ -17,7 +17,7 @@ _CONDITIONS = "a value, a collection of values, a function of the column's array
 
 
 def checked_indices(what: str, n: int, indices: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Row numbers below `n` as a read-only copy, int64 [k], k > 0; `what` begins messages."""
+    """Return row numbers below `n` as a read-only copy, int64 [k], k > 0; `what` begins messages."""
     try:
         array = np.asarray(indices)
     except ValueError:  # ragged lists
@@ -35,13 +35,13 @@ def checked_indices(what: str, n: int, indices: Sequence[int] | np.ndarray) -> n
 
 
 def positions_where(rows: Rows, purpose: str, conditions: Mapping[str, Any]) -> np.ndarray:
-    """Positions of the rows that meet all conditions, int64 [k], k > 0, ascending.
+    """Return the positions of the rows that meet all conditions, int64 [k], k > 0, ascending.
 
     Args:
-        rows: whose columns are compared.
-        purpose: what the rows are for, in messages: `"the filter"`, `"split 'hot'"`.
-        conditions: by column, of any role: a value that the column equals; a collection of values, one of which it
-            equals; or a function of the column as `column_values` gives it that returns a bool mask [n].
+        rows: Rows with the columns.
+        purpose: Purpose of the rows, in messages: `"the filter"`, `"split 'hot'"`.
+        conditions: By column, of any role: a value that the column equals; a collection of values, one of which it
+            equals; or a function of the column (see `column_values`) that returns a bool mask [n].
     """
     if not isinstance(conditions, Mapping) or not conditions:
         raise DataError(
@@ -70,7 +70,7 @@ def column_values(rows: Rows, name: str) -> np.ndarray:
 
 
 def described(conditions: Mapping[str, Any]) -> str:
-    """Conditions as text that is the same in every process: `label=3, who in 2 values, voltage by <lambda>`."""
+    """Return conditions as text that is the same in every process: `label=3, who in 2 values, voltage by <lambda>`."""
     return ", ".join(_described(name, condition) for name, condition in conditions.items())
 
 
@@ -156,7 +156,7 @@ def _is_collection(condition: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Python's own value of a NumPy or Arrow scalar."""
+    """Return Python's own value of a NumPy or Arrow scalar."""
     if isinstance(value, pa.Scalar):
         return value.as_py()
     if isinstance(value, np.datetime64):

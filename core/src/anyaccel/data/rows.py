@@ -55,8 +55,7 @@ class Rows(WithRoles, ABC):
         return self._roles[name]
 
     def spec(self, name: str) -> TensorSpec:
-        """Return the shape per sample and the dtype of a column. If its rows differ in length, the shape is that of the
-        longest.
+        """Return the shape per sample and the dtype of a column; for rows that differ in length, of the longest.
 
         Raises:
             ColumnError: there is no such column, or it is a tag that is not numeric.

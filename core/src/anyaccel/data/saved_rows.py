@@ -1,4 +1,4 @@
-"""SavedRows: some columns of rows as results keep them in a folder, with the way back to original units."""
+"""SavedRows: some columns of rows as results store them in a folder, convertible to original units."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ _HINT = "give the folder that save() wrote"
 
 
 class SavedRows(Rows):
-    """The rows of loaded results: targets and tags; features only where predictions are compared with them.
+    """The rows of loaded results: targets and tags; features only if predictions are compared with them.
 
-    `inverse` and `undo_transforms` do what those of the FeatureSet did. There are no splits, and nothing to train on.
+    `inverse` and `undo_transforms` do the same as those of the FeatureSet. There are no splits, and nothing to train
+    on.
 
     Attributes:
-        is_transformed: whether the feature set had transforms, of these columns or of others.
+        is_transformed: Whether the feature set had transforms, of these columns or of others.
     """
 
     def __init__(self, label: str, table: Any, n_rows: int) -> None:
@@ -56,14 +57,12 @@ class SavedRows(Rows):
         return max((number for number in known if number is not None), default=None) if None not in known else None
 
     def column(self, name: str) -> Any:
-        """See `Rows`."""
         if name not in self._roles:
             error = no_column(self.label, name, self.columns)
             raise type(error)(error.problem, available=error.available, hint="results keep no features; take the data")
         return self._table.column(name)
 
     def array(self, name: str) -> np.ndarray:
-        """See `Rows`."""
         column, ragged = self.column(name), self.ragged_column(name)
         if ragged is not None:
             return read_only(ragged.padded())
@@ -72,7 +71,6 @@ class SavedRows(Rows):
         return read_only(to_numpy(name, contiguous(column)))
 
     def to_arrow(self) -> Any:
-        """See `Rows`."""
         return self._table
 
     def check_transforms(self) -> None:
@@ -85,7 +83,7 @@ class SavedRows(Rows):
             raise self._error
 
     def inverse(self, values: Any, columns: Names) -> np.ndarray:
-        """Values of transformed columns in their original units; see `FeatureSet.inverse`.
+        """Convert values of transformed columns to their original units; see `FeatureSet.inverse`.
 
         Raises:
             TransformError: a transform has no inverse, or could not be saved or read.
@@ -98,7 +96,7 @@ class SavedRows(Rows):
         return self if self._original is None else self._original
 
     def view(self) -> NoReturn:
-        """There is none.
+        """Raise a SplitError, because there is no view.
 
         Raises:
             SplitError: always.
@@ -106,7 +104,7 @@ class SavedRows(Rows):
         raise self._no_view()
 
     def select(self, features: Names = None, targets: Names = None, tags: Names = None) -> NoReturn:
-        """There is none; see `view`.
+        """Raise a SplitError, because there is no view.
 
         Raises:
             SplitError: always.
@@ -158,14 +156,15 @@ class SavedRows(Rows):
 def saved_rows(
     rows: Rows, original: Rows, compared: Iterable[str], arrays: dict[str, np.ndarray], prefix: str
 ) -> dict[str, Any]:
-    """Rows as plain data: their targets, tags and compared columns; `arrays` gets the contents, under `prefix`.
+    """Return rows as plain data: their targets, tags and compared columns; `arrays` receives the contents, under
+    `prefix`.
 
     Args:
-        rows: of a feature set, or a view of them.
-        original: the same before their transforms.
-        compared: names of more columns that predictions are compared with.
-        arrays: is added to.
-        prefix: of the names in `arrays`.
+        rows: Rows of a feature set, or a view of them.
+        original: The same rows before their transforms.
+        compared: Names of more columns that predictions are compared with.
+        arrays: Mapping that receives the arrays.
+        prefix: Prefix of the names in `arrays`.
     """
     base, compared = rows.base, list(compared)
     if isinstance(base, SavedRows):
@@ -190,14 +189,14 @@ def _kept(rows: Rows, compared: Iterable[str]) -> list[str]:
 
 
 def _chosen(rows: Rows, names: Sequence[str]) -> Any:
-    """Some columns of rows as an Arrow table; no other column is read."""
+    """Return some columns of rows as an Arrow table; no other column is read."""
     return pa.table(
         [rows.column(name) for name in names], schema=pa.schema([rows.schema.field(name) for name in names])
     )
 
 
 def _largest(base: Rows, name: str) -> int | None:
-    """The largest number of a column of integers over the whole feature set, by which classes are counted."""
+    """Return the largest number of an integer column over the whole feature set, which gives the number of classes."""
     if isinstance(base, SavedRows):
         return base.largest([name])
     if base.role(name) == "tag" or np.dtype(base.spec(name).dtype).kind not in "iu":

@@ -1,4 +1,4 @@
-"""What a feature set knows of the transforms that made its columns; anyaccel-sklearn fits, applies and undoes them."""
+"""The transforms that a feature set applied to its columns; anyaccel-sklearn fits, applies and undoes them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from anyaccel.errors import TransformError
 
 
 class FittedTransform(Protocol):
-    """A transform as it was fitted to columns of a feature set; `data.transforms` has them, the oldest first.
+    """A transform fitted to columns of a feature set; `data.transforms` has them, the oldest first.
 
     Attributes:
-        transform: the fitted object, a copy of the given one.
-        columns: names of the columns that it takes, joined in this order.
-        results: names of the columns that it makes: the same, or the one given as `into=`.
-        fit_on: name of the split or view whose rows it was fitted to; `"all"` for all rows.
-        role: the role requested for its results; None: each keeps that of its column.
-        makes_features: whether a result is a feature of the data that it was fitted to.
-        shapes: shape per sample of each of `columns`; `()` for text.
-        result_shapes: shape per sample of each of `results`.
-        class_labels: the labels that it encodes as indices of classes; `()` for another transform.
+        transform: The fitted object, a copy of the given one.
+        columns: Names of its input columns, joined in this order.
+        results: Names of its result columns: the same, or the one given as `into=`.
+        fit_on: Name of the split or view that it was fitted to; `"all"` for all rows.
+        role: The role requested for its results; None if each keeps that of its column.
+        makes_features: Whether a result is a feature of the data that it was fitted to.
+        shapes: Shape per sample of each of `columns`; `()` for text.
+        result_shapes: Shape per sample of each of `results`.
+        class_labels: The labels that it encodes as indices of classes; `()` for another transform.
     """
 
     @property
@@ -52,7 +52,7 @@ class FittedTransform(Protocol):
         """Whether another does the same: it is this one, or was fitted to the same state for the same columns."""
 
     def get_config(self, arrays: dict[str, np.ndarray], prefix: str) -> dict[str, Any]:
-        """This transform as plain data; its arrays of numbers are added to `arrays`, under `prefix`."""
+        """Return this transform as plain data; its arrays of numbers are added to `arrays`, under `prefix`."""
 
 
 Fitted = TypeVar("Fitted", bound=FittedTransform)
@@ -60,11 +60,11 @@ Fitted = TypeVar("Fitted", bound=FittedTransform)
 
 @dataclass(frozen=True, eq=False)
 class Transforms:
-    """The transforms of a feature set: none. Those that anyaccel-sklearn makes derive from it.
+    """The transforms of a feature set; this base class has none. Those of anyaccel-sklearn derive from it.
 
     Attributes:
-        fitted: the transforms, the oldest first.
-        applied: what takes each of them back.
+        fitted: The transforms, the oldest first.
+        applied: The inverse of each.
     """
 
     fitted: tuple[FittedTransform, ...] = ()
@@ -83,7 +83,7 @@ class Transforms:
         )
 
     def inverse(self, rows: Rows, values: Any, columns: Names) -> np.ndarray:
-        """Values of columns of `rows` in the units before all transforms; see `FeatureSet.inverse`."""
+        """Convert values of columns of `rows` to the units before all transforms; see `FeatureSet.inverse`."""
         transform_columns(rows, columns)
         return np.asarray(values)
 
@@ -123,11 +123,11 @@ def transforms_of(rows: Rows, other: Any) -> tuple[FittedTransform, ...]:
 
 
 def relevant_transforms(transforms: Sequence[Fitted], names: Sequence[str]) -> list[Fitted]:
-    """Return the transforms that made columns, or what these were made of; the last first.
+    """Return the transforms that created columns or their sources; the last first.
 
     Args:
-        transforms: of a feature set, the oldest first.
-        names: of the columns.
+        transforms: Transforms of a feature set, the oldest first.
+        names: Names of the columns.
     """
     reached, relevant = set(names), []
     for fitted in reversed(transforms):
@@ -138,15 +138,15 @@ def relevant_transforms(transforms: Sequence[Fitted], names: Sequence[str]) -> l
 
 
 def read_transforms(configs: Sequence[Any], arrays: Mapping[str, np.ndarray], allow: Iterable[type] = ()) -> Transforms:
-    """Return the transforms that `get_config` of each wrote.
+    """Rebuild transforms from the output of `get_config` of each.
 
     Args:
-        configs: of the transforms, the oldest first.
-        arrays: by the names that they have for them.
-        allow: classes of transforms that may be named in addition to those that are known; nothing else is imported.
+        configs: Configurations of the transforms, the oldest first.
+        arrays: Arrays by name in the configurations.
+        allow: Classes of transforms that may be named in addition to the known ones; nothing else is imported.
 
     Raises:
-        ConfigError: malformed, of a class that is not known, or it gives other numbers than when it was written.
+        ConfigError: malformed, of an unknown class, or its numbers differ from those when it was written.
         TransformError: its library is not installed.
         MissingDistributionError: anyaccel-sklearn is not installed.
     """

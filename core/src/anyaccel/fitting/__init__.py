@@ -2,7 +2,7 @@
 `find_learning_rate`, a range test with a phase; and `prepare`, of `own_loop`.
 
 No machinery of its own: `FittedModel` exposes the graph and the experiment that it made. Stands on `own_loop`,
-`experiment`, `results`, `phases`, `graph`, `precision`, `data`, `saved_folder` and the kernel.
+`experiment`, `results`, `phases`, `metrics`, `graph`, `precision`, `data`, `saved_folder` and the kernel.
 """
 
 from anyaccel.fitting.fit_function import fit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -12,13 +12,15 @@ from anyaccel.arguments import shown
 from anyaccel.call_hints import call_hints
 from anyaccel.data import Sampler
 from anyaccel.data.roles import Names, names_of
-from anyaccel.errors import PhaseError
+from anyaccel.errors import PhaseError, ShapeError
 from anyaccel.experiment import Experiment
 from anyaccel.fitting.fitted_model import FittedModel
 from anyaccel.fitting.fitted_model_loss import FittedModelLoss
 from anyaccel.fitting.labelled_data import LabelledData, labelled_data
 from anyaccel.fitting.model_loss import model_loss, refuse_table_settings
-from anyaccel.fitting.tables import Preprocessing, TrainingData, loss_of_target, raw_table, training_data
+from anyaccel.fitting.scaled_targets import metrics_in_units
+from anyaccel.fitting.table_models import DEFAULTS, MLP_DEFAULTS, TableModel
+from anyaccel.fitting.tables import Preprocessing, TrainingData, loss_of_target, raw_table, training_data, treatment_in
 from anyaccel.fitting.wiring import Features, FitLosses, feature_names, inputs_of
 from anyaccel.graph import AppliedLoss, ModelGraph, ModelNode
 from anyaccel.phases import Callback, Checkpoint, EarlyStopping, EvalPhase, TrainPhase
@@ -38,15 +40,16 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     features: Features = None,
     validation: Any = None,
     metrics: Any = (),
-    epochs: int = 10,
-    batch_size: int = 32,
-    optimizer: Any = "adam",
-    early_stopping: int | EarlyStopping | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    optimizer: Any = None,
+    early_stopping: int | EarlyStopping | bool | None = None,
     preprocess: Any = "auto",
     drop: Names = (),
     categories: Names = (),
     embed: Any = "auto",
     scaler: Any = None,
+    framework: str | None = None,
     accelerator: Any = "auto",
     seed: int = 0,
     callbacks: Iterable[Callback] = (),
@@ -78,8 +81,13 @@ def fit(  # noqa: PLR0913 - keywords, each documented
 
     Everything it does can be written with ModelGraph, TrainPhase and Experiment, which it returns.
     """
-    arguments.integer(PhaseError, "fit: ", "epochs", epochs, 0, 10)
-    rules = model_loss(model) if loss is None and step is None else None
+    defaults = MLP_DEFAULTS if isinstance(model, str) else DEFAULTS
+    epochs = arguments.integer(PhaseError, "fit: ", "epochs", defaults["epochs"] if epochs is None else epochs, 0, 10)
+    batch_size = defaults["batch_size"] if batch_size is None else batch_size
+    optimizer = defaults["optimizer"] if optimizer is None else optimizer
+    table_model = TableModel(model, framework, accelerator)
+    has_rules = loss is None and step is None and not table_model.is_sized
+    rules = model_loss(model) if has_rules else None
     prepared: TrainingData | LabelledData
     inputs: Any
     if rules is not None:
@@ -92,15 +100,19 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         losses = FitLosses(loss)
         target = losses.targets if target is None else target
         names: Any = {"features": feature_names(features, target), "target": target}
-        how = Preprocessing(preprocess, names_of(drop), names_of(categories), embed, is_sized=inspect.isfunction(model))
+        how = Preprocessing(
+            preprocess, names_of(drop), names_of(categories), embed, table_model.is_sized, table_model.embeds
+        )
         data = raw_table(data, features, target, how)
         if loss is None and step is None:
             losses = FitLosses(loss_of_target(data, target))
         evaluated = _split_of(validation) if isinstance(validation, EvalPhase) else validation
         prepared = training_data(data, **names, loss_of=losses.of, validation=evaluated, scaler=scaler, seed=seed)
-        if how.is_sized and prepared.widths is not None:
-            model = model(prepared.widths.n_features, prepared.widths.n_outputs)
+        model = table_model.made_for(prepared, losses)
         inputs = inputs_of(model, prepared.data, features)
+        metrics = metrics if prepared.validation is None else metrics_in_units(metrics, prepared.data)
+    if early_stopping is None and prepared.validation is not None:
+        early_stopping = defaults.get("early_stopping")
     graph = ModelGraph([ModelNode(NODE, model, inputs, outputs=outputs)], optimizer, seed=seed)
     applied = (prepared.loss,) if isinstance(prepared, LabelledData) else losses.applied(graph)
     phase = TrainPhase(
@@ -132,7 +144,16 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         matmul_precision=matmul_precision,
     )
     experiment = Experiment("fit", graph, progress=progress)
-    experiment.run_phase(phase, resume=resume)
+    try:
+        results = experiment.run_phase(phase, resume=resume)
+    except ShapeError as error:
+        raise _of_other_width(error, prepared.data) from error.__cause__
+    if on_nan == "warn" and early_stopping is None and results.loss.size and not math.isfinite(results.loss[-1]):
+        raise PhaseError(
+            f"the loss is {results.loss[-1]} after {results.loss.size} epochs, so the model predicts nothing",
+            hint="lower lr, optimizer=Optimizer('adam', lr=1e-4), or look for NaN in the data; on_nan='ignore' returns "
+            "the model as it is",
+        )
     if rules is not None and isinstance(prepared, LabelledData):
         return FittedModelLoss(experiment, rules, prepared.columns, phase=phase)
     return FittedModel(experiment, losses=applied, phase=phase)
@@ -141,8 +162,9 @@ def fit(  # noqa: PLR0913 - keywords, each documented
 # Beside the function, which a text for each of its arguments would make too long to read.
 _ARGUMENTS = """
     Args:
-        model: of any framework that has a plugin; it is trained itself, no copy of it. Or a function that makes one of
-            the widths that the data have: `lambda n_features, n_outputs: Net(n_features, n_outputs)`.
+        model: of any framework that has a plugin; it is trained itself, no copy of it. Or `"mlp"`, a `TabularMLP` that
+            is as wide as the data say, with defaults of its own. Or a function or a class that makes a model of these
+            widths: `lambda n_features, n_outputs: Net(n_features, n_outputs)`.
         data: a data frame (pandas, Polars, Arrow), a mapping of arrays, a pair (x, y) of arrays or of a frame and a
             series, the path of a CSV or Parquet file, a data set of Hugging Face, a FeatureSet or a view of it; or a
             loader, a data set or another source of batches, which is streamed.
@@ -151,8 +173,7 @@ _ARGUMENTS = """
             see `outputs`); or a list of AppliedLoss objects on `"model"`, which may have weights. With `step`, what a
             validation measures and predictions mean; it may be left out then. None: the loss that the model computes
             itself, if its call takes labels, which are found by their name; else cross_entropy for a target of text,
-            booleans or at most 20 different integers, mse for other numbers, which are scaled and given back in their
-            units.
+            booleans or at most 20 different integers, mse for other numbers.
         target: name of the target's column, or of several. Targets that are text are encoded as indices of classes,
             and predictions decoded. A FeatureSet and a pair have theirs.
         features: names of the columns that the model gets, joined; by default all others. A model with several
@@ -161,24 +182,29 @@ _ARGUMENTS = """
         validation: the share of rows to validate on, drawn at random; the name of a split; another table or source; an
             EvalPhase over a split; or None.
         metrics: of the validation, as of an EvalPhase.
-        epochs: at most so many.
-        batch_size: rows of a batch; they are shuffled.
-        optimizer: a name, a framework's own optimizer, or an Optimizer with its settings, which include schedules of
-            the learning rate and clipped gradients: `Optimizer("adamw", lr=3e-4, weight_decay=0.01, clip_norm=1.0,
+        epochs: at most so many; by default 10, and 100 for `"mlp"`.
+        batch_size: rows of a batch, which are shuffled; by default 32, and 128 for `"mlp"`.
+        optimizer: by default `"adam"`, and AdamW with a learning rate of 0.001 for `"mlp"`. A name, a framework's own
+            optimizer, or an Optimizer with its settings, which include schedules of the learning rate and clipped
+            gradients: `Optimizer("adamw", lr=3e-4, weight_decay=0.01, clip_norm=1.0,
             schedule=Schedule("cosine", steps=1000, warmup=100))`.
         early_stopping: stop after so many epochs without a lower `val_loss`, with the parameters of the best; or an
-            EarlyStopping.
+            EarlyStopping; or False for none. By default none, and 10 for `"mlp"` with a validation.
         preprocess: how features are made of the columns of a table, from the rows to train on. `"auto"` takes text,
             booleans, categories, dates and gaps as well as numbers, and joins all into one matrix (see
-            `FittedModel.columns`); a table of plain numbers for a model that you made stays as it is. Or a transformer
-            of scikit-learn; or None, for numbers as they are.
+            `FittedModel.columns`), and scales targets of mse, mae, huber and smooth_l1: losses are then those of scaled
+            targets, predictions and metrics in the units of the target. A table of plain numbers for a model that you
+            made stays as it is. Or a transformer of scikit-learn; or None, for numbers as they are.
         drop: names of columns to leave out.
         categories: names of columns that are categories although they are numbers, or text that looks like them.
         embed: names of columns whose categories become codes 0, 1, ... for a model that embeds them, as the last
-            features; True for all, False for none. `"auto"`: none for a model that you made.
+            features; True for all, False for none. `"auto"`: those with more than 40 values for `"mlp"`, and none for
+            a model that you made.
         scaler: a transform in the style of scikit-learn for all features together, or the name of one of its scalers
             (`"standard"`, `"minmax"`, `"maxabs"`, `"robust"`), fitted to the rows to train on; saved with the model and
             applied to what it predicts for.
+        framework: of `"mlp"`: `"torch"`, `"jax"`, `"tensorflow"` or `"numpy"`; by default the first of these that is
+            installed and has the accelerator.
         accelerator: `"auto"` is the best device on which the model's framework runs; else as of a TrainPhase.
         seed: of the random split, the order of rows and all random streams; the model's own parameters are its own.
         callbacks: Callback objects, besides.
@@ -199,6 +225,21 @@ _ARGUMENTS = """
         AnyaccelError: whatever keeps the phase from running.
     """
 fit.__doc__ = f"{fit.__doc__}{_ARGUMENTS}"
+
+
+def _of_other_width(error: ShapeError, data: Any) -> ShapeError:
+    """The error for a model that does not take the features that were made of a table; another as it is."""
+    if not any(treatment_in(fitted) for fitted in getattr(data, "transforms", ())):
+        return error
+    (feature,) = data.features
+    if f"{data.label}.{feature}" not in error.problem:
+        return error
+    width = data.spec(feature).shape[0]
+    return ShapeError(
+        f"{error.problem}; preprocess= makes {width} numbers of the columns of the table",
+        hint=f"give the first layer {width} inputs; or give a function that makes the model: "
+        "lambda n_features, n_outputs: MODEL",
+    )
 
 
 def _split_of(validation: EvalPhase) -> str:
@@ -229,7 +270,7 @@ def _validation(
 
 
 def _stopping(given: Any, prepared: TrainingData | LabelledData) -> list[Callback]:
-    if given is None:
+    if given is None or given is False:
         return []
     if isinstance(given, EarlyStopping):
         return [given]

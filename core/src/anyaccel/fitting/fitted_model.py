@@ -17,6 +17,7 @@ from anyaccel.data.roles import listed
 from anyaccel.errors import ConfigError, DataError, NaNWarning, ResultError
 from anyaccel.experiment import Experiment
 from anyaccel.extensions import extensions
+from anyaccel.fitting.scaled_targets import metrics_in_units
 from anyaccel.fitting.table_columns import TableColumns
 from anyaccel.fitting.tables import (
     Columns,
@@ -182,7 +183,8 @@ class FittedModel:
             DataError, ColumnError: columns are missing, or do not fit.
         """
         losses = [loss for loss in self.losses if loss.loss.own is None]
-        return self._run(EvalPhase("evaluate", data=self._rows(data), metrics=metrics, losses=losses))
+        measured = metrics_in_units(metrics, self._data)
+        return self._run(EvalPhase("evaluate", data=self._rows(data), metrics=measured, losses=losses))
 
     def _run(self, phase: EvalPhase) -> EvalResults:
         quiet = Experiment(self.experiment.label, self.graph, progress="none")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -111,13 +112,44 @@ def _tags(data: Any, names: Any) -> Any:
         if unknown is not None:
             raise no_column(LABEL, unknown, there)
         data = {name: data[name] for name in names}
-    table = _table(data, RoleNames((), (), ...))
+    table = _table(_of_one_type(data), RoleNames((), (), ...))
     if names is ...:
         return table
     unknown = next((name for name in names if name not in table.column_names), None)
     if unknown is not None:
         raise no_column(LABEL, unknown, table.column_names)
     return table.select(list(names))
+
+
+def _of_one_type(data: Any) -> Any:
+    """The data, in which no column has objects of several types.
+
+    Raises:
+        ColumnError: one has.
+    """
+    if not (hasattr(data, "iloc") or isinstance(data, Mapping)):
+        return data
+    for name in data:
+        if str(getattr(data[name], "dtype", "object" if isinstance(data[name], list) else "")) != "object":
+            continue
+        kinds = Counter(_kind(value) for value in data[name] if value is not None and value == value)
+        kinds.pop("", None)
+        if len(kinds) > 1:
+            counts = listed(f"{kind} in {count} rows" for kind, count in kinds.most_common())
+            raise ColumnError(
+                f"column {name!r} has values of several types: {counts}",
+                hint=f"make it one type (pandas: table[{name!r}].astype(str)), or leave it out, drop=[{name!r}]",
+            )
+    return data
+
+
+def _kind(value: Any) -> str:
+    """What a value is, where values of several kinds are no column."""
+    if isinstance(value, (bool, np.bool_)):
+        return "bool"
+    if isinstance(value, (Real, np.number)):
+        return "number"
+    return "text" if isinstance(value, str) else ""
 
 
 def _is_parquet(path: Any) -> bool:
@@ -184,14 +216,15 @@ def new_rows(data: Any, columns: Columns, *, with_target: bool = True) -> Featur
     by_role = {role: [n for n, own in columns.items() if own["role"] == role] for role in ("feature", "tag", "target")}
     features, targets = by_role["feature"], by_role["target"] if with_target else []
     if hasattr(data, "shape") and not is_table(data):
-        if len(features) != 1:
+        inputs = features or by_role["tag"]
+        if len(inputs) != 1:
             raise DataError(
                 f"an array of shape {list(data.shape)} has no names",
-                available=listed(features),
+                available=listed(inputs),
                 hint="give its columns by name: {'COLUMN': array}",
             )
-        data = {features[0]: data}
-    data, _, _ = named_pair(data, features, by_role["target"])
+        data = {inputs[0]: data}
+    data, _, _ = named_pair(data, features or by_role["tag"], by_role["target"])
     try:
         table = feature_set_of(data, features, targets, by_role["tag"])
     except ColumnError as error:
@@ -393,12 +426,17 @@ def raw_table(given: Any, features: Names | Mapping[str, Names], target: Names, 
         raise PhaseError("fit needs the name of the target", hint="write fit(model, table, target='COLUMN', ...)")
     targets = names_of(pair_target)
     there = column_names(table)
-    for name in (*how.drop, *how.categories, *targets, *names_of(pair_features)):
+    if not isinstance(how.embed, (bool, list, tuple)) and how.embed != "auto":
+        problem = f"fit has embed={shown(how.embed)}, which names no columns"
+        raise PhaseError(problem, available="'auto', True, False, [names]", hint="write embed=['COLUMN']")
+    embedded = how.embed if isinstance(how.embed, (list, tuple)) else ()
+    for name in (*how.drop, *how.categories, *embedded, *targets, *names_of(pair_features)):
         if there is not None and name not in there:
             raise no_column(LABEL, name, there)
     for name in (*how.drop, *how.categories):
         if name in targets:
             raise ColumnError(f"column {name!r} is the target, and named in drop= or categories=", hint="name it once")
+    chosen: list[str] | None
     if pair_features is not None:
         chosen = [name for name in names_of(pair_features) if name not in how.drop]
     else:

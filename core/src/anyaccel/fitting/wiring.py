@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from anyaccel.arguments import shown
+from anyaccel.backend import Compute
 from anyaccel.data import FeatureSet, Source
 from anyaccel.data.roles import Names, listed, names_of
 from anyaccel.errors import PhaseError
@@ -110,6 +111,16 @@ class FitLosses:
             if loss is None and ("targets" in applied.inputs or column in compared):
                 loss = applied.loss
         return None if loss is None or loss.own is not None else loss
+
+    def n_classes(self, column: str, data: FeatureSet) -> int | None:
+        """How many classes a framework's own loss compares with a target; None for a named loss, and for numbers."""
+        losses = [self._by_target.get(column), *(applied.loss for applied in self._applied)]
+        loss = next((loss for loss in losses if loss is not None and loss.own is not None), None)
+        if loss is None or "int" not in data.spec(column).dtype:
+            return None
+        backends = (backend for backend in registry().backends_in_use if isinstance(backend, Compute))
+        takes_classes = any((takes := backend.loss_targets(loss)) and takes.kind == "classes" for backend in backends)
+        return int(data.array(column).max()) + 1 if takes_classes else None
 
     def applied(self, graph: ModelGraph) -> tuple[AppliedLoss, ...]:
         """The losses of the phase over a graph with one node and one feature set.

@@ -24,7 +24,7 @@ _SAME = "give data with the same transforms: new.transform_like(data), or let Mo
 
 
 def data_configs(nodes: Iterable[Node]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """For each feature set of a graph its columns and the transforms of what the graph takes, and their arrays."""
+    """Return, for each feature set of a graph, its columns and the transforms that the graph uses, and their arrays."""
     nodes, configs, arrays = list(nodes), {}, dict[str, np.ndarray]()
     for label, feature_set in topology.feature_sets(nodes).items():
         transforms = enumerate(_transforms(feature_set, nodes))
@@ -84,10 +84,10 @@ def _differ(written: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
 
 
 def check_arrays(given: Mapping[str, np.ndarray], nodes: Iterable[Node]) -> None:
-    """Check that the arrays of transforms in a state are those of the transforms of a graph's data.
+    """Check that the arrays of transforms in a state equal those of the transforms of a graph's data.
 
     Raises:
-        StateError: they are not; names the transforms.
+        StateError: they differ; names the transforms.
     """
     configs, current = data_configs(nodes)
     different = {name for name in {*given, *current} if not _equal(given.get(name), current.get(name))}
@@ -118,7 +118,7 @@ def _equal(first: np.ndarray | None, second: np.ndarray | None) -> bool:
 def with_schemas(
     config: Any, arrays: Mapping[str, np.ndarray], given: Mapping[str, FeatureSet], allow: Iterable[type] = ()
 ) -> list[FeatureSet]:
-    """The given feature sets, and those that the configuration of a graph has besides, without rows.
+    """Return the given feature sets, and those that a graph's configuration has in addition, without rows.
 
     Raises:
         ConfigError: malformed, or a transform that cannot be read.

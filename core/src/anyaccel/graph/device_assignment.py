@@ -87,10 +87,10 @@ class DeviceAssigner:
     """Assigns devices to the nodes of a graph.
 
     Attributes:
-        accelerator: the phase's; None if it has none.
-        strict: whether nodes that cannot run on the phase's device are an error; they run on the CPU otherwise.
-        policy: name of the placement policy, if any.
-        replicas: devices that the phase has got already; nodes without an accelerator of their own are on the first.
+        accelerator: Accelerator of the phase; None if it has none.
+        strict: Whether a node that cannot run on the phase's device is an error; otherwise it runs on the CPU.
+        policy: Name of the placement policy, if any.
+        replicas: Devices that the phase already has; nodes without an accelerator are on the first.
     """
 
     nodes: Mapping[str, Node]
@@ -180,7 +180,9 @@ class DeviceAssigner:
     def _rejected(
         self, node: ModelNode, decider: str, settled: Assignment, kind: str, is_chosen: bool
     ) -> Iterator[Rejection]:
-        """What else was asked for; `decider` is who decided before a fallback, `kind` that of the device asked for."""
+        """Yield the rejected requests; `decider` is the level before a fallback, `kind` is the kind of the requested
+        device.
+        """
         own, environment = node.accelerator, os.environ.get(DEFAULT_DEVICE, "").strip()
         asked = {"node": own, "phase": self.accelerator}
         requests = [
@@ -200,7 +202,7 @@ class DeviceAssigner:
             yield from outranked(decider, requests)
 
     def _concat(self, label: str, assigned: Mapping[str, Assignment]) -> Assignment:
-        """A ConcatNode goes with a neighbour, of its own framework if there is one."""
+        """Assign a ConcatNode to the device of a neighbour, of its own framework if possible."""
         around = [*topology.consumers(label, self.nodes), *topology.parents(self.nodes[label], self.nodes)]
         neighbours = [assigned[other] for other in around if other in assigned]
         framework = self.shapes.frameworks[label]
@@ -282,7 +284,7 @@ class DeviceAssigner:
 
 
 def _check_shared(models: Iterable[ModelNode], assigned: Mapping[str, Assignment]) -> None:
-    """Nodes that share a model must agree on all that belongs to the model."""
+    """Check that nodes that share a model agree on everything that belongs to the model."""
     first: dict[int, ModelNode] = {}
     for node in models:
         other = first.setdefault(id(node.model), node)
@@ -313,7 +315,7 @@ _MOST = 12  # candidates of one request
 
 @dataclass(frozen=True, slots=True)
 class LevelRequest:
-    """What a level asks for, as it was written."""
+    """The request of a level, as it was written."""
 
     level: str
     spec: str
@@ -334,7 +336,7 @@ def unserved(request: LevelRequest, framework: str, kind: str) -> Rejection:
 def refused_candidates(
     level: str, accelerator: Accelerator, frameworks: Sequence[str], known: Registry, *, strict: bool
 ) -> Iterator[Rejection]:
-    """What a request might have got and did not; nothing if the accelerator is one device."""
+    """Yield what a request could have got but did not; nothing if the accelerator is one device."""
     if USUAL.fullmatch(accelerator.spec):
         return
     asked = Accelerator(accelerator.spec)  # again as it was written: this one may have its device by now
@@ -353,7 +355,7 @@ def with_precision(node: Node, assignment: Assignment, request: Request) -> Assi
 
     Raises:
         CapabilityError: the framework, the model or the device cannot do it.
-        GraphError: it is asked of a model that is computed as it is.
+        GraphError: the model does not support it, because it is not computed by a framework.
         PhaseError: the phase has a custom step.
     """
     if not isinstance(node, ModelNode):
@@ -424,7 +426,7 @@ def _recomputed(node: ModelNode, assignment: Assignment) -> tuple[str, ...]:
 def segment_precision(
     labels: Iterable[str], assigned: Mapping[str, Assignment], nodes: Mapping[str, Node], request: Request
 ) -> SegmentPrecision | None:
-    """What a backend is told of the operations of a segment; None where all are as their models are."""
+    """Return the precisions of the operations of a segment for a backend; None if all equal those of their models."""
     own = [assigned[label] for label in labels]
     precisions = tuple((each.node, NodePrecision(each.precision)) for each in own if each.precision)
     recomputed = tuple((each.node, str(getattr(nodes[each.node], "remat", ""))) for each in own if each.recomputed)
@@ -437,7 +439,7 @@ def segment_precision(
 
 
 def check_loss_scale(assigned: Mapping[str, Assignment]) -> None:
-    """Where one node is computed in float16, the gradients of all are of scaled losses.
+    """Check that all gradients can be scaled if one node is computed in float16, because they belong to scaled losses.
 
     Raises:
         CapabilityError: another framework of the graph cannot scale losses.
@@ -485,7 +487,9 @@ def matmul_precisions(
 
 
 def float32_notes(given: Any, assigned: Mapping[str, Assignment], nodes: Mapping[str, Node]) -> Iterator[str]:
-    """What defaults of the frameworks make of float32, where a phase has no setting for its matrix multiplications."""
+    """Yield how defaults of the frameworks change float32, if a phase does not set its matrix multiplication
+    precision.
+    """
     found = []
     for label, each in assigned.items():
         model, computes = getattr(nodes[label], "model", None), each.backend.capability(ComputesPrecision)
@@ -505,21 +509,21 @@ def _has(values: Iterable[Any], value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a phase asks of a graph.
+    """The request of a phase to a graph.
 
     Attributes:
-        phase: the phase's label.
-        wants: labels of the nodes whose outputs are kept.
-        streams: the streams of each feature set's sampler, by the feature set's label.
-        learners: labels of the estimators that learn on the host.
-        precision: that of nodes without one of their own; None for that of their models.
-        sharding: of the parameters of nodes without their own setting, among replicas; None for none.
-        loss_scale: by what losses are multiplied where a node is computed in float16.
-        matmul_precision: of matrix multiplications, as frameworks name it: a value for all, or by framework; None for
-            none.
-        custom_step: whether steps are the user's own, which may use every node; losses are those of the validation.
-        devices: of the replicas that this process trains, the first of which has the nodes; empty where the accelerator
-            says it.
+        phase: Label of the phase.
+        wants: Labels of the nodes whose outputs are kept.
+        streams: Streams of each feature set's sampler, by the feature set's label.
+        learners: Labels of the estimators that learn on the host.
+        precision: Precision of nodes without their own; None for that of their models.
+        sharding: Sharding of the parameters of nodes without their own setting over replicas; None for none.
+        loss_scale: Factor on the losses if a node is computed in float16.
+        matmul_precision: Matrix multiplication precision in the words of the frameworks: a value for all, or by
+            framework; None for none.
+        custom_step: Whether steps are custom steps, which may use every node; losses are those of the validation.
+        devices: Devices of the replicas that this process trains; the nodes are on the first. Empty if the accelerator
+            names the device.
     """
 
     phase: str

@@ -51,7 +51,7 @@ OTHER_NAMES = {
 
 
 def _nothing() -> None:
-    """What is to be done where models have their values."""
+    """Do nothing; for models that hold their values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +273,7 @@ class ModelGraph(AttributeHints):
     # -- phases and display ----------------------------------------------------------------------------------------
 
     def run(self, *phases: Any, callbacks: Iterable[Any] = (), progress: Any = "auto", resume: str = "never") -> Any:
-        """Run a phase on this graph, or several in order. Use an Experiment to also keep their results.
+        """Run a phase on this graph, or several in order. To keep their results as well, use an Experiment.
 
         Args:
             phases: One phase, several, or a list of them. Several return a list of results.
@@ -319,8 +319,8 @@ class ModelGraph(AttributeHints):
 
         Names: `NODE/parameters/NAME`, `NODE/buffers/NAME`, `NODE/optimizer/SLOT/NAME`, `NODE/optimizer_step` and
         `seed`. `progress/PHASE` is the number of epochs of a training phase, which determines sampler order and random
-        streams. `transforms/FEATURE_SET/NUMBER/NAME` is what the transforms of its data have learned. You can pass the
-        result to `numpy.savez` or safetensors. In a callback of a running phase, this is the current state.
+        streams. `transforms/FEATURE_SET/NUMBER/NAME` is the fitted state of the transforms of its data. You can pass
+        the result to `numpy.savez` or safetensors. In a callback of a running phase, this is the current state.
         """
         self.live_values.write_back()
         return state_dict.state(self)
@@ -404,7 +404,7 @@ class ModelGraph(AttributeHints):
     def get_config(self) -> dict[str, Any]:
         """Return the nodes, their connections, and columns and transforms of their data as plain data, ready for JSON.
 
-        Pass models that no backend names to `from_config` again. What transforms have learned is in `state()`.
+        Pass models that no backend names to `from_config` again. The fitted state of transforms is in `state()`.
 
         Raises:
             ConfigError: the optimizer is an optimizer of a framework.

@@ -322,7 +322,7 @@ def _no_upstream(label: str) -> GraphError:
 
 
 def _arguments(label: str, given: Any) -> tuple[tuple[Upstream, ...], tuple[Path, ...]]:
-    """What feeds a model, and the path of each in its call; no paths where all are positional arguments."""
+    """Return the inputs of a model and the path of each in its call; no paths if all are positional arguments."""
     if not isinstance(given, (list, tuple, Mapping)):
         return _upstreams(label, given), ()
     pairs = list(_paths(label, given, ()))
@@ -389,7 +389,7 @@ def _upstream(label: str, given: Any, *, by_keyword: bool = False) -> Upstream:
 
 
 def _refuse_targets(label: str, given: Reference) -> None:
-    """A model that gets its targets among its features would learn to repeat them."""
+    """Refuse targets among the features of a model, because it would learn to repeat them."""
     leaking = [name for name in given.features if name in given.feature_set.targets]
     if leaking:
         raise GraphError(
@@ -450,8 +450,8 @@ class Layout:
         raise ValueError(f"{shown(plain)} where models are whole")
 
     def place(self, node: Any, backend: Any, device: Device, plan: Any) -> Any:
-        """Place the model of a node as the plan of its blocks defines; the plan is None if a phase does not change the
-        model.
+        """Place the model of a node as the plan of its blocks defines; the plan is None if the phase does not change
+        it.
         """
         return backend.place(node.model, device)
 

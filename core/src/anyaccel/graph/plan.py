@@ -298,7 +298,7 @@ def _described(assignment: Assignment) -> str:
 
 
 def _how(assignment: Assignment) -> str:
-    """In which precision, what is computed again or divided, as the end of a sentence; `""` where nothing was said."""
+    """Return precision, recomputation and sharding as the end of a sentence; `""` if none is set."""
     asked = "it asks itself" if assignment.precision_reason == "node" else "the phase asks"
     precision = f"; it is computed in {assignment.precision}, as {asked}" if assignment.precision else ""
     recomputed = (
@@ -317,7 +317,7 @@ def _recomputed(assignment: Assignment) -> str:
 
 
 def _precision(assignment: Assignment) -> str:
-    """Return a cell of the table: the precision, who decided, and what is computed again."""
+    """Return a cell of the table: the precision, who decided, and which parts are computed again."""
     text = f"{assignment.precision} ({assignment.precision_reason})" if assignment.precision else ""
     recomputed = f"{_recomputed(assignment).split()[0]} recomputed" if assignment.recomputed else ""
     return ", ".join(filter(None, (text, recomputed)))
@@ -475,7 +475,7 @@ def diff(before: Mapping[str, Any], after: Mapping[str, Any]) -> PlanDiff:
 
 
 def _keyed(entries: Sequence[_Entry], key: Callable[[_Entry], str]) -> dict[str, _Entry]:
-    """Entries by what they are; those that are the same in one plan are numbered."""
+    """Return entries by what they are; equal ones in one plan are numbered."""
     keyed: dict[str, _Entry] = {}
     for entry in entries:
         name, number = key(entry), 2

@@ -29,13 +29,13 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """What a plan shows of one node: a sentence, a table and notes.
+    """The part of a plan about one node: a sentence, a table and notes.
 
     Attributes:
-        title, summary: what it is about, and the sentence.
-        head, rows: of the table.
-        notes: what to know about the figures.
-        lines: all of it as lines of text.
+        title, summary: Title and sentence.
+        head, rows: Head and rows of the table.
+        notes: Notes on the figures.
+        lines: All of it as lines of text.
     """
 
     title: str
@@ -52,23 +52,24 @@ LEFT_OUT: Mapping[str, bool] = {"left out": True}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """Where a node is computed, by which backend, and why.
+    """The device, backend and reason of a node.
 
     Attributes:
-        device, native_name: the device, and the framework's own name for it.
-        backend, native_device: what computes the node, and its own handle of the device (`torch.device`, ...). They are
-            looked up here once, and are neither compared nor part of `Plan.to_dict`; both None in a plan that was read.
-        reason: what decided: `node`, `policy`, `phase`, `environment`, `default`, `fallback`, or, for a ConcatNode,
-            `neighbour`.
-        requested: the device as it was written; the policy's name; for a ConcatNode the neighbour's label.
-        parameters, nbytes: number and bytes of the model's parameters.
-        precision: in which it is computed; `""` for that of the model.
-        precision_reason: who decided that, `node` or `phase`; `""` for no one.
-        sharding: how its parameters are divided where replicas train it, `"none"` for not; `""` where no one says it.
-        sharding_reason: who decided that, `node` or `phase`; `""` for no one.
-        offload: where the blocks of its model are, and what rests elsewhere; None where all is on the device.
-        recomputed: parts of the model whose values are computed again in the backward pass; `("",)` for all of it.
-        rejected: what else was asked for, or might have been had, and why it was not taken.
+        device, native_name: The device, and the framework's own name for it.
+        backend, native_device: The backend that computes the node, and its own handle of the device (`torch.device`,
+            ...). They are looked up here once, and are neither compared nor part of `Plan.to_dict`; both are None in a
+            plan that was read.
+        reason: The deciding level: `node`, `policy`, `phase`, `environment`, `default`, `fallback`, or, for a
+            ConcatNode, `neighbour`.
+        requested: The device as it was written; the policy's name; for a ConcatNode the neighbour's label.
+        parameters, nbytes: Number and bytes of the model's parameters.
+        precision: Precision of the computation; `""` for that of the model.
+        precision_reason: Who set it, `node` or `phase`; `""` for no one.
+        sharding: How its parameters are sharded when replicas train it, `"none"` for a full copy; `""` if not set.
+        sharding_reason: Who set it, `node` or `phase`; `""` for no one.
+        offload: Places of the blocks of its model, and of offloaded weights; None if everything is on the device.
+        recomputed: Parts of the model whose values are computed again in the backward pass; `("",)` for all of it.
+        rejected: Other requested or available devices, and why they were not chosen.
     """
 
     node: str
@@ -98,7 +99,7 @@ class Assignment:
 
     @property
     def sections(self) -> tuple[Section, ...]:
-        """What a plan shows of the node below its tables."""
+        """The sections of the plan about the node, below its tables."""
         return () if self.offload is None else (self.offload.section(self.node),)
 
 
@@ -138,18 +139,18 @@ class Column:
 
     @property
     def shown(self) -> str:
-        """The name for people: of many columns the first."""
+        """The human-readable name; for many columns, the name of the first."""
         prefix = f"{self.feature_set}."
         return f"{prefix}{brief(self.columns)}{self.name[len(prefix) + len('+'.join(self.columns)) :]}"
 
     @property
     def spec_text(self) -> str:
-        """The spec for people; of rows that differ in length with that of the longest: `int64[<=18]`."""
+        """The human-readable spec; for rows that differ in length, with the length of the longest: `int64[<=18]`."""
         return up_to(self.spec) if self.ragged else str(self.spec)
 
     @property
     def change(self) -> str:
-        """What changes on the way, `""` for nothing."""
+        """The conversion of the column, `""` for none."""
         parts = [listing(self.joined, 3)] if self.joined else []
         if self.stored.dtype != self.spec.dtype:
             parts.append(f"{self.stored.dtype} to {self.spec.dtype}")
@@ -160,10 +161,10 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
-    """A value that goes from one device or framework to another in every step; `nbytes` is of one sample.
+    """A value that is copied from one device or framework to another in every step; `nbytes` counts one sample.
 
-    `target` is the first node that takes it there. If `gradient` is true, the value's cotangent goes back to the node
-    that gave the value. `route` is move, share, copy or host; see `anyaccel.graph.resolve`.
+    `target` is the first node that takes it there. If `gradient` is true, the value's cotangent is returned to the node
+    that produced the value. `route` is move, share, copy or host; see `anyaccel.graph.resolve`.
     """
 
     value: str
@@ -178,7 +179,7 @@ class Crossing:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A segment of the plan, by its nodes: what one backend computes in one call."""
+    """A segment of the plan, by its nodes, which one backend computes in one call."""
 
     label: str
     framework: str

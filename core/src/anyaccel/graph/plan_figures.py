@@ -1,4 +1,4 @@
-"""The figures of a plan: memory of each device by category, and what was decided of the whole phase."""
+"""The figures of a plan: memory of each device by category, and the decisions for the whole phase."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ class DeviceMemory:
 
     @property
     def headroom(self) -> int | None:
-        """What is left of the capacity, below zero where it does not fit; None if that is not covered."""
+        """The rest of the capacity, negative if the phase does not fit; None if that is not covered."""
         return None if self.total is None or self.capacity is None else self.capacity - self.total
 
     @property
     def fits(self) -> bool | None:
-        """Whether it fits: False if what is covered is too much already; None if that is not covered."""
+        """Whether it fits: False if the covered categories are too much already; None if that is not covered."""
         if self.capacity is not None and self.known > self.capacity:
             return False
         return None if self.headroom is None else True
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data; what is not covered is None, with the reason in `gaps`."""
+        """Return plain data; a category that is not covered is None, with the reason in `gaps`."""
         plain = {item.name: getattr(self, item.name) for item in fields(self)}
         plain |= {"device": str(self.device), "gaps": dict(self.gaps)}
         return plain | {"total": self.total, "headroom": self.headroom, "fits": self.fits}
@@ -77,13 +77,13 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeActivations:
-    """What the forward pass of a node with `remat` leaves until its backward pass, with its outputs, in bytes.
+    """The values that the forward pass of a node with `remat` keeps for its backward pass, with its outputs, in bytes.
 
     Attributes:
-        rows: that are computed together: those of a step, or of a micro-batch; None if that is not known.
-        kept: with `remat`; None where that is not covered.
-        without_remat: what it would be; None where that is not covered.
-        gap: why it is not covered.
+        rows: Rows that are computed together: those of a step or a micro-batch; None if unknown.
+        kept: Bytes with `remat`; None if not covered.
+        without_remat: Bytes without it; None if not covered.
+        gap: Why it is not covered.
     """
 
     node: str
@@ -94,11 +94,11 @@ class NodeActivations:
 
     @property
     def saved(self) -> int | None:
-        """What `remat` saves; None where that is not covered."""
+        """The bytes that `remat` saves; None if not covered."""
         return None if self.kept is None or self.without_remat is None else self.without_remat - self.kept
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data; what is not covered is None, with the reason in `gap`."""
+        """Return plain data; a figure that is not covered is None, with the reason in `gap`."""
         return {item.name: getattr(self, item.name) for item in fields(self)} | {"saved": self.saved}
 
     @classmethod
@@ -114,7 +114,7 @@ class NodeActivations:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A setting of the whole phase: what was decided, and why."""
+    """A setting of the whole phase, with the decision and the reason."""
 
     what: str
     choice: str
@@ -122,7 +122,7 @@ class Decision:
 
 
 def step_bytes(nbytes: int, batch_size: int | None) -> int | None:
-    """Return bytes of a step, of something that takes so many for a sample; None if the batch size is not known."""
+    """Return the bytes of a step, given the bytes of a sample; None if the batch size is unknown."""
     return None if batch_size is None else nbytes * batch_size
 
 

@@ -38,7 +38,9 @@ def plan_page(
     notes: Sequence[str],
     why: Callable[[Assignment], str],
 ) -> Markup:
-    """Tables of the nodes with the reason (`why`) of each device, of what is loaded, and of what crosses; and notes."""
+    """Return tables of the nodes with the reason (`why`) of each device, of loaded columns, and of crossings; and
+    notes.
+    """
     head = ("node", "device", "framework", "native name", "why", "parameters")
     frameworks = {assignment.node: assignment.framework for assignment in assignments}
     return page(
@@ -126,11 +128,11 @@ def plan_report(
     """Return the whole file.
 
     Args:
-        title: what the plan is of, and for which machine. memory, crossings, decisions, not_covered, batch_size,
-            activations: of the plan.
-        nodes: the tables of a notebook.
-        picture: the graph as SVG, or nothing.
-        json: the plan as JSON, which is shown as text.
+        title: Title, with the machine. memory, crossings, decisions, not_covered, batch_size, activations: fields of
+            the plan.
+        nodes: The tables of a notebook.
+        picture: The graph as SVG, or nothing.
+        json: The plan as JSON, which is shown as text.
     """
     parts = {
         "Memory": joined(_memory(memory)),
@@ -215,7 +217,7 @@ def _title(value: int | None) -> str:
 
 
 def _bar(memory: DeviceMemory) -> Markup:
-    """Return the categories beside each other, as parts of the capacity or of what is taken, whichever is more."""
+    """Return the categories next to each other, as parts of the capacity or of the used memory, if that is more."""
     whole = max(memory.known, memory.capacity or 0, 1)
     pieces = []
     for name in CATEGORIES:
@@ -229,7 +231,7 @@ def _bar(memory: DeviceMemory) -> Markup:
 
 
 def _activations(activations: Sequence[NodeActivations]) -> Markup:
-    """What each node with `remat` keeps until its backward pass."""
+    """Return what each node with `remat` keeps until its backward pass."""
 
     def cells(each: NodeActivations) -> Markup:
         figures = [

@@ -149,7 +149,7 @@ class _Resolver:
         )
 
     def _assignments(self, active: set[str]) -> dict[str, Assignment]:
-        """Where each node runs, in which precision, and with which parameters in host memory."""
+        """Return the device of each node, its precision, and which parameters are in host memory."""
         request = self._request
         assigned = DeviceAssigner(
             nodes=self._nodes,
@@ -181,7 +181,7 @@ class _Resolver:
         return topology.ancestors(wanted, self._nodes)
 
     def _training_hint(self) -> str:
-        """What to do where there is neither a loss nor an estimator that learns."""
+        """Return what to do if there is neither a loss nor an estimator that learns."""
         models = [label for label, node in self._nodes.items() if node.kind.fixed]
         frozen = [label for label in models if self._nodes[label].kind.learns_from_steps]
         loss = "give losses=[AppliedLoss('mse', on='NODE')]" if len(models) < len(self._nodes) else ""
@@ -248,7 +248,7 @@ class _Resolver:
         return isinstance(node, ModelNode) and node.frozen and node.frozen_mode == "train"
 
     def _check_training_outputs(self, in_training: Sequence[str]) -> None:
-        """What a model gives in training is inferred once for a built graph."""
+        """Check the outputs of models in training, which are inferred once for a built graph."""
         shapes = self._shapes
         taken = values_read(self._request.losses, [shapes.inputs[label] for label in self._assigned])
         for label in in_training:
@@ -264,7 +264,7 @@ class _Resolver:
             check_not_taken(label, shapes.outputs[label], matched(returned, training) or (), taken)
 
     def _check_not_frozen(self, in_training: Sequence[str]) -> None:
-        """A model that one node trains must not be that of a frozen node, which would change."""
+        """Check that no node trains the model of a frozen node, which would change."""
         frozen = {label for label, node in self._nodes.items() if isinstance(node, ModelNode) and node.frozen}
         for label in in_training:
             twin = next((other for other in frozen if self._model(other) is self._model(label)), None)
@@ -337,7 +337,7 @@ class _Resolver:
         return step_columns(table, self._nodes, self._shapes, self._assigned)
 
     def _inputs(self, label: str, table: ColumnTable) -> tuple[str, ...]:
-        """Return names of a node's inputs, with columns in the form in which this node takes them."""
+        """Return names of a node's inputs, with columns in the form that this node takes."""
         names: list[str] = []
         for upstream in self._nodes[label].upstreams:
             if isinstance(upstream, Reference):
@@ -414,12 +414,12 @@ def cut(order: Sequence[str], owner: Mapping[str, Hashable], parents: Mapping[st
     """Group nodes of one owner into convex segments, greedily in `order`.
 
     Args:
-        order: labels in topological order.
-        owner: what computes each node.
-        parents: labels that each node depends on.
+        order: Labels in topological order.
+        owner: Owner of each node.
+        parents: Labels that each node depends on.
 
     Returns:
-        the segments in topological order; the labels of each keep `order`.
+        The segments in topological order; the labels of each keep `order`.
     """
     segments: list[list[str]] = []
     needs: list[set[int]] = []
@@ -489,11 +489,11 @@ def check_custom_step(phase: str, assigned: Sequence[Assignment]) -> None:
 def step_columns(
     table: ColumnTable, nodes: Mapping[str, Node], shapes: Shapes, assigned: Mapping[str, Assignment]
 ) -> dict[str, str]:
-    """Return names of the loaded columns by the names that a step finds them under.
+    """Return names of the loaded columns by the names under which a step finds them.
 
-    These are what the nodes take, in the form in which they take it, and each target of the same data, as stored but
-    for its floating dtype. A column goes by its own name (joined ones by `a+b`, those of other streams by `a@STREAM`),
-    or where several would have this name, by that in the plan. `features` and `targets` name the only ones.
+    These are the inputs of the nodes, in the form in which they take them, and each target of the same data, as stored
+    apart from its floating dtype. A column has its own name (joined ones `a+b`, those of other streams `a@STREAM`); if
+    several would have this name, it has its name in the plan. `features` and `targets` name the only ones.
     """
     roles: dict[str, dict[str, Column]] = {"features": {}, "targets": {}}
     for label, assignment in assigned.items():
@@ -531,12 +531,12 @@ class SegmentBuilder:
     """Builds the segments of a phase.
 
     Attributes:
-        inputs: names of each node's input values, with columns in the form in which the node takes them.
-        in_training: labels of the nodes that run in training mode.
-        live: names of the values through which gradients flow.
-        wants: labels of the nodes whose outputs are kept.
-        states: optimizer state by node.
-        request: of the phase.
+        inputs: Names of each node's input values, with columns in the form that the node takes.
+        in_training: Labels of the nodes that run in training mode.
+        live: Names of the values through which gradients flow.
+        wants: Labels of the nodes whose outputs are kept.
+        states: Optimizer state by node.
+        request: Request of the phase.
     """
 
     nodes: Mapping[str, Node]
@@ -633,10 +633,10 @@ def _arrivals(operations: Iterable[Operation], losses: Iterable[LossTerm]) -> di
 
 
 def with_sharding(node: Node, assignment: Assignment, request: Request) -> Assignment:
-    """Return the assignment of a node of a training with what is asked of its parameters.
+    """Return the assignment of a node of a training with the requested sharding of its parameters.
 
     Raises:
-        GraphError: it is asked of a model that is computed as it is.
+        GraphError: it is requested for a model that no framework computes.
     """
     if not isinstance(node, ModelNode):
         return assignment
@@ -819,10 +819,10 @@ def check_supported(label: str, spec: Loss | Optimizer, backend: ComputingBacken
 
 
 def check_patterns(optimizer: Optimizer, parameters: Sequence[str]) -> None:
-    """Check that each pattern of an optimizer's groups is that of a parameter of some node that it trains.
+    """Check that each pattern of an optimizer's groups matches a parameter of some node that it trains.
 
     Raises:
-        SpecError: one is not.
+        SpecError: one does not.
     """
     unmatched = unmatched_patterns(optimizer, parameters)
     if unmatched:
@@ -846,7 +846,7 @@ def _check_takes(loss: AppliedLoss, inputs: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LossBinder:
-    """Makes the loss terms of a phase, and adds the target columns that they need to a column table."""
+    """Creates the loss terms of a phase, and adds their target columns to a column table."""
 
     nodes: Mapping[str, Node]
     shapes: Shapes
@@ -985,15 +985,15 @@ def target_spec(
     """Return the form in which a loss compares columns with an output.
 
     Args:
-        loss: the loss.
-        selection: the columns.
-        output: what the loss compares them with.
-        takes: what a loss of a framework says of them; numbers are compared as floats, also where they are stored as
+        loss: The loss.
+        selection: The columns.
+        output: The output that the loss compares them with.
+        takes: Targets that a framework's loss accepts. Numbers are compared as floats, even if they are stored as
             integers or bools, which several losses of torch refuse.
 
     Raises:
-        ShapeError: the shapes do not fit; names the node and both shapes.
-        SpecError: the dtype does not fit.
+        ShapeError: the shapes do not match; names the node and both shapes.
+        SpecError: the dtype does not match.
     """
     names = selection.names
     stored, name = joined_spec(selection.feature_set, names), f"{selection.feature_set.label}.{brief(names)}"
@@ -1051,7 +1051,8 @@ def class_axis(settings: Any, output: TensorSpec) -> int:
 
 
 def positions_of(loss: AppliedLoss, output: TensorSpec) -> tuple[int, ...]:
-    """Return the shape of what a named loss is a mean over, per sample: elements, or positions that have classes each.
+    """Return the shape, per sample, of the values in the mean of a named loss: elements, or positions with classes
+    each.
 
     Raises:
         ShapeError: the output has no such axis of classes.
@@ -1070,16 +1071,16 @@ def positions_of(loss: AppliedLoss, output: TensorSpec) -> tuple[int, ...]:
 
 
 def check_weighing(loss: AppliedLoss, output: TensorSpec, backend: ComputingBackend, *, by_column: bool) -> None:
-    """Check that a backend has what a named loss asks for, and that what counts is known before anything is computed.
+    """Check that a backend supports the settings of a named loss, and that the counts are known before the computation.
 
     Args:
-        loss: the loss.
-        output: that it takes.
-        backend: of its node.
-        by_column: whether its targets are a column.
+        loss: The loss.
+        output: The output that it takes.
+        backend: Backend of its node.
+        by_column: Whether its targets are a column.
 
     Raises:
-        SpecError: it is not so.
+        SpecError: one of them is not.
     """
     if loss.loss.own is not None:
         return
@@ -1111,13 +1112,13 @@ def check_weighing(loss: AppliedLoss, output: TensorSpec, backend: ComputingBack
 def weight_spec(
     loss: AppliedLoss, selection: ColumnSelection, output: TensorSpec, shape: tuple[int, ...] | None
 ) -> TensorSpec:
-    """Return the form in which a loss takes a column that weighs it.
+    """Return the form in which a loss takes a weight column.
 
     Args:
-        loss: the loss.
-        selection: the column.
-        output: what the loss takes.
-        shape: of the loss's positions per sample; None where any will do.
+        loss: The loss.
+        selection: The column.
+        output: The output that the loss takes.
+        shape: Shape of the loss's positions per sample; None for any shape.
 
     Raises:
         ShapeError: the column has neither one weight for each sample nor one for each position.
@@ -1176,7 +1177,7 @@ def _unfit(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec, name: str)
 
 
 def _class_axis_hint(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec) -> str:
-    """Where the classes come first, as in torch's own loss."""
+    """Return a hint if the classes come first, as in torch's own loss."""
     fits = takes_classes(loss.loss) and len(output.shape) > 1 and output.shape[1:] == stored.shape
     return "if the classes come first, say so: Loss('cross_entropy', class_axis=1)" if fits else ""
 
@@ -1202,7 +1203,7 @@ class ColumnSelection(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The name for people: of many columns the first."""
+        """The human-readable name; for many columns, the name of the first."""
         return self._named(brief(self.names))
 
     def _named(self, columns: str) -> str:
@@ -1214,7 +1215,7 @@ class ColumnTable:
     """The columns of a phase: one for every form, stream and device in which it is needed.
 
     Args:
-        streams: the streams of each feature set's sampler, by label; of other feature sets any stream may be read.
+        streams: Streams of each feature set's sampler, by label; for other feature sets any stream may be read.
     """
 
     def __init__(self, streams: Mapping[str, Sequence[str]]) -> None:
@@ -1261,7 +1262,7 @@ class ColumnTable:
         return "" if known and stream == known[0] else stream
 
     def _free_name(self, base: str) -> str:
-        """`base`, numbered if another column has this name: users' names may contain any separator used here."""
+        """Return `base`, numbered if another column has this name: users' names may contain any separator used here."""
         taken = {column.name for column in self._columns.values()}
         others = (f"{base}#{i}" for i in itertools.count(2))
         return next(name for name in itertools.chain([base], others) if name not in taken)
@@ -1299,8 +1300,7 @@ def check_stream(stream: str, label: str, known: Sequence[str]) -> None:
 
 
 def targets_of(loss: AppliedLoss, nodes: Mapping[str, Node]) -> ColumnSelection:
-    """Return the columns that `"targets"` means for a loss: the targets of the data that feed its node, in their
-    stream.
+    """Return the columns that `"targets"` means for a loss: the targets of the data that feed its node, in that stream.
 
     Raises:
         ColumnError: there are none, or several.

@@ -1,4 +1,4 @@
-"""Serialization: nodes to and from plain data. Reading imports nothing and names only what is registered."""
+"""Serialization: nodes to and from plain data. Reading imports nothing and names only registered objects."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MODEL_HINT = "write {'framework': ..., 'name': ..., 'config': {...}}"
 
 
 def checked(config: Any, keys: set[str], needed: set[str], what: str) -> dict[str, Any]:
-    """`config` as a dict, which may have `keys` and must have those in `needed`.
+    """Return `config` as a dict, which may have `keys` and must have those in `needed`.
 
     Raises:
         ConfigError: it is not a dict, or has other keys.
@@ -92,7 +92,7 @@ def entries(config: Mapping[str, Any], key: str, what: str) -> list[Any]:
 
 
 def checked_classes(allow: Iterable[type]) -> tuple[type, ...]:
-    """Classes that a configuration may name.
+    """Return the classes that a configuration may name.
 
     Raises:
         ConfigError: not a list of classes.
@@ -125,12 +125,12 @@ def read_optimizer(entry: Any) -> Optimizer | None:
 
 
 def without_optimizer(config: Any) -> Any:
-    """Return the configuration of a graph without its optimizer; what is not a configuration as it is."""
+    """Return the configuration of a graph without its optimizer; anything else unchanged."""
     return {**config, "optimizer": None} if isinstance(config, Mapping) else config
 
 
 def node_configs(nodes: Iterable[Node]) -> list[dict[str, Any]]:
-    """Nodes as plain data; of those that share a model, all but the first refer to the first."""
+    """Return nodes as plain data; among nodes that share a model, all but the first refer to the first."""
     first: dict[int, str] = {}
     configs = []
     for node in nodes:
@@ -192,10 +192,10 @@ def class_name(cls: type) -> str:
 def read_nodes(
     given: Iterable[Any], sets: Mapping[str, FeatureSet], models: Mapping[str, Any], allow: Sequence[type]
 ) -> list[Node]:
-    """Nodes from plain data; `models` has models by node label, `allow` the classes that may be named.
+    """Rebuild nodes from plain data; `models` has models by node label, `allow` the classes that may be named.
 
     Raises:
-        ConfigError: malformed, or names something that is not registered and not given.
+        ConfigError: malformed, or names an object that is neither registered nor given.
     """
     known, nodes = dict(models), []
     for entry in given:
@@ -248,7 +248,7 @@ def _read_upstreams(entry: Mapping[str, Any], sets: Mapping[str, FeatureSet]) ->
 
 
 def _read_arguments(entry: Mapping[str, Any], sets: Mapping[str, FeatureSet]) -> Any:
-    """What feeds a model, as ModelNode takes it."""
+    """Return the inputs of a model, as ModelNode takes them."""
     upstreams = _read_upstreams(entry, sets)
     if not entry.get("arguments"):
         return upstreams
@@ -335,7 +335,7 @@ _CORE = "anyaccel"
 
 
 def versions_of(backends: Iterable[Backend]) -> Mapping[str, str]:
-    """By top-level module, as the modules say that are imported: nothing is imported, and none that says no version."""
+    """Return versions by top-level module, as imported modules report them: nothing is imported."""
     roots = dict.fromkeys(root for backend in backends for root in backend.import_roots if not root.startswith(_CORE))
     found = {root: getattr(sys.modules.get(root), "__version__", None) for root in roots}
     return {root: version for root, version in found.items() if isinstance(version, str)}

@@ -45,25 +45,25 @@ from anyaccel.suggestions import did_you_mean
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
-    """What is known of a built graph, by node label or by value name.
+    """The shapes, dtypes and names of a built graph, by node label or by value name.
 
     Attributes:
-        order: labels in topological order.
-        frameworks: of each node.
-        backends: the backend that each node's framework has without regard to a device; a plan's assignments have the
-            backends that compute.
-        inputs, outputs: names of each node's values; an estimator that is not fitted, and every node that it feeds, has
-            no outputs.
-        specs: of every value: columns as they are stored, outputs as the models give them.
-        dtypes: dtype to which each node's floating inputs are cast, or None.
-        arguments: by node, the path of each input in the call of its model; empty where they are positional.
-        returned: by node, what its model returns in evaluation; its outputs are those with a batch.
-        aliases: other names of values: `LABEL.PATH` of an only output, which has the name `LABEL`.
-        unfitted: labels of the estimators that are not fitted.
-        lifted: labels of the nodes that take a scalar column as [1].
-        training_only: names of the outputs that exist only in training, of each node that has such; `specs` has them.
-        training: what each node's model returns in training, to the extent that that was asked for.
-        examples: samples of the columns of each node whose model does not accept zeros, by the names of the values.
+        order: Labels in topological order.
+        frameworks: Framework of each node.
+        backends: Backend of each node's framework regardless of a device; a plan's assignments have the backends that
+            compute.
+        inputs, outputs: Names of each node's values; an unfitted estimator, and every node that it feeds, has no
+            outputs.
+        specs: Spec of every value: columns as they are stored, outputs as the models return them.
+        dtypes: Dtype to which each node's floating inputs are cast, or None.
+        arguments: By node, the path of each input in the call of its model; empty if they are positional.
+        returned: By node, the return value of its model in evaluation; its outputs are those with a batch.
+        aliases: Other names of values: `LABEL.PATH` of an only output, which has the name `LABEL`.
+        unfitted: Labels of the estimators that are not fitted.
+        lifted: Labels of the nodes that take a scalar column as [1].
+        training_only: Names of the outputs that exist only in training, for each node that has them; `specs` has them.
+        training: Return value of each node's model in training, if it was requested.
+        examples: Samples of the columns of each node whose model does not accept zeros, by the names of the values.
     """
 
     order: tuple[str, ...]
@@ -83,12 +83,14 @@ class Shapes:
     examples: Mapping[str, Mapping[str, np.ndarray]] = field(default_factory=dict, compare=False, repr=False)
 
     def batch_values(self, label: str) -> dict[str, OutputSpec]:
-        """What a node's model returns once for a whole batch, such as a loss, by `LABEL.PATH`."""
+        """Return the values that a node's model returns once for a whole batch, such as a loss, by `LABEL.PATH`."""
         whole = (output for output in self.returned.get(label, ()) if output.batch_axis is None)
         return {f"{label}.{path_name(output.path)}": output for output in whole}
 
     def wanted(self, label: str) -> tuple[TensorSpec, ...]:
-        """Specs of a node's inputs as it receives them: floating columns in its own dtype, outputs as they are."""
+        """Return the specs of a node's inputs as it receives them: floating columns in its own dtype, outputs
+        unchanged.
+        """
         computed = {name for names in self.outputs.values() for name in names}
         names, dtype, lift = self.inputs[label], self.dtypes[label], label in self.lifted
         specs = [_received(name, self.specs, computed, dtype, lift) for name in names]
@@ -104,7 +106,7 @@ def _received(
 
 
 def lifted(spec: TensorSpec) -> TensorSpec:
-    """Return a scalar per sample as [1]; other specs as they are."""
+    """Return a scalar per sample as [1]; other specs unchanged."""
     return spec if spec.shape else replace(spec, shape=(1,))
 
 
@@ -124,13 +126,13 @@ def unfitted(nodes: Mapping[str, Node]) -> tuple[str, ...]:
 
 
 def infer(nodes: Mapping[str, Node], registry: Registry, seed: int) -> Shapes:
-    """Infer the spec of every value, and build models that are not built yet with weights from `seed`.
+    """Infer the spec of every value, and build unbuilt models with weights from `seed`.
 
     Raises:
-        ShapeError: a model does not accept what feeds it; names the node and both shapes.
+        ShapeError: a model does not accept its inputs; names the node and both shapes.
         NoBackendError, AmbiguousOwnerError, FrameworkError: a model's framework is unknown; names the node.
-        MissingDistributionError: what makes a model of an estimator is not installed.
-        AnyaccelError: an object of which no model can be made.
+        MissingDistributionError: the distribution that creates a model from an estimator is not installed.
+        AnyaccelError: no model can be created from an object.
     """
     order = topology.topological(nodes)
     frameworks = _frameworks(nodes, order, registry)
@@ -165,9 +167,7 @@ def _frameworks(nodes: Mapping[str, Node], order: Sequence[str], registry: Regis
 
 
 def _framework(node: ModelNode, registry: Registry) -> str:
-    """Return the framework of a node's model; for an object that no framework owns, that of what an extension makes of
-    it.
-    """
+    """Return the framework of a node's model, or of the model that an extension creates from an unowned object."""
     try:
         if node.framework is not None:
             registry.kinds(node.framework)
@@ -188,7 +188,7 @@ def _framework(node: ModelNode, registry: Registry) -> str:
 
 
 def _made_of(node: ModelNode) -> Any:
-    """Return the model that an extension makes of the object of a node; None if none does."""
+    """Return the model that an extension creates from the object of a node; None if none does."""
     made = (make(node.model) for make in extensions("node_models"))
     model = next((model for model in made if model is not None), None)
     if model is None and is_like_an_estimator(node.model) and not named(NAMES, "Estimator"):
@@ -215,10 +215,10 @@ def _wrap_models(nodes: Mapping[str, Node], backends: Mapping[str, ComputingBack
 
 @contextmanager
 def _named_framework(node: ModelNode) -> Iterator[None]:
-    """Errors of a backend that was named as framework= for a model that it does not know.
+    """Translate errors of a backend that was named as framework= for a model that it does not know.
 
     Raises:
-        GraphError: in place of whatever the backend raised.
+        GraphError: instead of the backend's error.
     """
     try:
         yield
@@ -323,7 +323,7 @@ class _Inference:
             self._dtypes[label] = self._backends[label].dtype_of(node.model)
 
     def _results(self, label: str, node: Node) -> Sequence[OutputSpec]:
-        """What a node's model returns, for zeros or, if it does not accept these, for samples of the data."""
+        """Return the outputs of a node's model for zeros or, if it does not accept these, for samples of the data."""
         try:
             return self._lifted_if_needed(label, node)
         except ShapeError:
@@ -335,7 +335,9 @@ class _Inference:
         return self._lifted_if_needed(label, node)
 
     def _lifted_if_needed(self, label: str, node: Node) -> Sequence[OutputSpec]:
-        """What a node's model returns; scalar columns enter as [1] if the model does not accept them otherwise."""
+        """Return the outputs of a node's model; scalar columns enter as [1] if the model does not accept them
+        otherwise.
+        """
         names = self._inputs[label]
         scalars = [self._specs[name] for name in names if name not in self._computed and not self._specs[name].shape]
         try:
@@ -371,7 +373,7 @@ class _Inference:
         return named_beyond(node, returned, training)
 
     def _cast_hint(self, label: str) -> str:
-        """What to do where a node may refuse the dtype of an estimator's floating output."""
+        """Return what to do if a node may refuse the dtype of an estimator's floating output."""
         dtype = self._dtypes[label]
         for other in topology.parents(self._nodes[label], self._nodes):
             spec = self._specs.get(other)
@@ -419,7 +421,7 @@ def _not_accepted(
 
 
 def concatenated(node: ConcatNode, specs: Sequence[TensorSpec]) -> TensorSpec:
-    """Return the spec of what a node joins.
+    """Return the spec of the concatenation of a node's inputs.
 
     Raises:
         ShapeError: specs that cannot be joined along its axis.
@@ -478,16 +480,16 @@ Outputs = Sequence[OutputSpec]
 def infer_training(
     node: ModelNode, backend: Compute, names: Sequence[str], inputs: Sequence[TensorSpec]
 ) -> tuple[OutputSpec, ...]:
-    """What a node's built model returns in training; empty where that is not known.
+    """Return the outputs of a node's built model in training; empty if unknown.
 
     Args:
-        node: the node.
-        backend: of its model.
-        names: of its inputs.
-        inputs: their specs; where the model does not accept zeros in training, it gets samples of its columns.
+        node: The node.
+        backend: Backend of its model.
+        names: Names of its inputs.
+        inputs: Their specs; if the model does not accept zeros in training, it receives samples of its columns.
 
     Raises:
-        ShapeError: nothing that a graph could use.
+        ShapeError: the model returns nothing that a graph could use.
     """
     arguments = (node.arguments,) if node.arguments else ()
     try:
@@ -506,14 +508,13 @@ def with_batch(returned: Outputs) -> list[OutputSpec]:
 
 
 def matched(evaluated: Outputs, training: Outputs) -> list[OutputSpec | None] | None:
-    """Return the outputs in training, those of evaluation first, found by their paths or else in order; None if they
-    differ.
+    """Return the outputs in training, those of evaluation first, matched by path or by order; None if they differ.
 
-    In the place of an output that only evaluation gives, such as a cache, is None, if others have the same paths.
+    If the other outputs have the same paths, an output that only evaluation has, such as a cache, is replaced by None.
 
     Args:
-        evaluated: what a model returns in evaluation.
-        training: what it returns in training.
+        evaluated: Outputs of a model in evaluation.
+        training: Outputs of the model in training.
     """
     usual, given = with_batch(evaluated), with_batch(training)
     by_path = {output.path: output for output in given}
@@ -536,16 +537,16 @@ def named_beyond(node: ModelNode, evaluated: Outputs, training: Outputs) -> list
 
 
 def check_training_outputs(label: str, evaluated: Outputs, extra: int, training: Outputs) -> None:
-    """Check that a model gives in training what the graph knows of.
+    """Check that a model returns in training what the graph expects.
 
     Args:
-        label: of its node, which is trained.
-        evaluated: what it returns in evaluation.
-        extra: number of its named outputs that exist in training only.
-        training: what it returns in training; empty if that is not known.
+        label: Label of its node, which is trained.
+        evaluated: Its outputs in evaluation.
+        extra: Number of its named outputs that exist in training only.
+        training: Its outputs in training; empty if unknown.
 
     Raises:
-        PhaseError: it gives something else.
+        PhaseError: it returns something else.
     """
     usual, given, outputs = with_batch(evaluated), with_batch(training), matched(evaluated, training)
     if not training:
@@ -572,7 +573,7 @@ def check_training_outputs(label: str, evaluated: Outputs, extra: int, training:
 
 
 def _check_batch_values(label: str, evaluated: Outputs, training: Outputs) -> None:
-    """A loss that a model computes in training alone would be left out of the gradients."""
+    """Check that no loss that a model computes only in training is left out of the gradients."""
     known = {output.path for output in evaluated}
     for output in training:
         if output.batch_axis is None and not output.spec.shape and output.path not in known:
@@ -584,13 +585,13 @@ def _check_batch_values(label: str, evaluated: Outputs, training: Outputs) -> No
 
 
 def check_not_taken(label: str, names: Sequence[str], training: Sequence[OutputSpec | None], taken: set[str]) -> None:
-    """Check that what a model gives in evaluation only is read by no other node and no loss of a phase that trains it.
+    """Check that no other node and no loss of a training phase reads an output that exists in evaluation only.
 
     Args:
-        label: of its node.
-        names: of its outputs in evaluation.
-        training: the same outputs in training, as `matched`.
-        taken: names of the values that nodes and losses read.
+        label: Label of its node.
+        names: Names of its outputs in evaluation.
+        training: The same outputs in training, as `matched` returns them.
+        taken: Names of the values that nodes and losses read.
 
     Raises:
         PhaseError: one is read.
@@ -627,11 +628,11 @@ def values_read(losses: Iterable[AppliedLoss], inputs: Iterable[Sequence[str]]) 
 
 
 def training_only_inputs(losses: Iterable[AppliedLoss], names: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """By label of each loss that takes some, the outputs among its inputs that exist only in training.
+    """Return, by label of each loss that takes some, the outputs among its inputs that exist only in training.
 
     Args:
-        losses: of a phase.
-        names: the outputs that exist only in training.
+        losses: Losses of a phase.
+        names: The outputs that exist only in training.
     """
     taken = {loss.label: tuple(name for name in _output_names(loss) if name in names) for loss in losses}
     return {label: inputs for label, inputs in taken.items() if inputs}
@@ -678,9 +679,7 @@ N_SAMPLES = 3  # the largest batch that models are called with
 
 
 def example_columns(node: Node) -> dict[str, np.ndarray]:
-    """Return the first samples of each column that a node takes, by the name of the value; of sources there are
-    none.
-    """
+    """Return the first samples of each column that a node takes, by the name of the value; none for sources."""
     columns = {}
     for upstream in node.upstreams:
         if isinstance(upstream, Reference) and isinstance(upstream.feature_set, Rows) and len(upstream.feature_set):
@@ -692,7 +691,7 @@ def example_columns(node: Node) -> dict[str, np.ndarray]:
 def with_examples(
     names: Sequence[str], specs: Sequence[TensorSpec], columns: Mapping[str, np.ndarray]
 ) -> tuple[TensorSpec, ...]:
-    """Specs of values with the samples that there are of them, in the shape that the node takes."""
+    """Return specs of values with their available samples, in the shape that the node takes."""
     return tuple(
         ExampleSpec(spec.shape, spec.dtype, columns[name].reshape(-1, *spec.shape)) if name in columns else spec
         for name, spec in zip(names, specs, strict=True)
@@ -736,13 +735,13 @@ def input_names(
     """Return names of the values that a node takes, in order; adds those of columns to `specs`.
 
     Args:
-        node: the node.
-        outputs: names of the values of each node.
-        aliases: other names of values.
-        specs: of the values so far.
+        node: The node.
+        outputs: Names of the values of each node.
+        aliases: Other names of values.
+        specs: Specs of the values so far.
 
     Raises:
-        GraphError: an upstream that is not there, or is several values where one is wanted.
+        GraphError: an upstream that does not exist, or is several values where one is required.
     """
     names: list[str] = []
     for upstream in node.upstreams:
@@ -765,7 +764,7 @@ def _column(node: Node, upstream: Reference, specs: dict[str, TensorSpec]) -> st
 
 
 def _refuse_joined_integers(node: Node, upstream: Reference) -> None:
-    """Several vectors of integers (ids, masks) in one reference would become one long vector of ids."""
+    """Refuse several vectors of integers (ids, masks) in one reference: they would become one long vector of ids."""
     if node.kind.joins_integers:
         return
     specs = {name: upstream.feature_set.spec(name) for name in upstream.features}
@@ -844,7 +843,7 @@ def check_call(node: ModelNode, backend: ComputingBackend) -> None:
 
 
 def _check_positions(node: ModelNode, signature: inspect.Signature) -> None:
-    """Refuse a column at the place of one argument that has the name of another, and several without a place."""
+    """Refuse a column at the position of one argument that has the name of another, and several without a position."""
     parameters = signature.parameters.values()
     by_keyword = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is each.empty]
     if by_keyword and len(by_keyword) == len(signature.parameters):
@@ -916,7 +915,7 @@ def share(plan: Plan) -> None:
 
 
 def _shared(backends: Mapping[User, Backend]) -> dict[User, set[str]]:
-    """For each device of a framework that others use too: the other frameworks."""
+    """Return, for each device that several frameworks use, the other frameworks."""
     shared: dict[User, set[str]] = {}
     for first, second in combinations(sorted(backends, key=str), 2):
         if first[0] != second[0] and _is_same(backends[first], first[1], backends[second], second[1]):

@@ -34,16 +34,16 @@ class HasState(Protocol):
 
     @property
     def shapes(self) -> Shapes:
-        """What is known of the built graph."""
+        """The shapes and dtypes of the built graph."""
 
 
 class OptimizerStates(MutableMapping[str, NodeState]):
-    """Optimizer state by node; nodes that share a model share one state, which each of their labels gives.
+    """Optimizer state by node; nodes that share a model share one state, under each of their labels.
 
-    A state is that of the model which its node had when it was set: a node with another model has none.
+    A state belongs to the model that its node had when it was set: a node with another model has none.
 
     Attributes:
-        nodes: the graph's current nodes, by label.
+        nodes: Current nodes of the graph, by label.
     """
 
     def __init__(self) -> None:
@@ -109,15 +109,15 @@ class OptimizerStates(MutableMapping[str, NodeState]):
 
 
 def state(graph: HasState, *, copy: bool = True) -> dict[str, np.ndarray]:
-    """Everything that is needed to continue elsewhere; see `ModelGraph.state` for the names.
+    """Return everything that is needed to continue elsewhere; see `ModelGraph.state` for the names.
 
     Nodes that share a model have one entry, under the first label. Fitted estimators are not included: they are Python
     objects of the user, which only pickle could write.
 
     Args:
-        graph: whose state it is.
-        copy: False takes the optimizer state as the programs of the running phase gave it, which no step changes and no
-            one may write to.
+        graph: The graph.
+        copy: False uses the optimizer state as the programs of the running phase returned it; no step changes it and no
+            one may write to it.
     """
     arrays: dict[str, np.ndarray] = {"seed": np.array(graph.seed, dtype=np.int64)}
     for label in models_of(graph):
@@ -135,7 +135,7 @@ def state(graph: HasState, *, copy: bool = True) -> dict[str, np.ndarray]:
 
 
 def values_of(graph: HasState, label: str) -> dict[str, np.ndarray]:
-    """Parameters and buffers of a node; none if it cannot be built before an estimator is fitted."""
+    """Return parameters and buffers of a node; none if it cannot be built before an estimator is fitted."""
     try:
         return dict(graph.shapes.backends[label].state(getattr(graph.nodes[label], "model", None)))
     except StateError:
@@ -150,7 +150,7 @@ def unknown_nodes(graph: HasState) -> set[str]:
 
 
 def models_of(graph: HasState) -> dict[str, ModelNode]:
-    """Nodes with models; of those that share a model, the first."""
+    """Return nodes with models; among nodes that share a model, the first."""
     seen: dict[int, str] = {}
     nodes = {label: node for label, node in graph.nodes.items() if isinstance(node, ModelNode)}
     return {label: node for label, node in nodes.items() if seen.setdefault(id(node.model), label) == label}

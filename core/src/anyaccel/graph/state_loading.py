@@ -1,4 +1,4 @@
-"""State loading: what `state` gave, into a graph; every difference is found before anything changes."""
+"""State loading: load the output of `state` into a graph; every difference is found before anything changes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _HINT = "load it into the graph that it was taken from, or what fits of it with 
 
 
 class _Difference(NamedTuple):
-    """What does not fit, as the parts of an error."""
+    """A difference, as the parts of an error."""
 
     problem: str
     available: str = ""
@@ -45,7 +45,7 @@ class _Difference(NamedTuple):
 
 
 class _NodePart(NamedTuple):
-    """What is loaded into a node: all of its values, of which some may be as they are, and its optimizer state."""
+    """The values to load into a node, some of which may be the current ones, and its optimizer state."""
 
     values: dict[str, np.ndarray]
     optimizer: dict[str, np.ndarray]
@@ -53,13 +53,13 @@ class _NodePart(NamedTuple):
 
 
 def load_state(graph: HasState, given: Mapping[str, Any], *, strict: bool = True) -> None:
-    """Load what `state` gave; all of it is checked before anything changes.
+    """Load the output of `state`. Everything is checked before anything changes.
 
     Args:
-        graph: which gets the values.
-        given: the state.
-        strict: refuse a state that differs in anything; else load what has the same name, shape and dtype, and warn
-            of all that is left out. A node's optimizer state is then loaded only where everything of the node is.
+        graph: The graph that receives the values.
+        given: The state.
+        strict: Refuse a state with any difference; otherwise load the arrays with the same name, shape and dtype, and
+            warn about the others. A node's optimizer state is then loaded only if everything of the node is.
 
     Raises:
         StateError: names, shapes or dtypes are not those of the graph; without `strict`, nothing fits.
@@ -88,7 +88,7 @@ def load_state(graph: HasState, given: Mapping[str, Any], *, strict: bool = True
 
 
 def _error_of(whole: str, differences: Iterable[_Difference]) -> StateError:
-    """One error for all differences; a single one is told by itself."""
+    """Return one error for all differences, or the error of a single one."""
     listed = list(differences)
     if len(listed) == 1:
         problem, available, hint = listed[0]
@@ -133,7 +133,7 @@ def _sorted(
 
 
 def _not_a_count(name: str, array: np.ndarray) -> str:
-    """Why an array is no count or seed; `""` if it is one."""
+    """Return why an array is not a count or seed; `""` if it is one."""
     if array.shape != () or array.dtype.kind not in "iu":
         return f"{name} in the state must be one integer, got {array.dtype}{list(array.shape)}"
     if int(array) < 0 and name != "seed":
@@ -144,7 +144,7 @@ def _not_a_count(name: str, array: np.ndarray) -> str:
 def _node_part(
     graph: HasState, label: str, given: Mapping[str, np.ndarray], differences: list[_Difference]
 ) -> _NodePart | None:
-    """What fits of the arrays of a node, whose differences are added; None if it has no values to load into."""
+    """Return the matching arrays of a node, and add its differences; None if it has no values to load into."""
     current = values_of(graph, label)
     if not current and label in unknown_nodes(graph):
         if given:
@@ -237,7 +237,7 @@ def _slot_differences(
 def _lacking_slots(
     graph: HasState, label: str, current: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]
 ) -> Iterator[_Difference]:
-    """Yield a part of what a named optimizer keeps for a parameter; slots of another optimizer are no part of it."""
+    """Yield missing slots of a named optimizer for a parameter; slots of another optimizer are ignored."""
     spec = getattr(graph.nodes[label], "optimizer", None) or graph.optimizer
     if spec is None or spec.own is not None:
         return
@@ -274,17 +274,17 @@ HINT = "say which are the same: names={'IN THE STATE': 'IN THE MODEL'}, None for
 
 
 class StateMapping:
-    """How names and axes of a state become those of a graph, for nodes whose models are written in another way.
+    """Convert names and axes of a state to those of a graph, for nodes whose models are written differently.
 
-    Names are those of `ModelGraph.load_weights`: of a state, what comes after `NODE/parameters/` and `NODE/buffers/`;
-    of a model, those of its framework; both with `NODE.` before them where several nodes have weights.
+    Names are those of `ModelGraph.load_weights`. In a state, they follow `NODE/parameters/` and `NODE/buffers/`; in a
+    model, they are those of its framework. Both have the prefix `NODE.` if several nodes have weights.
 
     Args:
-        graph: whose nodes the state is for.
-        labels: of the nodes that are mapped; others keep their names.
-        names: the name in the model for each in the state, where they differ; None leaves an array out.
-        change: called with the name in the model and an array of the state, gives the array in the model's order of
-            axes. The state of an optimizer is changed in the same way, so that it may only put values in another order.
+        graph: The graph that the state is for.
+        labels: Labels of the nodes that are mapped; others keep their names.
+        names: The name in the model for each name in the state, where they differ; None drops an array.
+        change: Function of the name in the model and an array of the state; it returns the array with the axes in the
+            model's order. The state of an optimizer is changed in the same way, so it may only reorder values.
 
     Raises:
         StateError: `names` or `change` cannot be used.
@@ -307,13 +307,13 @@ class StateMapping:
             self._own.update({name: values[key] for name, (_, key) in named.items()})
 
     def mapped(self, given: Mapping[str, Any], *, is_part: bool = False) -> dict[str, Any]:
-        """Return the state with the names and axes of the graph; the optimizer's state goes with the parameters.
+        """Return the state with the names and axes of the graph; the optimizer's state follows the parameters.
 
-        Buffers that the state has nothing for keep the model's values: what frameworks keep beside parameters differs.
+        Buffers that are missing in the state keep the model's values, because frameworks have different buffers.
 
         Args:
-            given: the state, or another mapping with its names; what is not of the nodes that are mapped is kept.
-            is_part: whether it may lack nodes and parameters, as averages of weights do.
+            given: The state, or another mapping with its names; entries of unmapped nodes are kept.
+            is_part: Whether it may lack nodes and parameters, as averages of weights do.
 
         Raises:
             StateError: it does not fit; the message has all differences.
@@ -340,7 +340,7 @@ class StateMapping:
         return state
 
     def _places(self, given: Mapping[str, Any]) -> dict[str, str]:
-        """Where the values of the mapped nodes are in a state, by their names without what comes before."""
+        """Return the keys of the values of the mapped nodes in a state, by their names without prefix."""
         places = {}
         for label in self._labels:
             begins = tuple(f"{label}/{each}" for each in VALUES)
@@ -356,14 +356,14 @@ class StateMapping:
         return (self._names or {}).get(name, name)
 
     def _parameter(self, place: str) -> str:
-        """Where the parameter is that a slot of an optimizer belongs to; `""` for what is no slot of these nodes."""
+        """Return the key of the parameter of an optimizer slot; `""` if it is not a slot of these nodes."""
         label, _, rest = place.partition("/")
         if label not in self._labels or not rest.startswith(SLOTS):
             return ""
         return f"{label}/{_PARAMETERS}{rest.removeprefix(SLOTS).partition('/')[2]}"
 
     def _slot_place(self, place: str, name: str) -> str:
-        """Where a slot goes whose parameter has this name in the model."""
+        """Return the key of a slot whose parameter has this name in the model."""
         label, key = self._keys[name]
         slot = place.partition("/")[2].removeprefix(SLOTS).partition("/")[0]
         return f"{label}/{SLOTS}{slot}/{key.removeprefix(_PARAMETERS)}"
@@ -397,10 +397,10 @@ class StateMapping:
 
 
 def mapped(graph: HasState, given: Any, names: Names, change: Change | None) -> Any:
-    """Return a state as that of a graph, all of whose nodes are mapped; as it is if nothing says how.
+    """Return a state as that of a graph with all nodes mapped; unchanged without a mapping.
 
     Raises:
-        StateError: as of StateMapping.
+        StateError: see `StateMapping`.
     """
     if names is None and change is None:
         return given

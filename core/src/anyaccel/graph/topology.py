@@ -22,7 +22,7 @@ _RESERVED = {
 
 
 def by_label(nodes: Iterable[Node]) -> dict[str, Node]:
-    """Nodes by label.
+    """Return nodes by label.
 
     Raises:
         GraphError: an object that is not a node, or a label that is duplicate, reserved, or that of a feature set.
@@ -162,7 +162,7 @@ def _cycle(walk: list[str]) -> GraphError:
 
 
 def ancestors(wanted: Iterable[str], nodes: Mapping[str, Node]) -> set[str]:
-    """Return labels of the wanted nodes and of every node that they depend on."""
+    """Return labels of these nodes and of every node that they depend on."""
     reached: set[str] = set()
     todo = list(wanted)
     while todo:
@@ -223,7 +223,7 @@ def rewired(node: Node, old: str, new: str) -> Node:
 
 
 def replaced(label: str, new: Node, nodes: Mapping[str, Node]) -> list[Node]:
-    """Nodes with another in place of one, which feeds what the old one fed; rewires the nodes themselves.
+    """Return nodes with one replaced by another, which feeds the consumers of the old one; rewires the nodes.
 
     Raises:
         GraphError: the new one is not a node.
@@ -233,7 +233,7 @@ def replaced(label: str, new: Node, nodes: Mapping[str, Node]) -> list[Node]:
 
 
 def removed(label: str, nodes: Mapping[str, Node]) -> list[Node]:
-    """Nodes without one of them.
+    """Return nodes without one of them.
 
     Raises:
         GraphError: it feeds others.

@@ -82,7 +82,7 @@ def checked_path(given: Any) -> str | os.PathLike[str]:
     """Return the name of a file or a folder, or its URL, as a user gave it.
 
     Raises:
-        StateError: it is none.
+        StateError: it is not a path or URL.
     """
     if not isinstance(given, (str, os.PathLike)) or not str(given):
         raise StateError(f"{shown(given)} is not a file of weights", hint="write 'weights.safetensors'")
@@ -123,7 +123,7 @@ def _host_array(name: object, value: Any) -> np.ndarray:
 
 
 def _suffix(storage: Storage, name: str) -> str:
-    """Return the ending of a file's name, without what a link for downloads has behind it."""
+    """Return the extension of a file's name, without the query of a download link."""
     is_local = isinstance(storage, LocalStorage)
     return PurePosixPath(name if is_local else name.partition("?")[0]).suffix
 
@@ -152,7 +152,7 @@ def _read_with(files: WeightFiles, storage: Storage, name: str) -> dict[str, np.
 
 @contextmanager
 def _on_disk(storage: Storage, name: str) -> Iterator[Path]:
-    """The path of a file on this machine: its own, or that of a copy, which is removed afterwards."""
+    """Yield the path of a file on this machine: its own, or the path of a copy, which is removed afterwards."""
     if isinstance(storage, LocalStorage):
         yield storage.path / name
         return
@@ -179,7 +179,7 @@ def _files_for(storage: Storage, name: str) -> WeightFiles:
 
 
 def _read_shards(storage: Storage, index: str) -> dict[str, np.ndarray]:
-    """Return the arrays of all shards of an index, which must be in its folder and hold what it says."""
+    """Return the arrays of all shards of an index, which must be in its folder and match the index."""
     weight_map, whole = shard_map(storage, index, SUFFIXES), repr(storage.file_name(index))
     arrays: dict[str, np.ndarray] = {}
     for shard in dict.fromkeys(weight_map.values()):

@@ -1,4 +1,4 @@
-"""Weight loading and saving: the models of a graph and files of named arrays that other tools read and write."""
+"""Load and save weights: the models of a graph, and files of named arrays that other tools read and write."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _MAP = "map names={'IN THE FILE': 'IN THE MODEL'}, or load what fits with strict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedWeights:
-    """What `load_weights` has loaded, and what it has not; names are those of the model if nothing else is said.
+    """The result of `load_weights`: loaded and missing names. Names are those of the model unless stated otherwise.
 
     Attributes:
-        loaded: names that got values.
-        missing_keys: names that the file has nothing for; they keep their values.
-        unexpected_keys: names in the file that the model does not have.
-        mismatched_keys: names whose arrays differ in shape or dtype, and how; they keep their values.
-        cast: names whose values were converted, and from which dtype to which other.
+        loaded: Names that received values.
+        missing_keys: Names that the file does not have; they keep their values.
+        unexpected_keys: Names in the file that the model does not have.
+        mismatched_keys: Names whose arrays differ in shape or dtype, and how; they keep their values.
+        cast: Names whose values were converted, with both dtypes.
     """
 
     loaded: tuple[str, ...]
@@ -93,9 +93,7 @@ def load(
 def _plainly_named(
     graph: HasState, labels: list[str], theirs: Mapping[str, np.ndarray], own: Mapping[str, Any], names: Names
 ) -> dict[str, np.ndarray]:
-    """Return the arrays of a file that was written while a model was wrapped, by the names that they have without
-    it.
-    """
+    """Return the arrays of a file that was written while a model was wrapped, by their names without the wrapper."""
     renamed: dict[str, np.ndarray] = {}
     for name, array in theirs.items():
         plain = name
@@ -149,7 +147,9 @@ def _fit_first(graph: HasState) -> str:
 def named_values(
     graph: HasState, label: str, values: Mapping[str, np.ndarray], labels: list[str]
 ) -> dict[str, tuple[str, str]]:
-    """Node and name in its state, by each name of a value: the framework's, after the label where nodes are several."""
+    """Return node and name in its state by each name of a value: the framework's, after the label if nodes are
+    several.
+    """
     backend, model = graph.shapes.backends[label], getattr(graph.nodes[label], "model", None)
     files = backend.capability(WeightFiles)
     named = plain_names(values) if files is None else files.weight_names(model)
@@ -167,7 +167,7 @@ def plain_names(keys: Iterable[str]) -> dict[str, str]:
 
 
 def check_shared(found: Match, keys: Mapping[str, tuple[str, str]], whole: str) -> None:
-    """Values that a model has under several names come once or more often, but equal; those of one name suffice.
+    """Check that values that a model has under several names are equal; one of the names is sufficient.
 
     Raises:
         StateError: they differ.
@@ -218,7 +218,7 @@ def problems_of(found: Match) -> str:
 
 
 def _hint(found: Match, theirs: Mapping[str, np.ndarray], own: Mapping[str, np.ndarray]) -> str:
-    """What to do, from what is wrong: names that differ by a prefix, or dtypes alone."""
+    """Return what to do, from the kind of the difference: names that differ by a prefix, or only dtypes."""
     if found.missing and found.unexpected:
         for name in found.unexpected:
             prefix = next((name.removesuffix(each) for each in own if name.endswith(f".{each}")), "")
@@ -247,14 +247,14 @@ class Match:
     """Arrays of a file for the names of a model.
 
     Attributes:
-        arrays: what fits, by name in the model, in the model's dtypes.
-        missing: names in the model that the file has nothing for.
-        unexpected: names in the file that the model does not have.
-        mismatched: names in the model, and how the file's array differs in shape or dtype.
-        cast: names in the model, and from which dtype to which other.
-        transposed: those of the mismatched that would fit with their axes in another order, and the order.
-        ambiguous: names in the model whose arrays may have another order of axes, which their shape does not show.
-        narrowed: those of the cast that were rounded to a narrower dtype.
+        arrays: Matching arrays, by name in the model, in the model's dtypes.
+        missing: Names in the model that the file does not have.
+        unexpected: Names in the file that the model does not have.
+        mismatched: Names in the model, and how the file's array differs in shape or dtype.
+        cast: Names in the model, with both dtypes.
+        transposed: Mismatched names that would fit with their axes in another order, and the order.
+        ambiguous: Names in the model whose arrays may have another order of axes, which their shape does not show.
+        narrowed: Cast names whose values were rounded to a narrower dtype.
     """
 
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
@@ -273,10 +273,10 @@ def match(
     """Find the array of a file for each name of a model.
 
     Args:
-        theirs: the file's arrays.
-        ours: the model's, by every name that it has for them.
-        names: the names in the model of those in the file, where they differ.
-        change: called with the name in the model and the file's array; gives the array to load.
+        theirs: Arrays of the file.
+        ours: Arrays of the model, by all of their names.
+        names: The names in the model for names in the file, where they differ.
+        change: Function of the name in the model and the file's array; it returns the array to load.
 
     Raises:
         StateError: `names` or `change` cannot be used.
@@ -319,7 +319,7 @@ def renamed(theirs: Mapping[str, np.ndarray], ours: Mapping[str, Any], names: Na
 
 
 def _called(argument: str, function: Callable[..., Any], name: str, *further: Any) -> Any:
-    """What a function of the user gives; its failure names the array."""
+    """Return the result of a user's function; its failure names the array."""
     try:
         return function(name, *further)
     except ENVIRONMENT_ERRORS as error:
@@ -332,7 +332,7 @@ def _called(argument: str, function: Callable[..., Any], name: str, *further: An
 
 
 def _take(result: Match, target: str, name: str, given: np.ndarray, own: np.ndarray, change: Change | None) -> None:
-    """Add an array of the file to what fits, or to what does not, and why."""
+    """Add an array of the file to the matches or, with the reason, to the differences."""
     array = given if change is None else np.asarray(_called("change", change, target, given))
     if array.shape != own.shape:
         result.mismatched[target] = f"{_described(array)} in the file and {_described(own)} in the model"
@@ -367,14 +367,14 @@ def has_unknown_axes(source: str, target: str, shape: tuple[int, ...]) -> bool:
 
 
 def transposing(name: str, order: tuple[int, ...] = (1, 0)) -> str:
-    """Return the argument that brings arrays with this last part of their names into an order of axes, as code."""
+    """Return the argument that reorders the axes of arrays with this last part of their names, as code."""
     moved = "array.T" if order == (1, 0) else f"array.transpose{order}"
     word, n_axes = name.rpartition(".")[2], len(order)
     return f"change=lambda name, array: {moved} if name.endswith({word!r}) and array.ndim == {n_axes} else array"
 
 
 def _order_of_axes(given: tuple[int, ...], own: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the order of axes in which an array would have the model's shape; None if there is none."""
+    """Return the order of axes in which an array would have the model's shape; None if there is no such order."""
     if sorted(given) != sorted(own) or len(given) > _MAX_PERMUTED:
         return None
     orders = permutations(range(len(given)))
@@ -393,7 +393,7 @@ def _is_castable(array: np.ndarray, dtype: np.dtype[Any]) -> bool:
 
 
 def _first_lost(array: np.ndarray, dtype: np.dtype[Any]) -> Any:
-    """Return the first finite value of a floating array that a floating dtype does not hold; None if there is none."""
+    """Return the first finite value of a floating array that a floating dtype cannot represent; None if it can."""
     if not (is_float(array.dtype) and is_float(dtype)):
         return None
     with np.errstate(over="ignore"):

@@ -104,7 +104,7 @@ def _short(name: str) -> str:
 
 
 def _check_axes(source_names: Mapping[str, str], target_arrays: Mapping[str, np.ndarray]) -> None:
-    """Refuse arrays of which nothing says in which order their axes are.
+    """Refuse arrays whose order of axes is unknown.
 
     Raises:
         StateError: there are such arrays.

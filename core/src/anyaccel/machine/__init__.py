@@ -1,7 +1,7 @@
-"""Machine: facts that the system tells of its devices; no framework is imported, and nothing is initialized.
+"""Machine: facts about devices from the operating system; no framework is imported, and nothing is initialized.
 
 Offers `Machine`, the facts; `SystemDevice`, one device of it; and the capability `ExpectedDevices`, with which a
-backend lists its devices before its framework is imported, as `anyaccel devices` and `devices()` ask. Stands on the
+backend lists its devices before its framework is imported, for `anyaccel devices` and `devices()`. Stands on the
 contract.
 """
 

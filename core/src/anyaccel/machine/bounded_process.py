@@ -1,4 +1,4 @@
-"""A child process that is waited for only so long, whatever state it is in."""
+"""A child process with a time limit, even if it hangs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def run_bounded(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command without input, and wait until it ends.
 
-    A process that hangs inside a driver does not end when it is killed, and `subprocess.run` would wait for it for
-    ever. Such a one is left behind.
+    A process that hangs inside a driver does not end when it is killed, and `subprocess.run` would wait for it forever.
+    Such a process is left behind.
 
     Args:
-        command: the program and its arguments.
-        patience: seconds.
-        environment: variables; by default those of this process.
+        command: The program and its arguments.
+        patience: Time limit in seconds.
+        environment: Variables; by default those of this process.
 
     Raises:
         subprocess.TimeoutExpired: it did not end in time, and was killed.

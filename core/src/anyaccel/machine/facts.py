@@ -42,17 +42,17 @@ class Machine:
     """Facts of a machine.
 
     Attributes:
-        system: as `sys.platform`.
-        devices: accelerators, whether or not a mask hides them.
-        visible: those that the masks of the environment leave, numbered as frameworks will see them.
-        pci_vendors: of graphics cards and accelerators on the PCI bus, with or without a driver.
-        driver_versions: by vendor.
-        environment: variables.
-        cores: that this process may use, 0 if unknown.
-        locked_memory: bytes that the process may lock; None for no limit, or unknown.
-        shared_memory: size of the file system for shared memory in bytes, 0 if there is none or it is unknown.
-        cxx: path of a C++ compiler, `""` if there is none.
-        version_of: version of an installed distribution, `""` if it is not installed.
+        system: The same as `sys.platform`.
+        devices: Accelerators, whether or not a mask hides them.
+        visible: Accelerators that the masks of the environment leave, numbered as frameworks will see them.
+        pci_vendors: Vendors of graphics cards and accelerators on the PCI bus, with or without a driver.
+        driver_versions: Driver versions by vendor.
+        environment: Environment variables.
+        cores: Cores that this process may use, 0 if unknown.
+        locked_memory: Bytes that the process may lock; None for no limit, or unknown.
+        shared_memory: Size of the file system for shared memory in bytes, 0 if there is none or it is unknown.
+        cxx: Path of a C++ compiler, `""` if there is none.
+        version_of: Function that returns the version of an installed distribution, `""` if it is not installed.
     """
 
     system: str = sys.platform
@@ -96,7 +96,7 @@ class ExpectedDevices(Capability):
     """
 
     def expected_devices(self, machine: Machine) -> dict[Device, DeviceInfo] | None:
-        """What `devices` and `device_info` will say once the framework is imported; None where that is not certain."""
+        """Predict `devices` and `device_info` before the framework is imported; None if that is not certain."""
         found: dict[Device, DeviceInfo] = {}
         for kind in self.backend.kinds:
             infos = self.expected_of_kind(kind, machine)
@@ -122,7 +122,7 @@ def oldest_driver(cuda: str) -> str:
 
 
 def is_older(version: str, than: str) -> bool:
-    """Whether a dotted version of numbers comes before another; what is not a number ends a version."""
+    """Return whether a dotted version of numbers comes before another; a part that is not a number ends a version."""
     return _numbers(version) < _numbers(than)
 
 
@@ -138,7 +138,7 @@ def _pci_vendors(root: Path) -> tuple[str, ...]:
 
 
 def _driver_versions(root: Path) -> dict[str, str]:
-    """As the files of Linux tell, or `nvidia-smi` where there are none."""
+    """Return versions from the files of Linux, or from `nvidia-smi` if there are none."""
     found = {vendor: _VERSION.search(_text(root / path)) for vendor, path in _DRIVER_FILES.items()}
     versions = {vendor: match.group() for vendor, match in found.items() if match}
     smi = shutil.which(_SMI[0])

@@ -47,17 +47,17 @@ class SystemDevice:
 
 
 def system_host() -> tuple[float, int]:
-    """Memory of this machine in GB (0 if unknown), and its cores that this process may use."""
+    """Return the memory of this machine in GB (0 if unknown), and the number of cores that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0
     return round(host_memory().total / 1e9, 1), cores
 
 
 def system_devices(root: Path = _ROOT, environment: Mapping[str, str] | None = None) -> tuple[SystemDevice, ...]:
-    """Accelerators, numbered as frameworks will see them, and the CPU.
+    """Return accelerators, numbered as frameworks will see them, and the CPU.
 
     Args:
-        root: where system files are; of another folder, no driver is asked.
-        environment: has the masks of visible devices; by default that of this process.
+        root: Folder of system files; for another folder, no driver is asked.
+        environment: Variables with the masks of visible devices; by default those of this process.
     """
     given = os.environ if environment is None else environment
     nvidia = visible(_nvidia(root), given.get("CUDA_VISIBLE_DEVICES"))
@@ -97,7 +97,9 @@ def _nvidia(root: Path) -> list[SystemDevice]:
 
 @cache
 def nvidia_driver() -> tuple[SystemDevice, ...] | None:
-    """What the driver says, None if it does not answer; asked once in a process, as each time takes a child process."""
+    """Return the devices that the driver reports, None if it does not respond; asked once, because it starts a
+    process.
+    """
     command = [sys.executable, "-P", "-m", "anyaccel.machine.nvml_probe"]
     if find_spec("pynvml") is not None and (answer := output_of(command)):
         return tuple(from_json(answer))
@@ -112,7 +114,7 @@ hanging: list[Sequence[str]] = []
 
 
 def output_of(command: Sequence[str]) -> str:
-    """What a command that asks a driver prints, `""` if it fails or does not end in time.
+    """Return the output of a command that asks a driver, `""` if it fails or does not end in time.
 
     After one that did not end, none is asked in this process: it would hang as well.
     """
@@ -152,7 +154,7 @@ def from_smi(answer: str) -> list[SystemDevice]:
 
 
 def _reported(name: object, identity: object, nbytes: object) -> SystemDevice:
-    """Return a device as a driver reports it, which may be mistaken, or say what it likes."""
+    """Return a device as a driver reports it; the report may be wrong or malformed."""
     size = nbytes if isinstance(nbytes, int) and 0 <= nbytes <= _MOST_BYTES else 0
     texts = [each[:_LONGEST_NAME] if isinstance(each, str) else "" for each in (name, identity)]
     return SystemDevice(kind="gpu", vendor="nvidia", name=texts[0], identity=texts[1], nbytes=size)

@@ -1,14 +1,14 @@
-"""The NumPy backend: models in plain NumPy with written-out gradients, on the CPU and on simulated devices.
+"""The NumPy backend: models in plain NumPy with explicit gradients, on the CPU and on simulated devices.
 
-It offers the layers, `SequentialMLP`, `SequentialCNN`, and `simulate`, which makes devices with memory of their own.
-It stands on the kernel, `adapter` and `precision`.
+It offers the layers, `SequentialMLP`, `SequentialCNN`, `TabularMLP`, and `simulate`, which creates devices that have
+separate memory. It stands on the kernel, `adapter` and `precision`.
 """
 
 from anyaccel.adapter import VjpResult
 from anyaccel.distributions import moved_names
 from anyaccel.numpy_backend.array_creation import array, zeros
 from anyaccel.numpy_backend.backend import NumpyBackend
-from anyaccel.numpy_backend.builtin_models import Sequential, SequentialCNN, SequentialMLP
+from anyaccel.numpy_backend.builtin_models import Sequential, SequentialCNN, SequentialMLP, TabularMLP
 from anyaccel.numpy_backend.layers import Activation, BatchNorm, Conv2d, Dense, Dropout, Flatten, MaxPool2d
 from anyaccel.numpy_backend.module import Module
 from anyaccel.numpy_backend.sim_array import SimArray
@@ -30,6 +30,7 @@ __all__ = [
     "SimArray",
     "SimDevice",
     "Simulation",
+    "TabularMLP",
     "VjpResult",
     "array",
     "simulate",

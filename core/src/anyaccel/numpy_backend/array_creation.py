@@ -18,7 +18,7 @@ _scope: ContextVar[Device] = ContextVar("anyaccel.numpy_backend.scope", default=
 
 
 def handle(device: Device) -> SimDevice | None:
-    """Return the simulated device of that name; None for the CPU.
+    """Return the simulated device with that name; None for the CPU.
 
     Raises:
         DeviceUnavailableError: there is no such simulated device.
@@ -40,7 +40,7 @@ def handle(device: Device) -> SimDevice | None:
 
 @contextmanager
 def scoped(device: Device) -> Iterator[None]:
-    """`array` and `zeros` make arrays on `device` inside, in this thread or task.
+    """Let `array` and `zeros` create arrays on `device` inside this context, in this thread or task.
 
     Raises:
         DeviceUnavailableError: there is no such device.
@@ -70,7 +70,7 @@ def array(values: Any, dtype: Any = None) -> Array:
 
 
 def zeros(shape: int | tuple[int, ...], dtype: Any = "float32") -> Array:
-    """Zeros on the device of the current scope; outside of one, on the CPU. Raises as `array`."""
+    """Return zeros on the device of the current scope; without a scope, on the CPU. Raises the errors of `array`."""
     on = handle(_scope.get())
     plain = np.zeros(shape, dtype)
     return plain if on is None else put(plain, on)

@@ -24,7 +24,7 @@ from anyaccel.host_memory import aligned_empty
 from anyaccel.install_hints import HINTS
 from anyaccel.numpy_backend import transfers
 from anyaccel.numpy_backend.array_creation import handle, scoped
-from anyaccel.numpy_backend.builtin_models import SequentialCNN, SequentialMLP
+from anyaccel.numpy_backend.builtin_models import SequentialCNN, SequentialMLP, TabularMLP
 from anyaccel.numpy_backend.capabilities import (
     OWN_KINDS,
     NumpyMemory,
@@ -72,7 +72,7 @@ class NumpyBackend(Backend, Exchange, Compute):
         return [HOST, *(simulated.device for simulated in running())]
 
     def owns(self, obj: Any) -> bool:
-        """Arrays, NumPy scalars and modules; nothing else of NumPy or anyaccel."""
+        """Return whether it is an array, a NumPy scalar or a module; nothing else of NumPy or anyaccel."""
         return isinstance(obj, (np.ndarray, np.generic, Module))
 
     def device_of(self, obj: Any) -> Device | None:
@@ -96,7 +96,9 @@ class NumpyBackend(Backend, Exchange, Compute):
         return HOST if isinstance(obj, (np.ndarray, np.generic)) else None
 
     def place(self, obj: Any, device: Device) -> Any:
-        """A module is changed in place; arrays and trees of arrays are copied unless they are there."""
+        """Put an object on a device: a module is changed in place; arrays and trees of arrays are copied if
+        necessary.
+        """
         if isinstance(obj, Module):
             for values in (obj.parameters, obj.buffers):
                 values.update({name: transfers.moved(array, device) for name, array in values.items()})
@@ -117,11 +119,13 @@ class NumpyBackend(Backend, Exchange, Compute):
         return transfers.moved(tensor, device)
 
     def scope(self, device: Device) -> AbstractContextManager[Any]:
-        """Return the device of `anyaccel.numpy_backend.array` and `zeros`; NumPy's own functions have none."""
+        """Return a context that sets the device of `anyaccel.numpy_backend.array` and `zeros`; NumPy's functions have
+        none.
+        """
         return scoped(device)
 
     def device_string(self, device: Device) -> str:
-        """`"cpu"`, as NumPy calls its only device; a simulated device has its own name."""
+        """Return `"cpu"`, NumPy's name for its only device; a simulated device has its own name."""
         return "cpu" if device.kind == "cpu" else str(device)
 
     def synchronize(self, device: Device) -> None:
@@ -152,7 +156,7 @@ class NumpyBackend(Backend, Exchange, Compute):
         return transfers.from_host(array, device)
 
     def from_host_owned(self, array: np.ndarray, device: Device) -> Any:
-        """On the CPU, the array itself."""
+        """Return the array itself on the CPU; elsewhere a copy."""
         return transfers.from_host_owned(array, device) if device.kind in OWN_KINDS else self.from_host(array, device)
 
     def staging_buffer(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
@@ -276,8 +280,8 @@ class NumpyBackend(Backend, Exchange, Compute):
                 values[name] = upload(loaded, array.on) if isinstance(array, SimArray) else loaded
 
     def models(self) -> Mapping[str, type]:
-        """SequentialMLP and SequentialCNN."""
-        return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN}
+        """SequentialMLP, SequentialCNN and TabularMLP."""
+        return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN, "TabularMLP": TabularMLP}
 
     def unsupported_reason(self, spec: Optimizer | Loss) -> str:
         """Of optimizers that are not named ones, and of losses of another framework."""

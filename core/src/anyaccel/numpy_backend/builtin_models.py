@@ -1,4 +1,4 @@
-"""SequentialMLP and SequentialCNN: the models that every framework has, built from the specs of the adapter."""
+"""SequentialMLP, SequentialCNN and TabularMLP: the models of every framework, built from the adapter's specs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ import numpy as np
 
 from anyaccel import rng
 from anyaccel.adapter import VjpResult
-from anyaccel.adapter.model_specs import CNNSpec, MLPSpec, ModelSpec, SequentialCNNConstructor, SequentialMLPConstructor
+from anyaccel.adapter.model_specs import (
+    CNNSpec,
+    MLPSpec,
+    ModelSpec,
+    SequentialCNNConstructor,
+    SequentialMLPConstructor,
+    TabularMLPConstructor,
+    TabularSpec,
+)
 from anyaccel.arguments import shown
 from anyaccel.errors import SpecError
 from anyaccel.numpy_backend.layers import Activation, BatchNorm, Conv2d, Dense, Dropout, Flatten, MaxPool2d
@@ -151,6 +159,61 @@ class SequentialCNN(SequentialCNNConstructor, SpecModel[CNNSpec]):
         yield "flatten.", Flatten()
         yield "dropout.", Dropout(spec.dropout)
         yield "head.", Dense(math.prod(spec.output_shape), dtype=spec.dtype)
+
+
+class TabularMLP(TabularMLPConstructor, SpecModel[TabularSpec]):
+    """A perceptron for rows of a table, which embeds categories; the same initial weights as in every framework.
+
+    Takes one array [batch, n_numbers + len(cardinalities)], the numbers first, and gives [batch, n_outputs]; see
+    `TabularSpec`.
+
+    Args:
+        n_numbers: columns that are numbers.
+        cardinalities: for each category column the number of its codes, 0 (missing or unseen) included.
+        n_outputs: values for each row.
+        hidden: outputs of each layer but the last.
+        dropout: rate of the dropout after each hidden layer.
+        category_dropout: share of the codes that training replaces by 0.
+        dtype: `"float32"` or `"float64"`.
+
+    Raises:
+        SpecError: a setting out of range.
+    """
+
+    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
+        """One input [batch, columns] to [batch, n_outputs]."""
+        x = inputs[0].reshape(len(inputs[0]), -1)
+        numbers, codes = x[:, : self.spec.n_numbers], x[:, self.spec.n_numbers :]
+        cardinalities = self.spec.cardinalities
+        is_code = (codes >= 0) & (codes < np.array(cardinalities, x.dtype)) & (codes == np.floor(codes))
+        chosen = np.where(is_code, codes, 0).astype(np.int64)
+        if train and cardinalities and self.spec.category_dropout:
+            chosen *= rng.uniform(rng.key(key, "categories"), chosen.shape, 0.0, 1.0) >= self.spec.category_dropout
+        tables = [values[f"embeddings.{i}.weight"] for i in range(len(cardinalities))]
+        embedded = [table[chosen[:, i]] for i, table in enumerate(tables)]
+        features = np.concatenate([numbers, *embedded], axis=1)
+        features[~is_code.all(axis=1)] = np.nan
+        inner = apply_in_sequence(self._parts, values, (features,), train=train, key=key)
+
+        def pullback(cotangents: tuple[Array, ...]) -> tuple[Mapping[str, Array], list[Array]]:
+            gradients, (c,) = inner.pullback(cotangents)
+            gradients, start = dict(gradients), numbers.shape[1]
+            for i, table in enumerate(tables):
+                gradient = np.zeros_like(table)
+                np.add.at(gradient, chosen[:, i], c[:, start : start + table.shape[1]])
+                gradients[f"embeddings.{i}.weight"] = gradient
+                start += table.shape[1]
+            of_x = np.concatenate([c[:, : numbers.shape[1]], np.zeros_like(codes)], axis=1)
+            return gradients, [of_x.reshape(inputs[0].shape)]
+
+        return VjpResult(inner.outputs, pullback)
+
+    def _layers(self) -> Iterator[tuple[str, Module]]:
+        for index, width in enumerate((*self.spec.hidden, self.spec.n_outputs)):
+            if index:
+                yield f"activations.{index}.", Activation("relu")
+                yield f"dropouts.{index}.", Dropout(self.spec.dropout)
+            yield f"layers.{index}.", Dense(width, dtype=self.spec.dtype)
 
 
 # -- Sequential: modules one after the other ---------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from anyaccel.backend import Memory, MemoryInfo
 from anyaccel.device import Device
 from anyaccel.host_memory import host_memory
 from anyaccel.numpy_backend.array_creation import handle
+from anyaccel.numpy_backend.builtin_models import SpecModel
 from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.numpy_backend.sim_array import SimArray, put
 from anyaccel.numpy_backend.sim_device import SimDevice, counting, observers, running
@@ -54,7 +55,10 @@ class NumpyPrecision(ComputesPrecision):
     precisions: ClassVar[tuple[str, ...]] = PRECISIONS
 
     def precision_reason(self, model: Any, precision: str, device: Device) -> str:
-        """A simulated device may lack float64, as real ones do."""
+        """A simulated device may lack float64, as real ones do; codes of categories must be exact."""
+        reason = model.spec.precision_reason(precision) if isinstance(model, SpecModel) else ""
+        if reason:
+            return reason
         on = handle(device) if device.kind == "sim" else None  # a plugin may derive a chip of another kind
         lacks = precision == "float64" and on is not None and not on.float64
         return f"{device} has no float64: it was simulated with float64=False" if lacks else ""
@@ -81,13 +85,13 @@ class NumpyMemoryFigures(MemoryFigures):
     allocates = True
 
     def buffers(self, model: Any) -> Mapping[str, TensorSpec]:
-        """In the module's order."""
+        """Return the specs of the buffers in the module's order."""
         return {name: TensorSpec(tuple(a.shape), a.dtype.name) for name, a in model.buffers.items()}
 
     def step_memory(
         self, segment: Segment, batch_size: int, n_microbatches: int = 1, n_steps: int = 2
     ) -> dict[Device, int]:
-        """By steps on rows of zeros with copies of the models; whatever a segment has stays as it is."""
+        """Measure steps on rows of zeros with copies of the models; the contents of the segment do not change."""
         places = dict.fromkeys([operation.device for operation in segment.operations])
         scratch = {device: SimDevice(index, None, True) for index, device in enumerate(places)}
         with counting(list(scratch.values())), np.errstate(all="ignore"):
@@ -147,7 +151,7 @@ class _ScratchRun:
         return put(np.zeros((self._batch_size, *spec.shape), spec.dtype), on)
 
     def train(self) -> dict[Device, int]:
-        """Of training steps: the most of several, as the first has nothing to keep."""
+        """Measure training steps; return the most of several, because the first holds nothing from a previous one."""
         held = {name: device.used for name, device in self._devices.items()}
         orders = [self._orders[device] for _, device in self._segment.inputs.values()]
         for _ in range(_EPOCHS):
@@ -160,7 +164,7 @@ class _ScratchRun:
         return {name: device.peak - held[name] for name, device in self._devices.items()}
 
     def evaluate(self) -> dict[Device, int]:
-        """Of a forward pass."""
+        """Measure a forward pass."""
         held = {name: device.used for name, device in self._devices.items()}
         results = self._program.forward(self._columns)
         del results
@@ -171,7 +175,7 @@ class _ScratchRun:
 
 
 class _CountingProgram(ArrayProgram):
-    """Notes what is used more after each operation than before."""
+    """Records the additional memory after each operation."""
 
     kept: dict[str, int]
     devices: list[SimDevice]
@@ -187,7 +191,7 @@ class NumpyStepCosts(StepCosts):
     """Costs of steps, on devices that only count."""
 
     def step_cost(self, segment: Segment, batch_size: int) -> StepCost:
-        """Activations; operations are not counted."""
+        """Measure activations; operations are not counted."""
         places = dict.fromkeys([operation.device for operation in segment.operations])
         scratch = {device: SimDevice(index, None, True) for index, device in enumerate(places)}
         with counting(list(scratch.values())), np.errstate(all="ignore"):
@@ -210,7 +214,7 @@ class NumpyProfiler(ProfilesSteps):
 
     @contextmanager
     def profile_steps(self, path: Path, nodes: Mapping[str, Any], devices: Sequence[Device]) -> Iterator[Mark]:
-        """Recorded by a `NumpyOps.vjp` that is there while it lasts."""
+        """Record by an `NumpyOps.vjp` that is replaced inside the context."""
         recorder = SpanRecorder()
         names = {id(model): name for name, model in nodes.items() if model is not None}
         plain = NumpyOps.vjp
@@ -223,12 +227,12 @@ class NumpyProfiler(ProfilesSteps):
 
 
 def _replace_vjp(function: Callable[..., VjpResult]) -> None:
-    """Of all programs, which look for a profile nowhere."""
+    """Replace `vjp` of all programs, which check for a profile nowhere."""
     NumpyOps.vjp = function  # type: ignore[method-assign]
 
 
 def _recorded(vjp: Callable[..., VjpResult], names: Mapping[int, str], recorder: SpanRecorder) -> Any:
-    """`NumpyOps.vjp` with spans for these models."""
+    """Return `NumpyOps.vjp` with spans for these models."""
 
     @functools.wraps(vjp)
     def recorded(ops: NumpyOps, model: Any, *args: Any, **keywords: Any) -> VjpResult:

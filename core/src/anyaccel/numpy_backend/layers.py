@@ -59,7 +59,7 @@ class Dense(_WeightedLayer):
         self.parameters.update(weights if self.bias else {"weight": weights["weight"]})
 
     def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
-        """One input [batch, ..., in] to [batch, ..., features]."""
+        """Compute [batch, ..., features] from one input [batch, ..., in]."""
         x, weight = single_input("Dense", inputs), values["weight"]
         _check_features(f"Dense({self.features})", x, weight.shape[1], weight.dtype)
         y, back = linear(x, weight, values.get("bias"))
@@ -85,7 +85,7 @@ class Activation(Module):
         self.name = name
 
     def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
-        """One input of any shape."""
+        """Apply to one input of any shape."""
         y, back = activation(self.name, single_input(self.name, inputs))
         return VjpResult((y,), lambda cotangents: ({}, (back(cotangents[0]),)))
 
@@ -102,7 +102,7 @@ class Dropout(Module):
         self.rate = arguments.number(SpecError, "Dropout: ", "rate", rate, lambda it: 0 <= it < 1, "in [0, 1)", 0.1)
 
     def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
-        """One input of any shape; the same key zeroes the same elements."""
+        """Apply to one input of any shape; the same key zeroes the same elements."""
         x = single_input("Dropout", inputs)
         if not (train and self.rate):
             return _identity(x)
@@ -130,7 +130,7 @@ class BatchNorm(_WeightedLayer):
         self.dtype = _floating("BatchNorm", dtype)
 
     def build(self, inputs: Sequence[TensorSpec], seed: int) -> None:
-        """Ones and zeros for one input [features].
+        """Create ones and zeros for one input [features].
 
         Raises:
             ShapeError: several inputs, or not one axis.
@@ -142,7 +142,7 @@ class BatchNorm(_WeightedLayer):
         self.buffers.update(running_mean=zeros.copy(), running_var=ones.copy())
 
     def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
-        """One input [batch, features]."""
+        """Normalize one input [batch, features]."""
         x, weight = single_input("BatchNorm", inputs), values["weight"]
         _check_features("BatchNorm", x, weight.shape[0], weight.dtype)
         buffers = None
@@ -198,7 +198,7 @@ class Conv2d(_WeightedLayer):
         self.parameters.update(_uniform(shape, seed, self.dtype))
 
     def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
-        """One input [batch, in, height, width] to [batch, channels, height, width]."""
+        """Compute [batch, channels, height, width] from one input [batch, in, height, width]."""
         x, weight, layer = single_input("Conv2d", inputs), values["weight"], f"Conv2d({self.channels})"
         _check_image(layer, x, weight.shape[1])
         _check_dtype(layer, x, weight.dtype)
@@ -225,7 +225,7 @@ class MaxPool2d(Module):
         self.size = _positive("MaxPool2d: size", size)
 
     def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
-        """One input [batch, channels, height, width] to [batch, channels, height // size, width // size]."""
+        """Compute [batch, channels, height // size, width // size] from one input [batch, channels, height, width]."""
         x = single_input("MaxPool2d", inputs)
         _check_image(f"MaxPool2d({self.size})", x)
         if self.size == 1:
@@ -238,7 +238,7 @@ class Flatten(Module):
     """All axes of a sample as one, in C order."""
 
     def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
-        """One input [batch, ...] to [batch, features]."""
+        """Reshape one input [batch, ...] to [batch, features]."""
         x = single_input("Flatten", inputs)
         flat = x.reshape(len(x), math.prod(x.shape[1:]))
         return VjpResult((flat,), lambda cotangents: ({}, (cotangents[0].reshape(x.shape),)))
@@ -292,7 +292,7 @@ def _check_dtype(layer: str, x: Array, dtype: np.dtype[Any]) -> None:
 
 
 def _shown(x: Array) -> str:
-    """Dtype and shape of a sample."""
+    """Return dtype and shape of a sample as text."""
     return f"{x.dtype}{list(x.shape[1:])}"
 
 
@@ -308,7 +308,7 @@ Pullback = Callable[[Array], Array]
 
 
 def linear(x: Array, weight: Array, bias: Array | None) -> tuple[Array, Callable[[Array], tuple[Array, Array, Array]]]:
-    """`x @ weight.T + bias` over the last axis; pulls back to x, weight and bias.
+    """Compute `x @ weight.T + bias` over the last axis; the pullback goes to x, weight and bias.
 
     Args:
         x: [..., in].
@@ -445,7 +445,7 @@ def dropout(x: Array, rate: float, key: int) -> tuple[Array, Pullback]:
 
 
 def normalize(x: Array, mean: Array, variance: Array, eps: float) -> tuple[Array, Pullback]:
-    """`(x - mean) / sqrt(variance + eps)` for each feature, with constant statistics [features]."""
+    """Compute `(x - mean) / sqrt(variance + eps)` for each feature, with constant statistics [features]."""
     deviation = np.sqrt(variance + eps)
     return (x - mean) / deviation, lambda c: c / deviation
 

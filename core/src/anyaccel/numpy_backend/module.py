@@ -1,4 +1,4 @@
-"""What the backend asks of a Module: its only input, and the specs of its outputs."""
+"""What the backend needs from a Module: its only input, and the specs of its outputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def output_specs(module: Module, inputs: Sequence[TensorSpec], *, train: bool = 
 
     Raises:
         ShapeError: its outputs are not arrays [batch, ...].
-        Exception: whatever the module raises.
+        Exception: any exception of the module.
     """
     like = next(iter(module.parameters.values()), None)
     batch = tuple(array if isinstance(array, SimArray) else put_like(array, like) for array in module.example(inputs))

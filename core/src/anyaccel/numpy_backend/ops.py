@@ -115,13 +115,13 @@ def rounded_vjp(
     parameters: Mapping[str, Array],
     inputs: tuple[Array, ...],
 ) -> VjpResult:
-    """Return a module in a precision: what enters it and leaves it is rounded, and so are its cotangents and gradients.
+    """Apply a module in a precision: its inputs and outputs are rounded, and so are its cotangents and gradients.
 
     Args:
-        precision: in which to compute.
-        vjp: the module, of parameters and inputs.
-        parameters: by name, of any floating dtype, which is that of gradients and outputs.
-        inputs: of the module.
+        precision: Precision of the computation.
+        vjp: The module, a function of parameters and inputs.
+        parameters: Parameters by name, of any floating dtype, which is also the dtype of gradients and outputs.
+        inputs: Inputs of the module.
     """
     into = _rounding(precision.dtype)
     quiet = partial(np.errstate, over="ignore", invalid="ignore")  # as other frameworks compute with infinities
@@ -144,7 +144,7 @@ def rounded_vjp(
 
 
 def _rounding(dtype: str) -> Round:
-    """What rounds floating arrays to a dtype: 16 bits in float32, other dtypes as they are."""
+    """Return a function that rounds floating arrays to a dtype: 16 bits in float32, other dtypes unchanged."""
     narrow = {"bfloat16": _to_bfloat16, "float16": _to_float16}.get(dtype)
 
     def into(array: Any) -> Any:
@@ -161,7 +161,7 @@ def _to_float16(array: Array) -> Array:
 
 
 def _to_bfloat16(array: Array) -> Array:
-    """To the nearest with 8 significant bits, to the even one of two; NaN and infinities stay."""
+    """Round to 8 significant bits, half to even; NaN and infinities stay."""
     plain = np.ascontiguousarray(array, np.float32)
     bits = plain.view(np.uint32)
     with np.errstate(over="ignore"):
@@ -185,6 +185,5 @@ class NumpyProgram(ArrayProgram, NotifyingProgram):
         after_step: AfterStep,
         n_microbatches: int = 1,
     ) -> Any:
-        """As of `NotifyingProgram`."""
         told = notify_one_by_one(self, columns, orders, start, n_steps, batch_size, after_step, n_microbatches)
         return self._ops.xp.concatenate(told)

@@ -41,7 +41,7 @@ class SimArray(np.ndarray[Any, np.dtype[Any]]):
     on: SimDevice
 
     def __array_finalize__(self, obj: Array | None) -> None:
-        """A new array is on the device of the array it was made from."""
+        """Put a new array on the device of its source."""
         if isinstance(obj, SimArray):
             self.on = obj.on
             self.on.hold(self)
@@ -53,7 +53,7 @@ class SimArray(np.ndarray[Any, np.dtype[Any]]):
         return self.on.device
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        """Compute on the plain arrays; `out` is returned as it was given."""
+        """Compute on the plain arrays; `out` is returned unchanged."""
         on = self._check_operands(ufunc.__name__, (inputs, kwargs))
         result = getattr(ufunc, method)(*_cast_numbers(_bare(inputs)), **_bare(kwargs))
         _computed(on, (inputs, kwargs), result)
@@ -63,7 +63,9 @@ class SimArray(np.ndarray[Any, np.dtype[Any]]):
         return out[0] if len(out) == 1 else out
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Compute on the plain arrays. What returns a Python bool, or as much as values say, has synchronized."""
+        """Compute on the plain arrays. A function that returns a Python bool, or a result whose size depends on values,
+        synchronizes.
+        """
         on = self._check_operands(func.__name__, (args, kwargs))
         result = func(*_bare(args), **_bare(kwargs))
         _computed(on, (args, kwargs), result)
@@ -114,7 +116,7 @@ class SimArray(np.ndarray[Any, np.dtype[Any]]):
         return str(read(self, "str"))
 
     def item(self, *args: Any) -> Any:
-        """One element as a Python number; synchronizes."""
+        """Return one element as a Python number; synchronizes."""
         return read(self, "item").item(*args)
 
     def tolist(self) -> Any:
@@ -122,7 +124,7 @@ class SimArray(np.ndarray[Any, np.dtype[Any]]):
         return read(self, "tolist").tolist()
 
     def __dlpack__(self, **kwargs: Any) -> Any:
-        """Always refused: other frameworks would take simulated memory for host memory.
+        """Raise a MoveError, because other frameworks would treat simulated memory as host memory.
 
         Raises:
             MoveError: always.
@@ -207,7 +209,7 @@ def place_of(array: Any) -> Device | SimDevice:
 
 
 def _computed(on: SimDevice, operands: Any, result: Any) -> None:
-    """Let the device's clock continue by what was read and written; views, without memory of their own, are free."""
+    """Advance the device's clock for the bytes read and written; views, without separate memory, are free."""
     if on.timing is not None:
         written = [each for each in _arrays(result) if each.base is None]
         if written or not isinstance(result, np.ndarray):
@@ -244,14 +246,16 @@ def _bare(tree: Any) -> Any:
 
 
 def _cast_numbers(operands: tuple[Any, ...]) -> list[Any]:
-    """Python numbers in the floating dtype of the arrays: NumPy 1 takes them for float64 beside arrays without axes."""
+    """Cast Python numbers to the floating dtype of the arrays: NumPy 1 treats them as float64 with zero-dimensional
+    arrays.
+    """
     dtypes = [x.dtype for x in operands if isinstance(x, (np.ndarray, np.generic))]
     common = np.result_type(*dtypes) if dtypes else np.dtype(bool)
     return [common.type(x) if type(x) in (int, float) and common.kind == "f" else x for x in operands]
 
 
 def _wrapped(tree: Any, on: SimDevice) -> Any:
-    """Results as arrays of the device; an array that shares memory with one that is there costs nothing."""
+    """Return results as arrays of the device; an array that shares memory with an existing one costs nothing."""
     if isinstance(tree, SimArray):
         return tree
     if isinstance(tree, (np.ndarray, np.generic)):

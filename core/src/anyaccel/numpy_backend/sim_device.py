@@ -256,7 +256,7 @@ _counting: ContextVar[Sequence[SimDevice] | None] = ContextVar("anyaccel.numpy_b
 
 @contextmanager
 def counting(devices: Sequence[SimDevice]) -> Iterator[None]:
-    """Let these devices replace all simulated ones inside the context, in this thread only, to count what a step
+    """Replace all simulated devices by these inside the context, in this thread only, to count what a step
     allocates.
     """
     token = _counting.set(devices)
@@ -284,7 +284,7 @@ def _from_environment(text: str) -> Sequence[SimDevice]:
 
 
 def _not_a_count(text: str) -> str:
-    """What is wrong with the text of the environment variable, `""` if nothing is."""
+    """Return the error in the text of the environment variable, `""` if there is none."""
     valid = not text or (text.isdecimal() and len(text) < 9 and int(text) <= _MAX_DEVICES)
     return "" if valid else f"{SWITCH}={shown(text)} is not a count from 0 to {_MAX_DEVICES}"
 

@@ -18,7 +18,7 @@ _GARBAGE = 0xA5  # every byte of an array that has not arrived, so that computin
 
 
 def moved(tensor: Any, device: Device) -> Any:
-    """Return the same values on `device`; the same object if it is there. Simulated devices count the transfer.
+    """Return the same values on `device`; the same object if it is there already. Simulated devices count the transfer.
 
     Raises:
         MoveError: not an array of numbers, or a dtype that the device does not support.
@@ -90,7 +90,8 @@ def _as_numbers(array: Array) -> Array:
 
 
 def from_dlpack(foreign: Any, device: Device) -> Array:
-    """Another framework's tensor by DLPack: read-only and without a copy on the CPU, a copy on a simulated device.
+    """Import another framework's tensor by DLPack: read-only and without a copy on the CPU, a copy on a simulated
+    device.
 
     Raises:
         MoveError: it cannot be exported or imported; has the original message.
@@ -115,5 +116,5 @@ def from_dlpack(foreign: Any, device: Device) -> Array:
 
 
 def gather_rows(column: Array, start: int, stop: int, order: Array | None) -> Array:
-    """`column[start:stop]`, or `column[order[start:stop]]`, where the column is."""
+    """Return `column[start:stop]`, or `column[order[start:stop]]`, on the device of the column."""
     return column[start:stop] if order is None else column[order[start:stop]]

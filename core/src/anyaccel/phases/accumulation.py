@@ -1,4 +1,6 @@
-"""Accumulation: custom losses that are no means over rows, whose batches do not add up to one large batch."""
+"""Accumulation: check custom losses that are not means over rows, because their batches do not add up to one large
+batch.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,16 @@ def check_accumulation(
     doing: str = "accumulates batches",
     left_out: str = "leave accumulate out",
 ) -> None:
-    """Check that the gradients of several batches, weighted by rows, are those of one batch of all their rows.
+    """Check that the gradients of several batches, weighted by rows, equal those of one batch of all their rows.
 
     Args:
-        label: of the phase.
-        losses: of it.
-        doing: what makes the batches parts of a step.
-        left_out: what the user may write instead.
+        label: Label of the phase.
+        losses: Losses of the phase.
+        doing: Setting that makes the batches parts of a step.
+        left_out: Alternative for the user to write.
 
     Raises:
-        PhaseError: the settings of a loss say that it is a sum, or a mean of which some rows count less than others.
+        PhaseError: the settings of a loss show that it is a sum, or a mean that gives some rows less weight.
     """
     for loss in losses:
         reason = _reason(_settings(loss.loss))

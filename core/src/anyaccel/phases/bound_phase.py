@@ -29,13 +29,13 @@ _ONLY_BY_NAME = ("cpu", "sim")
 def bound(phase: PhaseSettings, graph: ModelGraph, known: Registry | None = None) -> PhaseSettings:
     """Return the phase itself if nothing in it depends on the graph, otherwise a copy.
 
-    Losses without `on` are on the only output node; `accelerator="auto"` is the best device on which all frameworks of
-    the graph run; a request is the device, or the devices of a training, that it gets of those on which some framework
-    of the graph runs.
+    Losses without `on` are applied to the only output node. `accelerator="auto"` is the best device on which all
+    frameworks of the graph run. A request becomes the device, or the devices of a training, that it gets among those on
+    which some framework of the graph runs.
 
     Raises:
         PhaseError: a loss without `on`, and the graph has several output nodes.
-        ConfigError: a request for another number of devices than the phase says.
+        ConfigError: a request for another number of devices than the phase specifies.
         DeviceUnavailableError: nothing fits a request.
     """
     changes: dict[str, Any] = {}
@@ -66,9 +66,7 @@ def _frameworks(graph: ModelGraph) -> list[str]:
 
 
 def best_common_device(frameworks: Sequence[str], known: Registry | None = None) -> Device:
-    """Return the best device on which all of these frameworks run: a GPU, another accelerator, or the CPU. Loads no
-    other.
-    """
+    """Return the best device for all of these frameworks: a GPU, another accelerator, or the CPU. Loads no others."""
     if not frameworks:
         return Device("cpu")
     first, *others = [_devices(framework, known) for framework in frameworks]
@@ -100,10 +98,10 @@ _NONE: Mapping[str, Any] = {}
 
 
 def final_devices(phase: PhaseSettings, plan: Plan, known: Registry | None = None) -> dict[str, Device]:
-    """Where nodes go when the phase has ended. Without `strict`, nodes whose framework does not run there stay.
+    """Return the devices of nodes after the phase. Without `strict`, a node stays if its framework does not run there.
 
     Raises:
-        FrameworkError, DeviceUnavailableError: no node can go there.
+        FrameworkError, DeviceUnavailableError: no node can be moved there.
     """
     if phase.final_device is None:
         return {}
@@ -122,7 +120,7 @@ def final_devices(phase: PhaseSettings, plan: Plan, known: Registry | None = Non
 
 
 def warn_of_fallbacks(plan: Plan) -> None:
-    """Warn once of nodes that run on the CPU although the phase asks for another device."""
+    """Warn once of nodes that run on the CPU although the phase requests another device."""
     fallbacks = [assignment for assignment in plan.assignments if assignment.reason == "fallback"]
     if fallbacks:
         names = ", ".join(f"{assignment.node} ({assignment.framework})" for assignment in fallbacks)
@@ -135,12 +133,13 @@ def warn_of_fallbacks(plan: Plan) -> None:
 
 
 def place(graph: ModelGraph, devices: Mapping[str, Device], plans: Mapping[str, Any] = _NONE) -> None:
-    """Place nodes, with the optimizer state that training left them, on devices; the graph holds the placed models.
+    """Place nodes, with their optimizer state from training, on devices; the graph then holds the placed models.
 
     Args:
-        graph: has the nodes.
-        devices: of nodes.
-        plans: of nodes whose blocks are on several devices, or rest elsewhere; their optimizer state stays with them.
+        graph: The graph with the nodes.
+        devices: Devices of the nodes.
+        plans: Plans of nodes whose blocks are on several devices or stored elsewhere; their optimizer state stays with
+            them.
     """
     for label, device in devices.items():
         node = graph[label]

@@ -1,4 +1,4 @@
-"""Compile policy: whether whole steps are compiled, decided by what it costs and by the steps that are left."""
+"""Compile policy: decide whether whole steps are compiled, by the cost and the number of remaining steps."""
 
 from __future__ import annotations
 
@@ -47,28 +47,28 @@ class _Timing:
 
 
 class CompilePolicy(LoopExtension):
-    """The decision of one TrainPhase.
+    """The decision of one TrainPhase whether to compile.
 
     `off` compiles nothing, `steps` compiles before the first step. `auto` times plain steps first; it compiles as soon
-    as the steps that are left take longer plain than compiled, the compilation included. If the phase may stop before
-    its last epoch it waits until plain steps have taken as long as the compilation would, so that it never takes more
-    than twice the time of the better choice. If it compiled nothing, the end of the run tells why.
+    as the remaining steps take longer plain than compiled, including the compilation. If the phase may stop before its
+    last epoch, it waits until plain steps have taken as long as the compilation would, so that it never takes more than
+    twice the time of the better choice. If it compiled nothing, the end of the run reports why.
 
-    What was compiled is dropped where a Python value that it has read changes. After the second time for one value,
-    `auto` expects that it changes again after as many steps as before, and compiles where that pays for these steps.
+    Compiled code is dropped if a Python value that it has read changes. After the second change of one value, `auto`
+    expects another change after as many steps as before, and compiles if that pays off for these steps.
 
-    Where everything is computed on the host, steps take the time of the processor, if that is less than the time of the
-    clock: what other processes take of a busy machine would make a compilation seem worth its while.
+    If everything is computed on the host, the time of a step is the processor time if that is less than the elapsed
+    time: otherwise the load of other processes would make a compilation seem worthwhile.
 
     Args:
-        run: of a TrainPhase; receives the decisions.
-        pipeline: the programs.
-        loader: gives the rows.
-        batch_size: the most rows of a step, if known.
-        max_call_steps: the most steps of one call.
-        may_stop_early: whether a callback sees epochs or steps: it may stop the run before its last epoch, and change
-            what compiled code has read.
-        on_activity: is called with `"compiling"`, and with `""` when that is over.
+        run: Run of a TrainPhase; it receives the decisions.
+        pipeline: The programs.
+        loader: Loader of the rows.
+        batch_size: Largest number of rows of a step, if known.
+        max_call_steps: Largest number of steps of one call.
+        may_stop_early: Whether a callback sees epochs or steps: it may stop the run before its last epoch, and change
+            values that compiled code has read.
+        on_activity: Function called with `"compiling"`, and with `""` when that is over.
     """
 
     def __init__(
@@ -106,9 +106,9 @@ class CompilePolicy(LoopExtension):
         self._compiled_calls = 0  # since the last change
 
     def steps_begin(self, losses: LossAccumulator) -> None:
-        """Drop what was compiled with values that hooks have changed since; the run tells of it.
+        """Drop code compiled with values that hooks have changed since; the run reports it.
 
-        What changes a second time will change again: from then on it is decided each time whether to compile.
+        A value that changed twice will change again: from then on, each time is decided separately.
         """
         names = self._pipeline.renew_compiled() if self._may_change else []
         if not names:
@@ -151,7 +151,7 @@ class CompilePolicy(LoopExtension):
                     self._compile(runner, batch_size, microbatch_size, why)
 
     def most_steps(self, call: Call) -> int:
-        """So many that the next decision is not late."""
+        """Return the most steps that do not delay the next decision."""
         if self._is_dropped and not self._timed_steps:
             return 1
         if not self._timed_steps or self._wait_seconds == math.inf:
@@ -159,7 +159,7 @@ class CompilePolicy(LoopExtension):
         return max(1, math.ceil(self._wait_seconds / max(self._step_seconds, 1e-9)))
 
     def call_timed(self, n_steps: int, seconds: float) -> None:
-        """See `LoopExtension`. The first call is not timed: it says little of the others."""
+        """Record the time of a call. The first call is not timed, because it does not represent the others."""
         before, self._processor_seconds = self._processor_seconds, time.process_time()
         if self._steps_left is not None:
             self._steps_left -= n_steps
@@ -175,11 +175,11 @@ class CompilePolicy(LoopExtension):
         self._plain.add(seconds, self._processor_seconds - before)
 
     def _dropped(self, names: Sequence[str], cause: str) -> bool:
-        """What was compiled is dropped, as these values have changed. Whether steps shall run uncompiled until further.
+        """Drop compiled code because these values changed. Return whether steps run uncompiled until the next decision.
 
         Args:
-            names: of the values.
-            cause: that they have changed, in words.
+            names: Names of the values.
+            cause: Why they changed, in words.
         """
         self._n_changes.update(names)
         self._steps_between, self._n_steps_at_change = self._n_steps - self._n_steps_at_change, self._n_steps
@@ -268,7 +268,7 @@ class CompilePolicy(LoopExtension):
         return f"{self._steps_left:,} steps are left, of which each saves about {saved:.0f} us"
 
     def _why_not(self, estimate: CompileEstimate) -> str:
-        """What is known at the end: the decision may have been made when less was."""
+        """Return the reason known at the end; the decision may have been made with less information."""
         if estimate.step_ratio >= 1.0:
             return "compiled ones would take no less time"
         costs = f"compiling would take about {_duration(estimate.compile_seconds)}"
@@ -320,7 +320,7 @@ def refuse_changes_between_steps(run: Run, pipeline: Pipeline) -> None:
 
 
 def _changed(names: Sequence[str]) -> str:
-    """Some of the names that have changed."""
+    """Return some of the names that have changed."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"{', '.join(names[:3])}{more} " + ("has" if len(names) == 1 else "have")
 

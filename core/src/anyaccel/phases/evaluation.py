@@ -56,10 +56,10 @@ from anyaccel.user_level import user_level
 def bind_metrics(
     phase: PhaseSettings, losses: Sequence[AppliedLoss], graph: ModelGraph, measured: Mapping[str, Metric]
 ) -> list[BoundMetric]:
-    """Return the metrics of a phase, bound; one without a node is bound to every node with a loss, otherwise the output
+    """Return the bound metrics of a phase. One without a node is bound to every node with a loss, or to the output
     nodes.
 
-    Last come those of `measured`, losses that are computed as metrics are, by label.
+    Last are those of `measured`, losses that are computed like metrics, by label.
 
     Raises:
         ColumnError: there is no target to compare with.
@@ -108,7 +108,7 @@ def _targets(metric: Metric, node: str, losses: Sequence[AppliedLoss], graph: Mo
 
 
 def _mask(metric: Metric, feature_set: str, stream: str | None, graph: ModelGraph) -> tuple[str, ...]:
-    """Return the column that says what a metric counts, of the same rows as its targets."""
+    """Return the mask column of a metric, of the same rows as its targets."""
     if metric.mask is None:
         return ()
     chosen = named_column(metric.mask, graph.nodes)
@@ -122,9 +122,7 @@ def _mask(metric: Metric, feature_set: str, stream: str | None, graph: ModelGrap
 
 
 def trained_as(loss: AppliedLoss, trained: Iterable[AppliedLoss]) -> str | None:
-    """Return the label of the trained loss that has the values of this one, whatever its label and weight; None
-    without.
-    """
+    """Return the label of the trained loss with the same values, ignoring label and weight; None without one."""
     own = _values_of(loss)
     return next((other.label for other in trained if _values_of(other) == own), None)
 
@@ -162,19 +160,19 @@ def _named_loss(loss: AppliedLoss) -> Callable[[np.ndarray, np.ndarray], float]:
 
 
 class Evaluation:
-    """Evaluates rows; may run many times, as the validation of a TrainPhase does.
+    """Evaluates rows; can run many times, as the validation of a TrainPhase.
 
     Args:
-        pipeline: the programs.
-        policy: the rows on devices, and what is done when they do not fit.
-        rows: the same in host memory, for metrics.
-        losses: those wanted, each with the label of the loss of the programs that gives it; None where it is a metric.
-        metrics: those wanted.
-        keep: labels of nodes whose outputs are kept.
-        value_names: names of each node's values.
-        learners: nodes that learn in each step; their metrics are computed on the host.
-        group: the processes that compute some batches each.
-        log_event: receives which metrics are not defined, each once.
+        pipeline: The programs.
+        policy: The rows on devices, and the measures if they do not fit.
+        rows: The same rows in host memory, for metrics.
+        losses: Requested losses, each with the label of the program's loss that computes it; None if it is a metric.
+        metrics: Requested metrics.
+        keep: Labels of nodes whose outputs are kept.
+        value_names: Names of each node's values.
+        learners: Nodes that learn in each step; their metrics are computed on the host.
+        group: The processes that compute some batches each.
+        log_event: Function that receives undefined metrics, each once.
     """
 
     def __init__(
@@ -206,10 +204,10 @@ class Evaluation:
         self._wanted = [name for label in dict.fromkeys([*keep, *inputs, *computed]) for name in value_names[label]]
 
     def run(self) -> EvaluationValues:
-        """Compute all rows; if memory runs out, again with fewer at once.
+        """Compute all rows; if memory runs out, compute again with fewer rows at once.
 
         Raises:
-            OutOfMemoryError: there is no room for the least.
+            OutOfMemoryError: even the smallest number does not fit.
         """
         while True:
             losses, parts = LossAccumulator(self._group.total), {name: list[np.ndarray]() for name in self._wanted}
@@ -230,7 +228,7 @@ class Evaluation:
         return EvaluationValues(means, total, metrics, {name: outputs[name] for name in self._kept})
 
     def _check_one_length(self, parts: Mapping[str, Sequence[np.ndarray]]) -> None:
-        """A metric would count what lies behind the rows of a batch as it counts the rows.
+        """Refuse values that differ in length for a metric, which would count the padding like the rows.
 
         Raises:
             SpecError: a metric takes values that differ in length.
@@ -303,7 +301,7 @@ class Evaluation:
             raise _failed(metric, error, predicted, targets) from error
 
     def _tell_undefined(self, label: str, text: str) -> None:
-        """Once for each metric, whatever the number of epochs."""
+        """Report an undefined metric once, for any number of epochs."""
         if label not in self._undefined:
             self._undefined.add(label)
             self._log_event("metric", text)
@@ -316,14 +314,14 @@ def _differ(arrays: Sequence[np.ndarray]) -> bool:
 
 
 def _joined_outputs(name: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the outputs of all batches, [n, *shape]; where batches differ in length, NaN behind the shorter ones.
+    """Return the outputs of all batches, [n, *shape]; if batches differ in length, shorter ones are padded with NaN.
 
     Args:
-        name: of the output, for messages.
-        arrays: of each batch.
+        name: Name of the output, for messages.
+        arrays: Array of each batch.
 
     Raises:
-        PhaseError: batches differ in length, and NaN cannot be told in their dtype.
+        PhaseError: batches differ in length, and their dtype has no NaN.
     """
     if not _differ(arrays):
         return np.concatenate(arrays)
@@ -346,13 +344,13 @@ def _joined_outputs(name: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 class Validation(LoopExtension):
-    """Evaluates after every so many epochs, and after the last; an epoch is complete, whatever comes of this.
+    """Evaluate after every n epochs, and after the last; an epoch counts as complete even if this fails.
 
     Args:
-        run: has its values in the record of the epoch.
-        evaluation: what is computed.
-        non_finite: looks at its losses.
-        progress: is told that it runs.
+        run: The run; the record of the epoch receives the values.
+        evaluation: The evaluation.
+        non_finite: Check of its losses.
+        progress: Progress that shows the activity.
     """
 
     def __init__(self, run: Run, evaluation: Evaluation, non_finite: NonFiniteLosses, progress: Progress) -> None:
@@ -370,12 +368,12 @@ class Validation(LoopExtension):
 
 
 def _of_width(array: np.ndarray, width: int | None) -> np.ndarray:
-    """Padded rows as wide as those of the outputs, behind which no row continues."""
+    """Return padded rows with the width of the outputs; no row continues after it."""
     return array if width is None or array.ndim < 2 else array[:, :width]
 
 
 def _failed(metric: BoundMetric, error: Exception, outputs: np.ndarray, targets: np.ndarray) -> SpecError:
-    """What a metric of the user's raised, with the name of the metric and what it was called with."""
+    """Return the error for a custom metric that raised, with its name and arguments."""
     named = SYNONYMS.get(metric.metric.label, metric.metric.label)
     given = f"outputs {outputs.dtype}{list(outputs.shape)} and targets {targets.dtype}{list(targets.shape)}"
     return SpecError(
@@ -390,7 +388,7 @@ def _failed(metric: BoundMetric, error: Exception, outputs: np.ndarray, targets:
 def compared(phase: PhaseSettings, graph: ModelGraph, values: Iterable[str]) -> dict[str, Compared]:
     """Return the columns that each value (`NODE` or `NODE.OUTPUT`) is compared with; values without any are left out.
 
-    They are what a loss of the phase on the node takes, otherwise what a metric names, otherwise the targets of the
+    These are the columns of a loss of the phase on the node, otherwise those of a metric, otherwise the targets of the
     data that feed the node.
     """
     columns = {value: _compared_columns(phase, graph, value) for value in values}
@@ -411,7 +409,7 @@ def _compared_columns(phase: PhaseSettings, graph: ModelGraph, value: str) -> Co
 
 
 def _candidates(phase: PhaseSettings, node: str, value: str) -> Iterator[str]:
-    """What may name the columns, the most certain first."""
+    """Yield what may name the columns, the most certain first."""
     outputs = {"outputs", value, f"outputs.{value.partition('.')[2]}"}
     for loss in phase.losses:
         if loss.on == node and outputs & set(loss.inputs):
@@ -423,7 +421,9 @@ def _candidates(phase: PhaseSettings, node: str, value: str) -> Iterator[str]:
 
 
 def _stream_suffix(phase: PhaseSettings, chosen: ColumnSelection) -> str:
-    """`@STREAM` if the rows of an EvalPhase are those of another stream; without a sampler all streams are the rows."""
+    """Return `@STREAM` if the rows of an EvalPhase belong to another stream; without a sampler, all streams are the
+    rows.
+    """
     samplers = phase.sampled_by
     sampler = samplers.get(chosen.feature_set.label) if isinstance(samplers, Mapping) else samplers
     streams: tuple[str, ...] = getattr(sampler, "streams", ())

@@ -21,7 +21,7 @@ from anyaccel.phases.run import Run
 
 @dataclass(frozen=True, slots=True)
 class StepListener:
-    """An implementation of `step_end`, which is called after every so many steps of an epoch."""
+    """An implementation of `step_end`, called after every n steps of an epoch."""
 
     call: Callable[..., Any]
     every_n_steps: int
@@ -60,7 +60,7 @@ class HookCaller:
 
     @property
     def max_call_steps(self) -> int | None:
-        """The most steps of a call, so that everybody hears of theirs in time; None if no one listens."""
+        """The most steps of a call such that every listener is notified in time; None without listeners."""
         return min(self._intervals, default=None)
 
     def steps_until_listener(self, step: int) -> int:
@@ -75,11 +75,11 @@ class HookCaller:
                     listener.call(**arguments)
 
     def phase_end(self, error: BaseException | None, **arguments: Any) -> None:
-        """Call `phase_end` of everybody, whatever one raises.
+        """Call `phase_end` of all listeners, even if one raises.
 
         Failures become notes on `error`; without one, the first is raised at the end.
 
-        An interrupt is always raised: as a note it would be missed by code that catches `error`.
+        An interrupt is always raised: code that catches `error` would miss it as a note.
         """
         known = {**arguments, "error": error}
         calls = [call for end in self._ends() for call in (interrupts.check, partial(end, **known))]
@@ -158,7 +158,7 @@ def _call_plugins(hook: pluggy.HookCaller, **arguments: Any) -> None:
 
 
 def _plugins_in(error: Exception, implementations: Sequence[pluggy.HookImpl]) -> list[str]:
-    """Return the plugins whose functions the exception came through; if that cannot be told, all that were called."""
+    """Return the plugins whose functions the exception came through, or all that were called if that is unknown."""
     codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
     passed = [each.plugin_name for each in implementations if getattr(each.function, "__code__", None) in codes]
     return passed or [each.plugin_name for each in implementations]

@@ -23,7 +23,7 @@ ToHost = Callable[[str, Any], np.ndarray]
 
 
 class Learners(LoopExtension):
-    """The nodes that learn in one phase; by itself there are none."""
+    """The nodes that learn in one phase; this base class has none."""
 
     labels: tuple[str, ...] = ()
 
@@ -39,24 +39,24 @@ class Learners(LoopExtension):
         """Let each node learn from a training step.
 
         Args:
-            values: what the nodes gave in this step, by name, on their devices.
-            span_of: which rows of each feature set it took.
-            to_host: brings a value to the host.
+            values: Outputs of the nodes in this step, by name, on their devices.
+            span_of: Rows of each feature set in the step.
+            to_host: Function that copies a value to the host.
         """
 
     def predict(self, label: str, outputs: Mapping[str, np.ndarray], rows: Mapping[str, Rows]) -> np.ndarray:
-        """What a node gives now, computed on the host from outputs of the nodes before it and columns."""
+        """Return the current output of a node, computed on the host from outputs of earlier nodes and columns."""
         raise NotImplementedError(f"{type(self).__name__} has no node {label!r}")
 
     def snapshot(self) -> Any:
-        """Return a copy of what they have learned."""
+        """Return a copy of the learned state."""
 
     def restore(self, snapshot: Any) -> None:
         """Go back to a snapshot."""
 
 
 class Learning:
-    """Which nodes learn, and what lets them; by itself none do."""
+    """Find the nodes that learn, and let them learn; in this base class none do."""
 
     def nodes(self, phase_label: str, losses: Sequence[AppliedLoss], graph: ModelGraph) -> list[str]:
         """Return labels of the nodes that learn in a TrainPhase, in the order of computation.
@@ -69,25 +69,25 @@ class Learning:
     def learners(
         self, labels: Sequence[str], graph: ModelGraph, rows: Mapping[str, Rows], streams: Mapping[str, Sequence[str]]
     ) -> Learners:
-        """What lets nodes learn in a phase.
+        """Return the object that lets nodes learn in a phase.
 
         Args:
-            labels: of the nodes.
-            graph: where they are.
-            rows: the data of the phase, by feature set.
-            streams: names of the streams of each feature set's sampler.
+            labels: Labels of the nodes.
+            graph: The graph with the nodes.
+            rows: Data of the phase, by feature set.
+            streams: Names of the streams of each feature set's sampler.
 
         Raises:
-            AnyaccelError: one that cannot learn from these data.
+            AnyaccelError: a node cannot learn from these data.
         """
         return Learners()
 
 
 def learning_in(graph: ModelGraph) -> Learning:
-    """What lets nodes of a graph learn. Builds the graph.
+    """Return the object that lets nodes of a graph learn. Builds the graph.
 
     Raises:
-        MissingDistributionError: its models learn from steps, and nothing here lets them.
+        MissingDistributionError: its models learn from steps, but no installed distribution supports that.
         PluginError: two distributions offer it.
     """
     graph.build()

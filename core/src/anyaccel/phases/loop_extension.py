@@ -1,7 +1,7 @@
-"""Loop extension: the moments of a training loop at which a feature can act, and what it is handed there.
+"""Loop extension: the moments of a training loop at which a feature can act, and its arguments.
 
-A feature is one class that overrides the moments that it needs. Moments come for each call of a program, which takes
-many steps, never for each step; who overrides none of a kind is not called.
+A feature is one class that overrides the moments that it needs. Moments occur for each call of a program, which runs
+many steps, never for each step; a class that does not override a moment is not called.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ UNLIMITED = 2**31
 
 @dataclass(slots=True)
 class CallInProgress:
-    """What is known of the call that is running, and stays when it fails: numbers alone, nothing on devices.
+    """Facts about the running call that remain when it fails: only numbers, nothing on devices.
 
     Attributes:
-        n_steps: that the run has not counted yet; 0 between calls.
-        rows_at_once: that it computes; 0 before the first of an attempt at an epoch.
-        is_whole: whether values and records are those of whole steps.
+        n_steps: Steps that the run has not counted yet; 0 between calls.
+        rows_at_once: Rows that it computes at once; 0 before the first call of an attempt at an epoch.
+        is_whole: Whether values and records belong to whole steps.
     """
 
     n_steps: int = 0
@@ -67,22 +67,22 @@ class Call:
 
 
 class LoopExtension:
-    """A feature of the training loop; each method is a moment, and by itself does nothing."""
+    """A feature of the training loop; each method is a moment and does nothing by default."""
 
     def run_begins(self) -> None:
-        """The loop begins; `run.history` and `run.step` say where, once all were called."""
+        """Act when the loop begins; `run.history` and `run.step` give the position once all were called."""
 
     def epoch_begins(self) -> None:
-        """An epoch begins, of which `run.step` steps are done; it may be asked to stop."""
+        """Act when an epoch begins, with `run.step` of its steps done; the run may be asked to stop."""
 
     def steps_begin(self, losses: LossAccumulator) -> None:
-        """The steps of an epoch begin: random streams are seeded, and `losses` will have what they give."""
+        """Act when the steps of an epoch begin: random streams are seeded, and `losses` will hold the results."""
 
     def before_steps(self, chunk: Chunk, runner: ChunkRunner, steps: StepRange) -> None:
         """Some steps of a chunk come next."""
 
     def agree(self, call: Call, n_steps: int) -> None:
-        """All processes make a call of equal steps next, of which this one would take so many."""
+        """Agree with all processes on a call of equal steps, of which this process would take `n_steps`."""
 
     def before_call(self, call: Call) -> None:
         """A call of equal steps comes next, and may be changed."""
@@ -96,10 +96,10 @@ class LoopExtension:
         return nullcontext()
 
     def call_done(self, call: Call, first: int, step_losses: list[Losses]) -> None:
-        """A call has done its steps, from number `first` of the epoch on; they count, whatever is raised here."""
+        """Act when a call has done its steps, from number `first` of the epoch on; they count even if this raises."""
 
     def after_call(self, losses: LossAccumulator) -> None:
-        """They are counted by `run.step`: values, losses and records are those of whole steps."""
+        """Act when `run.step` counts them: values, losses and records belong to whole steps."""
 
     def call_timed(self, n_steps: int, seconds: float) -> None:
         """It is known how long a call took, which may be later."""
@@ -112,7 +112,7 @@ class LoopExtension:
         return False
 
     def went_back(self, n_steps: int) -> None:
-        """So many steps are done again."""
+        """Act when `n_steps` steps will be done again."""
 
     def steps_end(self, losses: LossAccumulator, means: Mapping[str, float]) -> None:
         """All steps of an epoch are computed, and these are the means of the losses."""
@@ -131,7 +131,7 @@ class LoopExtension:
 
 
 class Moments:
-    """What is called at each moment: the methods of those who override it, in the order of the extensions."""
+    """The functions called at each moment: the overriding methods, in the order of the extensions."""
 
     def __init__(self, extensions: Sequence[LoopExtension]) -> None:
         def overriding(moment: str) -> tuple[Callable[..., Any], ...]:
@@ -211,7 +211,7 @@ class PendingCalls:
             yield self._finish()
 
     def finish(self) -> Iterator[tuple[int, float]]:
-        """Like `launched`, for the calls that are left once all losses have been read."""
+        """Yield like `launched`, for the remaining calls once all losses have been read."""
         while self._calls:
             yield self._finish()
 
@@ -241,7 +241,7 @@ class EpochTiming:
 
 
 class SampleCount:
-    """The samples of the steps of an epoch, of which some may be done again."""
+    """The samples of the steps of an epoch; some steps may be done again."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[int, int, int]] = []

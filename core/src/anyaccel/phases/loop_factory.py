@@ -1,4 +1,4 @@
-"""Loop factory: the training loop of a phase with the features that are asked for; what is not costs nothing."""
+"""Loop factory: the training loop of a phase with the requested features; other features cost nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def train_loop(phase: PhaseSettings, programs: PhasePrograms) -> TrainLoop:
 
 
 def loop_extensions(phase: PhaseSettings, programs: PhasePrograms, in_progress: CallInProgress) -> list[LoopExtension]:
-    """Return the features of a loop, in the order in which they act; when it has ended, in the reverse one."""
+    """Return the features of a loop, in the order in which they act; at the end of the loop they act in reverse."""
     run, pipeline, group, recovery = programs.run, programs.pipeline, programs.group, programs.policies[0]
     hooks, progress, checkpointers, rows = programs.hooks, programs.progress, programs.checkpointers, recovery.rows
     resumed = [(one, one.resumed) for one in checkpointers if one.resumed is not None]

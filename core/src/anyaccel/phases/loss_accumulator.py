@@ -16,13 +16,13 @@ LossSums = dict[str, tuple[float, float]]
 
 
 class LossAccumulator:
-    """Losses of many steps.
+    """The losses of many steps.
 
     Args:
-        total: gives sums and weights over all rows, of those over the rows of this process.
+        total: Function that returns sums and weights over all rows from those over the rows of this process.
 
     Attributes:
-        weightless: labels of the losses in which nothing counted, once `means` was called: their means are NaN.
+        weightless: Labels of the losses in which nothing counted, once `means` was called: their means are NaN.
     """
 
     def __init__(self, total: Callable[[Mapping[str, tuple[float, float]]], LossSums] = dict) -> None:
@@ -45,19 +45,19 @@ class LossAccumulator:
         return len(self._losses)
 
     def truncate(self, length: int) -> None:
-        """Keep only the first so many entries; the steps of the others are done again."""
+        """Keep only the first `length` entries; the steps of the others are done again."""
         del self._losses[length:]
         while self._calls and self._calls[-1][0] >= length:
             self._calls.pop()
 
     def means(self) -> dict[str, float]:
-        """Means over all that was added, by label, in float64. Waits for the devices."""
+        """Return means over everything that was added, by label, in float64. Waits for the devices."""
         sums = self.sums()
         self.weightless = tuple(label for label, (_, weight) in sums.items() if weight == 0)
         return {label: total / weight if weight else math.nan for label, (total, weight) in sums.items()}
 
     def sums(self) -> dict[str, tuple[float, float]]:
-        """Sums and weights over all that was added, by label, in float64. Waits for the devices."""
+        """Return sums and weights over everything that was added, by label, in float64. Waits for the devices."""
         new: LossSums = {}
         _add(new, [*self._of_calls(), *self._of_pairs()])
         sums = dict(self._before)
@@ -88,7 +88,9 @@ class LossAccumulator:
         )
 
     def _of_calls(self) -> Iterator[tuple[str, float, float]]:
-        """Label, sum and weight for each call of several steps; a mean weighs as much as its batch, or as it says."""
+        """Yield label, sum and weight for each call of several steps; a mean weighs as much as its batch, or as
+        given.
+        """
         for losses in self._losses:
             if losses.pairs is None:
                 means, weights = _host_columns(losses)
@@ -119,7 +121,7 @@ def step_means(losses: Sequence[Losses], n_steps: int) -> dict[str, np.ndarray]:
 
 
 def _host_pairs(losses: Iterable[Losses]) -> Iterator[tuple[int, str, float, float]]:
-    """Number of the entry, label, sum and weight of each pair, copied together from each backend."""
+    """Yield number of the entry, label, sum and weight of each pair, copied together from each backend."""
     by_backend: dict[ComputingBackend, list[tuple[int, str, object, object]]] = {}
     for i, entry in enumerate(losses):
         pairs = [(i, label, *pair) for label, pair in (entry.pairs or {}).items()]
@@ -138,14 +140,14 @@ def _add(sums: LossSums, parts: Iterable[tuple[str, float, float]]) -> None:
 
 
 def _floats(backend: ComputingBackend, values: Sequence[object]) -> list[float]:
-    """Scalars, some on devices and some plain numbers, as plain numbers."""
+    """Return scalars, some on devices and some plain numbers, as plain numbers."""
     tensors = [value for value in values if not isinstance(value, (int, float))]
     copied = iter(backend.scalars(tensors).tolist() if tensors else ())
     return [float(value) if isinstance(value, (int, float)) else next(copied) for value in values]
 
 
 def _host_columns(losses: Losses) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Means [n_steps] of the steps that count, by label, and the weights that come with them, in host memory."""
+    """Return the valid means [n_steps], by label, and the weights that belong to them, in host memory."""
     table = np.asarray(losses.backend.to_host(losses.means), dtype=np.float64)[: losses.n_steps].T
     means = dict(zip(losses.labels, table, strict=False))
     return means, dict(zip(losses.weighted, table[len(losses.labels) :], strict=True))

@@ -1,4 +1,4 @@
-"""Loss scale report: continues with the scale of an earlier run, and tells of steps that were skipped for it."""
+"""Loss scale report: restore the scale of an earlier run, and report skipped steps."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class LossScaleReport(LoopExtension):
     """Counts the steps whose scaled gradients were not finite, epoch by epoch.
 
     Args:
-        run: is told of them.
-        scaling: by what losses are scaled in all programs.
-        resumed: where an earlier run was; None where this one begins from scratch, or losses were not scaled then.
+        run: The run, which receives the reports.
+        scaling: Loss scales of all programs.
+        resumed: Position of an earlier run; None if this one starts from scratch, or losses were not scaled.
     """
 
     def __init__(self, run: Run, scaling: LossScaling, resumed: LossScaleState | None) -> None:

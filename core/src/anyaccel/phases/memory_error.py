@@ -10,9 +10,9 @@ from anyaccel.errors import OutOfMemoryError
 
 
 def as_out_of_memory(error: MemoryError) -> OutOfMemoryError:
-    """anyaccel's error as it is; one of Python or NumPy, which is about host memory, in anyaccel's words.
+    """Return an anyaccel error for an out-of-memory error; one of Python or NumPy is about host memory.
 
-    What the frames of the latter hold is let go.
+    The frames of such an error release their content.
     """
     if isinstance(error, OutOfMemoryError):
         return error
@@ -44,7 +44,9 @@ def release_frames(error: BaseException) -> None:
 
 
 def release_callers(error: BaseException) -> None:
-    """Clear the finished frames that called the one which has caught an error: it keeps them, and their locals."""
+    """Clear the finished frames that called the current exception handler, because the error holds them and their
+    locals.
+    """
     frame = None if error.__traceback__ is None else error.__traceback__.tb_frame.f_back
     while frame is not None:
         try:
@@ -55,7 +57,7 @@ def release_callers(error: BaseException) -> None:
 
 
 def _frames(error: BaseException | None, seen: set[int]) -> Iterator[FrameType]:
-    """Of the error, its cause and its context."""
+    """Yield the frames of the error, its cause and its context."""
     if error is None or id(error) in seen:
         return
     seen.add(id(error))

@@ -25,17 +25,17 @@ def notes(
     rows: Mapping[str, Rows],
     arrays: Mapping[str, HostColumn],
 ) -> tuple[str, ...]:
-    """Return a note for each column whose NaN would reach what a TrainPhase trains by gradients.
+    """Return a note for each column whose NaN would reach a node that a TrainPhase trains by gradients.
 
-    Features count unless a model that may handle NaN comes before the node that is trained; targets count if a named
-    loss takes them: a custom loss may leave out what is NaN.
+    Features count unless a model that may handle NaN comes before the trained node; targets count if a named loss takes
+    them, because a custom loss may leave out NaN.
 
     Args:
-        phase: any phase; only a TrainPhase has notes.
-        plan: of the phase.
-        segments: that carry it out, in the order of computation.
-        rows: the data of the phase, by feature set.
-        arrays: the columns of the plan as they are loaded, by name; those of a source are not known beforehand.
+        phase: Any phase; only a TrainPhase has notes.
+        plan: Plan of the phase.
+        segments: Its segments, in the order of computation.
+        rows: Data of the phase, by feature set.
+        arrays: Columns of the plan as they are loaded, by name; those of a source are not known beforehand.
     """
     if not phase.trains:
         return ()
@@ -47,7 +47,9 @@ def notes(
 
 
 def warn(phase: PhaseSettings, nan_notes: Sequence[str]) -> bool:
-    """Issue one NaNWarning with the notes, if there are any and the phase does not ignore NaN; returns whether."""
+    """Issue one NaNWarning with the notes, if there are any and the phase does not ignore NaN; return whether it
+    did.
+    """
     if not nan_notes or phase.on_nan == "ignore":
         return False
     warnings.warn(printable(f"phase {phase.label!r}: {'. '.join(nan_notes)}."), NaNWarning, stacklevel=user_level())

@@ -44,7 +44,7 @@ class NonFiniteLosses(LoopExtension):
             self._found(values, where, hint="look at sample_weight, mask, class_weights and ignore_index of the loss")
 
     def validation(self, values: Mapping[str, float]) -> None:
-        """Values of a validation, of which the losses count: a metric may be NaN."""
+        """Check the losses among the values of a validation; metrics may be NaN."""
         losses = {label: values.get(f"loss.{label}", 0.0) for label in self._nodes}
         not_finite = {label: value for label, value in losses.items() if not math.isfinite(value)}
         if not_finite:

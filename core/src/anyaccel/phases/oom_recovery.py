@@ -35,20 +35,21 @@ _WORTHWHILE_SHARE = 0.1
 
 
 class OutOfMemoryRecovery:
-    """The rows of one phase or of its validation, and what is done when they do not fit.
+    """The rows of one phase or of its validation, and the measures when they do not fit.
 
     Args:
-        name: whose rows, for events.
-        loader: the rows.
-        batch_size: the most rows of one feature set in a step.
-        streamed: makes a loader of the same rows that needs less memory; None if they may not be streamed.
-        report: makes the error that ends the phase.
-        log_event: receives what is done.
+        name: Name of the phase, for events.
+        loader: Loader of the rows.
+        batch_size: Largest number of rows of one feature set in a step.
+        streamed: Function that creates a loader of the same rows that needs less memory; None if they may not be
+            streamed.
+        report: Function that creates the error that ends the phase.
+        log_event: Function that receives the measures.
 
     Attributes:
-        rows: as they are taken now.
-        batch_size: as given.
-        snapshots: that may be given up to make room; None if there are none.
+        rows: The current rows.
+        batch_size: The argument.
+        snapshots: Snapshots that may be released to free memory; None if there are none.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class OutOfMemoryRecovery:
         """Take the next measure after `n_rows` rows, computed at once, have failed.
 
         Raises:
-            OutOfMemoryError: nothing is left to be done; says what fills the memory, and what would fit.
+            OutOfMemoryError: no measure is left; reports what fills the memory, and what would fit.
         """
         _release(error)
         if self._streamed is not None and self.rows.loader.residency != "streamed":
@@ -98,11 +99,12 @@ class OutOfMemoryRecovery:
             raise self.final_error(error, at_once) from None
 
     def _gives_up_snapshots(self, at_once: int) -> bool:
-        """Whether steps as they are fit without snapshots, so that these were given up.
+        """Return whether current steps fit without snapshots, which were then released.
 
-        Just restored, a state of immutable arrays is the snapshot itself, and they take memory once: what fits now
-        fits without snapshots. Where a snapshot is a copy, what fits beside it fits without. Otherwise they are kept:
-        without one, a step that fails is the end. Streamed blocks are made as small as can be then, for a margin.
+        Right after a restore, a state of immutable arrays is the snapshot itself, and they use memory once: steps that
+        fit now fit without snapshots. If a snapshot is a copy, steps that fit next to it fit without it. Otherwise
+        snapshots are kept: without one, a failing step is the end. Streamed blocks are then made as small as possible,
+        for a margin.
         """
         snapshots = self.snapshots
         if snapshots is None or not (self.rows.loader.repeatable and self._snapshots_hold(unknown=False)):
@@ -114,7 +116,9 @@ class OutOfMemoryRecovery:
         return snapshots.give_up()
 
     def _snapshots_hold(self, *, unknown: bool) -> bool:
-        """Whether they take a worthwhile share of what is free on some device; `unknown` if devices do not say."""
+        """Return whether they use a worthwhile part of the free memory of some device; `unknown` if devices do not
+        report it.
+        """
         sizes = [(nbytes, free_memory(place)) for place, nbytes in self._report.snapshot_bytes().items()]
         known = [(nbytes, free) for nbytes, free in sizes if free is not None]
         return any(nbytes >= _WORTHWHILE_SHARE * free for nbytes, free in known) or (
@@ -132,22 +136,24 @@ class OutOfMemoryRecovery:
 
 
 def _release(error: OutOfMemoryError) -> None:
-    """Let go of all that an error holds: its frames keep what inner functions see, even when they are cleared."""
+    """Release everything that an error holds: its frames keep values of inner functions, even when they are cleared."""
     release_frames(error)
     error.__traceback__ = error.__context__ = error.__cause__ = None
 
 
 def smaller(batch_size: int, at_once: int) -> int:
-    """About half of `at_once`: the largest that divides the batch and is not below a quarter, otherwise half of it."""
+    """Return about half of `at_once`: the largest divisor of the batch that is not below a quarter, otherwise half of
+    it.
+    """
     half = -(-at_once // 2)
     return next((size for size in range(half, max(at_once // 4, 1) - 1, -1) if batch_size % size == 0), half)
 
 
 def training_couplings(stages: Sequence[PipelineStage]) -> list[str]:
-    """What makes the rows of a training batch depend on each other, or may do so; empty if nothing does.
+    """Return what makes the rows of a training batch depend on each other, or may do so; empty if nothing does.
 
-    Models say so themselves (batch normalization in training does); of a loss that is the user's own function or class
-    it is not known whether it is a mean over independent rows.
+    Models report it themselves (batch normalization in training does). For a custom loss function or class, it is
+    unknown whether it is a mean over independent rows.
     """
     return list(dict.fromkeys([*_coupled_models(stages), *custom_losses(stages)]))
 
@@ -169,7 +175,9 @@ def custom_losses(stages: Sequence[PipelineStage]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """Where an epoch can be resumed: steps that are done, entries of the losses, and states, also of callbacks."""
+    """A position from which an epoch can be resumed: completed steps, entries of the losses, and states, also of
+    callbacks.
+    """
 
     step: int
     n_losses: int
@@ -178,12 +186,12 @@ class _Snapshot:
 
 
 class Snapshots:
-    """Snapshots of one epoch: at its start, and then as often as they cost little of the time.
+    """Snapshots of one epoch: at its start, and then at intervals that cost little time.
 
     Args:
-        pipeline: the programs.
-        within_epoch: whether an epoch can be resumed at any step, or only at its start.
-        callbacks: go back too: they hear again of the steps that are done again.
+        pipeline: The programs.
+        within_epoch: Whether an epoch can be resumed at any step, or only at its start.
+        callbacks: Callbacks, which are restored, too: they receive the repeated steps again.
     """
 
     def __init__(self, pipeline: Pipeline, within_epoch: bool, callbacks: Sequence[Callback] = ()) -> None:
@@ -197,7 +205,7 @@ class Snapshots:
         self._take(step, 0)
 
     def after_step(self, step: int, losses: LossAccumulator) -> None:
-        """So many steps are done: take one if it is time.
+        """Take a snapshot if it is time, after `step` steps are done.
 
         Raises:
             OutOfMemoryError: one of them did not fit; the snapshot before is kept.
@@ -222,7 +230,7 @@ class Snapshots:
         self._seconds = self._taken_at - began
 
     def restore(self, losses: LossAccumulator) -> int | None:
-        """Go back to the last snapshot; the steps that were done by then. None if there is none."""
+        """Restore the last snapshot and return its number of completed steps; None if there is no snapshot."""
         if self._last is None:
             return None
         self._pipeline.restore(self._last.state)
@@ -233,7 +241,7 @@ class Snapshots:
         return self._last.step
 
     def after_trial(self, trial: Callable[[], bool]) -> bool:
-        """What a trial says, whose steps are undone; False without a snapshot."""
+        """Return the result of a trial, whose steps are undone; False without a snapshot."""
         if self._last is None:
             return False
         try:
@@ -242,9 +250,7 @@ class Snapshots:
             self._pipeline.restore(self._last.state)
 
     def rescue(self, losses: LossAccumulator) -> int | None:
-        """Go back to the last snapshot if steps that were launched have failed; the steps done by then, otherwise
-        None.
-        """
+        """Restore the last snapshot if launched steps have failed; return its completed steps, otherwise None."""
         if self._last is None:
             return None
         try:
@@ -266,17 +272,17 @@ class Snapshots:
 
 
 class EpochRecovery(LoopExtension):
-    """Lets a training go back to a snapshot where memory ran out, or where an error broke a step off.
+    """Restore a snapshot in a training if memory ran out, or if an error interrupted a step.
 
     Args:
-        run: counts steps.
-        pipeline: the programs, which count the steps that they have done.
-        room: what is done where rows do not fit.
-        callbacks: go back too.
-        in_progress: the call that an error ends.
-        steps_before: of an earlier run, which the programs do not count.
-        takes_snapshots: whether there may be room for them.
-        goes_on: whether a step is done again where memory ran out; others may wait in the one that failed.
+        run: The run, which counts steps.
+        pipeline: The programs, which count their completed steps.
+        room: Measures if rows do not fit.
+        callbacks: Callbacks, which are restored, too.
+        in_progress: The call that an error ends.
+        steps_before: Steps of an earlier run, which the programs do not count.
+        takes_snapshots: Whether there may be room for them.
+        goes_on: Whether a step is done again after memory ran out; other processes may wait in the failed step.
     """
 
     def __init__(
@@ -303,7 +309,9 @@ class EpochRecovery(LoopExtension):
         self._snapshots.after_step(self._run.step, losses)
 
     def failed(self, failure: BaseException, losses: LossAccumulator) -> bool:
-        """Make room and go back, where it was memory; else say of which whole steps the values are."""
+        """Free memory and restore a snapshot after an out-of-memory error; otherwise record which whole steps the
+        values belong to.
+        """
         if isinstance(failure, MemoryError):
             self._go_back(as_out_of_memory(failure), losses)
             return True
@@ -314,10 +322,10 @@ class EpochRecovery(LoopExtension):
         return False
 
     def _go_back(self, failure: OutOfMemoryError, losses: LossAccumulator) -> None:
-        """Make room, and go back to the last snapshot.
+        """Free memory, and restore the last snapshot.
 
         Raises:
-            OutOfMemoryError: there is none, or nothing is left to be done.
+            OutOfMemoryError: there is none, or no measure is left.
         """
         release_frames(failure)  # what it holds would be in the way
         tried_rows = self._in_progress.rows_at_once
@@ -331,9 +339,9 @@ class EpochRecovery(LoopExtension):
             self._run.step, self._in_progress.n_steps = resumed, 0
 
     def _settle(self, error: BaseException, losses: LossAccumulator) -> None:
-        """Count the steps that were done before an error, or go back if one failed or may be done by half.
+        """Count the steps that were done before an error, or restore a snapshot if one failed or may be half done.
 
-        Where the run went back, or could not, a note of the error says so.
+        A note of the error reports whether the run was restored.
         """
         run, call = self._run, self._in_progress
         rescued = self._snapshots.rescue(losses)
@@ -420,7 +428,7 @@ class OutOfMemoryReport:
             yield "write microbatching='approximate', to compute batches in micro-batches all the same"
 
     def _memory_use(self, residency: str) -> Iterator[str]:
-        """What is known to lie on each device, by category."""
+        """Yield the known contents of each device, by category."""
         groups = [group for stage in self.pipeline.stages for group in stage.segment.groups]
         optimizers = {node: group.optimizer for group in groups for node in group.nodes}
         assignments, data = self.factory.plan.assignments, self.factory.nbytes()
@@ -472,13 +480,15 @@ class OutOfMemoryReport:
         return self.may_try and all(stage.program.raises_out_of_memory for stage in self.pipeline.stages)
 
     def _first_step(self, loader: BatchLoader, judge: Callable[[Trial, StepRange], Answer]) -> Answer:
-        """What `judge` says of the first step of an epoch, given what computes some of its rows."""
+        """Return the result of `judge` for the first step of an epoch, given a function that computes some of its
+        rows.
+        """
         with closing(loader.chunks(0)) as chunks:
             chunk = next(chunks)
             return judge(partial(self._compute, self.pipeline.runner(chunk.columns)), chunk.steps[0])
 
     def _compute(self, runner: ChunkRunner, rows: StepRows, at_once: int | None) -> None:
-        """Compute some rows, in training so many at once, and wait for the results."""
+        """Compute some rows, in training at most `at_once` together, and wait for the results."""
         if self.trains:
             runner.try_step(rows, at_once)
             self.pipeline.synchronize()
@@ -510,7 +520,7 @@ def _rows(count: int) -> str:
 
 
 def _measured(place: Place) -> str:
-    """What the device says of its memory."""
+    """Return what the device reports about its memory."""
     memory = registry().find(place[0], place[1].kind).capability(Memory)
     now = None if memory is None else memory.memory(place[1])
     if now is None or not now.total:
@@ -532,12 +542,12 @@ def _search(trial: Trial, step: StepRange, n_rows: int) -> int:
 
 
 def _first_rows(step: StepRange, n: int) -> StepRows:
-    """Return the first rows of a step: so many of each feature set, or as many as it takes."""
+    """Return the first `n` rows of each feature set of a step, or as many as it takes."""
     return {name: (start, min(start + n, stop)) for name, (start, stop) in step.rows.items()}
 
 
 def _step_fits(trial: Trial, step: StepRange, at_once: int) -> bool:
-    """Whether a step fits in micro-batches, also where the last of them is smaller, as in a last, partial batch."""
+    """Return whether a step fits in micro-batches, including a smaller last one, as in a last, partial batch."""
     n_rows = step.batch_size
     sizes = [n_rows] if at_once >= n_rows else [n_rows, n_rows - 1]
     return all(_fits(trial, _first_rows(step, size), at_once) for size in sizes)

@@ -45,12 +45,12 @@ class PreparedPart:
     """A phase, or its validation.
 
     Attributes:
-        part: the phase or the validation.
-        rows: its data by feature set, as they were given; an example of a source of batches.
-        evaluated: the rows in the order in which an evaluation takes them; else as given.
-        metrics: bound.
-        factory: makes the loader.
-        is_shared: whether it is an evaluation of which other processes compute the rest.
+        part: The phase or the validation.
+        rows: Its data by feature set, as passed by the user; an example of a source of batches.
+        evaluated: Rows in the order of an evaluation; otherwise as passed.
+        metrics: Bound metrics.
+        factory: Factory of the loader.
+        is_shared: Whether it is an evaluation that other processes compute the rest of.
     """
 
     part: PhaseSettings
@@ -62,7 +62,7 @@ class PreparedPart:
 
     @property
     def name(self) -> str:
-        """What events call it."""
+        """Its name in events."""
         return f"the data of {self.part.label}"
 
     @property
@@ -73,7 +73,7 @@ class PreparedPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnPart:
-    """What a part takes of its data, without a look at their values; `epochs` is None for a source of batches."""
+    """The data that a part uses, without their values; `epochs` is None for a source of batches."""
 
     part: PhaseSettings
     data: InputData
@@ -93,10 +93,10 @@ def prepare(
     """Prepare a phase and its validation; the phase comes first.
 
     Args:
-        phase, resolution, graph: what is prepared.
-        on_host: labels of the estimators that learn in the phase, or are fitted.
-        opened: keeps the sources that are opened, and those that were read for this phase before.
-        group: the processes that compute the phase, of which this one takes its share of each batch.
+        phase, resolution, graph: The phase, its resolution and its graph.
+        on_host: Labels of the estimators that learn in the phase, or are fitted.
+        opened: Sources that are opened, and those that were read for this phase before.
+        group: Processes that compute the phase; this one takes its part of each batch.
 
     Raises:
         AnyaccelError: data, samplers, metrics or columns that do not fit.
@@ -184,7 +184,7 @@ def _shared(drawn: DrawnPart, group: ProcessGroup) -> DrawnPart:
 
 
 def draw_parts(phase: PhaseSettings, plan: Plan, graph: ModelGraph, on_host: Collection[str]) -> list[DrawnPart]:
-    """What a phase and its validation take of their data: all that can be known without the values.
+    """Return the data that a phase and its validation use, to the extent that this is known without the values.
 
     Raises:
         AnyaccelError: data, samplers or metrics that do not fit.
@@ -329,16 +329,17 @@ def _check_default_sampler(part: PhaseSettings, source: Source) -> None:
 
 
 def _check_same_units(label: str, rows: Rows, known: FeatureSet, taken: Collection[str]) -> None:
-    """Check that rows are in the units of the graph's data, or models, losses and metrics would give wrong numbers.
+    """Check that rows are in the units of the graph's data; otherwise models, losses and metrics would return wrong
+    numbers.
 
     Args:
-        label: of the phase.
-        rows: its data.
-        known: what the graph was built on.
-        taken: names of the columns besides features that the phase takes: targets of losses and metrics, and weights.
+        label: Label of the phase.
+        rows: Its data.
+        known: Data that the graph was built on.
+        taken: Names of the columns other than features that the phase uses: targets of losses and metrics, and weights.
 
     Raises:
-        PhaseError: features or taken columns have other transforms, or are padded with another value.
+        PhaseError: features or used columns have other transforms, or are padded with another value.
     """
     given = rows.feature_set if isinstance(rows, FeatureSetView) else rows
     if given is known:
@@ -377,7 +378,7 @@ def _pad_value(rows: Rows, name: str) -> float | None:
 
 
 def losses_of(phase: PhaseSettings, part: PhaseSettings) -> tuple[AppliedLoss, ...]:
-    """Return the losses of a phase, or of its validation, which are those of the training unless it has its own."""
+    """Return the losses of a phase, or of its validation, which uses those of the training unless it has its own."""
     return part.losses or (phase.losses if part is not phase else ())
 
 
@@ -402,7 +403,9 @@ def metrics_of(phase: PhaseSettings, part: PhaseSettings, graph: ModelGraph) -> 
 
 
 def _checked_outputs(validation: PhaseSettings, graph: ModelGraph) -> tuple[str, ...]:
-    """None of the outputs that a validation names, which count where it is run on its own; they must exist."""
+    """Check that the outputs that a validation names exist; return none of them, because they apply only when it runs
+    alone.
+    """
     for label in validation.outputs or ():
         if label not in graph.nodes:
             raise topology.unknown_node(f"phase {validation.label!r} names the node {label!r}", label, graph.nodes)
@@ -423,7 +426,7 @@ def streams_of(phase: PhaseSettings, graph: ModelGraph) -> dict[str, tuple[str, 
 
 
 def plan_request(phase: PhaseSettings, graph: ModelGraph, done: Collection[str] = ()) -> Request:
-    """What a phase asks of a graph; `done` are the estimators that it has fitted by now.
+    """Return the request of a phase to a graph; `done` are the estimators that it has fitted so far.
 
     Raises:
         AnyaccelError: metrics, estimators or outputs that do not fit the graph.
@@ -463,14 +466,14 @@ def resolve_phase(
     """Decide where a phase is computed, and check that it can be; nothing moves.
 
     Args:
-        phase: bound.
-        graph: it runs on.
-        left: the caller's contexts, which were left.
-        done: the estimators that it has fitted by now.
-        known: has the devices; None for those of this machine.
+        phase: The bound phase.
+        graph: The graph that it runs on.
+        left: The caller's contexts, which were left.
+        done: Estimators that it has fitted so far.
+        known: The devices; None for those of this machine.
 
     Returns:
-        the plan with what carries it out, and labels of the estimators that learn in each step.
+        The plan with its segments, and labels of the estimators that learn in each step.
 
     Raises:
         AnyaccelError: the phase cannot run.
@@ -498,7 +501,7 @@ def needed_sets(
 
 
 def leave_contexts(graph: ModelGraph) -> AbstractContextManager[Mapping[Backend, OuterContexts]]:
-    """`left_contexts` of all backends of the frameworks of a graph."""
+    """Return `left_contexts` of all backends of the frameworks of a graph."""
     nodes = [node for node in graph.nodes.values() if isinstance(node, ModelNode)]
     frameworks = dict.fromkeys(
         name for node in nodes for name in ([node.framework] if node.framework else registry().owners(node.model))
@@ -507,7 +510,7 @@ def leave_contexts(graph: ModelGraph) -> AbstractContextManager[Mapping[Backend,
 
 
 def check_precision(phase: PhaseSettings, plan: Plan, left: Mapping[Backend, OuterContexts]) -> None:
-    """Refuse a phase inside a context that says in which precision is computed, unless it states its own.
+    """Refuse a phase inside a context that sets the precision, unless the phase sets its own.
 
     Raises:
         PhaseError: it has a node without a precision on a device of such a context.

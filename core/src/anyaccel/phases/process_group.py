@@ -1,4 +1,6 @@
-"""Process group: what the processes share and exchange that compute one phase; a single process is a group of one."""
+"""Process group: the processes that compute one phase together, and their exchanges; a single process is a group of
+one.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +29,16 @@ BatchesShare = Callable[[Iterable[tuple[int, Batch]]], Iterator[tuple[int, Batch
 
 
 class ProcessGroup(ABC):
-    """The processes that compute a phase together, as one of them sees it. What exchanges is called by all at once.
+    """The processes that compute a phase together, from the point of view of one of them. All call exchanging methods
+    together.
 
     Attributes:
-        rank: which one this is, from 0.
-        size: how many there are.
-        sharded: whether parameters are divided among them, which they gather together before models are read.
-        reads_all_rows: whether each is given all rows of a step.
-        random_key: parts of a key that keep the random numbers of this process apart; empty where it draws those of a
-            single process.
+        rank: Rank of this process, from 0.
+        size: Number of processes.
+        sharded: Whether parameters are sharded over them; they gather them together before models are read.
+        reads_all_rows: Whether each process receives all rows of a step.
+        random_key: Parts of a key that separate the random numbers of this process; empty if it draws those of a single
+            process.
     """
 
     rank: int
@@ -58,15 +61,15 @@ class ProcessGroup(ABC):
 
     @abstractmethod
     def share_epochs(self, epochs: EpochPlan) -> EpochPlan:
-        """What this process takes of the steps of a training.
+        """Return this process's part of the steps of a training.
 
         Raises:
-            PhaseError: the steps cannot be shared.
+            PhaseError: the steps cannot be split.
         """
 
     @abstractmethod
     def share_batches(self, source: str) -> BatchesShare:
-        """What this process takes of the batches of a source with this label."""
+        """Return this process's part of the batches of a source with this label."""
 
     @abstractmethod
     def shares_evaluation(self, epochs: EpochPlan) -> bool:
@@ -84,7 +87,9 @@ class ProcessGroup(ABC):
 
     @abstractmethod
     def step(self, stages: Sequence[PipelineStage], log_event: LogEvent) -> CrossSegmentStep:
-        """What takes steps one by one; `log_event` is told if a transfer cannot continue as it was chosen."""
+        """Return the object that runs steps one by one; `log_event` receives transfers that cannot continue as
+        chosen.
+        """
 
     # -- what is exchanged -----------------------------------------------------------------------------------------
 
@@ -98,7 +103,7 @@ class ProcessGroup(ABC):
 
     @abstractmethod
     def total(self, sums: Mapping[str, tuple[float, float]]) -> LossSums:
-        """Sums and weights of losses over all rows."""
+        """Return sums and weights of losses over all rows."""
 
     @abstractmethod
     def arrays_of_all(self, arrays: Sequence[Mapping[str, np.ndarray]] | None) -> list[Mapping[str, np.ndarray]] | None:
@@ -131,7 +136,7 @@ class ProcessGroup(ABC):
 
     @abstractmethod
     def check_end(self, graph: ModelGraph) -> Mapping[str, np.ndarray]:
-        """Compare what was trained; gives the first one's values of buffers that are not alike.
+        """Compare the results of training; return the first process's values of buffers that differ.
 
         Raises:
             PhaseError: parameters or states of optimizers differ.
@@ -142,23 +147,23 @@ class ProcessGroup(ABC):
     @property
     @abstractmethod
     def keeps_snapshots(self) -> bool:
-        """Whether there may be room for a second copy of what is trained."""
+        """Whether there may be room for a second copy of the trained state."""
 
     @abstractmethod
     def before_hooks(self, run: Run, pipeline: Pipeline) -> Sequence[LoopExtension]:
-        """What acts in the training loop before hooks of the same moment are called."""
+        """Return the extensions that act in the training loop before hooks of the same moment."""
 
     @abstractmethod
     def after_hooks(self, run: Run, pipeline: Pipeline) -> Sequence[LoopExtension]:
-        """What acts after them."""
+        """Return the extensions that act after these hooks."""
 
     def step_checks(self, phase: Any, pipeline: Pipeline) -> Sequence[LoopExtension]:
-        """What compares steps that are computed in parts with those of one batch; none where they are whole."""
+        """Return the checks that compare steps computed in parts with those of one batch; none if steps are whole."""
         return accumulation_checks(phase, pipeline, self.gather, is_first=self.rank == 0)
 
 
 class SingleProcess(ProcessGroup):
-    """A group of one: its share is everything, its sum is the value, and what it compares is alike."""
+    """A group of one: its part is everything, its sum is the value, and nothing it compares differs."""
 
     rank, size = 0, 1
     reads_all_rows = True

@@ -1,4 +1,4 @@
-"""Process groups: what decides which processes and devices compute a phase together; by itself, one of each."""
+"""Process groups: decide which processes and devices compute a phase together; by default one of each."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ class ProcessGroups:
         frameworks: Callable[[], Sequence[str]],
         known: Registry | None = None,
     ) -> tuple[Device, ...]:
-        """Return the devices that a phase gets in this process; empty where that is the one that its accelerator names.
+        """Return the devices that a phase gets in this process; empty if its accelerator names its one device.
 
-        A TrainPhase gets all of a request, other phases the first.
+        A TrainPhase gets all devices of a request, other phases the first.
 
         Args:
-            phase: the phase.
-            accelerator: of the phase; None where it has none.
-            frameworks: gives those of the graph.
-            known: the backends; of a machine that is described where it is planned for.
+            phase: The phase.
+            accelerator: Accelerator of the phase; None without one.
+            frameworks: Function that returns those of the graph.
+            known: The backends; those of a described machine if it is planned for.
 
         Raises:
-            ConfigError: a request for another number of devices than the phase says.
+            ConfigError: a request for another number of devices than the phase specifies.
             DeviceUnavailableError: nothing fits a request.
-            PhaseError: there are not as many devices as it says.
+            PhaseError: there are fewer devices than it specifies.
         """
         asked = accelerator_of_environment() if accelerator is None else accelerator
         if asked is None or not asked.is_request:
@@ -69,7 +69,7 @@ class ProcessGroups:
         return there
 
     def changes(self, phase: PhaseSettings, devices: Sequence[Device]) -> dict[str, Any]:
-        """Settings that depend on how many compute a phase, as they are for these devices."""
+        """Return settings that depend on the number of processes or devices, for these devices."""
         return {}
 
     def check(self, phase: PhaseSettings, resolution: Resolution, learners: Sequence[str]) -> None:
@@ -88,16 +88,15 @@ class ProcessGroups:
         """
 
     def notes(self, phase: PhaseSettings, resolution: Resolution, batch_size: int | None) -> tuple[str, ...]:
-        """What a plan says of who computes the phase; `batch_size` is None where nothing says it beforehand."""
+        """Return notes for a plan about who computes the phase; `batch_size` is None if unknown beforehand."""
         return ()
 
     def plan_of_one(self, phase: PhaseSettings, plan: Plan, devices: Sequence[Device]) -> Plan:
-        """Return the plan of one of those that compute a phase on these devices together, or in the processes that are
-        there.
+        """Return the plan of one participant of a phase on these devices together, or in the available processes.
 
         Args:
-            phase, plan: as for one that does so alone.
-            devices: one for each; empty without a request.
+            phase, plan: Phase and plan for one that computes alone.
+            devices: One device for each; empty without a request.
         """
         return plan
 
@@ -126,12 +125,12 @@ class ProcessGroups:
         return SingleProcess()
 
     def accelerator_of_process(self, accelerator: Accelerator, framework: str, *, by_kind: bool) -> Accelerator:
-        """Of the devices that are asked for, the one of this process of a launcher.
+        """Return the accelerator of this process of a launcher among the requested devices.
 
         Args:
-            accelerator: one device or a request.
-            framework: that runs there.
-            by_kind: whether it stands for all devices of its kind, although it names one.
+            accelerator: One device or a request.
+            framework: The framework that runs there.
+            by_kind: Whether it means all devices of its kind, although it names one.
 
         Raises:
             ConfigError: there are fewer devices than processes on this machine.
@@ -143,10 +142,11 @@ _ALONE = ProcessGroups()
 
 
 def process_groups(phase: PhaseSettings, graph: ModelGraph) -> ProcessGroups:
-    """What decides it for a phase on a graph.
+    """Return the object that decides it for a phase on a graph.
 
     Raises:
-        MissingDistributionError: more than one process or device takes part, and nothing here shares phases among them.
+        MissingDistributionError: more than one process or device takes part, and no installed distribution splits
+            phases.
         ConfigError: the variables of a launcher contradict each other.
     """
     place = None if phase.trains and phase.replicas == 1 else launched()
@@ -164,13 +164,13 @@ def process_groups(phase: PhaseSettings, graph: ModelGraph) -> ProcessGroups:
 
 
 def shared_groups(what: str) -> ProcessGroups:
-    """What shares phases among processes and devices.
+    """Return the object that splits phases over processes and devices.
 
     Args:
-        what: needs it, for the message.
+        what: The feature that needs it, for the message.
 
     Raises:
-        MissingDistributionError: nothing here does.
+        MissingDistributionError: no installed distribution does.
         PluginError: two distributions do.
     """
     installed: ProcessGroups | None = sole_extension("process_groups")

@@ -190,9 +190,7 @@ class ProfileSession(LoopExtension):
         self._marks, self._files = marks, files
 
     def ended(self) -> None:
-        """End the recording, and report where the files are, or why there are none; a run does not fail because of
-        them.
-        """
+        """End the recording, and report the files, or why there are none; a run does not fail because of them."""
         if not self._marks:
             if self._from < 0:
                 self._from = self._stop

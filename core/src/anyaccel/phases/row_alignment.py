@@ -1,4 +1,4 @@
-"""Row alignment: what combines several feature sets must get equally many rows of each in every step."""
+"""Row alignment: nodes that combine several feature sets must get equally many rows of each in every step."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def check_alignment(
     """Check the rows of every step.
 
     Args:
-        label: of the phase.
-        steps: what each step takes.
-        combinations: what combines feature sets; see `combinations_of`.
-        by_sampler: whether samplers decide what a step takes.
+        label: Label of the phase.
+        steps: Rows of each step.
+        combinations: Nodes that combine feature sets; see `combinations_of`.
+        by_sampler: Whether samplers decide the rows of a step.
 
     Raises:
         PhaseError: a step takes different numbers of rows of feature sets that are combined.

@@ -267,8 +267,8 @@ class DeviceStats:
 
     @property
     def utilization(self) -> float | None:
-        """The fraction of the last moment, from 0 to 1, in which the GPU computed, as NVML reports now; None for other
-        devices.
+        """The fraction of the last moment, from 0 to 1, in which the GPU computed, as NVML reports now; otherwise
+        None.
         """
         return nvidia_utilization(self.identity) if self.identity else None
 
@@ -483,7 +483,7 @@ def _cost(stages: Sequence[PipelineStage], batch_size: int, custom_step: bool) -
 
 
 def _rate(plan: Plan) -> tuple[float | None, str]:
-    """Operations a second that are stated for the devices of a plan, and why that is not known."""
+    """Return the stated operations per second for the devices of a plan, and why that is unknown."""
     precisions = {each.precision for each in plan.assignments if each.parameters}
     if not precisions <= _DTYPES.keys() or len(precisions) != 1:
         given = ", ".join(sorted(each or "none" for each in precisions))

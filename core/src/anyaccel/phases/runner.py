@@ -202,19 +202,19 @@ def run_in_order(
 def execute(
     run: Run, callbacks: Iterable[Callback] = (), progress: Progress | None = None, resume: str = "never"
 ) -> EvaluationValues | None:
-    """Execute the phase of a run on its graph. `run` holds what is complete, whatever happens.
+    """Execute the phase of a run on its graph. `run` holds the completed part, even after an error.
 
     Args:
-        run: says which phase on which graph.
-        callbacks: called before those of the phase.
-        progress: is told how far it is.
-        resume: whether a TrainPhase with a Checkpoint continues from the newest one: `"auto"` or `"never"`.
+        run: The run, with its phase and graph.
+        callbacks: Callbacks that are called before those of the phase.
+        progress: Progress that receives reports.
+        resume: Whether a TrainPhase with a Checkpoint resumes from the newest one: `"auto"` or `"never"`.
 
     Returns:
-        the values of an EvalPhase; None for a TrainPhase, whose epochs are in `run.history`.
+        The values of an EvalPhase; None for a TrainPhase, whose epochs are in `run.history`.
 
     Raises:
-        AnyaccelError: whatever keeps the phase from running; PhaseError if another phase is running on the graph.
+        AnyaccelError: anything that keeps the phase from running; PhaseError if another phase is running on the graph.
     """
     phase, graph = run.phase, run.graph
     with interrupts.deferred():
@@ -253,20 +253,20 @@ def execute(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhasePrograms:
-    """What a phase computes with.
+    """Everything that a phase computes with.
 
     Attributes:
-        run: the record, with the phase and the graph.
-        hooks: plugins and callbacks.
-        progress: is told how far it is.
-        checkpointers: write checkpoints, and know where an earlier run was; none or one.
-        group: the processes that compute it together.
-        parts: data of the phase, and of its validation if it has one.
-        policies: for each part, its rows and what is done when they do not fit.
-        evaluations: of those parts that are evaluated: the phase itself, or its validation.
-        pipeline: the programs.
-        learners: nodes that learn from every step without gradients.
-        nan_in_data: whether there was a warning of NaN in the data.
+        run: The record, with the phase and the graph.
+        hooks: Plugins and callbacks.
+        progress: Progress that receives reports.
+        checkpointers: Writers of checkpoints, which know the position of an earlier run; none or one.
+        group: Processes that compute it together.
+        parts: Data of the phase, and of its validation if it has one.
+        policies: For each part, its rows and the measures if they do not fit.
+        evaluations: Evaluations of the phase itself or of its validation.
+        pipeline: The programs.
+        learners: Nodes that learn from every step without gradients.
+        nan_in_data: Whether there was a warning of NaN in the data.
     """
 
     run: Run
@@ -286,10 +286,10 @@ class PhaseExecution:
     """One execution of a phase: resolve, place, load, build, compute, release.
 
     Args:
-        run: the record, with the phase and the graph.
-        hooks: plugins and callbacks.
-        progress: is told how far it is.
-        resume: as of `execute`.
+        run: The record, with the phase and the graph.
+        hooks: Plugins and callbacks.
+        progress: Progress that receives reports.
+        resume: See `execute`.
     """
 
     def __init__(self, run: Run, hooks: HookCaller, progress: Progress, resume: str) -> None:
@@ -304,7 +304,7 @@ class PhaseExecution:
         self._left: Mapping[Backend, OuterContexts] = {}
 
     def start(self) -> EvaluationValues | None:
-        """Leave the caller's contexts, find where an earlier run was, and let the phase do what it does."""
+        """Leave the caller's contexts, find the position of an earlier run, and let the phase compute."""
         run, callbacks = self.run, self._hooks.callbacks
         phase, graph = run.phase, run.graph
         phase.check_monitors(callbacks)  # those of the experiment and of optimizers are known now
@@ -318,7 +318,9 @@ class PhaseExecution:
         return values
 
     def round(self) -> EvaluationValues | None:
-        """From a plan to the end of what is computed by it. A FitPhase has several if estimators need each other."""
+        """Run one round, from a plan to the end of its computation. A FitPhase has several if estimators need each
+        other.
+        """
         run, hooks = self.run, self._hooks
         phase, graph = run.phase, run.graph
         self._close()
@@ -422,7 +424,9 @@ class PhaseExecution:
         return values
 
     def end(self, interrupt: BaseException | None = None) -> None:
-        """Give the state back to the models, and call `phase_end`, whatever else fails. A second call is ignored."""
+        """Return the state to the models, and call `phase_end`, even if something else fails. A second call is
+        ignored.
+        """
         run = self.run
         if not is_claimed(run):
             return
@@ -497,16 +501,15 @@ def _build_pipeline(
     log_event: LogEvent,
     group: ProcessGroup,
 ) -> Pipeline:
-    """Return the programs of a phase, over the models as they were placed; if one cannot be built, those before it are
-    closed.
+    """Return the programs of a phase over the placed models; if one cannot be built, those before it are closed.
 
     Args:
-        resolution: the segments, and what computes each.
-        graph: whose models and optimizer states they are of.
-        phase: how they train.
-        learners: nodes that learn from every step without gradients.
-        log_event: is told what programs have to tell.
-        group: the processes that compute the phase.
+        resolution: Segments, with their backends.
+        graph: Graph of the models and optimizer states.
+        phase: The phase, with the training settings.
+        learners: Nodes that learn from every step without gradients.
+        log_event: Function that receives events of programs.
+        group: Processes that compute the phase.
     """
     stages: list[PipelineStage] = []
     try:

@@ -279,7 +279,7 @@ _CALLBACKS = ("EarlyStopping", "ReduceLROnPlateau")
 
 
 def _checked_data(phase: Any, name: str, given: Any) -> Data:
-    """Data, which are looked at with the graph; a mapping must have labels as its keys."""
+    """Return data, which are checked later with the graph; a mapping must have labels as its keys."""
     if isinstance(given, Mapping) and not all(isinstance(label, str) for label in given):
         problem = f"phase {phase.label!r}: data={shown(given)} must have the labels of feature sets as its keys"
         raise PhaseError(problem, hint="write data={'LABEL': 'train'}")

@@ -1,11 +1,11 @@
-"""Checks of steps that are computed in parts, where batches are accumulated or shared among processes; each warns once.
+"""Checks of steps that are computed in parts, because batches are accumulated or split over processes; each warns once.
 
 Running statistics, the vectors of a spectral norm and codebooks change in every call of their model. One batch of all
-rows changes them once a step, and parts of it as often as there are parts, each by its own rows.
+rows changes them once per step; parts of it change them once per part, each by its own rows.
 
-Gradients of parts of a batch are weighted by rows, which gives those of the whole only for losses that are means over
-rows, of models that compute each row by itself. Settings tell it of some losses (`accumulation.py`), and layers of some
-models; of a function, of a loss that a model returns, and of a model's own code, values do.
+Gradients of parts of a batch are weighted by rows. That equals the gradient of the whole only for losses that are means
+over rows, of models that compute each row separately. For some losses, settings show this (`accumulation.py`), and for
+some models, layers do; for a function, a loss that a model returns, and a model's own code, values show it.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ _Found = tuple[str, float, float]
 
 
 class MeanCheck(LoopExtension):
-    """Compares losses over some of the first batches with those over their halves, in evaluation mode; once a phase.
+    """Compares losses over some of the first batches with those over their halves, in evaluation mode, once per phase.
 
     Args:
-        phase: whose losses, of steps that are computed in parts.
-        stages: what computes them.
-        gather: gives the plain values that all processes of the phase give, by rank.
-        is_first: whether this is the process that warns.
-        doing: what makes the parts, such as `"accumulates batches"`.
-        left_out: what the user may write instead.
+        phase: Phase with losses and steps that are computed in parts.
+        stages: Stages that compute them.
+        gather: Function that returns the plain values of all processes of the phase, by rank.
+        is_first: Whether this process warns.
+        doing: Setting that makes the parts, such as `"accumulates batches"`.
+        left_out: Alternative for the user to write.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class MeanCheck(LoopExtension):
         return bool(self._labels)
 
     def before_steps(self, chunk: Chunk, runner: ChunkRunner, steps: StepRange) -> None:
-        """Warn of the first loss of which the mean over two halves of a batch is not that over the batch."""
+        """Warn of the first loss whose mean over two halves of a batch differs from that over the batch."""
         if not self._labels:
             return
         of_all = self._gather([min(steps.batch_size, steps.microbatch_size or steps.batch_size), steps.n_steps])
@@ -109,7 +109,7 @@ class MeanCheck(LoopExtension):
         return next(((pair[0], pair[1], pair[2]) for theirs in every for pair in theirs), None)
 
     def _differs(self, value: float, other: float) -> bool:
-        """Whether two losses are different beyond roundings; not if one is no number."""
+        """Return whether two losses differ by more than rounding; False if one is not a number."""
         return abs(value - other) > self._tolerance * max(abs(value), abs(other)) + 1e-7
 
     def _warn(self, label: str, whole: float, parted: float) -> None:
@@ -138,7 +138,7 @@ def _is_own(loss: AppliedLoss) -> bool:
 
 
 def _is_known(stage: PipelineStage) -> bool:
-    """Whether all models are those that every backend has, which compute each row by itself."""
+    """Return whether all models are those that every backend has, which compute each row separately."""
     known = tuple(stage.backend.models().values())
     return all(operation.model is None or type(operation.model) in known for operation in stage.segment.operations)
 
@@ -152,7 +152,7 @@ def _has_16_bits(stage: PipelineStage) -> bool:
 
 
 def _means(runner: ChunkRunner, batches: list[StepRange]) -> dict[str, float]:
-    """Mean losses over some rows."""
+    """Return mean losses over some rows."""
     losses = LossAccumulator()
     for batch in batches:
         losses.add(runner.evaluate(batch.rows)[1])
@@ -199,7 +199,7 @@ class BufferCheck(LoopExtension):
             self._before = self._values()
 
     def after_call(self, losses: LossAccumulator) -> None:
-        """Warn of what the first steps changed."""
+        """Warn of buffers that the first steps changed."""
         if self._is_over:
             return
         self._is_over = True
@@ -210,7 +210,7 @@ class BufferCheck(LoopExtension):
             warn_of_buffers(self._phase, names, self._doing, how, self._left_out)
 
     def _values(self) -> dict[str, np.ndarray]:
-        """Floating buffers by node and name; others are counters, and the state of random numbers."""
+        """Return floating buffers by node and name; others are counters, and the state of random numbers."""
         self._pipeline.sync_values()
         named = (
             (f"{op.label}/{name}", value)
@@ -222,7 +222,7 @@ class BufferCheck(LoopExtension):
 
 
 def buffer_owners(phase: PhaseSettings, pipeline: Pipeline) -> list[tuple[PipelineStage, Operation]]:
-    """What is trained and has buffers, with its stage; nothing in a phase with a custom step."""
+    """Return the trained operations with buffers, each with its stage; nothing in a phase with a custom step."""
     trained = [(stage, op) for stage in pipeline.stages for op in stage.segment.operations if op.trainable]
     return [(stage, op) for stage, op in trained if _has_buffers(stage, op)] if phase.step is None else []
 

@@ -18,12 +18,12 @@ from anyaccel.phases.run import FinishedSteps, Run
 
 
 class StepListeners(LoopExtension):
-    """Ends calls with steps that somebody listens to, and tells of them.
+    """End calls with steps that have listeners, and notify these.
 
     Args:
-        run: whose steps they are.
-        hooks: of the listeners.
-        pipeline: whose compiled steps cannot have seen what a listener changes.
+        run: The run with the steps.
+        hooks: Hooks of the listeners.
+        pipeline: The programs; their compiled steps cannot have seen the changes of a listener.
     """
 
     def __init__(self, run: Run, hooks: HookCaller, pipeline: Pipeline) -> None:
@@ -56,14 +56,15 @@ class StepListeners(LoopExtension):
 
 
 class StepNotifier(StepListeners):
-    """Tells listeners of each step while a program does many in one call, and moves `run.step`.
+    """Notify listeners of each step while a program runs many in one call, and update `run.step`.
 
-    What a listener raises ends the call without going through the program, and is kept: the steps so far are done.
+    An exception of a listener ends the call without passing through the program, and is stored: the steps so far are
+    done.
 
     Args:
-        run, hooks, pipeline: see `StepListeners`.
-        progress: is told, too.
-        in_progress: the call that is running.
+        run, hooks, pipeline: See `StepListeners`.
+        progress: Progress that is notified, too.
+        in_progress: The running call.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class StepNotifier(StepListeners):
         return UNLIMITED if call.train == self._train else super().most_steps(call)
 
     def _train(self, call: Call) -> list[Losses]:
-        """At most so many steps in one call, each of which is told; those that were done are its steps then."""
+        """Run at most the steps of a call, notifying of each; the completed ones are then its steps."""
         self._call = call
         self._run.last_losses = self._losses
         n_asked, rows = call.n_steps, call.batch_size
@@ -98,7 +99,7 @@ class StepNotifier(StepListeners):
         return [call.runner.losses_of(means, call.n_steps, rows)]
 
     def _step_done(self, table: Callable[[], Any]) -> bool:
-        """A step is done, whose losses a function gives; whether the call is to end."""
+        """Notify of a step, whose losses a function returns; return whether to end the call."""
         run = self._run
         self._table = table
         del table  # an error's traceback would keep it, and what it holds

@@ -30,16 +30,16 @@ from anyaccel.results.records import Epoch
 
 
 class TrainLoop:
-    """The loop of one TrainPhase: epochs of chunks of rows, and calls of programs that take many steps each.
+    """The loop of one TrainPhase: epochs of chunks of rows, and calls of programs that run many steps each.
 
     Args:
-        phase: what is executed.
-        run: its record.
-        pipeline: the programs.
-        rows: what they are trained with.
-        group: the processes that train together.
-        in_progress: is told of each call while it runs.
-        extensions: act at the moments of the loop, in this order.
+        phase: The phase.
+        run: Its record.
+        pipeline: The programs.
+        rows: Rows of the training.
+        group: Processes that train together.
+        in_progress: Record of the running call.
+        extensions: Extensions that act at the moments of the loop, in this order.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class TrainLoop:
         self._samples = SampleCount()  # of the epoch that is running
 
     def run(self) -> None:
-        """All epochs that are left, or fewer if the run is asked to stop."""
+        """Run all remaining epochs, or fewer if the run is asked to stop."""
         run = self._run
         try:
             run.looping = True
@@ -85,7 +85,7 @@ class TrainLoop:
             self._rows.loader.prefetch(None)
 
     def _epoch(self, epoch: int, step: int) -> None:
-        """One epoch, of which an earlier run may have done some steps."""
+        """Run one epoch; an earlier run may have done some of its steps."""
         run, label = self._run, self._phase.label
         run.epoch, run.step = epoch, step
         number = run.graph.progress.get(label, 0)

@@ -393,16 +393,16 @@ class TrainPhase(Phase):
 
 
 def _check_validation(training: TrainPhase, validation: Any, *, custom_step: bool) -> None:
-    """Check that a validation is computed as the training is, and by losses of it.
+    """Check that a validation is computed like the training, and by losses of it.
 
     Args:
-        training: the TrainPhase.
-        validation: what it was given.
-        custom_step: whether the training has its own step, and so no losses.
+        training: The TrainPhase.
+        validation: The argument.
+        custom_step: Whether the training has a custom step, and so no losses.
 
     Raises:
-        PhaseError: it is not an EvalPhase, has a loss that is neither trained nor can be computed of its outputs alone,
-            or has a precision or an accelerator that the training has not.
+        PhaseError: it is not an EvalPhase, has a loss that is neither trained nor can be computed from its outputs
+            alone, or has a precision or an accelerator that the training does not have.
     """
     where = f"phase {training.label!r}"
     if not isinstance(validation, EvalPhase):
@@ -445,7 +445,7 @@ def _difference(loss: AppliedLoss, trained: AppliedLoss) -> str:
 
 
 def _check_custom_step(phase: TrainPhase, step: Any, accumulate: int) -> None:
-    """Check a custom step, and that no setting is about steps which anyaccel makes of losses.
+    """Check a custom step, and that no setting is about steps that anyaccel derives from losses.
 
     Args:
         phase: whose step it is.

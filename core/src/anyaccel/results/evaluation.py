@@ -139,10 +139,10 @@ class EvalResults(PhaseResults):
         return plots.scatter(*flat, ax, title=self.label, xlabel=target.name, ylabel=f"prediction of {name}")
 
     def _is_embedding(self, name: str, target: Target) -> bool:
-        """Whether predictions [n, 2] are coordinates beside class labels rather than scores of the classes.
+        """Return whether predictions [n, 2] are coordinates for class labels rather than scores of the classes.
 
         Raises:
-            ResultError: the number of outputs is not that of the classes, and no metric says that they are scores.
+            ResultError: the number of outputs differs from the number of classes, and no metric treats them as scores.
         """
         values = self.predictions[name]
         if values.ndim != 2 or values.shape[1] < 2 or target.values.dtype.kind not in "iu" or target.values.ndim > 2:
@@ -162,7 +162,7 @@ class EvalResults(PhaseResults):
         )
 
     def _classes(self, name: str, targets: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """Target and predicted classes, None if they are continuous; in original units there are no scores."""
+        """Return target and predicted classes, None if they are continuous; in original units there are no scores."""
         from anyaccel.results import plots
 
         is_original = values is not self.predictions[name]

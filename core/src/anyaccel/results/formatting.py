@@ -82,17 +82,17 @@ def short(value: Any) -> str:
 
 
 def finite(values: Mapping[str, float]) -> dict[str, float | None]:
-    """Values for JSON, which has no NaN or infinity: those become None."""
+    """Return values for JSON, which has no NaN or infinity: those become None."""
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
 def error_text(error: BaseException | None) -> str | None:
-    """`TypeName: message`, or None."""
+    """Return `TypeName: message`, or None."""
     return None if error is None else f"{class_name(error)}: {error}"
 
 
 def summary(values: Mapping[str, float]) -> str:
-    """Totals for a one-line repr: `, loss 0.5, val_loss 0.6`; losses of single nodes are left out."""
+    """Return totals for a one-line repr: `, loss 0.5, val_loss 0.6`; losses of single nodes are left out."""
     return "".join(f", {name} {value:.4g}" for name, value in values.items() if not is_part(name))
 
 

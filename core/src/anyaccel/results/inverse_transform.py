@@ -19,7 +19,7 @@ from anyaccel.results.records import Compared
 
 
 def original(name: str, values: np.ndarray, rows: Mapping[str, Rows], compared: Mapping[str, Compared]) -> np.ndarray:
-    """Predictions in the original units of the columns they are compared with.
+    """Return predictions in the original units of the columns they are compared with.
 
     Args:
         name: name of the predictions.
@@ -51,7 +51,8 @@ def _is_transformed(base: Rows) -> bool:
 
 
 def original_values(rows: Rows, columns: Sequence[str], values: np.ndarray) -> np.ndarray:
-    """Values of columns before all transforms: the stored originals if there are any, otherwise the inverse transform.
+    """Return values of columns before all transforms: the stored originals if available, otherwise the inverse
+    transform.
 
     Args:
         rows: the data.
@@ -116,7 +117,7 @@ def _single(shape: Sequence[int]) -> bool:
 def matching_columns(
     rows: Mapping[str, Rows], lengths: Collection[int], taken: Iterable[str], most: int | None = None
 ) -> Iterator[tuple[str, Rows, str]]:
-    """Targets and tags of the data that have as many rows as the predictions, as (title, rows, column).
+    """Yield targets and tags of the data that have as many rows as the predictions, as (title, rows, column).
 
     Args:
         rows: the data of a run, by feature set; `FEATURE_SET@STREAM` for more streams of a sampler.
@@ -134,7 +135,7 @@ def matching_columns(
 
 
 def stream_of(label: str, rows: Rows) -> str:
-    """`@STREAM` if the label of the rows in a run names a stream, otherwise `""`."""
+    """Return `@STREAM` if the label of the rows in a run names a stream, otherwise `""`."""
     return label.removeprefix(rows.label) if label.startswith(f"{rows.label}@") else ""
 
 
@@ -196,7 +197,7 @@ def find_target(prediction: np.ndarray, rows: Mapping[str, Rows], column: str | 
 
 
 def full_name(label: str, rows: Rows, names: Sequence[str]) -> str:
-    """`FEATURE_SET.COLUMN`, with `@STREAM` for a further stream of a sampler."""
+    """Return `FEATURE_SET.COLUMN`, with `@STREAM` for a stream of a sampler other than the first."""
     return f"{rows.label}.{'+'.join(names)}{stream_of(label, rows)}"
 
 
@@ -221,7 +222,7 @@ def is_map(prediction: np.ndarray, values: np.ndarray) -> bool:
 
 
 def class_count(target: Target, rows: Rows) -> int:
-    """Number of classes: one more than the largest index in the whole feature set."""
+    """Return the number of classes: one more than the largest index in the whole feature set."""
     whole = rows.base
     if isinstance(whole, SavedRows) and (largest := whole.largest(target.columns)) is not None:
         return 1 + largest

@@ -36,7 +36,7 @@ def _train(results: Any) -> Markup:
 
 
 def eval_html(results: Any) -> str:
-    """Losses, metrics, and the first predictions with the targets and tags of their rows. Never raises."""
+    """Return losses, metrics, and the first predictions with the targets and tags of their rows. Never raises."""
     return guarded(results, lambda: _eval(results))
 
 
@@ -112,7 +112,7 @@ def facts(parts: Iterable[str]) -> Markup:
 
 
 def outcome(results: Any) -> Iterator[Markup]:
-    """What ended the run, and its events."""
+    """Yield the reason for the end of the run, and its events."""
     if results.error is not None:
         yield line("ended by ", element("code", prose(error_text(results.error))))
     yield from _event_lines([event for event in results.events if not event.verbose])

@@ -22,7 +22,7 @@ class Curve(NamedTuple):
 
 
 def axes(ax: Any = None) -> Any:
-    """`ax`, or the Axes of a new pyplot figure.
+    """Return `ax`, or the Axes of a new pyplot figure.
 
     Raises:
         ResultError: matplotlib is not installed.
@@ -46,7 +46,7 @@ def axes(ax: Any = None) -> Any:
 
 
 def line_plot(curves: Mapping[str, Curve], ax: Any, *, title: str, xlabel: str, ylabel: str) -> Any:
-    """Return a line per curve, with a legend and integer ticks along x."""
+    """Plot a line per curve, with a legend and integer ticks along x."""
     ax = axes(ax)
     from matplotlib.ticker import MaxNLocator
 
@@ -62,7 +62,7 @@ def line_plot(curves: Mapping[str, Curve], ax: Any, *, title: str, xlabel: str, 
 
 
 def scatter(targets: np.ndarray, predictions: np.ndarray, ax: Any, *, title: str, xlabel: str, ylabel: str) -> Any:
-    """Predictions over targets, each [n, components], with the diagonal."""
+    """Plot predictions over targets, each [n, components], with the diagonal."""
     ax = axes(ax)
     single = predictions.shape[1] == 1
     for i, (x, y) in enumerate(zip(targets.T, predictions.T, strict=True)):
@@ -77,7 +77,7 @@ def scatter(targets: np.ndarray, predictions: np.ndarray, ax: Any, *, title: str
 
 
 def confusion(targets: np.ndarray, predictions: np.ndarray, ax: Any, *, title: str, xlabel: str, ylabel: str) -> Any:
-    """Return a confusion matrix of classes [n] each: rows are targets, columns predictions, colors the share of a
+    """Plot a confusion matrix of classes [n] each: rows are targets, columns predictions, colors the fraction of a
     row.
     """
     ax = axes(ax)
@@ -99,7 +99,7 @@ def confusion(targets: np.ndarray, predictions: np.ndarray, ax: Any, *, title: s
 
 
 def labelled_points(points: np.ndarray, labels: np.ndarray, ax: Any, *, title: str, name: str, legend: str) -> Any:
-    """Points [n, 2], colored by label [n]."""
+    """Plot points [n, 2], colored by label [n]."""
     ax = axes(ax)
     classes = np.unique(labels)
     for i, label in enumerate(classes.tolist()):
@@ -115,7 +115,7 @@ def labelled_points(points: np.ndarray, labels: np.ndarray, ax: Any, *, title: s
 
 
 def _limits(*arrays: np.ndarray) -> tuple[float, float]:
-    """Limits of both axes: the range of all finite numbers, and a margin."""
+    """Return the limits of both axes: the range of all finite numbers, and a margin."""
     finite = np.concatenate([array[np.isfinite(array)].reshape(-1) for array in arrays])
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     margin = 0.05 * (high - low) or 0.5
@@ -133,7 +133,7 @@ def _escaped(text: str) -> str:
 
 
 def as_classes(targets: np.ndarray, predictions: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Target and predicted class indices [n] each; None if the targets are not class indices.
+    """Return target and predicted class indices [n] each; None if the targets are not class indices.
 
     Predictions are classes [n], scores [n, classes], or logits [n] of class 1 for targets of 0 and 1.
     """
@@ -149,7 +149,7 @@ def as_classes(targets: np.ndarray, predictions: np.ndarray) -> tuple[np.ndarray
 
 
 def as_labels(targets: np.ndarray, predictions: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Target and predicted classes [n] each, as text or integers; None unless both are text or both integers."""
+    """Return target and predicted classes [n] each, as text or integers; None unless both are text or both integers."""
     n = len(targets)
     if targets.size != n or predictions.size != n:
         return None

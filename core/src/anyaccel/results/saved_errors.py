@@ -69,7 +69,9 @@ def read_error(parts: Any) -> BaseException | None:
 
 
 def _made(name: str, parts: Mapping[str, Any]) -> BaseException | None:
-    """Create the error of a class of this name in `anyaccel.errors` or among Python's own; None if there is none."""
+    """Create the error with this class name in `anyaccel.errors` or among Python's own; None if there is no such
+    class.
+    """
     own, of_python = getattr(errors, name, None), getattr(builtins, name, None)
     try:
         if isinstance(own, type) and issubclass(own, AnyaccelError) and "problem" in parts:

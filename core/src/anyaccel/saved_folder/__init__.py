@@ -1,4 +1,4 @@
-"""Saved folders: a JSON manifest and safetensors, which hold what was written last or what was there before; no pickle.
+"""Saved folders: a JSON manifest and safetensors, with the complete latest or previous content; no pickle.
 
 Stands on nothing but the kernel's errors and the checks of arguments.
 """

@@ -1,7 +1,7 @@
 """Saved folder: written whole, or not at all; read whole, with every byte checked.
 
-The manifest names every other file, with its size and hashes. Files of arrays have names of their own and are never
-overwritten: who reads while another writes gets the old contents or the new, never a mixture.
+The manifest names every other file, with its size and hashes. Files of arrays have unique names and are never
+overwritten: a reader during a write gets the old contents or the new, never a mixture.
 """
 
 from __future__ import annotations
@@ -52,21 +52,22 @@ def write(
     pause: Callable[[], object] | None = None,
     versions: Mapping[str, str] | None = None,
 ) -> None:
-    """Write plain data and arrays into a folder, which holds them or what it held before, whatever happens.
+    """Write plain data and arrays into a folder, atomically: it has the new content or, after a failure, the previous
+    one.
 
     Args:
-        folder: made if it is not there.
-        parts: plain data by name, for the manifest.
-        arrays: of numbers, by name; they must not change meanwhile.
-        run: more arrays, which only a run needs to continue; in files of their own.
-        largest_shard: bytes of arrays in one file, unless a single one has more.
-        pause: called after each MB, by a writer that leaves the processors to others.
-        versions: of further software that has made the arrays, by name; kept beside those of this library and NumPy.
+        folder: The folder, created if it does not exist.
+        parts: Plain data by name, for the manifest.
+        arrays: Arrays of numbers, by name; they must not change during the call.
+        run: More arrays, which only a resumed run needs, in separate files.
+        largest_shard: Maximum bytes of arrays in one file, unless a single one has more.
+        pause: Function called after each MB, by a writer that leaves the processors to others.
+        versions: Versions of more software that created the arrays, by name, in addition to this library and NumPy.
 
     Raises:
         ConfigError: the folder has a manifest or an index of something else, or a part that would be lost; or `parts`
             are not plain.
-        StateError: arrays that safetensors does not know.
+        StateError: arrays that safetensors does not support.
         OSError: the folder cannot be written to.
     """
     storage = storage_of(folder)
@@ -91,9 +92,9 @@ def write(
 def read(
     folder: str | os.PathLike[str] | Storage, part: str, group: str = GROUP
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return the manifest of a folder, which must have `part`, and its arrays, of which every byte was checked.
+    """Return the manifest of a folder, which must have `part`, and its arrays, after checking every byte.
 
-    The arrays are in memory of their own: they stay as they are when the folder is replaced or removed.
+    The arrays are in separate memory: they do not change when the folder is replaced or removed.
 
     Args:
         folder: that was written.
@@ -134,7 +135,7 @@ def part(folder: str | os.PathLike[str] | Storage, name: str) -> Any:
 
 
 def publish(file: Path, contents: bytes) -> None:
-    """A file with these contents, atomically: written beside it, on the disk, and then renamed."""
+    """Write a file atomically: it is written under another name, to the disk, and then renamed."""
     LocalStorage(file.parent).publish(file.name, contents)
 
 
@@ -201,8 +202,7 @@ def storage_of(folder: Any) -> Storage:
 
 
 def storage_of_file(file: str | os.PathLike[str]) -> tuple[Storage, str]:
-    """Return the storage of the folder in which a file is, and the file's name; a symbolic link to a file counts as the
-    file.
+    """Return the storage of the folder that contains a file, and the file's name; a symbolic link counts as the file.
 
     Raises:
         ConfigError: it is a URL, and fsspec is not installed or does not know it.
@@ -214,10 +214,10 @@ def storage_of_file(file: str | os.PathLike[str]) -> tuple[Storage, str]:
 
 
 def local_path(name: str | os.PathLike[str]) -> Path | None:
-    """Return the path that a name stands for, also as a `file://` URL; None for a URL of another place.
+    """Return the path of a name, also of a `file://` URL; None for a URL of another place.
 
     Raises:
-        ConfigError: a Path was made of a URL.
+        ConfigError: a Path was created from a URL.
     """
     if not is_url(name):
         lost = None if isinstance(name, str) else _PATH_OF_URL.match(Path(name).as_posix())

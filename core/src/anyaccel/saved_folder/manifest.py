@@ -31,14 +31,14 @@ HINT = "give the folder that save() wrote"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArraysFile:
-    """What a manifest says of a file of arrays.
+    """The entry of a manifest for a file of arrays.
 
     Attributes:
-        file: its name, of a file right in the folder.
+        file: Name of the file, directly in the folder.
         group: `"state"` or `"run"`.
-        size: in bytes.
-        digests: of its header and tensors; None in schema version 1.
-        sha256: of the whole file; `""` from schema version 2 on.
+        size: Size in bytes.
+        digests: Digests of its header and tensors; None in schema version 1.
+        sha256: Hash of the whole file; `""` from schema version 2 on.
     """
 
     file: str
@@ -52,13 +52,13 @@ def encode(name: str, parts: Mapping[str, Any], files: Sequence[ArraysFile], ver
     """Return the text of a manifest.
 
     Args:
-        name: of the folder, for messages.
-        parts: plain data by name.
-        files: of arrays, each with `digests`.
-        versions: of further software that has made the arrays.
+        name: Name of the folder, for messages.
+        parts: Plain data by name.
+        files: Files of arrays, each with `digests`.
+        versions: Versions of more software that created the arrays.
 
     Raises:
-        ConfigError: `parts` are not plain data, or have a name that the manifest itself has.
+        ConfigError: `parts` are not plain data, or have a name that the manifest itself uses.
     """
     taken = [key for key in parts if key in _OWN]
     if taken:
@@ -89,10 +89,10 @@ def is_saved(storage: Storage) -> bool:
 
 
 def load(storage: Storage) -> dict[str, Any]:
-    """Return the manifest of a folder; the one before, if a store has but a part of this one.
+    """Return the manifest of a folder, or the previous one if a store has only a part of this one.
 
     Raises:
-        ConfigError: there is none, it is of something else or of a newer version, or was changed.
+        ConfigError: it does not exist, belongs to something else or a newer version, or was changed.
     """
     try:
         return _load(storage, MANIFEST)
@@ -138,7 +138,7 @@ def keep_previous(storage: Storage) -> None:
 
 
 def _parsed(storage: Storage, name: str) -> dict[str, Any]:
-    """What is in a manifest of this library, of whatever version."""
+    """Return the content of a manifest of this library, of any version."""
     size = storage.size(name)
     if size is None:
         names = storage.names()

@@ -1,4 +1,4 @@
-"""Values as plain data, ready for JSON, and arrays beside them, and back; no pickle."""
+"""Values as plain data, ready for JSON, with separate arrays, and back; no pickle."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ def plain(value: Any, arrays: Arrays, path: str, other: Write = refuse) -> Any:
     """Return a value as plain data; its arrays of numbers are added to `arrays`, under `path`.
 
     Args:
-        value: anything.
-        arrays: is added to.
-        path: begins the names in `arrays`.
-        other: writes what is neither plain nor an array, as a mapping with `KIND`; it may be called with parts of it.
+        value: Any value.
+        arrays: Mapping that receives the arrays.
+        path: Prefix of the names in `arrays`.
+        other: Function that writes a value that is neither plain nor an array, as a mapping with `KIND`; it may be
+            called with parts of it.
 
     Raises:
         NotPlainError: a part of it is neither plain nor an array, and `other` does not write it.

@@ -45,10 +45,10 @@ def remote_storage(url: str) -> RemoteStorage:
 
 
 def remote_file(url: str) -> tuple[RemoteStorage, str]:
-    """Return the storage of the folder in which the file of a URL is, and the file's name.
+    """Return the storage of the folder that contains the file of a URL, and the file's name.
 
     Raises:
-        ConfigError: as `remote_storage`.
+        ConfigError: see `remote_storage`.
     """
     filesystem, path = _opened(url)
     folder, _, name = path.rpartition("/")
@@ -56,7 +56,7 @@ def remote_file(url: str) -> tuple[RemoteStorage, str]:
 
 
 def _shown(url: str) -> str:
-    """A URL of a folder without a slash at its end, unless it is that of a whole store."""
+    """Return a URL of a folder without a slash at its end, unless it names a whole store."""
     stripped = url.rstrip("/")
     return f"{stripped}//" if stripped.endswith(":") else stripped
 
@@ -82,15 +82,15 @@ def _opened(url: str) -> tuple[Any, str]:
 
 
 class RemoteStorage:
-    """A folder of a store of files; a file is there when it was sent whole.
+    """A folder of a store of files; a file exists when it was sent whole.
 
-    Stores of objects show a file when all of it is there. File systems, which show what was sent so far, get it under
-    another name and rename it, where they can.
+    Object stores show a file only when it is complete. File systems, which show a partial file, receive it under
+    another name and rename it, if they can.
 
     Args:
-        filesystem: of fsspec.
-        path: of the folder in it.
-        url: of the folder, for messages.
+        filesystem: File system of fsspec.
+        path: Path of the folder in it.
+        url: URL of the folder, for messages.
     """
 
     replaces_at_once = False  # not every store does
@@ -111,7 +111,9 @@ class RemoteStorage:
         self._filesystem.makedirs(self._path, exist_ok=True)
 
     def names(self) -> list[str] | None:
-        """Of files and folders in it, as the store lists them now; None if there is no such folder."""
+        """Return the names of files and folders in it, as the store lists them now; None if the folder does not
+        exist.
+        """
         self._filesystem.invalidate_cache(self._path)
         try:
             listed = self._filesystem.ls(self._path, detail=False)
@@ -120,11 +122,11 @@ class RemoteStorage:
         return [name for path in listed if (name := str(path).rstrip("/").rpartition("/")[2])]
 
     def is_file(self) -> bool:
-        """Whether its name is that of a file, and no folder's."""
+        """Return whether its name belongs to a file, and not to a folder."""
         return bool(self._filesystem.isfile(self._path))
 
     def size(self, file: str) -> int | None:
-        """Return bytes of a file; None if there is none, or it is a link or anything else that is no plain file."""
+        """Return the bytes of a file; None if it does not exist, or is a link or anything else than a plain file."""
         self._filesystem.invalidate_cache(self._path)
         try:
             info = self._filesystem.info(self._place(file))
@@ -134,7 +136,7 @@ class RemoteStorage:
         return int(info["size"]) if is_plain and info.get("size") is not None else None
 
     def modified(self, file: str) -> datetime | None:
-        """When a file was written by the store's clock, in local time; None where the store does not tell."""
+        """Return when a file was written by the store's clock, in local time; None if the store does not report it."""
         try:
             when: datetime = self._filesystem.modified(self._place(file))
             return (when if when.tzinfo else when.replace(tzinfo=UTC)).astimezone()
@@ -142,7 +144,7 @@ class RemoteStorage:
             return None
 
     def seconds_since_change(self, file: str) -> float:
-        """0.0: stores tell times by their own clocks, in different ways."""
+        """Return 0.0: stores report times by their own clocks, in different ways."""
         return 0.0
 
     def open(self, file: str) -> IO[bytes]:
@@ -151,7 +153,9 @@ class RemoteStorage:
 
     @contextmanager
     def create(self, file: str) -> Iterator[IO[bytes]]:
-        """A new file, for writing; it is removed if an error leaves the block, and stored when the block has ended."""
+        """Open a new file for writing; it is removed if an error leaves the block, and stored when the block has
+        ended.
+        """
         path = self._place(file)
         try:
             with self._filesystem.open(path, "wb") as stream:
@@ -161,12 +165,12 @@ class RemoteStorage:
             raise
 
     def publish(self, file: str, contents: bytes) -> None:
-        """A file with these contents, sent in one piece."""
+        """Send a file with these contents in one piece."""
         self._send(file, lambda path: self._filesystem.pipe_file(path, contents))
 
     @contextmanager
     def replacing(self, file: str) -> Iterator[Path]:
-        """A path on this machine, which is sent to the store when the block has ended without an error."""
+        """Yield a path on this machine, which is sent to the store when the block has ended without an error."""
         with TemporaryDirectory() as folder:
             source = Path(folder, file)
             yield source
@@ -182,7 +186,7 @@ class RemoteStorage:
             self._filesystem.rm(self._path, recursive=True)
 
     def lock(self, file: str) -> Callable[[], object] | None:
-        """Nothing: stores have no locks."""
+        """Do nothing: stores have no locks."""
         return lambda: None
 
     def _place(self, file: str) -> str:
@@ -207,7 +211,7 @@ class RemoteStorage:
 
     @property
     def _renames(self) -> bool:
-        """Whether the store has a way of its own to move a file; others copy it, and what they are sent is whole."""
+        """Whether the store can move a file; other stores copy it, and an uploaded file is always complete."""
         base = import_module("fsspec.spec").AbstractFileSystem
         return type(self._filesystem).mv is not base.mv
 

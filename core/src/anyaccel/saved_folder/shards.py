@@ -34,11 +34,11 @@ def written(
     """Write arrays into new files of a folder, one file for each step of this iterator.
 
     Args:
-        storage: the folder.
-        group: begins the names of the files.
-        arrays: by name.
-        largest: bytes of arrays in one file, unless a single one has more.
-        pause: as of `tensor_file.write`.
+        storage: The folder.
+        group: Prefix of the names of the files.
+        arrays: Arrays by name.
+        largest: Maximum bytes of arrays in one file, unless a single one has more.
+        pause: See `tensor_file.write`.
 
     Raises:
         StateError: safetensors has no such dtype or name.
@@ -57,7 +57,7 @@ def written(
 
 
 def read(storage: Storage, file: ArraysFile) -> dict[str, np.ndarray]:
-    """Return the arrays of a file, of which every byte was checked.
+    """Return the arrays of a file, after checking every byte.
 
     Raises:
         StateError: it is missing, was changed, or is incomplete.
@@ -114,7 +114,7 @@ def has_foreign_index(storage: Storage) -> bool:
 
 
 def _split(arrays: Mapping[str, np.ndarray], largest: int) -> Iterator[dict[str, np.ndarray]]:
-    """Arrays in their order, cut where a shard would become too large."""
+    """Yield arrays in their order, cut where a shard would become too large."""
     shard: dict[str, np.ndarray] = {}
     size = 0
     for name, array in arrays.items():
@@ -175,15 +175,15 @@ def weight_file_in(folder: Storage, suffixes: Sequence[str]) -> str:
 
 
 def shard_map(folder: Storage, index: str, suffixes: Sequence[str]) -> dict[str, str]:
-    """Return the file beside an index of shards that has each tensor, by the tensor's name.
+    """Return the file of each tensor in an index of shards, by the tensor's name.
 
     Args:
-        folder: that has it.
-        index: its name.
-        suffixes: endings of files of weights.
+        folder: The folder of the index.
+        index: Name of the index.
+        suffixes: File extensions of weights.
 
     Raises:
-        StateError: it is no such index, or names files in other places.
+        StateError: it is not such an index, or names files in other places.
     """
     try:
         size = folder.size(index) or 0
@@ -200,5 +200,5 @@ def shard_map(folder: Storage, index: str, suffixes: Sequence[str]) -> dict[str,
 
 
 def _is_plain_name(name: Any, suffixes: Sequence[str]) -> bool:
-    """Whether a name is that of a file of weights beside the index, and in no other place."""
+    """Return whether a name belongs to a file of weights in the folder of the index."""
     return isinstance(name, str) and name.endswith(tuple(suffixes)) and not set(name) & set("/\\:\x00")

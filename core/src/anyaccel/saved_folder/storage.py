@@ -1,4 +1,4 @@
-"""Storage: what saved folders ask of the place they are in; each place implements it once."""
+"""Storage: the operations of saved folders on a place; each place implements them once."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from typing import IO, Protocol, runtime_checkable
 
 @runtime_checkable
 class Storage(Protocol):
-    """A folder, and what can be done with the files right in it.
+    """A folder, and the operations on the files directly in it.
 
     Attributes:
-        name: of the folder, as messages show it.
-        replaces_at_once: whether `publish` always does; else a process that ends while it publishes may leave a part.
+        name: Name of the folder, as messages show it.
+        replaces_at_once: Whether `publish` is always atomic; otherwise a process that ends while it publishes may leave
+            a part.
     """
 
     name: str
@@ -33,22 +34,22 @@ class Storage(Protocol):
         """Return the whole name of a file, as messages show it."""
 
     def create_folder(self) -> None:
-        """Make the folder and those above it, unless it is there."""
+        """Create the folder and its parents, unless it exists."""
 
     def names(self) -> list[str] | None:
-        """Of files and folders in it; None if there is no such folder."""
+        """Return the names of files and folders in it; None if the folder does not exist."""
 
     def is_file(self) -> bool:
-        """Whether its name is that of a file, and no folder's."""
+        """Return whether its name belongs to a file, and not to a folder."""
 
     def size(self, file: str) -> int | None:
-        """Return bytes of a file; None if there is none, or it is a link or anything else that is no plain file."""
+        """Return the bytes of a file; None if it does not exist, or is a link or anything else than a plain file."""
 
     def modified(self, file: str) -> datetime | None:
-        """When a file was written, in local time; None where the store does not tell."""
+        """Return when a file was written, in local time; None if the store does not report it."""
 
     def seconds_since_change(self, file: str) -> float:
-        """Of a file; 0.0 if that is not known."""
+        """Return the age of a file in seconds; 0.0 if unknown."""
 
     def open(self, file: str) -> IO[bytes]:
         """Return a plain file, for reading."""
@@ -59,10 +60,10 @@ class Storage(Protocol):
         """
 
     def publish(self, file: str, contents: bytes) -> None:
-        """A file with these contents, in place of the one of this name; readers see the old or the new one, whole."""
+        """Write or replace a file atomically; readers see the old or the new one, whole."""
 
     def replacing(self, file: str) -> AbstractContextManager[Path]:
-        """Return a path on this machine, which becomes the file of this name when the block has ended without an
+        """Return a context with a path on this machine, which becomes the file when the block has ended without an
         error.
         """
 
@@ -73,7 +74,9 @@ class Storage(Protocol):
         """Remove the folder and all in it, if possible."""
 
     def lock(self, file: str) -> Callable[[], object] | None:
-        """Keep other processes from locking the file until what this gives is called; None if another has it locked."""
+        """Keep other processes from locking the file until the returned function is called; None if another has it
+        locked.
+        """
 
 
 # -- Local storage: a folder of a file system; what is stored is on the disk, and replaced by renaming -----------------
@@ -101,19 +104,15 @@ class LocalStorage:
         return str(self.path / file)
 
     def create_folder(self) -> None:
-        """Make the folder and those above it, unless it is there."""
         self.path.mkdir(parents=True, exist_ok=True)
 
     def names(self) -> list[str] | None:
-        """Of files and folders in it; None if there is no such folder."""
         return [each.name for each in self.path.iterdir()] if self.path.is_dir() else None
 
     def is_file(self) -> bool:
-        """Whether its name is that of a file, and no folder's."""
         return self.path.is_file()
 
     def size(self, file: str) -> int | None:
-        """Return bytes of a file; None if there is none, or it is a link or anything else that is no plain file."""
         try:
             found = (self.path / file).stat(follow_symlinks=self._follows_links)
         except (OSError, ValueError):  # not there, or removed a moment ago; ValueError of a name with a null character
@@ -121,11 +120,9 @@ class LocalStorage:
         return found.st_size if stat.S_ISREG(found.st_mode) else None
 
     def modified(self, file: str) -> datetime | None:
-        """When a file was written, in local time."""
         return datetime.fromtimestamp((self.path / file).stat().st_mtime).astimezone()
 
     def seconds_since_change(self, file: str) -> float:
-        """Of a file."""
         return time.time() - (self.path / file).stat().st_mtime
 
     def open(self, file: str) -> IO[bytes]:
@@ -134,7 +131,9 @@ class LocalStorage:
 
     @contextmanager
     def create(self, file: str) -> Iterator[IO[bytes]]:
-        """A new file, for writing; it is removed if an error leaves the block, and on the disk when it has ended."""
+        """Open a new file for writing; it is removed if an error leaves the block, and on the disk when it has
+        ended.
+        """
         path = self.path / file
         with path.open("xb", buffering=0) as stream:
             try:
@@ -147,13 +146,13 @@ class LocalStorage:
                 raise
 
     def publish(self, file: str, contents: bytes) -> None:
-        """A file with these contents, atomically: written beside it, on the disk, and then renamed."""
+        """Write a file atomically: it is written under another name, to the disk, and then renamed."""
         with self.replacing(file) as temporary:
             temporary.write_bytes(contents)
 
     @contextmanager
     def replacing(self, file: str) -> Iterator[Path]:
-        """A path beside a file, which is renamed to it when the block has ended without an error."""
+        """Yield a path in the same folder, which is renamed to the file when the block has ended without an error."""
         temporary = self.path / f".{file}.{os.getpid()}-{secrets.token_hex(4)}.tmp"  # threads may write at once
         try:
             yield temporary
@@ -174,7 +173,6 @@ class LocalStorage:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def lock(self, file: str) -> Callable[[], object] | None:
-        """Keep other processes from locking the file until what this gives is called; None if another has it locked."""
         stream = (self.path / file).open("ab")
         if _lock(stream):
             return stream.close

@@ -1,4 +1,4 @@
-"""JSON of others, read strictly: what two readers could understand in two ways is no JSON here."""
+"""Strict reading of untrusted JSON: text that two readers could interpret differently is refused."""
 
 from __future__ import annotations
 

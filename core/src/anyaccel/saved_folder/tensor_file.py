@@ -74,14 +74,14 @@ def write(
     file_format: str = "pt",
     pause: Callable[[], object] | None = None,
 ) -> tuple[Digests, int]:
-    """Write a whole file, and give its hashes, computed meanwhile, and its size.
+    """Write a whole file, and return its hashes, computed while writing, and its size.
 
     Args:
-        stream: at its beginning.
-        arrays: by name; they must not change meanwhile.
-        file_format: said in the header, for readers that refuse files without it; `""` for none.
-        pause: called after each MB, by a writer that leaves the processors to others; it has one thread then, otherwise
-            two.
+        stream: Stream at its beginning.
+        arrays: Arrays by name; they must not change during the call.
+        file_format: Format named in the header, for readers that refuse files without it; `""` for none.
+        pause: Function called after each MB, by a writer that leaves the processors to others; it has one thread then,
+            otherwise two.
 
     Raises:
         StateError: the format has no such dtype or name.
@@ -124,7 +124,7 @@ def _write_paced(stream: IO[bytes], arrays: Mapping[str, np.ndarray], pause: Cal
 
 
 def contents(stream: IO[bytes], size: int) -> dict[str, TensorEntry]:
-    """What is in a file, by name; the tensors themselves are not read.
+    """Return the entries of a file, by name, without reading the tensors.
 
     Args:
         stream: at its beginning.
@@ -142,7 +142,7 @@ def contents(stream: IO[bytes], size: int) -> dict[str, TensorEntry]:
 
 
 def read(stream: IO[bytes], size: int, digests: Digests | None = None) -> dict[str, np.ndarray]:
-    """The arrays of a file, read-only and in memory of their own.
+    """Return the arrays of a file, read-only and in separate memory.
 
     Args:
         stream: at its beginning.
@@ -181,7 +181,7 @@ def read(stream: IO[bytes], size: int, digests: Digests | None = None) -> dict[s
 
 @contextmanager
 def _hash_threads(count: int) -> Iterator[Executor]:
-    """Threads that read and compute hashes, which hold no lock of Python meanwhile."""
+    """Yield threads that read and compute hashes without holding Python's lock."""
     executor = ThreadPoolExecutor(count, "anyaccel-hash")
     try:
         yield executor
@@ -212,7 +212,7 @@ def _code(array: np.ndarray) -> str:
 
 
 def _bytes(array: np.ndarray) -> memoryview:
-    """Return the bytes of an array in the order of the format; a copy if the array is not so in memory."""
+    """Return the bytes of an array in the order of the format; a copy if its memory has another order."""
     if array.dtype.str.startswith(">"):
         array = array.astype(array.dtype.newbyteorder("<"))
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
@@ -265,7 +265,7 @@ def _read_header(stream: IO[bytes], size: int) -> bytes:
 
 
 def _slots(header: bytes, size: int) -> list[_Slot]:
-    """Where the tensors are, in the order of the file, of which they fill all the rest without a gap."""
+    """Return the places of the tensors, in the order of the file; they fill the rest of it without a gap."""
     try:
         given = strict_json.parse(header[8:])
         if not isinstance(given, dict):
@@ -313,7 +313,9 @@ def _empty(slot: _Slot) -> np.ndarray:
 
 
 def fastest_crc32() -> Callable[..., int]:
-    """As `zlib.crc32`: that of isal where it is installed, which takes a tenth of the time, otherwise zlib's."""
+    """Return a function like `zlib.crc32`: that of isal if installed, which takes a tenth of the time, otherwise
+    zlib's.
+    """
     try:
         found: Callable[..., int] = import_module("isal.isal_zlib").crc32
     except ImportError:
@@ -350,7 +352,7 @@ _BYTE_FLOATS = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 
 
 def dtype_of(code: str) -> np.dtype[Any]:
-    """NumPy's dtype for a code.
+    """Return NumPy's dtype for a code.
 
     Raises:
         KeyError: unknown.
@@ -363,16 +365,16 @@ def dtype_of(code: str) -> np.dtype[Any]:
 
 
 def code_of(dtype: np.dtype[Any]) -> str:
-    """Return the code for a dtype of NumPy, in any order of bytes.
+    """Return the code for a dtype of NumPy, in any byte order.
 
     Raises:
-        KeyError: there is none.
+        KeyError: there is no code.
     """
     return _BFLOAT16 if dtype.name == "bfloat16" else _CODES[dtype.newbyteorder("<")]
 
 
 def name_of(code: str) -> str:
-    """Return the name of a dtype, which NumPy need not have here.
+    """Return the name of a dtype, which NumPy may lack here.
 
     Raises:
         KeyError: unknown.
@@ -392,7 +394,7 @@ def itemsize_of(code: str) -> int:
 
 
 def _bfloat16() -> np.dtype[Any]:
-    """NumPy has it from ml_dtypes, which the plugins bring along whose frameworks have it."""
+    """Return NumPy's bfloat16 from ml_dtypes, a dependency of the plugins whose frameworks have it."""
     try:
         import_module("ml_dtypes")
     except ImportError as error:

@@ -102,7 +102,6 @@ class DeviceGroup(SingleProcess):
         )
 
     def step_checks(self, phase: Any, pipeline: Pipeline) -> Sequence[LoopExtension]:
-        """See `ProcessGroup`."""
         return replica_checks(phase, pipeline, self)
 
 

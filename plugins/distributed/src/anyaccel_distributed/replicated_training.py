@@ -148,7 +148,6 @@ class ReplicatedTraining(ProcessGroup):
             group.abandon([program for name, program in self._built if name == framework])
 
     def begin_step(self, sizes: Sequence[int]) -> None:
-        """See `StepReplicas`."""
         with self._naming_this_replica():
             for framework, program in self._built:
                 self._groups[framework].begin_step([program], sizes)
@@ -167,7 +166,6 @@ class ReplicatedTraining(ProcessGroup):
         return not self.sharded
 
     def before_hooks(self, run: Run, pipeline: Pipeline) -> Sequence[LoopExtension]:
-        """See `ProcessGroup`."""
         return (ReplicatedEpochs(run, pipeline, self),)
 
     def after_hooks(self, run: Run, pipeline: Pipeline) -> Sequence[LoopExtension]:
@@ -175,7 +173,6 @@ class ReplicatedTraining(ProcessGroup):
         return (AgreedStop(run, self), *([SharedCalls(self)] if pipeline.multi_step else []))
 
     def step_checks(self, phase: Any, pipeline: Pipeline) -> Sequence[LoopExtension]:
-        """See `ProcessGroup`."""
         return replica_checks(phase, pipeline, self)
 
     def share_batches(self, source: str) -> BatchesShare:
@@ -270,7 +267,6 @@ class ReplicatedTraining(ProcessGroup):
             self._compare_batches(self._batches)
 
     def end_step(self) -> None:
-        """See `StepReplicas`."""
         self._step += 1
 
     def begin_last_part(self, stages: Sequence[PipelineStage], weight: float, part: float) -> set[int]:
@@ -290,7 +286,6 @@ class ReplicatedTraining(ProcessGroup):
         self._step += n_steps
 
     def average(self, stages: Iterable[PipelineStage], weight: float) -> None:
-        """See `StepReplicas`."""
         with self._naming_this_replica():
             for framework, programs in _by_framework(stages).items():
                 self._groups[framework].average_gradients(programs, weight)
@@ -298,7 +293,6 @@ class ReplicatedTraining(ProcessGroup):
     def loss_weights(
         self, inputs: Sequence[tuple[PipelineStage, Sequence[Any]]], n_rows: float
     ) -> list[dict[str, Any]]:
-        """See `StepReplicas`."""
         weights: list[dict[str, Any]] = [{} for _ in inputs]
         by_framework: dict[str, list[int]] = {}
         for i, (stage, _) in enumerate(inputs):
@@ -312,7 +306,6 @@ class ReplicatedTraining(ProcessGroup):
         return weights
 
     def arrays_of_all(self, arrays: Sequence[Mapping[str, np.ndarray]] | None) -> list[Mapping[str, np.ndarray]] | None:
-        """See `ProcessGroup`."""
         plain = (
             None
             if arrays is None
@@ -346,7 +339,6 @@ class ReplicatedTraining(ProcessGroup):
         return every
 
     def begin_reading(self) -> None:
-        """See `StepReplicas`."""
         if not self._has_failed:
             self.gather(_READS_MODELS)
 
@@ -409,7 +401,6 @@ class ReplicatedTraining(ProcessGroup):
         return next((reason for reason, _ in every if reason), "")
 
     def check_begin(self, phase: PhaseSettings, graph: ModelGraph, columns: Mapping[str, Any]) -> None:
-        """See `ProcessGroup`."""
         when = "before the first step"
         self.check_same(code_digests(phase, graph), when=when, hint="start the same files in every process")
         self._comparison.check_alike(graph, self._orders.hexdigest(), columns, when=when)

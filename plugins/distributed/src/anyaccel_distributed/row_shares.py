@@ -142,7 +142,6 @@ class ReplicaEpochs(EpochPlan):
         self.batch_size = max(each.batch_size for each in taken)
 
     def epoch(self, number: int) -> EpochSteps:
-        """See `EpochPlan`."""
         whole = self._epochs.epoch(number)
         if self._known is None or self._known[0] is not whole.orders:
             self._on_orders(whole.orders)
@@ -150,7 +149,6 @@ class ReplicaEpochs(EpochPlan):
         return self._known[1]
 
     def prefetch(self, number: int | None) -> None:
-        """See `EpochPlan`."""
         self._epochs.prefetch(number)
 
     def _check(self, steps: StepRange) -> None:
@@ -240,7 +238,6 @@ class ReplicaEvaluation(EpochPlan):
         self.batch_size = max(steps.batch_size for steps in own)
 
     def epoch(self, number: int) -> EpochSteps:
-        """See `EpochPlan`."""
         whole = self._epochs.epoch(number)
         low, high = share(len(whole.steps), self._rank, self._size)
         return replace(whole, steps=whole.steps[low:high])

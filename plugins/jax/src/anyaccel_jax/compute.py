@@ -163,10 +163,10 @@ class JaxCompute(JaxPlacement, KeywordCompute):
         built.write(parameters, {name: values[f"buffers/{name}"] for name in built.buffers})
 
     def models(self) -> Mapping[str, type]:
-        """SequentialMLP and SequentialCNN."""
-        from anyaccel_jax.models.builtin import SequentialCNN, SequentialMLP
+        """SequentialMLP, SequentialCNN and TabularMLP."""
+        from anyaccel_jax.models.builtin import SequentialCNN, SequentialMLP, TabularMLP
 
-        return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN}
+        return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN, "TabularMLP": TabularMLP}
 
     def loss_targets(self, loss: Loss) -> LossTargets | None:
         """Of losses of Keras."""

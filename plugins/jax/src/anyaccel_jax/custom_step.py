@@ -80,7 +80,6 @@ class CustomStep:
         self._run = partial(_run, step, self._functions)
 
     def begin(self, buffers: Mapping[str, Mapping[str, Any]]) -> None:
-        """As in `CustomStepRunner`."""
         self._buffers = {label: dict(buffers[label]) for label in self._functions}
         self._steps = {owner: np.int32(self._state.states[owner].step) for owner in self._groups}
         self._tables.invalidate()

@@ -107,7 +107,6 @@ class _LoopOrSteps:
         self._chosen: RunSteps | None = None
 
     def __call__(self, state: Any, rest: Any, table: Any, numbers: Any, count: Any, size: int) -> tuple[Any, Any, Any]:
-        """As `RunSteps`."""
         if self._chosen is None:
             state = self._choose(state, rest, table, numbers)
         assert self._chosen is not None

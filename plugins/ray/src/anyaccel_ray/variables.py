@@ -15,7 +15,6 @@ class VariablesConfig(BackendConfig):  # type: ignore[misc]
 
     @property
     def backend_cls(self) -> type[Backend]:
-        """As of Ray."""
         return _VariablesBackend
 
 

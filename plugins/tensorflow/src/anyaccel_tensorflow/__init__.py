@@ -1,7 +1,8 @@
 """TensorFlow and Keras for anyaccel: on GPUs (`gpu`) and the CPU.
 
-Offers `TensorFlowBackend`, and the models `SequentialMLP` and `SequentialCNN`. Stands on `anyaccel.backend` and
-`anyaccel.adapter`. Importing this package does not import TensorFlow: what needs it is imported on first use.
+Offers `TensorFlowBackend`, and the models `SequentialMLP`, `SequentialCNN` and `TabularMLP`. Stands on
+`anyaccel.backend` and `anyaccel.adapter`. Importing this package does not import TensorFlow: what needs it is imported
+on first use.
 """
 
 from __future__ import annotations
@@ -15,12 +16,18 @@ if TYPE_CHECKING:
     from anyaccel_tensorflow.backend import TensorFlowBackend as TensorFlowBackend
     from anyaccel_tensorflow.builtin_models import SequentialCNN as SequentialCNN
     from anyaccel_tensorflow.builtin_models import SequentialMLP as SequentialMLP
+    from anyaccel_tensorflow.builtin_models import TabularMLP as TabularMLP
 
-__all__ = ["SequentialCNN", "SequentialMLP", "TensorFlowBackend", "backends"]
+__all__ = ["SequentialCNN", "SequentialMLP", "TabularMLP", "TensorFlowBackend", "backends"]
 
 __getattr__, __dir__ = lazy_attributes(
     __name__,
-    {"SequentialCNN": ".builtin_models", "SequentialMLP": ".builtin_models", "TensorFlowBackend": ".backend"},
+    {
+        "SequentialCNN": ".builtin_models",
+        "SequentialMLP": ".builtin_models",
+        "TabularMLP": ".builtin_models",
+        "TensorFlowBackend": ".backend",
+    },
 )
 
 contract = 2

@@ -1,4 +1,4 @@
-"""SequentialMLP and SequentialCNN for TensorFlow."""
+"""SequentialMLP, SequentialCNN and TabularMLP for TensorFlow."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from anyaccel.adapter.model_specs import (
     MLPSpec,
     SequentialCNNConstructor,
     SequentialMLPConstructor,
+    TabularMLPConstructor,
+    TabularSpec,
     check_input_shapes,
 )
 from anyaccel_tensorflow.stateless_rng import dropout, key_of
@@ -25,12 +27,13 @@ Dropout = Callable[[Any, int], Any]
 
 
 class Layer(tf.Module):  # type: ignore[misc]
-    """A weight [out, ...] and a bias [out]."""
+    """A weight [out, ...] and, but for an embedding, a bias [out]."""
 
-    def __init__(self, weight: Any, bias: Any) -> None:
+    def __init__(self, weight: Any, bias: Any = None) -> None:
         super().__init__()
         self.weight = tf.Variable(weight, name="weight")
-        self.bias = tf.Variable(bias, name="bias")
+        if bias is not None:
+            self.bias = tf.Variable(bias, name="bias")
 
 
 class SpecModel(tf.Module):  # type: ignore[misc]
@@ -39,15 +42,16 @@ class SpecModel(tf.Module):  # type: ignore[misc]
     It is built when the shapes are known: by `build`, by the graph it is in, or else by its first batch with seed 0.
     """
 
-    _list_name: ClassVar[str]  # of the attribute with a list of layers
+    _lists: ClassVar[tuple[str, ...]]  # attributes with lists of layers
 
-    def __init__(self, spec: MLPSpec | CNNSpec) -> None:
+    def __init__(self, spec: MLPSpec | CNNSpec | TabularSpec) -> None:
         super().__init__()
         self.spec = spec
         self.input_shapes: tuple[tuple[int, ...], ...] | None = None
         self.initial_seed = 0
         self._n_calls = 0
-        setattr(self, self._list_name, [])
+        for name in self._lists:
+            setattr(self, name, [])
 
     @property
     def is_built(self) -> bool:
@@ -67,9 +71,10 @@ class SpecModel(tf.Module):  # type: ignore[misc]
             return
         weights = self.spec.weights(shapes, seed)
         for name in self.spec.weight_shapes(shapes):
-            layer = Layer(weights[f"{name}.weight"], weights[f"{name}.bias"])
-            if name.startswith(f"{self._list_name}."):
-                getattr(self, self._list_name).append(layer)
+            layer = Layer(weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+            parent = name.partition(".")[0]
+            if parent in self._lists:
+                getattr(self, parent).append(layer)
             else:
                 setattr(self, name, layer)
         self.input_shapes = shapes
@@ -86,16 +91,14 @@ class SpecModel(tf.Module):  # type: ignore[misc]
     def forward(self, values: Mapping[str, Any], inputs: Sequence[Any], training: bool, key: Any) -> Any:
         """Return the output as a function of the parameters by name; dropout follows from `key`."""
         rate = self.spec.dropout if training else 0.0
-        x = self._features(values, inputs, lambda x, i: dropout(x, rate, key, i) if rate else x)
+        drop = (lambda x, i: dropout(x, rate, key, i)) if rate else (lambda x, i: x)
+        x = self._features(values, inputs, drop, key if training else None)
         shape = self.spec.output_shape
         return x if len(shape) == 1 else tf.reshape(x, [-1, *shape])
 
     @abstractmethod
-    def _features(self, values: Mapping[str, Any], inputs: Sequence[Any], drop: Dropout) -> Any:
-        """[batch, features]."""
-
-    def _activate(self, x: Any) -> Any:
-        return _ACTIVATIONS.get(self.spec.activation, tf.identity)(x)
+    def _features(self, values: Mapping[str, Any], inputs: Sequence[Any], drop: Dropout, key: Any) -> Any:
+        """[batch, features]; the key is None unless it trains."""
 
     def get_config(self) -> dict[str, Any]:
         """Return a plain dict; its entries are the keywords that create an equal model."""
@@ -112,14 +115,15 @@ class SequentialMLP(SequentialMLPConstructor, SpecModel):
         SpecError: a setting out of range.
     """
 
+    spec: MLPSpec
     layers: list[Layer]
-    _list_name = "layers"
+    _lists = ("layers",)
 
-    def _features(self, values: Mapping[str, Any], inputs: Sequence[Any], drop: Dropout) -> Any:
+    def _features(self, values: Mapping[str, Any], inputs: Sequence[Any], drop: Dropout, key: Any) -> Any:
         x = tf.concat([_flat(x) for x in inputs], 1) if len(inputs) > 1 else _flat(inputs[0])
-        last = len(self.layers) - 1
+        activate, last = _ACTIVATIONS.get(self.spec.activation, tf.identity), len(self.layers) - 1
         for i in range(last):
-            x = drop(self._activate(_linear(x, values, f"layers.{i}")), i)
+            x = drop(activate(_linear(x, values, f"layers.{i}")), i)
         return _linear(x, values, f"layers.{last}")
 
 
@@ -137,15 +141,52 @@ class SequentialCNN(SequentialCNNConstructor, SpecModel):
     spec: CNNSpec
     convs: list[Layer]
     head: Layer
-    _list_name = "convs"
+    _lists = ("convs",)
 
-    def _features(self, values: Mapping[str, Any], inputs: Sequence[Any], drop: Dropout) -> Any:
+    def _features(self, values: Mapping[str, Any], inputs: Sequence[Any], drop: Dropout, key: Any) -> Any:
+        activate = _ACTIVATIONS.get(self.spec.activation, tf.identity)
         pool, x = self.spec.pool, tf.transpose(inputs[0], [0, 2, 3, 1])
         for i in range(len(self.convs)):
             kernel = tf.transpose(values[f"convs.{i}.weight"], [2, 3, 1, 0])
-            x = self._activate(tf.nn.conv2d(x, kernel, 1, "SAME") + values[f"convs.{i}.bias"])
+            x = activate(tf.nn.conv2d(x, kernel, 1, "SAME") + values[f"convs.{i}.bias"])
             x = tf.nn.max_pool2d(x, pool, pool, "VALID") if pool > 1 else x
         return _linear(drop(_flat(tf.transpose(x, [0, 3, 1, 2])), 0), values, "head")
+
+
+class TabularMLP(TabularMLPConstructor, SpecModel):
+    """A perceptron for rows of a table, which embeds categories; the same initial weights as in every other framework.
+
+    Takes one tensor [batch, n_numbers + len(cardinalities)], the numbers first, and gives [batch, n_outputs]; see
+    `TabularSpec`.
+
+    Raises:
+        SpecError: a setting out of range.
+    """
+
+    spec: TabularSpec
+    embeddings: list[Layer]
+    layers: list[Layer]
+    _lists = ("embeddings", "layers")
+
+    def _features(self, values: Mapping[str, Any], inputs: Sequence[Any], drop: Dropout, key: Any) -> Any:
+        x = _flat(inputs[0])
+        if self.spec.cardinalities:
+            codes = x[:, self.spec.n_numbers :]
+            limits = tf.constant(self.spec.cardinalities, x.dtype)
+            is_code = (codes >= 0) & (codes < limits) & (codes == tf.floor(codes))
+            chosen = tf.where(is_code, codes, tf.zeros_like(codes))
+            if key is not None and self.spec.category_dropout:
+                kept = dropout(tf.ones_like(codes), self.spec.category_dropout, key, len(self.spec.hidden)) > 0
+                chosen = tf.where(kept, chosen, tf.zeros_like(codes))
+            chosen = tf.cast(chosen, tf.int32)
+            tables = [values[f"embeddings.{i}.weight"] for i in range(len(self.spec.cardinalities))]
+            embedded = [tf.gather(table, chosen[:, i]) for i, table in enumerate(tables)]
+            x = tf.concat([x[:, : self.spec.n_numbers], *embedded], 1)
+            x = tf.where(tf.reduce_all(is_code, 1, keepdims=True), x, tf.constant(float("nan"), x.dtype))
+        last = len(self.spec.hidden)
+        for i in range(last):
+            x = drop(tf.nn.relu(_linear(x, values, f"layers.{i}")), i)
+        return _linear(x, values, f"layers.{last}")
 
 
 def _linear(x: Any, values: Mapping[str, Any], name: str) -> Any:

@@ -122,10 +122,10 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute):
             write(variable, values[name])
 
     def models(self) -> Mapping[str, type]:
-        """SequentialMLP and SequentialCNN."""
-        from anyaccel_tensorflow.builtin_models import SequentialCNN, SequentialMLP
+        """SequentialMLP, SequentialCNN and TabularMLP."""
+        from anyaccel_tensorflow.builtin_models import SequentialCNN, SequentialMLP, TabularMLP
 
-        return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN}
+        return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN, "TabularMLP": TabularMLP}
 
     def loss_targets(self, loss: Loss) -> LossTargets | None:
         """Of losses of Keras."""
@@ -154,10 +154,13 @@ class TensorFlowPrecision(ComputesPrecision):
 
     def precision_reason(self, model: Any, precision: str, device: Device) -> str:
         """Layers of Keras have policies, variables of modules their dtypes."""
-        from anyaccel_tensorflow.functional_call import AssigningCall, StatelessCall, functional_call
+        from anyaccel_tensorflow.functional_call import AssigningCall, SpecModelCall, StatelessCall, functional_call
         from anyaccel_tensorflow.variables import keras
 
         call = functional_call(model)
+        if isinstance(call, SpecModelCall):
+            reason: str = model.spec.precision_reason(precision)
+            return reason
         if isinstance(call, AssigningCall) and precision != self.backend.dtype_of(model):
             return f"the variables of a {type(model).__name__} keep their dtype; models of Keras have dtype policies"
         return keras().precision_reason(model, precision) if isinstance(call, StatelessCall) else ""

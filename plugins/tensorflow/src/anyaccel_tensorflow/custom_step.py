@@ -131,11 +131,9 @@ class CustomStep:
         return {owner: {name: read(v) for name, v in held.buffers.items()} for owner, held in trained.items()}
 
     def begin_epoch(self) -> None:
-        """As in `CustomStepRunner`."""
         self._tables.invalidate()
 
     def renew(self) -> list[str]:
-        """As in `CustomStepRunner`."""
         return self._compiler.renew()
 
     def close(self) -> None:

@@ -350,8 +350,6 @@ class InPrecision:
         key: Any,
         layout: CallLayout = POSITIONAL,
     ) -> OutputsAndBuffers:
-        """As of `FunctionalCall`."""
-
         def apply(parameters: Any, buffers: Any, inputs: Any) -> OutputsAndBuffers:
             return self._call(parameters, buffers, inputs, train, key, layout)
 

@@ -1,7 +1,8 @@
 """PyTorch for anyaccel: on NVIDIA and AMD GPUs (`gpu`), Intel GPUs (`xpu`) and the CPU.
 
-Offers `SequentialMLP`, `SequentialCNN`, `TorchBackend`, `TorchSchedule` and the plugin's hook. Stands on anyaccel's
-kernel and `anyaccel.adapter`. Importing it does not import torch; its names are loaded when they are first used.
+Offers `SequentialMLP`, `SequentialCNN`, `TabularMLP`, `TorchBackend`, `TorchSchedule` and the plugin's hook. Stands on
+anyaccel's kernel and `anyaccel.adapter`. Importing it does not import torch; its names are loaded when they are first
+used.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from anyaccel_torch.backend import TorchBackend as TorchBackend
     from anyaccel_torch.builtin_models import SequentialCNN as SequentialCNN
     from anyaccel_torch.builtin_models import SequentialMLP as SequentialMLP
+    from anyaccel_torch.builtin_models import TabularMLP as TabularMLP
     from anyaccel_torch.lr_schedule import TorchSchedule as TorchSchedule
 
 __getattr__, __dir__ = lazy_attributes(
@@ -22,12 +24,13 @@ __getattr__, __dir__ = lazy_attributes(
     {
         "SequentialCNN": ".builtin_models",
         "SequentialMLP": ".builtin_models",
+        "TabularMLP": ".builtin_models",
         "TorchBackend": ".backend",
         "TorchSchedule": ".lr_schedule",
     },
 )
 
-__all__ = ["SequentialCNN", "SequentialMLP", "TorchBackend", "TorchSchedule", "backends"]
+__all__ = ["SequentialCNN", "SequentialMLP", "TabularMLP", "TorchBackend", "TorchSchedule", "backends"]
 
 contract = 2
 """The version of the contract of backends that this plugin is written for."""

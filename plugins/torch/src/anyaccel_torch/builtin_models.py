@@ -1,4 +1,4 @@
-"""SequentialMLP and SequentialCNN for torch."""
+"""SequentialMLP, SequentialCNN and TabularMLP for torch."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from anyaccel.adapter.model_specs import (
     MLPSpec,
     SequentialCNNConstructor,
     SequentialMLPConstructor,
+    TabularMLPConstructor,
+    TabularSpec,
     check_input_shapes,
 )
 
@@ -24,16 +26,17 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "tanh": t
 class BuiltinModel(nn.Module, ABC):
     """A model with the same initial weights as in every other framework.
 
-    It is built when the shapes are known: by `build`, by the graph it is in, or else by its first batch with seed 0.
+    It is built when the shapes are known: by `build`, by the graph it is in, or by its first batch with seed 0.
     """
 
-    _list_name: ClassVar[str]  # of the attribute with a list of layers
+    _lists: ClassVar[tuple[str, ...]]  # attributes with lists of layers
 
-    def __init__(self, spec: MLPSpec | CNNSpec) -> None:
+    def __init__(self, spec: MLPSpec | CNNSpec | TabularSpec) -> None:
         super().__init__()
         self.spec = spec
         self.input_shapes: tuple[tuple[int, ...], ...] | None = None
-        self.add_module(self._list_name, nn.ModuleList())
+        for name in self._lists:
+            self.add_module(name, nn.ModuleList())
 
     @property
     def is_built(self) -> bool:
@@ -52,8 +55,8 @@ class BuiltinModel(nn.Module, ABC):
             return
         weights = self.spec.weights(shapes, seed)
         for name, shape in self.spec.weight_shapes(shapes).items():
-            layer = self._layer(shape).train(self.training)
-            for part in ("weight", "bias"):
+            layer = self._layer(name, shape).train(self.training)
+            for part, _ in [*layer.named_parameters()]:
                 values = torch.from_numpy(weights[f"{name}.{part}"]).to(device, copy=True)
                 setattr(layer, part, nn.Parameter(values))
             parent, _, last = name.rpartition(".")
@@ -61,11 +64,11 @@ class BuiltinModel(nn.Module, ABC):
         self.input_shapes = shapes
 
     @abstractmethod
-    def _layer(self, shape: tuple[int, ...]) -> nn.Module:
-        """Return a layer for a weight of this shape, on `meta`, where it draws no random numbers."""
+    def _layer(self, name: str, shape: tuple[int, ...]) -> nn.Module:
+        """Return the layer with this name for a weight of this shape, on `meta`, where it draws no random numbers."""
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """[batch, *output_shape] for inputs [batch, ...] of the model's dtype."""
+        """Compute [batch, *output_shape] from inputs [batch, ...] in the model's dtype."""
         if self.input_shapes is None:
             self.build([x.shape[1:] for x in inputs], seed=0, device=inputs[0].device)
         x = self._features(*inputs)
@@ -73,7 +76,7 @@ class BuiltinModel(nn.Module, ABC):
 
     @abstractmethod
     def _features(self, *inputs: Tensor) -> Tensor:
-        """[batch, features]; called when the layers exist."""
+        """Compute [batch, features]; called when the layers exist."""
 
     def _dropout(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.spec.dropout, self.training) if self.spec.dropout else x
@@ -94,9 +97,9 @@ class SequentialMLP(SequentialMLPConstructor, BuiltinModel):
     """
 
     layers: nn.ModuleList
-    _list_name = "layers"
+    _lists = ("layers",)
 
-    def _layer(self, shape: tuple[int, ...]) -> nn.Module:
+    def _layer(self, name: str, shape: tuple[int, ...]) -> nn.Module:
         return nn.Linear(shape[1], shape[0], device="meta")
 
     def _features(self, *inputs: Tensor) -> Tensor:
@@ -123,9 +126,9 @@ class SequentialCNN(SequentialCNNConstructor, BuiltinModel):
     spec: CNNSpec
     convs: nn.ModuleList
     head: nn.Linear
-    _list_name = "convs"
+    _lists = ("convs",)
 
-    def _layer(self, shape: tuple[int, ...]) -> nn.Module:
+    def _layer(self, name: str, shape: tuple[int, ...]) -> nn.Module:
         if len(shape) == 2:
             return nn.Linear(shape[1], shape[0], device="meta")
         return nn.Conv2d(shape[1], shape[0], shape[2], padding=self.spec.padding, device="meta")
@@ -138,6 +141,49 @@ class SequentialCNN(SequentialCNNConstructor, BuiltinModel):
             x = F.max_pool2d(x, pool) if pool > 1 else x
         y: Tensor = self.head(self._dropout(x.flatten(1)))
         return y
+
+
+class TabularMLP(TabularMLPConstructor, BuiltinModel):
+    """A perceptron for rows of a table, which embeds categories; the same initial weights as in every other framework.
+
+    Takes one tensor [batch, n_numbers + len(cardinalities)], the numbers first, and gives [batch, n_outputs]; see
+    `TabularSpec`. Built as `BuiltinModel` says.
+
+    Raises:
+        SpecError: a setting out of range.
+    """
+
+    spec: TabularSpec
+    embeddings: nn.ModuleList
+    layers: nn.ModuleList
+    _lists = ("embeddings", "layers")
+
+    def _layer(self, name: str, shape: tuple[int, ...]) -> nn.Module:
+        if name.startswith("embeddings."):
+            return nn.Embedding(*shape, device="meta")
+        return nn.Linear(shape[1], shape[0], device="meta")
+
+    def _features(self, *inputs: Tensor) -> Tensor:
+        x = _flat(inputs[0])
+        if self.spec.cardinalities:
+            x = self._embedded(x[:, : self.spec.n_numbers], x[:, self.spec.n_numbers :])
+        *hidden, last = self.layers
+        for layer in hidden:
+            x = self._dropout(F.relu(layer(x)))
+        y: Tensor = last(x)
+        return y
+
+    def _embedded(self, numbers: Tensor, codes: Tensor) -> Tensor:
+        """Return numbers and embeddings of the codes, [batch, features]."""
+        # Compared by column, and not with a tensor of the cardinalities, which would have to be on the right device
+        columns = list(zip(codes.unbind(1), self.spec.cardinalities, strict=True))
+        is_code = torch.stack([(code >= 0) & (code < n) & (code == code.floor()) for code, n in columns], 1)
+        chosen = torch.where(is_code, codes, 0.0).long()
+        if self.training and self.spec.category_dropout:
+            chosen = chosen * (torch.rand_like(codes) >= self.spec.category_dropout)
+        embedded = [table(chosen[:, i]) for i, table in enumerate(self.embeddings)]
+        x = torch.cat([numbers, *embedded], 1)
+        return torch.where(is_code.all(1, keepdim=True), x, torch.nan)
 
 
 def _flat(x: Tensor) -> Tensor:

@@ -181,10 +181,10 @@ class TorchCompute(TorchPlacement, KeywordCompute):
         return "" if keras.is_optimizer(recipe.own) else reason
 
     def models(self) -> Mapping[str, type]:
-        """SequentialMLP and SequentialCNN."""
-        from anyaccel_torch.builtin_models import SequentialCNN, SequentialMLP
+        """SequentialMLP, SequentialCNN and TabularMLP."""
+        from anyaccel_torch.builtin_models import SequentialCNN, SequentialMLP, TabularMLP
 
-        return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN}
+        return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN, "TabularMLP": TabularMLP}
 
 
 class TorchWeightFiles(WeightFiles):

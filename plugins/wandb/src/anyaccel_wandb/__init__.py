@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from anyaccel.call_hints import call_hints, constructor_hints
 from anyaccel.errors import ConfigError, PhaseError
@@ -41,8 +41,8 @@ class WandbRun(Tracker):
         self._label = run.phase.label
         settings = settings_of(run)
         self._is_open = wandb.run is not None
-        if wandb.run is not None:
-            self._run = wandb.run
+        self._run = cast("Any", wandb.run)
+        if self._is_open:
             self._run.config.update({self._label: settings}, allow_val_change=True)
         else:
             arguments = {

@@ -1,4 +1,4 @@
-"""`anyaccel checkpoint show`: what one checkpoint or saved graph holds."""
+"""`anyaccel checkpoint show`: the content of one checkpoint or saved graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OWN = ("format", "schema_version", "written_by", "arrays")
 
 
 def run(folder: str, as_json: bool) -> None:
-    """Print what is in a folder; of that of a run, in its newest checkpoint."""
+    """Print the content of a folder; for the folder of a run, of its newest checkpoint."""
     saved = find_saved(folder)
     tensors = saved.tensors()
     if as_json:

@@ -22,7 +22,7 @@ def run(folder: str, file: str, node: str | None, as_json: bool) -> None:
 
     Raises:
         ConfigError: no such folder.
-        StateError: the file is there, it has no such node, or no plugin writes such files.
+        StateError: the file exists already, the folder has no such node, or no plugin writes such files.
     """
     path = weight_files.checked_path(file)
     if weight_files.is_there(path):
@@ -51,7 +51,7 @@ def run(folder: str, file: str, node: str | None, as_json: bool) -> None:
 
 
 def _weights(saved: Saved) -> dict[str, dict[str, np.ndarray]]:
-    """Parameters and buffers by node."""
+    """Return parameters and buffers by node."""
     weights: dict[str, dict[str, np.ndarray]] = {}
     for file in saved.files:
         for name, array in shards.read(saved.storage, file).items() if file.group == GROUP else ():

@@ -38,7 +38,7 @@ def run(first: str, second: str, as_json: bool) -> int:
 
 
 def _plain(saved: Saved) -> dict[str, Any]:
-    """Configuration and position, by path."""
+    """Return configuration and position, by path."""
     position = {name: saved.position[name] for name in _POSITION if name in saved.position}
     return {**dict(_flat("graph", saved.config)), **dict(_flat("position", position))}
 
@@ -84,7 +84,7 @@ def _spec(array: np.ndarray | None) -> str | None:
 
 
 def _largest_difference(one: np.ndarray, other: np.ndarray) -> float | int | str:
-    """Return the largest absolute difference, exact for integers; text where it is no finite number."""
+    """Return the largest absolute difference, exact for integers; text if it is not finite."""
     if one.dtype.kind in "iu":
         unsigned = np.dtype(f"u{one.dtype.itemsize}")
         high, low = np.maximum(one, other), np.minimum(one, other)

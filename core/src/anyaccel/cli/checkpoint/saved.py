@@ -19,10 +19,10 @@ class Saved:
     """A saved folder.
 
     Attributes:
-        name: of the folder, as messages show it.
-        storage: the folder.
-        manifest: all that is said of it.
-        files: its files of arrays.
+        name: Name of the folder, as messages show it.
+        storage: The folder.
+        manifest: Its manifest.
+        files: Its files of arrays.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Saved:
 
     @property
     def position(self) -> Mapping[str, Any]:
-        """Where its phase was, as plain data; empty if it is no checkpoint."""
+        """The position of its phase, as plain data; empty if it is not a checkpoint."""
         position = self.manifest.get(PART)
         return position if isinstance(position, Mapping) else {}
 
@@ -78,10 +78,10 @@ def _contents(storage: Storage, file: ArraysFile) -> dict[str, tensor_file.Tenso
 
 
 def run_names(folder: str) -> list[str]:
-    """The complete checkpoints in the folder of a run, oldest first.
+    """Return the complete checkpoints in the folder of a run, oldest first.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: it has no complete checkpoint.
     """
     names = RunFolder(folder).names()
     if names:
@@ -100,7 +100,7 @@ def run_names(folder: str) -> list[str]:
 
 
 def read_saved(storage: Storage) -> Saved:
-    """One saved graph or checkpoint.
+    """Return one saved graph or checkpoint.
 
     Raises:
         ConfigError: the folder has no manifest of this library, or a damaged one.

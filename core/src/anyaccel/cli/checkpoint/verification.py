@@ -14,7 +14,7 @@ from anyaccel.saved_folder import Storage, is_saved, shards, storage_of
 
 
 def run(folder: str, as_json: bool) -> int:
-    """Print what is as it was written, and what is not; returns 1 if something is damaged, otherwise 0."""
+    """Print which files are intact and which are not; return 1 if something is damaged, otherwise 0."""
     storage = storage_of(folder)
     is_one = is_saved(storage)
     folders = [storage] if is_one else [storage.subfolder(name) for name in run_names(folder)]
@@ -33,7 +33,7 @@ def run(folder: str, as_json: bool) -> int:
 
 
 def _verify(storage: Storage) -> dict[str, Any]:
-    """Size and problems of one folder; each of its files is read, also after one that is damaged."""
+    """Return size and problems of one folder; each of its files is read, even after a damaged one."""
     problems: list[str] = []
     n_arrays, size = 0, 0
     try:

@@ -1,6 +1,6 @@
-"""Readers: what users have (arrays, data frames, Arrow, Parquet files) as Arrow tables whose columns carry their roles.
+"""Readers: convert user data (arrays, data frames, Arrow, Parquet files) to Arrow tables whose columns have roles.
 
-Each `table_from_*` function gives the table that a constructor of `FeatureSet` holds. Stands on `anyaccel.data.roles`
-and `anyaccel.data.arrow_columns`; pandas, Polars and others are used through what the given objects offer, never
+Each `table_from_*` function returns the table that a constructor of `FeatureSet` holds. Stands on `anyaccel.data.roles`
+and `anyaccel.data.arrow_columns`; pandas, Polars and others are used through the interface of the given objects, never
 imported.
 """

@@ -53,8 +53,8 @@ def padded_column(name: str, values: Any) -> Any:
     """Return a feature or target whose rows may differ in length as an Arrow chunked column of lists.
 
     Args:
-        name: of the column, for messages.
-        values: Arrow, or a sequence of rows, each of which NumPy reads as an array.
+        name: Name of the column, for messages.
+        values: Arrow, or a sequence of rows that NumPy reads as arrays.
     """
     converted = _as_arrow(name, values)
     return converted if isinstance(converted, pa.ChunkedArray) else list_column(name, converted)
@@ -83,7 +83,7 @@ def tag_column(name: str, values: Any) -> Any:
 
 
 def _as_arrow(name: str, values: Any) -> Any:
-    """Return a chunked array for what is Arrow or converts itself to it, everything else unchanged."""
+    """Return a chunked array for Arrow data and objects that convert themselves to it, everything else unchanged."""
     if isinstance(values, pa.ChunkedArray):
         return values
     if isinstance(values, pa.Array):
@@ -147,7 +147,7 @@ def _array(name: str, values: Any) -> np.ndarray:
 
 
 def _unnest(values: Any) -> Any:
-    """Object arrays and sequences as lists, at any depth; numeric arrays stay."""
+    """Return object arrays and sequences as lists, at any depth; numeric arrays stay."""
     if isinstance(values, (list, tuple)) or (isinstance(values, np.ndarray) and values.dtype == np.object_):
         return [_unnest(value) for value in values]
     return values

@@ -16,7 +16,7 @@ _NULLS = {"strings_can_be_null": True, "quoted_strings_can_be_null": False}  # e
 
 
 def table_from_csv(label: str, path: str | os.PathLike[str], delimiter: str = ",") -> Any:
-    """Return all columns of a CSV file with a header, in the types that Arrow finds: int64, double, bool, dates, or
+    """Read all columns of a CSV file with a header, in the types that Arrow infers: int64, double, bool, dates, or
     text.
 
     An empty cell and one with NA, null or NaN are nulls, in text too, unless they are quoted.

@@ -109,7 +109,7 @@ def _check_order_of_rows(label: str, data: Mapping[str, Any], roles: Mapping[str
 def _arrow_columns(
     label: str, data: Mapping[str, Any], roles: Mapping[str, str], open_: Sequence[str]
 ) -> dict[str, Any]:
-    """Arrow columns by name; columns wrongly covered by `...` are reported together."""
+    """Return Arrow columns by name; columns wrongly covered by `...` are reported together."""
     columns: dict[str, Any] = {}
     errors: dict[str, ColumnError] = {}
     for name, role in roles.items():
@@ -126,8 +126,8 @@ def _arrow_columns(
 def table_from_frame(label: str, df: Any, given: RoleNames, pad: Any = None) -> Any:
     """Return a table from a data frame of any library.
 
-    pandas: each column that has a role is copied once, and the index is left out. What has the Arrow PyCapsule
-    interface (Polars, DuckDB's relations) is read as by `table_from_arrow`; what has only the dataframe interchange
+    pandas: each column that has a role is copied once, and the index is left out. A frame with the Arrow PyCapsule
+    interface (Polars, DuckDB's relations) is read as by `table_from_arrow`; a frame with only the dataframe interchange
     protocol is copied.
     """
     df = computed(label, df, given)
@@ -233,10 +233,10 @@ def _interchanged(label: str, df: Any, given: RoleNames, pad: Any) -> Any:
 
 
 def computed(label: str, source: Any, given: RoleNames) -> Any:
-    """Return the chosen columns of a lazy table in memory; anything else as it is.
+    """Return the chosen columns of a lazy table in memory; anything else unchanged.
 
-    Lazy are frames with `collect_schema` and `collect`, as those of Polars, and data sets with `schema` and `to_table`,
-    as those of Arrow.
+    Lazy tables are frames with `collect_schema` and `collect`, such as those of Polars, and data sets with `schema` and
+    `to_table`, such as those of Arrow.
 
     Raises:
         ColumnError: names that are not columns.
@@ -257,7 +257,7 @@ def computed(label: str, source: Any, given: RoleNames) -> Any:
 
 
 def _reader(source: Any) -> tuple[Callable[[], Sequence[str]], Callable[[list[str]], Any]] | None:
-    """How to get the names of columns, and some columns in memory; None for what is no lazy table."""
+    """Return how to read the column names, and some columns into memory; None if it is not a lazy table."""
     if isinstance(source, type):
         return None
     if callable(getattr(source, "collect_schema", None)) and callable(getattr(source, "collect", None)):

@@ -28,7 +28,7 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file, and the values of the `key=value` folders that it is in."""
+    """A file, and the values of the `key=value` folders that contain it."""
 
     path: str
     keys: Mapping[str, str] = field(default_factory=dict)
@@ -38,8 +38,8 @@ def discover_files(label: str, path: Paths) -> list[DataFile]:
     """Return the files that a path, a folder or a list of paths names; none of them is opened.
 
     Raises:
-        DataError: no file, or something that is no regular file.
-        MissingFileError: there is no file or folder of this name.
+        DataError: no file, or an entry that is not a regular file.
+        MissingFileError: a file or folder does not exist.
     """
     files = _discovered(label, path)
     for file in files:
@@ -48,10 +48,10 @@ def discover_files(label: str, path: Paths) -> list[DataFile]:
 
 
 def check_there(label: str, path: str | os.PathLike[str]) -> None:
-    """Refuse the path of a file or folder that there is not, with the names there that look like it.
+    """Refuse the path of a file or folder that does not exist, and suggest similar names.
 
     Raises:
-        MissingFileError: there is none.
+        MissingFileError: it does not exist.
     """
     wanted = Path(path)
     if wanted.exists():
@@ -119,7 +119,7 @@ def _check_no_pattern(label: str, path: Path) -> None:
 
 
 def _walk(folder: Path, parents: frozenset[Path] = frozenset()) -> Iterator[Path]:
-    """Files below a folder, without names that start with a dot or an underscore and links back to `parents`."""
+    """Yield files below a folder, without names that start with a dot or an underscore and links back to `parents`."""
     parents |= {folder.resolve()}
     for entry in folder.iterdir():
         if entry.name.startswith((".", "_")) or entry.resolve() in parents:

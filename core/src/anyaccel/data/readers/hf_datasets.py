@@ -26,13 +26,14 @@ def computes_rows(data: Any) -> bool:
 
 
 def arrow_table(label: str, dataset: Any) -> Any:
-    """The Arrow table of a data set for which `has_table` is true, with its chosen rows and columns in its order.
+    """Return the Arrow table of a data set for which `has_table` is true, with its chosen rows and columns in its
+    order.
 
-    On the data set's own memory, which may be a mapped file, unless rows were chosen, which are gathered. Its extension
-    types are read as their storage.
+    It uses the data set's own memory, which may be a mapped file; chosen rows are gathered. Extension types are read as
+    their storage.
 
     Raises:
-        DataError: it gives no table, or calls a function when rows are read (`set_transform`), whose results the table
+        DataError: it has no table, or calls a function when rows are read (`set_transform`), whose results the table
             does not have.
     """
     kind = type(dataset).__name__
@@ -61,7 +62,7 @@ def arrow_table(label: str, dataset: Any) -> Any:
 
 
 def _format(dataset: Any) -> Mapping[str, Any]:
-    """What a data set says of the form in which it gives rows."""
+    """Return the row format that a data set reports."""
     chosen = getattr(dataset, "format", None)
     return chosen if isinstance(chosen, Mapping) else {}
 
@@ -72,9 +73,9 @@ def are_splits(data: Any) -> bool:
 
 
 def joined_splits(label: str, data: Any) -> tuple[Any, dict[str, np.ndarray]] | None:
-    """One Arrow table of all data sets of a mapping, as of a `DatasetDict`, and the rows of each by its name.
+    """Return one Arrow table of all data sets of a mapping, such as a `DatasetDict`, and the rows of each by its name.
 
-    None for anything else than a mapping of such data sets.
+    None for anything other than a mapping of such data sets.
 
     Raises:
         DataError: their columns differ.

@@ -13,9 +13,9 @@ from anyaccel.data.padding import padding_of
 
 
 def fixed_size_lists(name: str, column: Any) -> Any:
-    """A chunked column of lists of numbers as fixed-size lists on the same memory; any other column as it is.
+    """Return a chunked column of lists of numbers as fixed-size lists on the same memory; any other column unchanged.
 
-    Lists may be nested. Chunks stay as they are, except that empty ones are dropped.
+    Lists may be nested. Chunks are kept, except that empty ones are dropped.
     """
     if not is_list(column.type) or not is_numeric(list_leaf(column.type)) or not len(column):
         return column
@@ -23,17 +23,17 @@ def fixed_size_lists(name: str, column: Any) -> Any:
 
 
 def inner_fixed(name: str, array: Any) -> Any:
-    """An Arrow array of lists of numbers as fixed-size lists on the same memory; any other array as it is."""
+    """Return an Arrow array of lists of numbers as fixed-size lists on the same memory; any other array unchanged."""
     return pa.concat_arrays(_fixed(name, [array])) if is_list(array.type) and len(array) else array
 
 
 def with_shapes(table: Any, roles: Mapping[str, str], padded: Container[str] = ()) -> Any:
-    """Return a table whose features and targets of lists have a shape per sample, but for those that are padded.
+    """Return a table whose features and targets of lists have a shape per sample, except for those that are padded.
 
     Args:
-        table: of columns with roles.
-        roles: in the order of its columns.
-        padded: names of columns that will be padded, in addition to those that say so in their metadata.
+        table: Table of columns with roles.
+        roles: Roles in the order of its columns.
+        padded: Names of columns that will be padded, in addition to those whose metadata says it.
     """
     for index, (name, role) in enumerate(roles.items()):
         column = table.column(index)

@@ -142,7 +142,7 @@ def _merged_schema(schemas: Sequence[Any], partitions: Mapping[str, Any]) -> Any
 
 
 def _partition_columns(files: Sequence[DataFile], schemas: Sequence[Any]) -> dict[str, Any]:
-    """Type of each column that comes from folders; a column that the files also hold is read from them."""
+    """Return the type of each column that comes from folders; a column that the files also have is read from them."""
     for file in files[1:]:
         if list(file.keys) != list(files[0].keys):
             raise ColumnError(
@@ -155,7 +155,7 @@ def _partition_columns(files: Sequence[DataFile], schemas: Sequence[Any]) -> dic
 
 
 def _partition_type(values: Sequence[str]) -> Any:
-    """int64 if all values are such integers, otherwise text."""
+    """Return int64 if all values are such integers, otherwise text."""
     texts = [value for value in values if value != _NULL]
     integers = texts and all(re.fullmatch(r"-?[0-9]{1,19}", text) and int(text) in _INT64 for text in texts)
     return pa.int64() if integers else pa.string()

@@ -31,7 +31,7 @@ class NamedSplits(Generic[View]):
         self.by_name: dict[str, View] = {}
 
     def get(self, name: Any, columns: tuple[str, ...]) -> View:
-        """Return the split of this name; `columns` are those of the feature set, for the message.
+        """Return the split with this name; `columns` are those of the feature set, for the message.
 
         Raises:
             SplitError: there is none.
@@ -47,7 +47,7 @@ class NamedSplits(Generic[View]):
         )
 
     def check_names(self, rows: Any) -> None:
-        """Check that what is to be registered is a mapping by names that splits may have.
+        """Check that the argument is a mapping by valid names of splits.
 
         Raises:
             SplitError: it is not.
@@ -71,12 +71,12 @@ class NamedSplits(Generic[View]):
             raise self._name_taken(name, "choose another name")
 
     def known_or(self, name: str, view: View) -> View:
-        """Return the registered view of this name, which must have the same rows; `view` if there is none.
+        """Return the registered view with this name, which must have the same rows; `view` if there is none.
 
-        A cell of a notebook may run again and make its splits again.
+        A notebook cell may run again and create its splits again.
 
         Raises:
-            SplitError: the name is that of other rows.
+            SplitError: the name is taken by other rows.
         """
         known = self.by_name.get(name)
         if known is None or np.array_equal(_rows_of(known), _rows_of(view)):

@@ -25,7 +25,7 @@ _TOLERANCE = 1e-6
 def split_at_random(
     rows: Rows, name: str, ratios: Mapping[str, float], *, seed: int, stratify_by: Names, group_by: Names
 ) -> dict[str, np.ndarray]:
-    """Positions for each split in the `n` rows called `name`; see `FeatureSet.split_random`.
+    """Return positions for each split in the `n` rows called `name`; see `FeatureSet.split_random`.
 
     They are int64, disjoint, and together all of `range(n)`. The rows are put into the order of
     `rng.permutation(rng.key(seed, "split", name), n)` and cut in the order of `ratios`; counts are rounded by largest
@@ -49,7 +49,7 @@ def _cut(label: str, order: np.ndarray, shares: Mapping[str, Fraction]) -> dict[
 def split_by_condition(
     rows: Rows, conditions: Mapping[str, Mapping[str, Any]], *, group_by: Names = None
 ) -> dict[str, np.ndarray]:
-    """Positions in rows for each split, int64, ascending; see `FeatureSet.split_by_condition`."""
+    """Return positions in rows for each split, int64, ascending; see `FeatureSet.split_by_condition`."""
     positions = _conditional_positions(rows, conditions)
     check_groups(rows, group_by, positions)
     return positions
@@ -62,7 +62,7 @@ def check_groups(rows: Rows, group_by: Names, positions: Mapping[str, np.ndarray
 
 
 def _conditional_positions(rows: Rows, conditions: Mapping[str, Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """Positions of the rows that meet the conditions of each split; no row meets those of two."""
+    """Return positions of the rows that meet the conditions of each split; no row meets those of two."""
     if not isinstance(conditions, Mapping) or not conditions:
         raise SplitError(
             f"the conditions for splits of {rows.label!r} must be a mapping by split, got {conditions!r}",
@@ -131,7 +131,7 @@ def _is_positive(ratio: Any) -> bool:
 
 
 def rounded_counts(label: str, n: int, ratios: Mapping[str, Fraction]) -> dict[str, int]:
-    """Rows of each split out of `n`, rounded by largest remainder.
+    """Return the number of rows of each split out of `n`, rounded by largest remainder.
 
     Raises:
         SplitError: a split would have none.

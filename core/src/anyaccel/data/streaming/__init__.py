@@ -1,6 +1,6 @@
-"""Sources: data that gives batches, or rows one by one, and is never in memory as a whole.
+"""Sources: data that yields batches, or single rows, and is never in memory as a whole.
 
 `IterableSource` wraps loaders, data sets and generators of any framework, `MapSource` map-style data sets,
-`ParquetStream` Parquet files; `as_source` chooses one for what a phase was given. Stands on `anyaccel.data.feature_set`
-(for the example of a source), `anyaccel.data.readers` and, to bring tensors to the host, `anyaccel.registry`.
+`ParquetStream` Parquet files; `as_source` chooses one for the data of a phase. Stands on `anyaccel.data.feature_set`
+(for the example of a source), `anyaccel.data.readers` and, to copy tensors to the host, `anyaccel.registry`.
 """

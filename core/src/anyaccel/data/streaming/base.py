@@ -135,7 +135,7 @@ class Source(WithRoles, ABC):
 
     @abstractmethod
     def _first(self) -> Columns:
-        """Some of its first rows."""
+        """Return some of its first rows."""
 
     def _keep_example(self, columns: Columns) -> FeatureSet:
         if self._example is None:

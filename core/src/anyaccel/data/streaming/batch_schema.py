@@ -20,11 +20,11 @@ from anyaccel.suggestions import did_you_mean
 
 
 class BatchSchema:
-    """Converts the batches of a source to arrays, and checks that they are equal.
+    """Converts the batches of a source to arrays, and checks that their schemas are equal.
 
     Args:
-        roles: role of each column, by name.
-        pads: how columns are padded whose batches differ in length.
+        roles: Role of each column, by name.
+        pads: How to pad columns whose batches differ in length.
     """
 
     def __init__(self, roles: Mapping[str, str], pads: Mapping[str, Pad] | None = None) -> None:
@@ -121,8 +121,8 @@ class BatchParts:
     """The columns of a batch or item.
 
     Attributes:
-        values: of the columns that have a role, by name, as they were given.
-        keys: names of everything given by name; empty if it came by position.
+        values: Values of the columns that have a role, by name, unconverted.
+        keys: Names of all entries; empty if they are by position.
     """
 
     values: Mapping[str, Any]
@@ -215,7 +215,7 @@ def _by_position(position: object, given: Sequence[Any], names: Sequence[str]) -
 
 
 def _nested(position: object, given: Sequence[Any], names: Sequence[str]) -> BatchParts:
-    """Nested parts: columns by name from mappings among them, and the rest by position."""
+    """Return nested parts: columns by name from mappings among them, and the rest by position."""
     values: dict[str, Any] = {}
     keys: list[str] = []
     rest: list[Any] = []

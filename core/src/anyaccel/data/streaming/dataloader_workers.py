@@ -106,7 +106,7 @@ def check_no_share(label: str, source: Any) -> None:
 
 
 def _parts(source: Any) -> Iterator[Any]:
-    """Samplers and data set of a loader, also where they are wrapped."""
+    """Yield samplers and data set of a loader, even if they are wrapped."""
     for name in ("sampler", "batch_sampler", "dataset"):
         part = getattr(source, name, None)
         yield part

@@ -1,4 +1,4 @@
-"""The source for what a user gave to a phase as its data."""
+"""Choose the source for the data that a user passed to a phase."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _ARROW = (pa.Array, pa.ChunkedArray)
 
 
 def as_source(label: str, given: Any, like: Rows) -> Source | FeatureSet | None:
-    """Return a source made of the data of a phase; None for data that is not a source.
+    """Return a source for the data of a phase; None for data that is not a source.
 
-    Loaders, `tf.data`, functions and other iterables become an `IterableSource`, map-style data sets a `MapSource`, a
-    data set of Hugging Face, which holds an Arrow table, a feature set, unless it computes its rows. Features and
+    Loaders, `tf.data`, functions and other iterables become an `IterableSource`, map-style data sets a `MapSource`. A
+    Hugging Face data set, which holds an Arrow table, becomes a feature set, unless it computes its rows. Features and
     targets are those of `like`, by name or by position in its order; tags are left out.
 
     Args:
-        label: of the feature set that it stands for.
-        given: the data: a source is returned as it is; text, rows, and mappings of these or of sources give None.
-        like: the rows that the graph is wired to.
+        label: Label of the feature set.
+        given: The data: a source is returned unchanged; text, rows, and mappings of these or of sources return None.
+        like: The rows that the graph is connected to.
 
     Raises:
-        SourceError: data in memory, of which a feature set must be made first; or an iterable that never ends.
-        ColumnError: a data set of Hugging Face without these columns.
+        SourceError: data in memory, which must be converted to a feature set first; or an iterable that never ends.
+        ColumnError: a Hugging Face data set without these columns.
     """
     if isinstance(given, Source):
         return given
@@ -64,9 +64,7 @@ def pads_of(rows: Rows) -> dict[str, Pad]:
 
 
 def _without_masks(rows: Rows) -> tuple[tuple[str, ...], dict[str, Pad]]:
-    """Return the features of some rows without the masks that padding made, which it makes again, and how they are
-    padded.
-    """
+    """Return the features of some rows without the masks that padding created, and their padding."""
     pads = pads_of(rows)
     masks = {pad.mask for pad in pads.values()}
     features = tuple(name for name in rows.features if name not in masks)

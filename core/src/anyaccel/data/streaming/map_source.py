@@ -165,7 +165,7 @@ class MapSource(Source):
             }
 
     def _columns(self, numbers: list[int]) -> dict[str, Any]:
-        """Some rows by column name: arrays [n, *shape], or lists of arrays where rows differ in length."""
+        """Return some rows by column name: arrays [n, *shape], or lists of arrays if rows differ in length."""
         items = zip(numbers, self._items(numbers), strict=True)
         parts = [batch_parts(_RowPosition(self._label, number), item, self._given).values for number, item in items]
         columns: dict[str, Any] = {}
@@ -280,7 +280,7 @@ class MapSource(Source):
         return column
 
     def _uniform(self, name: str, arrays: Sequence[Any], numbers: list[int]) -> np.ndarray:
-        """Arrays of one shape and dtype stacked; the first that differs is an error with its row number."""
+        """Stack arrays of one shape and dtype; the first that differs is an error with its row number."""
         shape, dtype = arrays[0].shape, arrays[0].dtype
         if not all(array.shape == shape and array.dtype == dtype for array in arrays):
             spec = self._specs.get(name) or RowSpec(shape, dtype)
@@ -301,7 +301,7 @@ class _RowPosition:
 
 
 def _by_threads(read: Callable[[int], Any], numbers: list[int], workers: int) -> list[Any]:
-    """Items read by several threads, which have ended when this returns or raises, also after Ctrl-C."""
+    """Read items by several threads, which have ended when this returns or raises, even after Ctrl-C."""
     stop, count = threading.Event(), min(workers, len(numbers))
     items: list[Any] = [None] * len(numbers)
 

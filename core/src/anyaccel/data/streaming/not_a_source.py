@@ -1,4 +1,4 @@
-"""Hints for data that is given in place of a source of batches."""
+"""Hints for data that is passed instead of a source of batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from anyaccel.data.streaming.to_numpy import is_tensor
 
 
 def data_hint(given: Any) -> str:
-    """What to write if data, or the name of a file, was given in place of a source of batches; `""` if it was not."""
+    """Return what to write if data, or a file name, was passed instead of a source of batches; otherwise `""`."""
     if isinstance(given, (str, bytes, os.PathLike)):
         return "read a file with FeatureSet.from_parquet, or with ParquetStream if it is larger than memory"
     if isinstance(given, Rows):

@@ -1,4 +1,4 @@
-"""Calls off the main thread: what starts or ends worker processes must not be left halfway by Ctrl-C."""
+"""Calls off the main thread: Ctrl-C must not interrupt the start or end of worker processes halfway."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _POLL_SECONDS = 0.2
 
 
 def call_off_main_thread(function: Callable[[], T], undo: Callable[[T], Any] | None = None) -> T:
-    """Call a function in its own thread, and wait for it. Ctrl-C ends the wait, and the function continues.
+    """Call a function in a separate thread, and wait for it. Ctrl-C ends the wait, and the function continues.
 
     Args:
-        function: what is called.
-        undo: called in the thread with the result, if no one waits for it any more.
+        function: The function.
+        undo: Function called in the thread with the result, if no one waits for it any more.
     """
     if threading.current_thread() is not threading.main_thread():
         return function()

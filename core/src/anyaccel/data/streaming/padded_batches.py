@@ -15,17 +15,17 @@ from anyaccel.errors import ColumnError, SourceError
 
 
 def source_pads(label: str, pad: Any, roles: Mapping[str, str], *, masks: bool = False) -> dict[str, Pad]:
-    """What `pad=` of a source says, by column.
+    """Return the argument `pad=` of a source, by column.
 
     Args:
-        label: of the source.
-        pad: as users give it.
-        roles: role of each column.
-        masks: whether the source can make masks.
+        label: Label of the source.
+        pad: The argument of the user.
+        roles: Role of each column.
+        masks: Whether the source can create masks.
 
     Raises:
         ColumnError: no such column, or an invalid Pad.
-        SourceError: a mask, which the source cannot make.
+        SourceError: a mask, which the source cannot create.
     """
     pads = checked_pads(label, pad, roles)
     for name, own in pads.items():
@@ -68,7 +68,7 @@ class PaddedBatches:
         return array if width == array.shape[1] else self._filled(name, list(array), width)
 
     def rows(self, name: str, position: object, rows: Sequence[np.ndarray]) -> np.ndarray:
-        """Rows of different length as one array [rows, length, *shape]."""
+        """Return rows of different length as one array [rows, length, *shape]."""
         for row in rows:
             if row.ndim == 0:
                 raise _no_rows(name, position, row.shape)

@@ -316,7 +316,7 @@ def _check_spec(name: str, arrow_type: Any, specs: Mapping[str, TensorSpec], gro
 
 @contextmanager
 def _opened(label: str, file: DataFile, metadata: Any = None) -> Iterator[Any]:
-    """An open Parquet file; its footer is not read again if its metadata is given."""
+    """Open a Parquet file; its footer is not read again if its metadata is given."""
     import pyarrow.parquet as pq
 
     with pa.OSFile(file.path) as source:

@@ -39,23 +39,23 @@ def imported_backends() -> Iterator[Backend]:
 
 
 class RandomStates:
-    """The generators of NumPy, of Python, and of frameworks that are reached from what a user gave as a source.
+    """The generators of NumPy, of Python, and of frameworks that are reachable from a user's source.
 
-    Attributes, lists and dicts are searched, and functions with what they enclose, are bound to and name. In worker
-    processes there are copies, which are not seen.
+    Attributes, lists and dicts are searched, and functions with their closures, bound objects and globals. Worker
+    processes have copies, which are not visible here.
 
     Args:
-        origin: a loader, a data set, a function.
+        origin: A loader, a data set, or a function.
     """
 
     def __init__(self, origin: Any) -> None:
         self._origin = origin
 
     def states(self, *, frameworks: bool = False) -> dict[str, Any]:
-        """Return the states as they are now.
+        """Return the current states.
 
         Args:
-            frameworks: with those of frameworks' global generators.
+            frameworks: Include the global generators of frameworks.
         """
         states: dict[str, Any] = {
             f"{_GLOBAL}numpy": np.random.get_state(legacy=False),
@@ -108,7 +108,9 @@ class RandomStates:
 
 @contextmanager
 def watched_rng() -> Iterator[Callable[[], bool]]:
-    """Gives what says, after the context, whether no stream of a thread can replace frameworks' global generators."""
+    """Yield a function that tells, after the context, whether no thread stream can replace frameworks' global
+    generators.
+    """
     with ExitStack() as stack:
         watches = [stack.enter_context(backend.watch_rng()) for backend in imported_backends()]
         yield lambda: any(getattr(watch, "passed", False) for watch in watches)
@@ -116,7 +118,7 @@ def watched_rng() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def kept_frameworks() -> Iterator[None]:
-    """The global generators of frameworks are afterwards what they were before."""
+    """Restore the global generators of frameworks at the end of the context."""
     kept = [(backend, state) for backend in imported_backends() if (state := backend.generator_state()) is not None]
     try:
         yield
@@ -138,14 +140,14 @@ def same_states(one: States, other: States) -> bool:
 
 
 def to_arrays(states: States) -> dict[str, np.ndarray]:
-    """States as arrays of bytes, for a file."""
+    """Return states as arrays of bytes, for a file."""
     return {
         name: np.frombuffer(json.dumps(state, default=_as_json).encode(), np.uint8) for name, state in states.items()
     }
 
 
 def from_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """What `to_arrays` gave.
+    """Rebuild states from the output of `to_arrays`.
 
     Raises:
         StateError: it is malformed.
@@ -233,7 +235,7 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _parts_of_function(function: Any) -> Iterator[tuple[str, Any]]:
-    """What a function encloses, has as defaults, and names in its module."""
+    """Yield the closure, defaults and module globals of a function."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
@@ -249,7 +251,7 @@ def _parts_of_function(function: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_library(module: str) -> bool:
-    """Whether a module is of an installed library, whose own globals are not searched."""
+    """Return whether a module belongs to an installed library, whose own globals are not searched."""
     file = getattr(sys.modules.get(module), "__file__", None) or ""
     return "site-packages" in file or "dist-packages" in file or module.partition(".")[0] in sys.stdlib_module_names
 
@@ -282,6 +284,6 @@ def _set_global(name: str, state: Any) -> None:
 
 
 def _python_state(state: Any) -> Any:
-    """As `random.setstate` takes it, of what was read from a file."""
+    """Return a state read from a file in the form that `random.setstate` takes."""
     version, numbers, gauss = state
     return version, tuple(numbers), gauss

@@ -1,4 +1,4 @@
-"""Errors of sources, which say in which source, batch and column they happened."""
+"""Errors of sources, with the source, batch and column in which they happened."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class BatchPosition:
 
 @contextmanager
 def error_context(position: object) -> Iterator[None]:
-    """Turn errors of anyaccel into a SourceError that says where in a source they happened."""
+    """Turn errors of anyaccel into a SourceError with the place in the source."""
     try:
         yield
     except SourceError:
@@ -37,7 +37,7 @@ def error_context(position: object) -> Iterator[None]:
 def failed(
     what: str, error: Exception, hint: str = "see the error above this one, which the source itself raised"
 ) -> SourceError:
-    """Create the error for the user's code that raised `error`; `what` says what could not be done."""
+    """Create the error for the user's code that raised `error`; `what` is the action that failed."""
     return SourceError(f"{what}: {type(error).__name__}{_last_line(error)}", hint=hint)
 
 

@@ -26,8 +26,8 @@ class Box:
 
     Attributes:
         kind: `"model"`, `"concat"` or `"data"`.
-        device: device as text, `""` if there is none yet; `where` is the text to show.
-        requested: the device that the node asks for, if it is a different one.
+        device: Device as text, `""` if there is none yet; `where` is the text to show.
+        requested: Device that the node requests, if it is a different one.
     """
 
     id: str
@@ -177,7 +177,7 @@ def _flow(label: str, shapes: Shapes | None) -> tuple[str, ...]:
 
 
 def _counted(specs: list[str]) -> str:
-    """Specs as text, equal ones with a count."""
+    """Return specs as text, equal ones with a count."""
     counts = {spec: specs.count(spec) for spec in specs}
     return listing([spec if n == 1 else f"{n} \N{MULTIPLICATION SIGN} {spec}" for spec, n in counts.items()], 2)
 
@@ -218,7 +218,7 @@ def _route(source: str, target: str, plan: Plan | None) -> str:
 
 
 def _merged(before: Arrow | None, arrow: Arrow) -> Arrow:
-    """One arrow for all values that go from one box to another."""
+    """Return one arrow for all values from one box to another."""
     if before is None or not arrow.label or arrow.label == before.label:
         return before or arrow
     return Arrow(arrow.source, arrow.target, ", ".join(filter(None, [before.label, arrow.label])), arrow.crosses)

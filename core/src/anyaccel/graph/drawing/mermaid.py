@@ -84,7 +84,7 @@ def svg(diagram: Diagram) -> Markup:
     """Return the diagram as a self-contained SVG document.
 
     Raises:
-        MissingDistributionError: what draws is not installed.
+        MissingDistributionError: the distribution that draws is not installed.
     """
     drawn: Markup = load(SETTINGS, "ModelGraph.visualize.svg")(diagram)
     return drawn

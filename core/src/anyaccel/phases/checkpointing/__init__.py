@@ -1,4 +1,4 @@
-"""Checkpoints of a training phase: when they are due, what is in them, their folder, and the thread that writes."""
+"""Checkpoints of a training phase: when they are written, their content, their folder, and the thread that writes."""
 
 from anyaccel.phases.checkpointing.checkpoint import Checkpoint
 

@@ -1,4 +1,4 @@
-"""Checkpointer: writes the checkpoints of a running phase when they are due, and finds where an earlier run was."""
+"""Checkpointer: writes the checkpoints of a running phase on schedule, and finds the position of an earlier run."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class Checkpointer:
         return sample_of(self._run)
 
     def restore_run(self) -> None:
-        """Set the records of the run, and give the callbacks their states, after these were told of the beginning.
+        """Restore the records of the run, and the states of the callbacks, after the callbacks have seen the beginning.
 
         Raises:
             PhaseError: the checkpoint is within an epoch, and the data have changed.
@@ -188,9 +188,7 @@ class Checkpointer:
             self._run.stop(self.resumed.stop_reason)
 
     def restore_source(self, loader: BatchLoader) -> None:
-        """Let the source continue where it was, and compare its last step, in the process that wrote that of its
-        own.
-        """
+        """Continue the source from its position, and compare its last step, in the process that wrote the source's."""
         if self.resumed is None or self.resumed.source is None:
             return
         source, size = self.resumed.source, self._drawing.size
@@ -219,7 +217,7 @@ class Checkpointer:
         return self._schedule.steps_until_due(step)
 
     def after_step(self, pipeline: Pipeline, losses: LossAccumulator, loader: BatchLoader) -> None:
-        """So many steps are done, and `run.step` says how many: write if it is time."""
+        """Write if it is time, after steps were done; `run.step` is their number."""
         if self._schedule.is_due_after_step(is_busy=self._writer.is_busy):
             sums, random = losses.sums(), self._random_of(pipeline)  # all replicas take part
             if self._takes_part:
@@ -230,11 +228,11 @@ class Checkpointer:
         return self._drawing.arrays_of_all(pipeline.random_state())
 
     def epoch_ends(self) -> None:
-        """The steps of an epoch are done: what comes now (validation, callbacks) is done again if it is broken off."""
+        """Mark the steps of an epoch as done; an interrupted validation or callback will be run again."""
         self._callbacks_before = callback_states(self._callbacks)
 
     def after_epoch(self, loader: BatchLoader) -> None:
-        """An epoch is done, and everybody was told: write if it is time."""
+        """Write if it is time, after an epoch is done and all listeners were notified."""
         self._callbacks_before = None
         if not self._takes_part:
             return
@@ -246,13 +244,14 @@ class Checkpointer:
 
     @property
     def _takes_part(self) -> bool:
-        """Whether values are read here: by who writes, and by all replicas among which they are divided."""
+        """Whether this process reads values: it writes, or it has a shard of the parameters."""
         return self._writes or self._group.sharded
 
     def after_error(self, pipeline: Pipeline, losses: LossAccumulator | None, loader: BatchLoader) -> None:
-        """The run ends early, and the values are those of whole steps: write, and wait for it.
+        """Write after an early end of the run, if the values belong to whole steps, and wait for it.
 
-        Not with several replicas: the others are at other steps, or have ended, and the last that was due is there.
+        Several replicas do not write: the others are at other steps, or have ended, and the last scheduled checkpoint
+        exists.
         """
         if self._group.size > 1:
             return
@@ -278,7 +277,7 @@ class Checkpointer:
             self._guarded(self._writer.wait)
 
     def close(self) -> None:
-        """Wait for what is being written, and let go of the folder and of signals."""
+        """Wait for the current write, and release the folder and the signal handlers."""
         try:
             self._guarded(self._writer.wait)
         finally:
@@ -292,7 +291,7 @@ class Checkpointer:
         sums: LossSums | None = None,
         random: Sequence[Mapping[str, np.ndarray]] | None = None,
     ) -> Position:
-        """Where the run is: within an epoch if there are sums of its losses, otherwise between two."""
+        """Return the position of the run: within an epoch if there are sums of its losses, otherwise between two."""
         run, label = self._run, self._run.phase.label
         history = run.history if sums is None else run.history[: run.epoch]
         number, step = (
@@ -331,7 +330,7 @@ class Checkpointer:
         return None if value is None or math.isnan(value) else value if mode == "min" else -value
 
     def _write(self, position: Position, *, is_last: bool = True) -> None:
-        """Write in the background, with pauses if the loop continues meanwhile."""
+        """Write in the background, with pauses if the loop continues at the same time."""
         given, seconds = self._checkpoint, self._schedule.written()
         pauses = 0.0 if is_last or given.wait else seconds * _PAUSES_OF_INTERVAL
         graph = self._run.graph
@@ -362,17 +361,17 @@ class Checkpointer:
 def checkpointers_for(
     run: Run, callbacks: Sequence[Callback], resume: str, learners: Sequence[str], *, writes: bool = True
 ) -> list[Checkpointer]:
-    """What writes the checkpoints of a run; empty without any.
+    """Return the object that writes the checkpoints of a run; an empty list without checkpoints.
 
     Args:
-        run: whose phase has a Checkpoint, or has none.
-        callbacks: of the run.
-        resume: as of Checkpointer.
-        learners: labels of the estimators that learn in the phase.
-        writes: as of Checkpointer.
+        run: The run; its phase may have a Checkpoint.
+        callbacks: Callbacks of the run.
+        resume: See `Checkpointer`.
+        learners: Labels of the estimators that learn in the phase.
+        writes: See `Checkpointer`.
 
     Raises:
-        PhaseError: a run without checkpoints is to continue from one, or estimators learn in it; or as of Checkpointer.
+        PhaseError: a run without checkpoints must resume from one, or estimators learn in it; or see `Checkpointer`.
     """
     checkpoint = run.phase.checkpoint
     if checkpoint is None:
@@ -409,7 +408,7 @@ Write = Callable[[Callable[[], object] | None], object]
 
 
 class BackgroundWriter:
-    """Calls one function at a time in a thread; what it raises is raised by the next call of this object."""
+    """Call one function at a time in a thread; its exception is raised by the next call of this object."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -422,14 +421,15 @@ class BackgroundWriter:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, write: Write, pauses: float = 0.0) -> None:
-        """Call a function as soon as the one before has ended.
+        """Call a function as soon as the previous one has ended.
 
         Args:
-            write: is given a function that pauses, to call after each millisecond or so of work; None without pauses.
-            pauses: seconds of all pauses together, at most; they end when somebody waits.
+            write: Function whose argument is a function that pauses, to call about once per millisecond of work, or
+                None.
+            pauses: Maximum seconds of all pauses together; they end when another thread waits.
 
         Raises:
-            Exception: what the one before has raised.
+            Exception: the exception of the previous function.
         """
         self.wait()
         self._hurry.clear()
@@ -438,10 +438,10 @@ class BackgroundWriter:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until nothing runs any more.
+        """Wait until nothing runs any more.
 
         Raises:
-            Exception: what the function has raised.
+            Exception: the exception of the function.
         """
         if self._thread is not None:
             self._hurry.set()
@@ -459,7 +459,7 @@ class BackgroundWriter:
 
 
 class _Pace:
-    """Pauses after pieces of work, so that the work takes a share of the time."""
+    """Pauses after pieces of work, so that the work takes only a fraction of the time."""
 
     def __init__(self, hurry: threading.Event, seconds: float) -> None:
         self._hurry, self._left = hurry, seconds
@@ -503,7 +503,7 @@ class Termination:
         self._is_ending = self._has_raised
 
     def close(self) -> None:
-        """Set the handler that was there before."""
+        """Restore the previous signal handler."""
         if self._old_handler is not None:
             signal.signal(signal.SIGTERM, self._old_handler)
             self._old_handler = None
@@ -522,11 +522,11 @@ _LEAST_PART = 16
 
 
 class CheckpointSchedule:
-    """When the checkpoints of one run are due.
+    """Decide when the checkpoints of one run are written.
 
     Args:
-        checkpoint: as given to the phase.
-        run: its position.
+        checkpoint: The Checkpoint of the phase.
+        run: The run, with its position.
     """
 
     def __init__(self, checkpoint: Checkpoint, run: Run) -> None:
@@ -545,12 +545,12 @@ class CheckpointSchedule:
         return None if every is None else every - self._steps_of_run(step) % every
 
     def is_due_after_step(self, *, is_busy: bool) -> bool:
-        """Whether one is due now; `is_busy` says whether another is still being written."""
+        """Return whether to write one now; `is_busy` tells whether another is still being written."""
         every = self._checkpoint.every_n_steps
         return self._is_time(is_busy=is_busy) if every is None else self._steps_of_run(self._run.step) % every == 0
 
     def is_due_after_epoch(self, *, is_busy: bool) -> bool:
-        """As `is_due_after_step`, once an epoch is done; here nothing is exchanged."""
+        """Return whether to write one after an epoch; nothing is exchanged between processes here."""
         given = self._checkpoint
         after_each = given.keep_best is not None or (given.every_n_steps is None and given.every_seconds is None)
         return after_each or self._is_time(is_busy=is_busy)
@@ -569,14 +569,13 @@ class CheckpointSchedule:
 
 
 class AgreedSchedule(CheckpointSchedule):
-    """When the checkpoints of several processes are due: by time, the first one decides.
+    """Decide when the checkpoints of several processes are written: by time, the first process decides.
 
-    The others ask it after numbers of steps that it has told, so that all write, or take part in it, after the same
-    step.
+    The others ask it after numbers of steps that it announced, so that all write, or take part, after the same step.
 
     Args:
-        checkpoint, run: see `CheckpointSchedule`.
-        agree: is called in all processes after the same step, and gives what the first one gave.
+        checkpoint, run: See `CheckpointSchedule`.
+        agree: Function that all processes call after the same step; it returns the first one's argument.
     """
 
     def __init__(self, checkpoint: Checkpoint, run: Run, agree: Callable[[Any], Any]) -> None:
@@ -601,7 +600,9 @@ class AgreedSchedule(CheckpointSchedule):
         return bool(due)
 
     def _steps_until_asked(self, done: int) -> int:
-        """About half of what is left of the interval, as long as steps have taken since it was asked last."""
+        """Return the steps in about half of the rest of the interval, by the speed of the steps since the last
+        question.
+        """
         now, interval = time.monotonic(), self._checkpoint.every_seconds or 0.0
         left = max(self._last + interval - now, interval / _LEAST_PART) / 2
         per_step = (now - self._asked_at) / max(done - self._asked, 1)
@@ -612,18 +613,18 @@ class AgreedSchedule(CheckpointSchedule):
 
 
 class CheckpointWrites(LoopExtension):
-    """Writes checkpoints when they are due, at the end, and after an error.
+    """Write checkpoints on schedule, at the end, and after an error.
 
     Args:
-        run: its position.
-        checkpointer: writes them.
-        pipeline: the programs, of whose random streams a checkpoint within an epoch has the states.
-        rows: of which a checkpoint tells where their source is.
-        in_progress: says after an error whether values are those of whole steps.
+        run: The run, with its position.
+        checkpointer: The writer.
+        pipeline: The programs; a checkpoint within an epoch stores the states of their random streams.
+        rows: The rows; a checkpoint stores the position of their source.
+        in_progress: Tells after an error whether values belong to whole steps.
 
     Attributes:
-        awaits_rest: whether values are those within an epoch whose other steps have not begun. What it began with is
-            already written.
+        awaits_rest: Whether values belong to an epoch whose remaining steps have not begun. The state at its beginning
+            is already written.
     """
 
     def __init__(
@@ -657,7 +658,7 @@ class CheckpointWrites(LoopExtension):
         self._checkpointer.end(self._rows.loader)
 
     def run_fails(self, error: BaseException) -> None:
-        """Write where the run is, if the values are those of whole steps."""
+        """Write the position of the run, if the values belong to whole steps."""
         if not self._in_progress.is_whole or self.awaits_rest:
             return
         try:
@@ -667,13 +668,13 @@ class CheckpointWrites(LoopExtension):
 
 
 class Resumption(LoopExtension):
-    """Lets a run continue where an earlier one was.
+    """Continue a run from the position of an earlier one.
 
     Args:
-        run: has no epochs yet.
-        resumed: where that was.
-        writes: of this run; they are of the whole epoch with which it begins.
-        checkpointer, pipeline, rows: see `CheckpointWrites`.
+        run: The run, without epochs yet.
+        resumed: The position of the earlier run.
+        writes: Checkpoint writes of this run; they cover the whole epoch with which it begins.
+        checkpointer, pipeline, rows: See `CheckpointWrites`.
     """
 
     def __init__(
@@ -697,7 +698,7 @@ class Resumption(LoopExtension):
         self._writes.awaits_rest = self._resumed.step > 0
 
     def steps_begin(self, losses: LossAccumulator) -> None:
-        """Of the first epoch alone: add to what was counted, and continue with random streams."""
+        """In the first epoch only: add to the counted losses, and continue the random streams."""
         if self._is_over:
             return
         self._is_over = True

@@ -1,6 +1,4 @@
-"""Position: where a training phase is, as plain data and arrays; what it needs to continue in addition to the graph's
-state.
-"""
+"""Position: where a training phase is, as plain data and arrays; with the state of the graph, it can be resumed."""
 
 from __future__ import annotations
 
@@ -34,27 +32,27 @@ _NOT_FINITE = ("nan", "inf", "-inf")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """Where a training phase is.
+    """The position of a training phase.
 
     Attributes:
-        phase: label of the phase.
-        epoch: the epoch within the run in progress or comes next, from 0.
-        number: its number over all runs of phases with this label.
-        step: its steps that are done.
-        history: the completed epochs.
-        losses: sums and weights of the steps of this epoch, by label.
-        random: random state of each program, in their order, replica by replica; None at the start of an epoch.
-        replicas: how many there were.
-        source: where the source of the rows is; None where they are in memory.
-        frameworks: of each node.
-        callbacks: class and state of each callback.
-        best: state of the graph that the run returns to at its end; None without one.
-        stop_reason: why the run was asked to stop; `""` if it was not.
-        score: of the last completed epoch, the lower the better; None without one.
-        loss_scale: where the loss scale stands; None where losses are not scaled.
-        settings: what the order of the rows and the losses follow from.
-        optimizers: configurations of the optimizers.
-        data: some values of the rows; like the two before it, to see later whether they changed.
+        phase: Label of the phase.
+        epoch: Current or next epoch within the run, from 0.
+        number: Number of the epoch over all runs of phases with this label.
+        step: Number of its steps that are done.
+        history: The completed epochs.
+        losses: Sums and weights of the steps of this epoch, by label.
+        random: Random state of each program, in their order, replica by replica; None at the start of an epoch.
+        replicas: Number of replicas.
+        source: Position of the source of the rows; None if the rows are in memory.
+        frameworks: Framework of each node.
+        callbacks: Class and state of each callback.
+        best: State of the graph that the run returns to at its end; None without one.
+        stop_reason: Why the run was asked to stop; `""` if it was not.
+        score: Score of the last completed epoch, lower is better; None without one.
+        loss_scale: State of the loss scale; None if losses are not scaled.
+        settings: Settings that determine the order of the rows and the losses.
+        optimizers: Configurations of the optimizers.
+        data: Some values of the rows. Like `settings` and `optimizers`, they show later whether they changed.
     """
 
     phase: str
@@ -78,11 +76,11 @@ class Position:
 
     @property
     def name(self) -> str:
-        """Of the folder of its checkpoint; the order of names is that of positions."""
+        """Name of the folder of its checkpoint; names sort in the order of positions."""
         return f"epoch-{self.epoch:06d}-step-{self.step:09d}"
 
     def to_parts(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Plain data, ready for JSON, and arrays by name."""
+        """Return plain data, ready for JSON, and arrays by name."""
         arrays: dict[str, np.ndarray] = {}
         for i, state in enumerate(self.random or ()):
             arrays.update({f"random/{i}/{name}": np.asarray(array) for name, array in state.items()})
@@ -244,7 +242,7 @@ _SAMPLED_VALUES = 64
 
 
 def settings_of(phase: PhaseSettings) -> dict[str, Any]:
-    """What the steps of a phase follow from in addition to its graph and its data, as plain data by name."""
+    """Return the settings that determine the steps of a phase, apart from its graph and data, as plain data by name."""
     settings = {
         name: setting.compare(getattr(phase, name))
         for name, setting in phase.settings.items()
@@ -254,13 +252,13 @@ def settings_of(phase: PhaseSettings) -> dict[str, Any]:
 
 
 def sample_of(run: Run) -> dict[str, np.ndarray]:
-    """Some values of the columns that a run loads, in the order of the rows, and how many rows there are.
+    """Return some values of the columns that a run loads, in the order of the rows, and the number of rows.
 
     Args:
-        run: whose plan and rows are known. Data that are read as they are needed are no part of it.
+        run: A run with a plan and rows. Data that are read on demand are not included.
 
     Returns:
-        `LABEL` of a feature set: their number, int64 []; `LABEL/COLUMN`: float64 [values], of text its CRC.
+        `LABEL` of a feature set: its number of rows, int64 []; `LABEL/COLUMN`: float64 [values], for text its CRC.
     """
     assert run.plan is not None
     in_memory = dict(_in_memory(run))
@@ -283,7 +281,7 @@ def optimizers_of(graph: ModelGraph) -> dict[str, Any]:
 
 
 def different_settings(before: Any, now: Any, name: str = "") -> list[str]:
-    """What differs between the settings of two runs, as text for people; `name` is that of the settings."""
+    """Return the differences between the settings of two runs, as human-readable text; `name` names the settings."""
     if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
         return [] if before == now else [f"{name} was {shown(before)} and is {shown(now)}"]
     return [
@@ -294,7 +292,7 @@ def different_settings(before: Any, now: Any, name: str = "") -> list[str]:
 
 
 def different_data(before: Mapping[str, np.ndarray], now: Mapping[str, np.ndarray]) -> list[str]:
-    """What differs between the samples of the data of two runs, as text for people."""
+    """Return the differences between the samples of the data of two runs, as human-readable text."""
     differences = []
     for name in sorted({*before} & {*now}):
         if before[name].ndim == 0 and before[name] != now[name]:
@@ -307,7 +305,7 @@ def different_data(before: Mapping[str, np.ndarray], now: Mapping[str, np.ndarra
 
 
 def _as_read(settings: dict[str, Any]) -> dict[str, Any]:
-    """Plain data as they are read from a file."""
+    """Return plain data in the form in which a file is read."""
     plain: dict[str, Any] = json.loads(json.dumps(settings, default=str))
     return plain
 
@@ -342,20 +340,20 @@ State = dict[str, np.ndarray]
 
 
 def changed_frameworks(run: Run, position: Position) -> dict[str, str]:
-    """Return the nodes whose framework is not that of the checkpoint, and what it was and is, as text."""
+    """Return the nodes whose framework differs from that of the checkpoint, with both, as text."""
     now, before = frameworks_of(run), position.frameworks
     changed = [label for label in now if label in before and now[label] != before[label]]
     return {label: f"{label!r} was {before[label]} and is {now[label]}" for label in changed}
 
 
 def translated(run: Run, checkpoint: Checkpoint, position: Position, state: State) -> tuple[Position, State]:
-    """Position and state with the names and axes that the models of the run have.
+    """Return position and state with the names and axes of the models of the run.
 
     Args:
-        run: whose graph continues.
-        checkpoint: says how names and axes differ.
-        position: of the checkpoint that was read.
-        state: of the graph then.
+        run: The run, whose graph continues.
+        checkpoint: The mapping of names and axes.
+        position: Position in the checkpoint that was read.
+        state: State of the graph in the checkpoint.
 
     Raises:
         StateError: names or axes of nodes that had another framework do not fit.
@@ -388,11 +386,11 @@ def callback_states(callbacks: Iterable[Callback]) -> CallbackStates:
 
 
 def load_callback_states(callbacks: Sequence[Callback], saved: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-    """Give callbacks the states that their like had, in the same order; one that keeps nothing may come and go.
+    """Restore the states of callbacks from callbacks of the same class, in order. Stateless callbacks may be added or
+    removed.
 
     Raises:
-        StateError: a state has no callback of its class, a callback that keeps something has no state, or one does not
-            take its state.
+        StateError: a state has no callback of its class, a callback with a state finds none, or one rejects its state.
     """
     held = [(kind, state) for kind, state in saved if state]
     left = list(held)
@@ -431,7 +429,7 @@ class BestState:
         self._made: tuple[Any, Mapping[str, np.ndarray]] | None = None
 
     def of(self, run: Run) -> Mapping[str, np.ndarray] | None:
-        """Arrays by name; None if the run returns to nothing."""
+        """Return arrays by name; None if the run returns to nothing."""
         snapshot = run.final_snapshot
         if snapshot is None:
             return run.final_state
@@ -446,7 +444,7 @@ class BestState:
 
 
 def state_of(graph: ModelGraph) -> dict[str, np.ndarray]:
-    """Return the state of a graph, copied once: what a running phase gives out is not changed by its steps."""
+    """Return the state of a graph, copied once; later steps of a running phase do not change it."""
     graph.live_values.write_back()
     return state_dict.state(graph, copy=not graph.live_values.in_use)
 
@@ -457,7 +455,7 @@ def frameworks_of(run: Run) -> dict[str, str]:
 
 
 def graph_part(run: Run) -> dict[str, Any]:
-    """Return the configuration of the graph, for `ModelGraph.load`; nothing if it has none."""
+    """Return the configuration of the graph, for `ModelGraph.load`; nothing if it has no configuration."""
     try:
         return {"graph": run.graph.saved_config()}
     except ConfigError:

@@ -20,14 +20,14 @@ _NAME = re.compile(r"epoch-[0-9]{6,}-step-[0-9]{9,}")
 
 
 class CheckpointFolder:
-    """A folder of checkpoints, of which each is a folder in it.
+    """A folder of checkpoints; each checkpoint is a folder in it.
 
     Args:
-        folder: a path or a URL.
-        name: matches the names of checkpoints, in which numbers tell their order.
+        folder: A path or a URL.
+        name: Pattern of the names of checkpoints; the numbers in them define the order.
 
     Attributes:
-        path: of the folder, as text.
+        path: Path of the folder, as text.
     """
 
     def __init__(self, folder: str | os.PathLike[str], name: re.Pattern[str]) -> None:
@@ -64,8 +64,9 @@ class CheckpointFolder:
         return None
 
     def _place_of(self, name: str) -> saved_folder.Storage:
-        """Where a checkpoint is written; what is damaged there is removed: a run that has gone on from the one before
-        comes here again.
+        """Return where a checkpoint is written.
+
+        A damaged one there is removed: a run that resumed from the checkpoint before it reaches this position again.
         """
         folder = self._storage.subfolder(name)
         if saved_folder.is_damaged(folder):
@@ -128,18 +129,18 @@ class RunFolder(CheckpointFolder):
         versions: Mapping[str, str],
         pause: Callable[[], object] | None = None,
     ) -> None:
-        """Write a checkpoint, name it in `latest`, and remove those that are not to be kept.
+        """Write a checkpoint, name it in `latest`, and remove old ones.
 
         Args:
-            position: where the phase is.
-            parts: further plain data for the manifest.
-            state: the graph's.
-            keep: the newest so many are kept, and the one with the lowest score.
-            versions: of the frameworks that have made them.
-            pause: called after each MB that is written, if given.
+            position: Position of the phase.
+            parts: More plain data for the manifest.
+            state: State of the graph.
+            keep: Number of newest checkpoints to keep, in addition to the one with the lowest score.
+            versions: Versions of the frameworks that produced them.
+            pause: Function called after each MB that is written, if given.
 
         Raises:
-            OSError: it cannot be written; what is there stays.
+            OSError: it cannot be written; the existing content stays.
             StateError: the state has arrays that cannot be written.
         """
         own, arrays = position.to_parts()
@@ -161,7 +162,8 @@ class RunFolder(CheckpointFolder):
             yield min(scores, key=lambda name: scores[name])
 
     def newest(self) -> tuple[Position, dict[str, np.ndarray], list[str]] | None:
-        """Position and state of the newest checkpoint that can be read, and why newer ones could not; None if empty.
+        """Return position and state of the newest readable checkpoint, and why newer ones are unreadable; None if
+        empty.
 
         Raises:
             StateError: there are checkpoints, and none can be read.
@@ -172,7 +174,7 @@ class RunFolder(CheckpointFolder):
 
 
 def read(folder: str | os.PathLike[str] | saved_folder.Storage) -> tuple[Position, dict[str, np.ndarray]]:
-    """Position and state of the graph of one checkpoint, of which every byte was checked.
+    """Return position and state of the graph of one checkpoint, after checking every byte.
 
     Raises:
         ConfigError: no checkpoint, or one of a newer version.

@@ -41,16 +41,16 @@ class _Input:
 
 @dataclass(frozen=True, slots=True)
 class _GradientOutput:
-    """A value whose cotangent goes back to the stage that made it."""
+    """A value whose cotangent is returned to the stage that computed it."""
 
     name: str
     transfer: Transfer
 
 
 class CrossSegmentStep:
-    """Single steps over the stages of a pipeline; every transfer between them is chosen once, here.
+    """Single steps over the stages of a pipeline; every transfer between stages is chosen once, here.
 
-    `log_event` is told if a transfer cannot continue as it was chosen.
+    `log_event` receives an event if a transfer cannot continue as it was chosen.
     """
 
     multi_step = True
@@ -88,7 +88,7 @@ class CrossSegmentStep:
     def train_steps(
         self, rows: StageRows, start: int, n_steps: int, batch_size: int, microbatch_size: int | None = None
     ) -> list[Losses]:
-        """Steps one by one, each with the same rows of every order, of which at most `microbatch_size` at once."""
+        """Run steps one by one, each with the same rows of every order, at most `microbatch_size` of them at once."""
         losses: list[Losses] = []
         for first in range(start, start + n_steps * batch_size, batch_size):
             last, most = first + batch_size, microbatch_size or batch_size
@@ -111,7 +111,7 @@ class CrossSegmentStep:
         return self._step(rows, [(partial(_part_of, step, cut), cut[1] - cut[0]) for cut in cuts], step.get)
 
     def try_step(self, rows: StageRows, step: StepRows, microbatch_size: int | None = None) -> None:
-        """As `train_step`, unseen by watchers; the caller restores a snapshot afterwards."""
+        """Run `train_step` without notifying watchers; the caller restores a snapshot afterwards."""
         watchers, self.watchers = self.watchers, ()
         try:
             self.train_step(rows, step, microbatch_size)
@@ -121,7 +121,7 @@ class CrossSegmentStep:
                 stage.program.zero_grad()
 
     def evaluate(self, rows: StageRows, step: StepRows) -> tuple[dict[str, Any], list[Losses]]:
-        """Outputs by value name (None where rows that they need are missing) and losses, in evaluation mode."""
+        """Return outputs by value name (None if rows that they need are missing) and losses, in evaluation mode."""
         values: dict[str, Any] = {}
         losses: list[Losses] = []
         for stage, needed, columns in zip(self._stages, self._inputs, rows, strict=True):
@@ -138,10 +138,10 @@ class CrossSegmentStep:
         """Models are read next."""
 
     def _step(self, rows: StageRows, parts: Parts, whole: SpanOf) -> list[Losses]:
-        """One update with the gradients of all parts, each of which is some rows, and how many; `whole` is all of them.
+        """Run one update with the gradients of all parts; each part has some rows, `whole` has all.
 
-        Gradients of the losses' means are added up. Before a part of another size comes, those so far are rescaled to
-        it, and at the end all to the whole. Losses that weigh rows are scaled by the weight of the whole.
+        Gradients of the losses' means are added. Before a part of another size, those so far are rescaled to it, and at
+        the end all are rescaled to the whole. Losses that weight rows are scaled by the weight of the whole.
         """
         losses: list[Losses] = []
         trained: dict[int, PipelineStage] = {}
@@ -194,7 +194,7 @@ class CrossSegmentStep:
         self.is_updating = False
 
     def _weighted_factors(self, rows: StageRows, whole: SpanOf, n_rows: int) -> dict[int, dict[str, Any]]:
-        """By `id` of a stage, for each loss that weighs rows, its factor over the weight of the whole step."""
+        """Return, by `id` of a stage, for each loss that weights rows, its factor over the weight of the whole step."""
         given: list[tuple[PipelineStage, list[Any]]] = []
         for stage, columns in zip(self._stages, rows, strict=True):
             needed = {name for term in self._weighted.get(id(stage), ()) for name in weight_inputs(term)}
@@ -220,9 +220,9 @@ class CrossSegmentStep:
     def _forward_backward(
         self, rows: StageRows, span_of: SpanOf, losses: list[Losses], scales: Mapping[int, Mapping[str, Any]]
     ) -> list[PipelineStage]:
-        """Forward and back through all stages; gradients stay with the programs of the stages returned.
+        """Run forward and backward through all stages; gradients stay with the programs of the returned stages.
 
-        `scales` has the factors of losses by `id` of a stage, to the extent that they are not those of means.
+        `scales` has the factors of losses by `id` of a stage, if they differ from those of means.
         """
         values: dict[str, Any] = {}
         pullbacks: list[tuple[PipelineStage, Any]] = []
@@ -299,13 +299,13 @@ def _gather(
 
 
 def _factor(stage: PipelineStage, term: LossTerm, weight: Any) -> Any:
-    """What the sum of a loss is multiplied by, on its device."""
+    """Return the multiplier of the sum of a loss, on its device."""
     with stage.backend.scope(term.device):
         return term.weight / weight
 
 
 def _taken(column: Rows, span_of: SpanOf) -> Any:
-    """Rows of a column; None for none."""
+    """Return rows of a column; None for none."""
     feature_set, gather_rows = column
     span = span_of(feature_set)
     return None if span is None else gather_rows(*span)
@@ -371,7 +371,7 @@ class GradientClipping:
         self._groups = [(name, limit, _members(name, stages, log_event)) for name, limit in limits.items()]
 
     def scales(self) -> Mapping[int, Mapping[str, Any] | None]:
-        """By `id` of a stage, the factor for the gradients of each of its groups that has a limit."""
+        """Return, by `id` of a stage, the factor for the gradients of each of its groups that has a limit."""
         if not self._groups:
             return {id(stage): None for stage in self._stages}
         stats = {id(stage): stage.program.grad_stats() for stage in self._stages}
@@ -407,11 +407,11 @@ def _norm_device(group: str, stage: PipelineStage) -> Device | None:
 
 
 class LossScaling:
-    """Reads and changes the loss scale of several programs, each of which keeps the same.
+    """Read and change the loss scale of several programs, which all have the same value.
 
     Args:
-        stages: those through which gradients flow.
-        programs: of these.
+        stages: The stages through which gradients flow.
+        programs: Their programs.
     """
 
     def __init__(self, stages: Sequence[PipelineStage], programs: Sequence[ScalesLosses]) -> None:
@@ -420,7 +420,7 @@ class LossScaling:
 
     @property
     def state(self) -> LossScaleState:
-        """Where it stands; waits for the steps so far."""
+        """The current state, after waiting for the steps so far."""
         return self._programs[0].loss_scale_state()
 
     @property
@@ -479,7 +479,7 @@ class PipelineStage:
 
     @property
     def in_train_mode(self) -> bool:
-        """Whether it is computed in training mode; dropout is random even where there is no parameter."""
+        """Whether it is computed in training mode; dropout is random even without parameters."""
         return self.has_gradient or any(op.trainable and op.model is not None for op in self.segment.operations)
 
     def device_of(self, name: str) -> Device:
@@ -489,17 +489,18 @@ class PipelineStage:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Losses still on their devices: means [n_steps or more, labels] of equal steps, or pairs of a single step.
+    """Losses that are still on their devices: means [n_steps or more, labels] of equal steps, or pairs of a single
+    step.
 
     Attributes:
-        backend: whose tensors they are.
-        batch_size: rows of each step; 0 for pairs, which have weights of their own.
-        labels: of the losses.
-        means: of several steps, and after them the weights of the losses in `weighted`; None for pairs.
-        n_steps: how many rows of `means` count.
-        pairs: sum and weight of one step, by label; None for means.
-        weighted: labels of the losses that weigh rows or positions; others weigh as much as their batch.
-        elements: by label, how many elements of a row a loss is a mean over, as pairs count these; 1 by default.
+        backend: Backend of the tensors.
+        batch_size: Rows of each step; 0 for pairs, which have their own weights.
+        labels: Labels of the losses.
+        means: Means of several steps, followed by the weights of the losses in `weighted`; None for pairs.
+        n_steps: Number of valid rows of `means`.
+        pairs: Sum and weight of one step, by label; None for means.
+        weighted: Labels of the losses that weight rows or positions; the weight of other losses is their batch size.
+        elements: By label, the number of elements of a row in the mean of a loss, as pairs count these; 1 by default.
     """
 
     backend: ComputingBackend
@@ -536,15 +537,15 @@ class TransferEnd(NamedTuple):
 def transfer(
     source: TransferEnd, target: TransferEnd, name: str = "values", log_event: LogEvent = discard_event
 ) -> Transfer:
-    """Return a function from a tensor at `source` to one at `target`.
+    """Return a function that copies a tensor from `source` to `target`.
 
     The result may share memory with its argument: a program never writes to its inputs.
 
     Args:
-        source: where the tensor is.
-        target: where it goes.
-        name: what is transferred, for events.
-        log_event: is told if memory cannot be shared although both backends promise it.
+        source: Place of the tensor.
+        target: Destination.
+        name: Name of the value, for events.
+        log_event: Function that is called if memory cannot be shared although both backends promise it.
     """
     kind = route(source.backend, source.device, target.backend, target.device)
     if kind == "move":

@@ -43,7 +43,7 @@ class CustomStep:
     def train_steps(
         self, columns: BatchColumns, start: int, n_steps: int, batch_size: int, microbatch_size: int | None = None
     ) -> list[Losses]:
-        """Steps one by one, each with the same rows of every order."""
+        """Run steps one by one, each with the same rows of every order."""
         sets = {column.feature_set for column in columns.values()}
         losses: list[Losses] = []
         for first in range(start, start + n_steps * batch_size, batch_size):
@@ -68,7 +68,7 @@ class CustomStep:
         return [Losses(self._stage.backend, 0, tuple(figures), pairs=figures)]
 
     def try_step(self, columns: BatchColumns, step: StepRows, microbatch_size: int | None = None) -> None:
-        """As `train_step`; the caller restores a snapshot afterwards."""
+        """Run `train_step`; the caller restores a snapshot afterwards."""
         self.train_step(columns, step)
         self._stage.program.zero_grad()
 
@@ -81,10 +81,10 @@ class CustomStep:
         self.n_done, self.is_updating = n_done, False
 
     def _figures(self, given: Any) -> Mapping[str, Any]:
-        """What a step gave, by name; a single number is the loss.
+        """Return the result of a step by name; a single number is the loss.
 
         Raises:
-            PhaseError: it is not a number, nor a dict of numbers.
+            PhaseError: it is neither a number nor a dict of numbers.
         """
         if given is None:
             return {}

@@ -31,21 +31,23 @@ Evaluate = Callable[[StepRows], tuple[dict[str, Any], list[Losses]]]
 class ChunkRunner:
     """Trains and evaluates with the rows of one chunk; everything is looked up beforehand.
 
-    Its functions are no closures: the frames of an error would hold these, and with them the columns, for as long as
-    the error is kept.
+    Its functions are not closures: the frames of an error would hold closures, and with them the columns, for the
+    lifetime of the error.
 
     Attributes:
-        train_step: trains one step with some rows of each feature set in it, so many at once at most.
-        try_step: the same for a test of memory; the caller restores a snapshot afterwards.
-        evaluate: gives outputs by value name (None where rows that they need are missing) and losses, on the devices.
-        one_by_one: trains several equal steps without a program that takes them in one call.
-        stage: the only stage, if its program takes several steps in one call; else None.
-        program: that program.
-        columns: its columns, in the order of its inputs.
-        orders: of each of these.
-        labels: of its losses.
-        weighted: labels of those that weigh rows or positions.
-        elements: how many elements of a row each of its losses is a mean over, by label.
+        train_step: Function that trains one step with some rows of each feature set in it, at most a number of rows at
+            once.
+        try_step: The same for a test of memory; the caller restores a snapshot afterwards.
+        evaluate: Function that returns outputs by value name (None if rows that they need are missing) and losses, on
+            the devices.
+        one_by_one: Function that trains several equal steps without a program that takes them in one call.
+        stage: The only stage, if its program takes several steps in one call; otherwise None.
+        program: Program of this stage.
+        columns: Its columns, in the order of its inputs.
+        orders: Orders of these columns.
+        labels: Labels of its losses.
+        weighted: Labels of the losses that weight rows or positions.
+        elements: By label, the number of elements of a row in the mean of a loss.
     """
 
     train_step: TrainStep
@@ -74,14 +76,14 @@ class ChunkRunner:
     def train_and_notify(
         self, start: int, n_steps: int, batch_size: int, microbatch_size: int | None, after_step: AfterStep
     ) -> Any:
-        """As `train_steps`, with a program that `notifies_steps`; the mean losses of the steps that were done."""
+        """Run `train_steps` with a program that `notifies_steps`; return the mean losses of the completed steps."""
         n_microbatches = self.n_microbatches(batch_size, microbatch_size) or 1
         rows: Any = (self.columns, self.orders, start, n_steps, batch_size)
         assert isinstance(self.program, NotifyingProgram)
         return self.program.train_and_notify(*rows, after_step, n_microbatches)
 
     def notifies_steps(self, batch_size: int, microbatch_size: int | None) -> bool:
-        """Whether steps of this size are done by a program that tells of each."""
+        """Return whether the program for steps of this size reports each of them."""
         return (
             isinstance(self.program, NotifyingProgram) and self.n_microbatches(batch_size, microbatch_size) is not None
         )
@@ -101,7 +103,7 @@ class ChunkRunner:
 
     @property
     def layout(self) -> list[list[int]]:
-        """The shapes of columns and orders, for which programs are compiled."""
+        """The shapes of columns and orders for which programs are compiled."""
         return [list(map(int, array.shape)) for array in (*self.columns, *self.orders)]
 
     @property
@@ -110,7 +112,9 @@ class ChunkRunner:
         return int(self.orders[0].shape[0]) if self.orders else 0
 
     def n_microbatches(self, batch_size: int, microbatch_size: int | None) -> int | None:
-        """In how many micro-batches the program takes a step; None if it cannot, or there is no program."""
+        """Return the number of micro-batches in which the program takes a step; None if it cannot, or without a
+        program.
+        """
         if self.program is None or microbatch_size is None or microbatch_size >= batch_size:
             return None if self.program is None else 1
         divides = self.program.supports_microbatching and batch_size % microbatch_size == 0
@@ -128,7 +132,7 @@ class ChunkRunner:
 
 
 class Restorable(Protocol):
-    """What training steps change beside programs."""
+    """State outside programs that training steps change."""
 
     def snapshot(self) -> Any:
         """Return a copy of it."""
@@ -141,21 +145,23 @@ class StepLearner(Restorable, Protocol):
     """Learns from every training step of the programs, on the host."""
 
     def step(self, values: Mapping[str, Any], span_of: SpanOf, to_host: Callable[[str, Any], np.ndarray]) -> None:
-        """Learn from a step: the values of nodes by name, which rows it took, and what brings a value to the host."""
+        """Learn from a step: values of nodes by name, the rows that it took, and a function that copies a value to the
+        host.
+        """
 
 
 class Pipeline:
     """The programs of one phase.
 
     Args:
-        stages: in the order of computation.
-        learners: learn from every training step; with some, steps are taken one by one.
-        log_event: is told if values cannot go from one framework to another as planned.
-        custom_step: the training step, if it is the user's own.
-        make_step: makes what takes steps one by one.
+        stages: Stages in the order of computation.
+        learners: Nodes that learn from every training step; with some, steps run one by one.
+        log_event: Function that is called if values cannot be copied between frameworks as planned.
+        custom_step: The training step, if it is a custom one.
+        make_step: Function that creates the object that runs steps one by one.
 
     Attributes:
-        loss_scalings: by what losses are scaled in all programs; empty where they are not.
+        loss_scalings: Loss scales of all programs; empty if losses are not scaled.
     """
 
     def __init__(
@@ -198,7 +204,7 @@ class Pipeline:
 
     @property
     def notifies_steps(self) -> bool:
-        """Whether one program does whole steps, and tells of each of a call."""
+        """Whether one program runs whole steps and reports each step of a call."""
         return isinstance(self._multi_step, NotifyingProgram)
 
     @property
@@ -208,7 +214,7 @@ class Pipeline:
         return all(device.kind == "cpu" for device in devices)
 
     def runner(self, columns: DeviceColumns) -> ChunkRunner:
-        """What trains and evaluates with the rows of a chunk."""
+        """Return the object that trains and evaluates with the rows of a chunk."""
         steps = self._cross_segment
         rows = steps.bind(columns)
         runner = ChunkRunner(
@@ -241,7 +247,7 @@ class Pipeline:
         )
 
     def to_host(self, name: str, value: Any) -> np.ndarray:
-        """One output in host memory; in float32 where it is of a floating dtype that NumPy itself lacks."""
+        """Return one output in host memory; in float32 for a floating dtype that NumPy itself lacks."""
         return widened(self._makers[name].backend.to_host(value))
 
     def seed(self, key: int) -> None:
@@ -292,13 +298,13 @@ class Pipeline:
         return max(counts) + sum(scaling.n_skipped for scaling in self.loss_scalings)
 
     def run_uncompiled(self) -> None:
-        """As of `MultiStepProgram`, of all programs."""
+        """Run the steps of all programs uncompiled; see `MultiStepProgram.run_uncompiled`."""
         for stage in self._stages:
             if isinstance(stage.program, MultiStepProgram):
                 stage.program.run_uncompiled()
 
     def renew_compiled(self) -> list[str]:
-        """As of `Program`, of all programs."""
+        """Return the changed Python values of all programs; see `Program.renew_compiled`."""
         return [name for stage in self._stages for name in stage.program.renew_compiled()]
 
     def snapshot(self) -> tuple[Any, list[Any]]:
@@ -326,7 +332,7 @@ class Pipeline:
             states.update(stage.program.optimizer_states())
 
     def sync_values(self) -> None:
-        """Copy the current values to the user's models; where these are divided, all processes do so together."""
+        """Copy the current values to the user's models; if they are sharded, all processes do so together."""
         self._cross_segment.begin_reading()
         for stage in self._stages:
             stage.program.sync_models()
@@ -334,8 +340,8 @@ class Pipeline:
     def close(self, states: MutableMapping[str, NodeState]) -> None:
         """End all programs: the user's models receive the result, `states` the optimizer state of each node.
 
-        Every program is closed, whatever another raises, and again if an interrupt came in between: models must not be
-        left with values of two steps. The first failure is raised at the end.
+        Every program is closed, even if another one raises, and again if an interrupt came in between: models must not
+        be left with values of two steps. The first failure is raised at the end.
         """
         self._beside = self._cross_segment.watchers = ()  # a cycle that would keep the programs until collected
         failures: list[BaseException] = []
@@ -354,7 +360,9 @@ class Pipeline:
 
 
 def _elements(stage: PipelineStage, term: LossTerm, columns: DeviceColumns) -> int:
-    """What a loss is a mean over in each row of a chunk, whose targets may have another length than in the plan."""
+    """Return the number of elements in the mean of a loss for each row of a chunk; targets may have another length than
+    planned.
+    """
     target = columns.get(term.inputs[1]) if len(term.inputs) > 1 else None
     if target is None or term.elements == 1:
         return term.elements

@@ -1,4 +1,4 @@
-"""Epoch plan: what each step of an epoch takes of the row orders, as ranges of equal steps, and in blocks of them."""
+"""Epoch plan: the rows that each step of an epoch takes from the row orders, as ranges of equal steps and in blocks."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class StepRange:
     """A run of equal steps, in sequence.
 
     Attributes:
-        rows: what the first step takes of the row orders, by feature set; each further step takes as many rows, right
-            behind those of the step before.
-        n_steps: how many steps.
-        uniform: whether each step takes the same rows of the orders of all feature sets, as one call of
+        rows: Rows of the first step in the row orders, by feature set; each following step takes as many rows, directly
+            after those of the previous step.
+        n_steps: Number of steps.
+        uniform: Whether each step takes the same rows of the orders of all feature sets, as one call of
             `MultiStepProgram.train_steps` does.
-        microbatch_size: rows that are computed at once where a step accumulates several batches; else None.
+        microbatch_size: Rows that are computed at once if a step accumulates several batches; otherwise None.
     """
 
     rows: StepRows
@@ -67,7 +67,9 @@ class StepRange:
         return replace(self, rows=rows)
 
     def split(self, max_rows: int) -> Iterator[StepRange]:
-        """Yield a single step as several, each of at most so many rows of each feature set that has some left."""
+        """Split a single step into several, each with at most `max_rows` rows of each feature set that has some
+        left.
+        """
         for low in range(0, self.batch_size, max_rows):
             rows = {
                 name: (start + low, min(start + low + max_rows, stop))
@@ -80,7 +82,7 @@ class StepRange:
 def uniform_range(
     feature_sets: Iterable[str], start: int, n_steps: int, batch_size: int, microbatch_size: int | None = None
 ) -> StepRange:
-    """`n_steps` of `batch_size` rows each, from row `start` of every order on."""
+    """Return `n_steps` steps of `batch_size` rows each, from row `start` of every order on."""
     rows = dict.fromkeys(feature_sets, (start, start + batch_size))
     return StepRange(rows, n_steps, uniform=True, microbatch_size=microbatch_size)
 
@@ -89,8 +91,8 @@ def uniform_range(
 class StepBlock:
     """Consecutive steps that are loaded together; their rows count from the first row of the block.
 
-    `spans` says which rows of the epoch's orders these are, `orders` has that part of the orders. Where they are a
-    process's share of a step, `whole` has that part of the orders of all processes, and which of its rows is the first.
+    `spans` gives the rows of the epoch's orders, `orders` has that part of the orders. If they are a process's part of
+    a step, `whole` has that part of the orders of all processes, and the index of its first row.
     """
 
     steps: tuple[StepRange, ...]
@@ -101,26 +103,27 @@ class StepBlock:
 
 @dataclass(frozen=True, slots=True)
 class SharedSteps:
-    """The steps of all processes, of which some steps are one's share.
+    """The steps of all processes, for steps that are one process's part.
 
     Attributes:
-        steps: of all.
-        first: of a number of rows of all, the first that this process takes.
+        steps: Steps of all processes.
+        first: Function of a number of rows of all that returns the first row of this process.
     """
 
     steps: EpochSteps
     first: Callable[[int], int]
 
     def rows_of(self, block: StepBlock) -> dict[StreamKey, tuple[np.ndarray, int]]:
-        """Return the order of a block of all by stream, and where the share begins."""
+        """Return the order of a block of all processes by stream, and where this process's part begins."""
         return {stream: (order, self.first(len(order))) for stream, order in block.orders.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class EpochSteps:
-    """The steps of one epoch, or of one evaluation, and the row orders that they take rows of.
+    """The steps of one epoch, or of one evaluation, and the row orders that they use.
 
-    `shared` is of what they are a process's share: what is padded to the longest row of a batch is to that of all.
+    `shared` has the steps of all processes if these are one process's part: padding follows the longest row of the
+    whole batch.
     """
 
     steps: tuple[StepRange, ...]
@@ -135,11 +138,11 @@ class EpochSteps:
         return replace(self, steps=tuple(_skip(self.steps, n)), shared=shared)
 
     def split(self, max_rows: int) -> EpochSteps:
-        """Return the same rows in more steps, of at most so many rows of each feature set. For evaluations."""
+        """Return the same rows in more steps, with at most `max_rows` rows of each feature set. For evaluations."""
         return replace(self, steps=tuple(part for step in self.steps for part in step.split(max_rows)))
 
     def blocks(self, max_steps: int) -> Iterator[StepBlock]:
-        """Blocks of at most `max_steps` steps; a last, smaller batch goes with those before it."""
+        """Yield blocks of at most `max_steps` steps; a last, smaller batch joins those before it."""
         block: list[StepRange] = []
         for steps in _limited(self.steps, max_steps):
             if block and _count(block) + steps.n_steps > max_steps and not _is_last_batch(steps, block):
@@ -150,7 +153,7 @@ class EpochSteps:
             yield self._block(block)
 
     def single_steps(self) -> Iterator[StepBlock]:
-        """Return a block for each step, also for a last, smaller batch."""
+        """Return a block for each step, including a last, smaller batch."""
         own = (self._block([step]) for step in _limited(self.steps, 1))
         if self.shared is None:
             return own
@@ -186,7 +189,7 @@ def _limited(ranges: Iterable[StepRange], max_steps: int) -> Iterator[StepRange]
 
 
 def _is_last_batch(steps: StepRange, block: Sequence[StepRange]) -> bool:
-    """Whether this is the last, smaller batch of an epoch: a block of its own would have its own shape."""
+    """Return whether this is the last, smaller batch of an epoch; a separate block for it would have another shape."""
     equal = steps.uniform and steps.n_steps == 1
     return equal and all(other.batch_size > steps.batch_size for other in block)
 
@@ -209,18 +212,18 @@ class EpochPlan(ABC):
         """Return the steps and row orders of an epoch. If all epochs are equal, the orders are the same object."""
 
     def prefetch(self, number: int | None) -> None:
-        """Begin to draw the orders of an epoch in a thread; None waits for what was begun and drops it."""
+        """Begin to draw the orders of an epoch in a thread; None waits for the current one and drops it."""
 
 
 class TrainingEpochs(EpochPlan):
-    """The epochs of a TrainPhase: an update after `accumulate` batches, and one after those that are left.
+    """The epochs of a TrainPhase: an update after `accumulate` batches, and one after the remaining ones.
 
-    `steps` are those of every epoch, which differ only in the row orders.
+    `steps` are the steps of every epoch; epochs differ only in the row orders.
 
     Args:
-        label: of the phase.
-        batches: what its samplers draw.
-        accumulate: batches for one update.
+        label: Label of the phase.
+        batches: Batches of its samplers.
+        accumulate: Number of batches for one update.
 
     Raises:
         PhaseError: batches are to be accumulated whose feature sets differ in size.
@@ -236,7 +239,6 @@ class TrainingEpochs(EpochPlan):
         self.batch_size = max(steps.batch_size for steps in self.steps)
 
     def epoch(self, number: int) -> EpochSteps:
-        """See `EpochPlan`."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending[1].join()
@@ -245,7 +247,7 @@ class TrainingEpochs(EpochPlan):
         return EpochSteps(self.steps, self.batches.orders(number))
 
     def prefetch(self, number: int | None) -> None:
-        """See `EpochPlan`; nothing is begun if that is not worth a thread."""
+        """Begin to draw the orders of an epoch, if that is worth a thread."""
         if self._pending is not None:
             self._pending[1].join()
             self._pending = None
@@ -284,7 +286,6 @@ class EvaluationEpochs(EpochPlan):
         self.batch_size = max(steps.batch_size for steps in self._epoch.steps)
 
     def epoch(self, number: int) -> EpochSteps:
-        """See `EpochPlan`."""
         return self._epoch
 
 
@@ -353,16 +354,16 @@ class SampledBatches:
     """The batches that the samplers of a TrainPhase draw from its rows.
 
     Args:
-        label: of the phase.
-        samplers: one for all feature sets, or one for each by its label; steps alternate in this order.
-        schedule: how several samplers take part in steps.
-        rows: the data, by feature set.
+        label: Label of the phase.
+        samplers: One for all feature sets, or one for each by its label; steps alternate in this order.
+        schedule: How several samplers are combined in steps.
+        rows: Data, by feature set.
 
     Attributes:
-        feature_sets: their labels.
-        equal_batches: number of full batches in an epoch, their size, and the size of a last partial one (0 for none),
-            where each step takes the same rows of every order; else None.
-        steps: what each step takes, where `equal_batches` is None.
+        feature_sets: Labels of the feature sets.
+        equal_batches: Number of full batches in an epoch, their size, and the size of a last partial one (0 for none),
+            if each step takes the same rows of every order; otherwise None.
+        steps: Rows of each step, if `equal_batches` is None.
 
     Raises:
         SamplerError: nothing can be drawn.
@@ -406,7 +407,7 @@ class SampledBatches:
         return 0 if self._fixed else sum(epochs.draws.n * epochs.cycles for epochs in self._samplers.values())
 
     def orders(self, epoch: int) -> RowOrders:
-        """Return the row orders of an epoch (0 is the first); the first stream is there under `""` too.
+        """Return the row orders of an epoch (0 is the first); the first stream is also stored under `""`.
 
         If every epoch has the orders of the first, the same object is returned.
         """
@@ -427,7 +428,7 @@ class SampledBatches:
 
 
 def evaluation_orders(samplers: Sampler | Mapping[str, Sampler], rows: Mapping[str, Rows]) -> RowOrders:
-    """What samplers draw for an evaluation: epoch 0, not shuffled.
+    """Return the orders that samplers draw for an evaluation: epoch 0, not shuffled.
 
     Raises:
         SamplerError: nothing can be drawn.
@@ -447,7 +448,7 @@ def _by_stream(name: str, sampler: Sampler, orders: Sequence[np.ndarray]) -> dic
 
 
 def _equal_batches(steps: Sequence[StepRows], n_sets: int) -> tuple[int, int, int] | None:
-    """See `SampledBatches.equal_batches`."""
+    """Return `SampledBatches.equal_batches`."""
     spans = [next(iter(step.values())) for step in steps]
     size, stop = spans[0][1], spans[-1][1]
     expected = [(start, min(start + size, stop)) for start in range(0, stop, size)]
@@ -477,7 +478,7 @@ def _checked(sampler: Sampler, n: int, n_rows: int, orders: Sequence[np.ndarray]
     """Return the orders of a sampler, which may be third-party code.
 
     Raises:
-        SamplerError: they are not what it promised, or contain rows that do not exist.
+        SamplerError: they are not as promised, or contain rows that do not exist.
     """
     arrays = tuple(np.asarray(order) for order in orders)
     if [(len(order), order.ndim, order.dtype.kind) for order in arrays] != [(n, 1, "i")] * len(sampler.streams):
@@ -501,8 +502,9 @@ class EvaluationRows:
     """The rows of an evaluation.
 
     Attributes:
-        rows: by feature set, in the order of evaluation; those of a sampler's other streams as `FEATURE_SET@STREAM`.
-        orders: the row order of each stream that a sampler draws; other feature sets are taken as they are.
+        rows: Rows by feature set, in the order of evaluation; those of a sampler's other streams as
+            `FEATURE_SET@STREAM`.
+        orders: Row order of each stream that a sampler draws; other feature sets are used unchanged.
     """
 
     rows: Mapping[str, Rows]
@@ -510,7 +512,7 @@ class EvaluationRows:
 
     @classmethod
     def drawn(cls, samplers: Sampler | Mapping[str, Sampler], rows: Mapping[str, Rows]) -> EvaluationRows:
-        """What samplers draw in epoch 0, not shuffled. A SimpleSampler leaves rows as they are.
+        """Return the rows that samplers draw in epoch 0, not shuffled. A SimpleSampler leaves rows unchanged.
 
         Raises:
             SamplerError: nothing can be drawn.
@@ -531,7 +533,7 @@ class EvaluationRows:
         return self.rows.get(f"{feature_set}@{stream}", self.rows[feature_set])
 
     def steps(self, batch_size: int) -> Iterator[StepRows]:
-        """What each step takes: up to `batch_size` rows of every feature set that has some left."""
+        """Yield the rows of each step: up to `batch_size` rows of every feature set that has some left."""
         counts = {name: len(rows) for name, rows in self.rows.items() if name.rpartition("@")[0] not in self.rows}
         for start in range(0, max(counts.values()), batch_size):
             yield {name: (start, min(start + batch_size, n)) for name, n in counts.items() if start < n}

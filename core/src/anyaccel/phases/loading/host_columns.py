@@ -1,4 +1,6 @@
-"""Host columns: the columns of a plan in host memory, cast and shaped as they are loaded; nothing moves here."""
+"""Host columns: the columns of a plan in host memory, in the dtype and shape in which they are loaded; nothing moves
+here.
+"""
 
 from __future__ import annotations
 
@@ -35,18 +37,18 @@ _SUM_TOLERANCE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class TargetRange:
-    """What losses take as targets.
+    """The targets that losses accept.
 
     Attributes:
-        n_classes: class indices are below it; None if they are not.
-        probabilities: whether they are numbers from 0 to 1.
-        non_negative: whether they are at least 0.
-        signs: whether they are -1 or 1.
-        class_axis: along which they are the probabilities of classes, which add up to 1; None if they are not.
-        loss: the name of the loss that takes them, for messages.
-        ignored: a class index that counts for nothing and may be out of range; None for none.
-        weights: whether they weigh a loss, and are at least 0.
-        excluded: a class index that a loss leaves out of its mean, where batches are parted; None for none.
+        n_classes: Class indices must be below it; None if they are not class indices.
+        probabilities: Whether they are numbers from 0 to 1.
+        non_negative: Whether they are at least 0.
+        signs: Whether they are -1 or 1.
+        class_axis: Axis along which they are probabilities of classes, which add up to 1; None if they are not.
+        loss: Name of the loss that takes them, for messages.
+        ignored: A class index that is ignored and may be out of range; None for none.
+        weights: Whether they weight a loss, and are at least 0.
+        excluded: A class index that a loss leaves out of its mean, if batches are split; None for none.
     """
 
     n_classes: int | None = None
@@ -66,17 +68,17 @@ def make_host_columns(
     ranges: Mapping[str, TargetRange],
     known: Mapping[str, FeatureSet] = MappingProxyType({}),
 ) -> dict[str, HostColumn]:
-    """Return the columns of a plan in host memory, cast and shaped as the plan loads them.
+    """Return the columns of a plan in host memory, in the dtype and shape in which the plan loads them.
 
     Args:
-        plan: whose columns.
-        rows: the data, by feature set.
-        ranges: what the losses take as targets, by value name.
-        known: the feature sets that the graph was built for, by label, to explain a missing column.
+        plan: The plan with the columns.
+        rows: Data, by feature set.
+        ranges: Targets that the losses accept, by value name.
+        known: Feature sets that the graph was built for, by label, to explain a missing column.
 
     Raises:
-        ColumnError: data that are not what the plan was made for, targets out of range, or numbers that are too large
-            for the dtype in which they are loaded.
+        ColumnError: data that do not match the plan, targets out of range, or numbers that are too large for the dtype
+            in which they are loaded.
     """
     arrays: dict[str, HostColumn] = {}
     for column in plan.columns:
@@ -177,10 +179,10 @@ def _too_large(column: Column, array_of: Callable[[str], np.ndarray]) -> ColumnE
 
 
 def _check_integers(column: Column, array_of: Callable[[str], np.ndarray]) -> None:
-    """See that integers are the same in the dtype in which a column is loaded, which may be narrower.
+    """Check that integers keep their value in the dtype in which a column is loaded, which may be narrower.
 
     Raises:
-        ColumnError: one is not.
+        ColumnError: one does not.
     """
     stored, dtype = np.dtype(column.stored.dtype), np.dtype(column.spec.dtype)
     if stored.kind not in "iu" or dtype.kind not in "iu" or np.can_cast(stored, dtype, "safe"):
@@ -250,7 +252,7 @@ def _check_range(column: Column, array: np.ndarray, target_range: TargetRange) -
 
 
 def _warn_of_sums(column: Column, array: np.ndarray, class_axis: int) -> None:
-    """Warn of probabilities of classes that do not add up to 1; rows of zeros count for nothing on purpose."""
+    """Warn of probabilities of classes that do not add up to 1; rows of zeros are ignored on purpose."""
     sums = array.sum(axis=class_axis, dtype=np.float64)
     wrong = (np.abs(sums - 1) > _SUM_TOLERANCE) & (sums != 0)
     if wrong.any():
@@ -267,7 +269,7 @@ def _warn_of_sums(column: Column, array: np.ndarray, class_axis: int) -> None:
 
 
 def target_ranges(resolution: Resolution, *, accumulates: bool) -> dict[str, TargetRange]:
-    """What losses take as targets, by value name; the fewest classes if several losses take a column."""
+    """Return the targets that losses accept, by value name; the fewest classes if several losses take a column."""
     loaded = {column.name: column.spec for column in resolution.plan.columns}
     ranges: dict[str, TargetRange] = {}
     parts = zip(resolution.segments, resolution.backends, strict=True)
@@ -289,7 +291,7 @@ def target_ranges(resolution: Resolution, *, accumulates: bool) -> dict[str, Tar
 
 
 def _range_of(term: LossTerm, dtype: str, resolution: Resolution, *, accumulates: bool) -> dict[str, Any]:
-    """What a loss says of a column of this dtype that it takes."""
+    """Return what a loss requires of a column with this dtype."""
     if term.loss.own is not None:
         excluded = ignored_target(term.loss) if accumulates and "int" in dtype else None
         return {} if excluded is None else {"excluded": excluded}
@@ -306,7 +308,7 @@ def _range_of(term: LossTerm, dtype: str, resolution: Resolution, *, accumulates
 
 
 def _range_of_own(term: LossTerm, dtype: str, resolution: Resolution, takes: LossTargets | None) -> dict[str, Any]:
-    """What a loss of a framework says of a column of this dtype that it takes as targets."""
+    """Return what a framework's loss requires of a target column with this dtype."""
     logits = resolution.shapes.specs.get(term.inputs[0])
     if takes is None or logits is None:
         return {}

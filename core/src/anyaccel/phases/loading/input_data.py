@@ -1,4 +1,6 @@
-"""Input data: from what a user gave as the data of a phase to rows by feature set, or to a source that is streamed."""
+"""Input data: turns the data that a user passed to a phase into rows by feature set, or into a source that is
+streamed.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,9 @@ class PhaseSources:
     """The sources of a phase and of its validation.
 
     Attributes:
-        batches: those of batches, also those that were made of a loader or generator that a user gave: they may have
-            been opened, and the workers of a loader run until they are closed.
-        read: those that were read into memory, by label of the phase and of the feature set.
+        batches: Sources of batches, including those created from a loader or generator of the user: they may be open,
+            and the workers of a loader run until they are closed.
+        read: Sources that were read into memory, by label of the phase and of the feature set.
     """
 
     batches: list[BatchSource] = field(default_factory=list)
@@ -40,8 +42,8 @@ class InputData:
     """The data of a phase, or of its validation.
 
     Attributes:
-        rows: by feature set; an example of a source that is streamed.
-        source: what is streamed, None if all rows are there.
+        rows: Rows by feature set; an example of a source that is streamed.
+        source: The source that is streamed; None if all rows are in memory.
     """
 
     rows: dict[str, Rows]
@@ -61,13 +63,13 @@ def input_data(
     """Return the data of a phase as rows, and the source that is streamed, if any; other sources are read into memory.
 
     Args:
-        label: of the phase.
-        data: name of a split, rows, a source, or a mapping from feature sets to these.
-        sets: the feature sets that the phase needs data of.
-        may_stream: whether a source may be streamed.
-        equal_lengths: whether one sampler draws from all feature sets, which then need equally many rows.
-        read: whether rows are needed; if not, a loader or generator is not touched.
-        opened: keeps what is opened, to be closed, and what was read, so that each source is read once.
+        label: Label of the phase.
+        data: Name of a split, rows, a source, or a mapping from feature sets to these.
+        sets: Feature sets that the phase needs data of.
+        may_stream: Whether a source may be streamed.
+        equal_lengths: Whether one sampler draws from all feature sets, which then need equally many rows.
+        read: Whether rows are needed; if not, a loader or generator is not touched.
+        opened: Sources that are opened, to be closed, and those that were read, so that each source is read once.
 
     Raises:
         PhaseError, SourceError, SplitError: data that do not fit the graph or cannot be read, or an unknown split.
@@ -107,7 +109,7 @@ def _rows_for(
     read: bool,
     cache: dict[tuple[str, str], FeatureSet],
 ) -> Rows:
-    """Return the rows that stand for a source."""
+    """Return the rows that represent a source."""
     if isinstance(source, FeatureSet):
         return source
     if not read and isinstance(source, BatchSource) and source is not given:
@@ -136,23 +138,18 @@ class MapSourceRows(Rows):
         return read_source(self.source)
 
     def array(self, name: str) -> np.ndarray:
-        """See `Rows`."""
         return self.in_memory.array(name)
 
     def column(self, name: str) -> Any:
-        """See `Rows`."""
         return self.in_memory.column(name)
 
     def to_arrow(self) -> Any:
-        """See `Rows`."""
         return self.in_memory.to_arrow()
 
     def view(self) -> FeatureSetView:
-        """See `Rows`."""
         return self.in_memory.view()
 
     def select(self, features: Any = None, targets: Any = None, tags: Any = None) -> Any:
-        """See `Rows`."""
         return self.in_memory.select(features, targets, tags)
 
 
@@ -261,7 +258,7 @@ def _rows_of(label: str, data: Any, sets: Mapping[str, FeatureSet], equal_length
 
 
 def _splits_hint(data: Any) -> str:
-    """What to write in place of a `DatasetDict`; `""` for anything else."""
+    """Return what to write instead of a `DatasetDict`; `""` for anything else."""
     if not are_splits(data):
         return ""
     kind, first = type(data).__name__, next(iter(data))
@@ -269,7 +266,7 @@ def _splits_hint(data: Any) -> str:
 
 
 def _labels_hint(unknown: Sequence[str], missing: Sequence[str], known: Sequence[str]) -> str:
-    """What to write where data were given under labels that are not those of the graph's feature sets."""
+    """Return what to write if the labels of the data are not those of the graph's feature sets."""
     if len(unknown) == len(missing) == 1:
         return f"if {unknown[0]!r} are such data, say so: data={{{missing[0]!r}: {unknown[0]}}}"
     each = f"give data={{{', '.join(f'{name!r}: ...' for name in [*known, *missing])}}}, a split or view for each"

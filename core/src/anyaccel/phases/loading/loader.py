@@ -1,4 +1,6 @@
-"""Loader: the protocol by which a training or evaluation loop gets its rows, and rows that stay on their devices."""
+"""Loader: the protocol through which a training or evaluation loop gets its rows, and rows that stay on their
+devices.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,11 @@ class Chunk:
 
 @dataclass(slots=True)
 class LoadedRows:
-    """The rows of a phase, or of its validation, as they are taken now; both change where they do not fit.
+    """The current rows of a phase or of its validation; both attributes change if the rows do not fit.
 
     Attributes:
-        loader: what gives them.
-        microbatch_size: rows that are computed at once, at most; None for whole steps.
+        loader: Loader of the rows.
+        microbatch_size: Maximum number of rows that are computed at once; None for whole steps.
     """
 
     loader: BatchLoader
@@ -75,17 +77,17 @@ class BatchLoader(ABC):
         """
 
     def prefetch(self, epoch: int | None) -> None:
-        """Begin to draw the row orders of an epoch that will be asked for; None drops what was begun."""
+        """Begin to draw the row orders of the next epoch; None drops it."""
 
     def keep_positions(self) -> None:
         """Be ready for `position` from the next epoch on."""
 
     def position(self, epoch: int, step: int) -> SourcePosition | None:
-        """Where a source is after that many steps of an epoch; None where rows are not read from one.
+        """Return the position of a source after `step` steps of an epoch; None if rows do not come from a source.
 
         Args:
-            epoch: its number.
-            step: 0 before an epoch begins; else that of the chunk that is taken, and `keep_positions` was called.
+            epoch: Number of the epoch.
+            step: 0 before an epoch begins; otherwise the step of the current chunk, after a call of `keep_positions`.
         """
         return None
 
@@ -100,19 +102,21 @@ class BatchLoader(ABC):
         return False
 
     def limit_rows(self, max_rows: int) -> None:
-        """Load at most so many rows at once of steps that can be computed as several, as those of evaluations."""
+        """Load at most `max_rows` rows at once, for steps that can be computed as several, such as those of
+        evaluations.
+        """
 
     def close(self) -> None:
-        """Let go of what is held on devices."""
+        """Release everything on devices."""
 
 
 class ResidentLoader(BatchLoader):
-    """All rows on their devices for as long as the phase runs; an epoch costs one copy, that of its row orders.
+    """Keep all rows on their devices for the duration of the phase; an epoch copies only its row orders.
 
     Args:
-        columns: of the plan.
-        tensors: all rows of each, on its device, by value name.
-        plan: of the epochs.
+        columns: Columns of the plan.
+        tensors: All rows of each column, on its device, by value name.
+        plan: Plan of the epochs.
     """
 
     residency = "resident"
@@ -125,7 +129,7 @@ class ResidentLoader(BatchLoader):
         self._loaded: DeviceColumns = {}
 
     def chunks(self, epoch: int, start_step: int = 0) -> Generator[Chunk]:
-        """One chunk with everything. Row orders that are those of the epoch before are there already."""
+        """Yield one chunk with everything. Row orders equal to those of the previous epoch are not copied again."""
         steps = self._plan.epoch(epoch)
         if self._host_orders is not steps.orders:
             self._loaded, self._host_orders = {}, None  # the orders of the epoch before make room
@@ -134,11 +138,9 @@ class ResidentLoader(BatchLoader):
         yield Chunk(self._loaded, steps.skip(start_step).steps, steps.orders)
 
     def prefetch(self, epoch: int | None) -> None:
-        """See `BatchLoader`."""
         self._plan.prefetch(epoch)
 
     def close(self) -> None:
-        """See `BatchLoader`."""
         self._tensors, self._loaded, self._host_orders = {}, {}, None
 
 
@@ -150,9 +152,9 @@ class DeviceColumn:
     """A column on its device.
 
     Attributes:
-        rows: a tensor [n, ...] of its framework.
-        order: row numbers in the order in which steps take them, on the same device; None for rows as they lie.
-        feature_set: where the rows come from.
+        rows: A tensor [n, ...] of its framework.
+        order: Row numbers in the order of the steps, on the same device; None for rows in their stored order.
+        feature_set: Feature set of the rows.
     """
 
     rows: Any
@@ -165,12 +167,12 @@ DeviceColumns = Mapping[str, DeviceColumn]
 
 
 def stream_of(column: Column) -> StreamKey:
-    """The feature set of a column and the stream that it is read from, `""` for the first."""
+    """Return the feature set of a column and the stream that it is read from, `""` for the first."""
     return column.feature_set, column.stream
 
 
 def with_orders(columns: Iterable[Column], rows: Mapping[str, Any], orders: Mapping[str, Any]) -> DeviceColumns:
-    """Tensors and row orders on devices, both by value name, put together."""
+    """Combine tensors and row orders on devices, both by value name."""
     return {
         column.name: DeviceColumn(rows[column.name], orders.get(column.name), column.feature_set) for column in columns
     }
@@ -182,9 +184,9 @@ def load(
     """Put host columns on their devices; columns that are one array in one place are copied once.
 
     Args:
-        plan: which columns go where.
-        arrays: the columns, by value name; writeable ones are given away.
-        on_loaded: is called with the bytes of each column when it is there.
+        plan: The plan, with the device of each column.
+        arrays: Columns, by value name; ownership of writeable ones is given up.
+        on_loaded: Function called with the bytes of each column once it is loaded.
 
     Raises:
         OutOfMemoryError: no room.
@@ -206,9 +208,9 @@ def load(
 
 
 def load_orders(columns: Iterable[Column], orders: RowOrders) -> dict[str, Any]:
-    """Row orders on the devices of the columns that they belong to, by value name: the only copy of a resident epoch.
+    """Return row orders on the devices of their columns, by value name: the only copy of a resident epoch.
 
-    Columns without an order are left out. An order goes to each device once, however many columns read it.
+    Columns without an order are left out. An order is copied to each device once, for all columns that read it.
     """
     tensors: dict[str, Any] = {}
     copied: dict[tuple[int, str, Device], Any] = {}
@@ -237,13 +239,13 @@ Sample = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class SourcePosition:
-    """What a source needs to continue.
+    """The state from which a source continues.
 
     Attributes:
-        draws: whether it draws random numbers, so that steps that are left out are read, too.
-        states: of the generators that it draws from, at the start of the epoch.
-        held: these states before the first batch was read, where that was before the epoch began; None elsewhere.
-        sample: of the last step that is done; empty at the start of an epoch.
+        draws: Whether it draws random numbers, so that skipped steps are read, too.
+        states: States of its generators at the start of the epoch.
+        held: These states before the first batch was read, if that was before the epoch began; otherwise None.
+        sample: Sample of the last completed step; empty at the start of an epoch.
     """
 
     draws: bool = False
@@ -252,7 +254,7 @@ class SourcePosition:
     sample: Sample = field(default_factory=dict)
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Itself as arrays by name, but for `draws`."""
+        """Return the fields as arrays by name, without `draws`."""
         return {
             **{f"states/{name}": array for name, array in to_arrays(self.states).items()},
             **{f"held/{name}": array for name, array in to_arrays(self.held or {}).items()},
@@ -276,7 +278,7 @@ class SourcePosition:
 
 
 def sample_rows(columns: Iterable[tuple[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Some values of each row of arrays [rows, *shape], by name."""
+    """Return some values of each row of arrays [rows, *shape], by name."""
     sample = {}
     for name, array in columns:
         flat = array.reshape(len(array), -1) if array.size else array.reshape(len(array), 0)
@@ -287,7 +289,7 @@ def sample_rows(columns: Iterable[tuple[str, np.ndarray]]) -> dict[str, np.ndarr
 
 
 def is_close(before: np.ndarray, now: np.ndarray) -> bool:
-    """Whether values of data are those of another time, which may have been computed elsewhere."""
+    """Return whether values of data equal earlier ones, which may have been computed elsewhere."""
     if before.shape != now.shape:
         return False
     if np.array_equal(before, np.rint(before)):  # ids and classes: one that is near is another one

@@ -27,15 +27,15 @@ _POLL_SECONDS = 0.2
 
 
 def prefetch(make: Callable[[], Generator[T]], depth: int = 1) -> Generator[T]:
-    """Yield what a generator yields, computed in a thread up to `depth` (and one more) items ahead.
+    """Yield the items of a generator, computed in a thread up to `depth` (and one more) items ahead.
 
-    An error of the generator is raised in its place in the sequence. When the caller is done, stops early or is
+    An error of the generator is raised at its place in the sequence. When the caller is done, stops early or is
     interrupted, the thread closes the generator and is joined for at most `JOIN_SECONDS`; a generator that is blocked
     for longer ends as soon as it can, and does not keep the process alive.
 
     Args:
-        make: called in the thread; returns the generator.
-        depth: how many items may wait.
+        make: Function called in the thread; it returns the generator.
+        depth: Number of items that may wait.
     """
     items: _Queue[T] = queue.SimpleQueue()
     room: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -67,7 +67,7 @@ def prefetch(make: Callable[[], Generator[T]], depth: int = 1) -> Generator[T]:
 
 
 def on_demand(make: Callable[[], Generator[T]]) -> Generator[T]:
-    """Yield what a generator yields, each item computed when it is asked for, in the thread that asks."""
+    """Yield the items of a generator, each computed when it is requested, in the thread that requests it."""
     with closing(make()) as generator:
         while True:
             with interrupts.allowed():
@@ -117,7 +117,9 @@ def _has_room(room: queue.SimpleQueue[bool]) -> bool:
 
 
 class BackgroundCall(threading.Thread, Generic[T]):
-    """One call in its own thread, started at once; in `result` where there is no memory for a thread."""
+    """Run one call in a separate thread, started immediately; the result is in `result`, even if no thread could be
+    started.
+    """
 
     def __init__(self, function: Callable[..., T], *args: Any) -> None:
         super().__init__(name="anyaccel-row-order", daemon=True)
@@ -131,7 +133,7 @@ class BackgroundCall(threading.Thread, Generic[T]):
             self._starts = False
 
     def run(self) -> None:
-        """Called by the thread."""
+        """Run the call; the thread calls this."""
         try:
             self._result = self._function(*self._args)
         except BaseException as error:  # raised by `result`

@@ -106,7 +106,7 @@ def _partly_resident(
 
 
 def bytes_of(columns: Sequence[ColumnBytes], resident: Collection[str]) -> dict[Place, int]:
-    """Return bytes of the columns of these names, by place."""
+    """Return the bytes of the columns with these names, by place."""
     nbytes: dict[Place, int] = {}
     for column in columns:
         if column.names[0] in resident:
@@ -127,11 +127,11 @@ def mixed_words(columns: Sequence[ColumnBytes], resident: Collection[str]) -> st
 
 
 class MemoryBudget:
-    """What of the free memory of every device rows may take.
+    """The part of the free memory of every device that rows may use.
 
     Args:
-        free: bytes that are free, by framework and device; those of which it is unknown are left out.
-        training_bytes: bytes that training adds.
+        free: Free bytes, by framework and device; places with unknown memory are left out.
+        training_bytes: Bytes that training adds.
     """
 
     def __init__(self, free: Mapping[Place, int], training_bytes: Mapping[Place, int]) -> None:
@@ -147,7 +147,7 @@ class MemoryBudget:
         return cls({place: free for place in places if (free := free_memory(place)) is not None}, training_bytes)
 
     def exceeded(self, needs: Mapping[Place, int]) -> Place | None:
-        """Return a place where so many bytes are too many; places whose free memory is unknown are not."""
+        """Return a place where these bytes are too many; places with unknown free memory are never exceeded."""
         return next(
             (place for place, need in needs.items() if place in self._budget and need > self._budget[place]), None
         )
@@ -227,14 +227,14 @@ _WORTHWHILE = 4
 
 
 def resident_share(columns: Sequence[ColumnBytes], room: Mapping[Place, float], block_bytes: float) -> frozenset[str]:
-    """Names of the columns to keep: of each place the largest that fit beside the blocks of the others.
+    """Return the names of the columns to keep: in each place the largest that fit next to the blocks of the others.
 
-    Row numbers of resident columns are streamed, so that columns of few bytes a row are not worth it.
+    Row numbers of resident columns are streamed, so columns with few bytes per row are not worth it.
 
     Args:
-        columns: all of a phase.
-        room: bytes that may be taken; places without a limit are left out.
-        block_bytes: of one block of streamed rows.
+        columns: All columns of a phase.
+        room: Bytes that may be used; places without a limit are left out.
+        block_bytes: Bytes of one block of streamed rows.
     """
     kept: list[ColumnBytes] = []
     left = {place: nbytes - BLOCKS * block_bytes for place, nbytes in room.items()}
@@ -276,16 +276,16 @@ OnLoaded = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnBytes:
-    """A column that may be resident by itself.
+    """A column that may be resident separately.
 
     Attributes:
-        names: of all values that are this array in this place.
-        shown: for messages.
-        place: where it goes.
-        stream: by which its rows are read.
-        nbytes: of all rows.
-        row_bytes: of a row.
-        index_bytes: of a row number on its device.
+        names: Names of all values that are this array in this place.
+        shown: Name for messages.
+        place: Its place.
+        stream: Stream of its rows.
+        nbytes: Bytes of all rows.
+        row_bytes: Bytes of a row.
+        index_bytes: Bytes of a row number on its device.
     """
 
     names: tuple[str, ...]
@@ -298,7 +298,7 @@ class ColumnBytes:
 
     @classmethod
     def of(cls, column: Column, names: tuple[str, ...], nbytes: int, n_rows: int) -> ColumnBytes:
-        """Of a column of a plan."""
+        """Return the entry of a column of a plan."""
         return cls(
             names=names,
             shown=column.shown,
@@ -318,19 +318,19 @@ def is_in(column: Column, place: Place) -> bool:
 def mixed_block_steps(
     columns: Sequence[ColumnBytes], resident: Collection[str], block_bytes: float, epochs: EpochPlan
 ) -> int:
-    """Steps of a block where these columns are resident: their row numbers are streamed."""
+    """Return the steps of a block if these columns are resident: their row numbers are streamed."""
     orders = {(each.place, each.stream): each.index_bytes for each in columns if each.names[0] in resident}
     row_bytes = sum(each.row_bytes for each in columns if each.names[0] not in resident) + sum(orders.values())
     return steps_of_block(block_bytes, row_bytes * epochs.batch_size, epochs.n_steps)
 
 
 class LoaderFactory(ABC):
-    """The rows of a phase, or of its validation, and the loaders that bring them to their devices.
+    """The rows of a phase, or of its validation, and the loaders that copy them to their devices.
 
     Attributes:
-        plan: which columns go where.
-        batch_size: the most rows of one feature set in a step, 1 if that is not known.
-        arrays: the columns in host memory, by value name; empty if they are not there, or were given away.
+        plan: The plan, with the device of each column.
+        batch_size: Largest number of rows of one feature set in a step, 1 if unknown.
+        arrays: Columns in host memory, by value name; empty if they are not in memory, or ownership was given up.
     """
 
     plan: Plan
@@ -338,7 +338,7 @@ class LoaderFactory(ABC):
     arrays: Mapping[str, HostColumn]
 
     def notes(self) -> tuple[str, ...]:
-        """What users should know about where the rows come from."""
+        """Return notes for users about the origin of the rows."""
         return ()
 
     @abstractmethod
@@ -358,11 +358,12 @@ class LoaderFactory(ABC):
         """Keep all rows where they are, and copy them to their devices in blocks."""
 
     def columns(self) -> Sequence[ColumnBytes]:
-        """Columns that may be resident each by itself, as `mixed` takes their names; none by default."""
+        """Return columns that may be resident separately, as `mixed` takes their names; none by default."""
         return ()
 
     def mixed(self, resident: Collection[str], block_bytes: float, on_loaded: OnLoaded | None = None) -> BatchLoader:
-        """Put the columns of these names on their devices, and stream the others in blocks of at most so many bytes.
+        """Put the columns with these names on their devices, and stream the others in blocks of at most `block_bytes`
+        bytes.
 
         Raises:
             OutOfMemoryError: no room.
@@ -395,11 +396,11 @@ class RowsLoaderFactory(LoaderFactory):
             self._columns.append(ColumnBytes.of(column, same, array.nbytes, len(array)))
 
     def nbytes(self) -> dict[Place, int]:
-        """See `LoaderFactory`; empty where rows differ in length, which are not resident."""
+        """Return the bytes of resident rows by place; empty if rows differ in length, which are not resident."""
         return self._nbytes
 
     def resident(self, on_loaded: OnLoaded | None = None) -> BatchLoader:
-        """See `LoaderFactory`; streamed all the same where rows differ in length, as each batch has its own shape."""
+        """Return a resident loader; a streamed one if rows differ in length, because each batch has its own shape."""
         arrays = _dense(self._host_arrays())
         if arrays is None:
             return self.streamed()
@@ -407,7 +408,6 @@ class RowsLoaderFactory(LoaderFactory):
         return ResidentLoader(self.plan.columns, load(self.plan, arrays, on_loaded), self._epochs)
 
     def streamed(self) -> BatchLoader:
-        """See `LoaderFactory`."""
         arrays, epochs = self._host_arrays(), self._epochs
         row_bytes = sum(
             arrays[column.name].nbytes / max(len(arrays[column.name]), 1) for column in self._distinct(arrays)
@@ -416,11 +416,10 @@ class RowsLoaderFactory(LoaderFactory):
         return StreamingLoader(self.plan.columns, arrays, epochs, block_steps)
 
     def columns(self) -> Sequence[ColumnBytes]:
-        """See `LoaderFactory`; none where rows differ in length."""
+        """Return the columns that may be resident; none if rows differ in length."""
         return self._columns
 
     def mixed(self, resident: Collection[str], block_bytes: float, on_loaded: OnLoaded | None = None) -> BatchLoader:
-        """See `LoaderFactory`."""
         arrays, epochs = _dense(self._host_arrays()), self._epochs
         if arrays is None:
             return self.streamed()
@@ -437,7 +436,7 @@ class RowsLoaderFactory(LoaderFactory):
         return self.arrays
 
     def _distinct(self, arrays: Mapping[str, HostColumn]) -> list[Column]:
-        """Columns without those that are the same array in the same place."""
+        """Return columns without those that are the same array in the same place."""
         known = (column for column in self.plan.columns if column.name in arrays)
         return list({(id(arrays[column.name]), column.framework, column.device): column for column in known}.values())
 
@@ -465,19 +464,17 @@ class SourceLoaderFactory(LoaderFactory):
         self._source, self._make_loader = source, make_loader
 
     def notes(self) -> tuple[str, ...]:
-        """See `LoaderFactory`."""
         return self._source.notes()
 
     def nbytes(self) -> dict[Place, int]:
-        """Empty."""
+        """Return nothing: the size of a source is unknown."""
         return {}
 
     def resident(self, on_loaded: OnLoaded | None = None) -> BatchLoader:
-        """Streamed all the same, as the size of a source is not known."""
+        """Return a streamed loader, because the size of a source is unknown."""
         return self.streamed()
 
     def streamed(self) -> BatchLoader:
-        """See `LoaderFactory`."""
         return self._make_loader(_block_bytes(self.plan.columns))
 
 
@@ -489,15 +486,15 @@ def batch_source_loaders(
     seed: int,
     share: Callable[[Iterable[tuple[int, Batch]]], Iterator[tuple[int, Batch]]] = iter,
 ) -> SourceLoaderFactory:
-    """Loaders of the batches of a source.
+    """Return loaders of the batches of a source.
 
     Args:
-        plan: which columns go where.
-        source: gives the batches.
-        ranges: what the losses take as targets, by value name.
-        accumulate: batches for one step.
-        seed: of the graph.
-        share: gives of numbered batches the part that this process takes.
+        plan: The plan, with the device of each column.
+        source: Source of the batches.
+        ranges: Targets that the losses accept, by value name.
+        accumulate: Batches for one step.
+        seed: Seed of the graph.
+        share: Function that returns this process's part of numbered batches.
     """
 
     def make_loader(block_bytes: float) -> BatchLoader:
@@ -511,14 +508,14 @@ def batch_source_loaders(
 def map_source_loaders(
     plan: Plan, source: MapSource, ranges: Mapping[str, TargetRange], epochs: EpochPlan, seed: int
 ) -> SourceLoaderFactory:
-    """Loaders of the items of a data set, as samplers draw them.
+    """Return loaders of the items of a data set, in the order of samplers.
 
     Args:
-        plan: which columns go where.
-        source: gives the items.
-        ranges: what the losses take as targets, by value name.
-        epochs: how they are gone over.
-        seed: of the graph.
+        plan: The plan, with the device of each column.
+        source: Source of the items.
+        ranges: Targets that the losses accept, by value name.
+        epochs: Plan of the epochs.
+        seed: Seed of the graph.
     """
 
     def make_loader(block_bytes: float) -> BatchLoader:
@@ -531,12 +528,12 @@ def map_source_loaders(
 
 
 def steps_of_block(block_bytes: float, step_bytes: float, n_steps: int) -> int:
-    """Steps of that many bytes that are streamed together, at least one."""
+    """Return the number of steps of `step_bytes` bytes that are streamed together, at least one."""
     return max(1, min(int(block_bytes / max(step_bytes, 1.0)), n_steps))
 
 
 def _steps_in_time(source: MapSource, batch_size: int) -> int:
-    """Steps whose items are read before the device has waited for long, at least one."""
+    """Return the number of steps whose items are read before the device has waited for long, at least one."""
     items = np.arange(min(source.rows, _TIMED_ITEMS))
     source.example  # noqa: B018 - says how it is read
     began = time.perf_counter()
@@ -552,7 +549,7 @@ def _block_bytes(columns: Sequence[Column]) -> float:
 
 
 def bytes_of_block(free: Iterable[int]) -> float:
-    """Return the most bytes of one block of streamed rows, where so many are free on each device."""
+    """Return the largest size of one block of streamed rows, given the free bytes on each device."""
     return min(BLOCK_BYTES, min(free, default=math.inf) * _MEMORY_SHARE / BLOCKS)
 
 

@@ -56,7 +56,7 @@ class HostBuffers:
     flat: dict[str, np.ndarray] = field(default_factory=dict)
 
     def wait(self) -> None:
-        """Until it may be written to again."""
+        """Wait until it may be written to again."""
         for copy in self.copies:
             copy.source_reusable()
         self.copies = []
@@ -73,20 +73,20 @@ class _Block:
 
 
 class BatchSourceLoader(BatchLoader):
-    """The batches of a source, several in one block.
+    """Load the batches of a source, several in one block.
 
-    A block holds whole steps: as many as come within `BLOCK_SECONDS` and fit into its bytes, at least one; the first
-    holds one, so that something is computed while the speed of the source is measured. Columns have as many rows as
-    the largest block had so far, so that few shapes are ever compiled.
+    A block holds whole steps: as many as arrive within `BLOCK_SECONDS` and fit into its bytes, at least one. The first
+    block holds one step, so that the devices compute while the speed of the source is measured. Columns have as many
+    rows as the largest block so far, so that few shapes are ever compiled.
 
     Args:
-        columns: of the plan, all of the source.
-        source: gives the batches.
-        ranges: what the losses take as targets, by value name.
-        accumulate: batches for one step.
-        block_bytes: the most bytes of a block, unless one step has more.
-        seed: what the source draws from global generators follows from it.
-        share: gives of numbered batches the part that is taken.
+        columns: Columns of the plan, all of the source.
+        source: Source of the batches.
+        ranges: Targets that the losses accept, by value name.
+        accumulate: Batches for one step.
+        block_bytes: Maximum bytes of a block, unless one step has more.
+        seed: Seed of the numbers that the source draws from global generators.
+        share: Function that returns this process's part of numbered batches.
     """
 
     residency = "streamed"
@@ -119,7 +119,7 @@ class BatchSourceLoader(BatchLoader):
         self._first = True
 
     def chunks(self, epoch: int, start_step: int = 0) -> Generator[Chunk]:
-        """Blocks of batches, made ahead if the source lets them; those of steps before `start_step` are left out."""
+        """Yield blocks of batches, read ahead if the source permits it, without the steps before `start_step`."""
         again, in_turn = self._progress.begin(epoch), bool(self._source.passes_thread_rng)
         key = rng.key(self._seed, "source", self._source.label, epoch)
         randomness = self._randomness = self._randomness.next(key, in_turn=in_turn)
@@ -128,7 +128,7 @@ class BatchSourceLoader(BatchLoader):
         yield from self._progress.follow(self._chunks(epoch, first, again, ahead), first, start_step, randomness)
 
     def _chunks(self, epoch: int, start_step: int, again: bool, ahead: bool) -> Generator[tuple[Chunk, Sample]]:
-        """Chunks with samples of their rows."""
+        """Yield chunks with samples of their rows."""
         buffers, self._buffers = self._buffers or [HostBuffers() for _ in range(BUFFERS)], []  # of this thread alone
         make = partial(self._blocks, epoch, start_step, buffers, again)
         with closing(prefetch(make) if ahead else on_demand(make)) as blocks:
@@ -140,30 +140,26 @@ class BatchSourceLoader(BatchLoader):
                 del columns
 
     def keep_positions(self) -> None:
-        """See `BatchLoader`."""
         self._progress.keeps_samples = True
 
     def position(self, epoch: int, step: int) -> SourcePosition:
-        """See `BatchLoader`."""
         return self._progress.position(epoch, step)
 
     def go_on(self, position: SourcePosition) -> None:
-        """See `BatchLoader`."""
         self._progress.resumed = position
 
     def shrink(self) -> bool:
-        """Blocks of one step."""
+        """Use blocks of one step."""
         shrinks, self._block_bytes = self._block_bytes > 0, 0
         self._capacity, self._buffers, self._orders, self._ordered_rows = 0, [], {}, -1
         return shrinks
 
     def close(self) -> None:
-        """See `BatchLoader`."""
         self._buffers, self._orders, self._ordered_rows = [], {}, -1
         self._source.close()
 
     def _in_order(self, n_rows: int) -> dict[str, Any]:
-        """Row orders of a block, whose rows are in the order of its steps."""
+        """Return the row orders of a block whose rows are in the order of its steps."""
         if n_rows != self._ordered_rows:
             as_they_lie = np.arange(n_rows, dtype=np.int64)
             self._orders = load_orders(self._columns, dict.fromkeys(map(stream_of, self._columns), as_they_lie))
@@ -171,7 +167,7 @@ class BatchSourceLoader(BatchLoader):
         return self._orders
 
     def _steps(self, sizes: Sequence[int]) -> Iterator[StepRange]:
-        """Steps of that many batches; equal ones that follow each other are one range."""
+        """Yield steps of these numbers of batches; consecutive equal ones are one range."""
         sets = tuple(dict.fromkeys(column.feature_set for column in self._columns))
         last, stop = None, 0
         for first in range(0, len(sizes), self._accumulate):
@@ -247,7 +243,7 @@ class BatchSourceLoader(BatchLoader):
         return seconds < (BLOCK_SECONDS if n_rows <= capacity else BLOCK_SECONDS / 2)
 
     def _grow(self, buffers: HostBuffers, filled: int, size: int) -> None:
-        """Larger buffers with the rows that are there; twice as large where they grow."""
+        """Enlarge buffers and keep their rows; they double when they grow."""
         if filled + size > self._capacity:
             self._capacity = max(filled + size, min(2 * self._capacity, self._block_bytes // self._row_bytes))
         old, buffers.columns, buffers.capacity = buffers.columns, [], self._capacity
@@ -270,14 +266,14 @@ class BatchSourceLoader(BatchLoader):
 
 
 class MapSourceLoader(StreamingLoader):
-    """Items of a data set, read as samplers draw them, block by block.
+    """Load items of a data set, read in the order of samplers, block by block.
 
     Args:
-        columns: of the plan, all of the source.
-        source: gives the items.
-        ranges: what the losses take as targets, by value name.
-        plan, block_steps: see `StreamingLoader`.
-        seed: what the data set draws from global generators follows from it.
+        columns: Columns of the plan, all of the source.
+        source: Source of the items.
+        ranges: Targets that the losses accept, by value name.
+        plan, block_steps: See `StreamingLoader`.
+        seed: Seed of the numbers that the data set draws from global generators.
     """
 
     def __init__(
@@ -298,7 +294,9 @@ class MapSourceLoader(StreamingLoader):
         self._samples: dict[int, Sample] = {}
 
     def chunks(self, epoch: int, start_step: int = 0) -> Generator[Chunk]:
-        """As of `StreamingLoader`; a data set that draws is read from the epoch's start, so that it draws the same."""
+        """Yield blocks of items; a data set that draws random numbers is read from the epoch's start, so it draws the
+        same.
+        """
         self._progress.begin(epoch)
         in_turn = bool(self._source.passes_thread_rng)
         self._ahead = self._ahead and not in_turn
@@ -316,15 +314,12 @@ class MapSourceLoader(StreamingLoader):
                 del chunk
 
     def keep_positions(self) -> None:
-        """See `BatchLoader`."""
         self._progress.keeps_samples = True
 
     def position(self, epoch: int, step: int) -> SourcePosition:
-        """See `BatchLoader`."""
         return self._progress.position(epoch, step)
 
     def go_on(self, position: SourcePosition) -> None:
-        """See `BatchLoader`."""
         self._progress.resumed = position
 
     def fill(self, block: StepBlock, buffers: dict[str, np.ndarray]) -> Mapping[str, np.ndarray]:
@@ -349,9 +344,10 @@ class MapSourceLoader(StreamingLoader):
         return filled
 
     def _gathered(self, order: np.ndarray, whole: tuple[np.ndarray, int] | None) -> Batch:
-        """Some rows; a process's share of a batch that is made as one, where its rows differ in length or are collated.
+        """Return some rows; a process's part of a batch that is built whole if its rows differ in length or are
+        collated.
 
-        `whole` has the rows of all processes, and where the share begins.
+        `whole` has the rows of all processes, and where the part begins.
         """
         if whole is None or not self._alone:
             return self._source.gather(order)
@@ -363,9 +359,9 @@ class MapSourceLoader(StreamingLoader):
 
 
 class PaddedSourceLoader(BatchSourceLoader):
-    """The batches of a source whose columns differ in length: every step has a block of its own shape.
+    """Load the batches of a source whose columns differ in length: every step is a block with its own shape.
 
-    Batches that make one step together are padded to the longest of them. Arguments are those of `BatchSourceLoader`.
+    Batches of one step are padded to the longest of them. Arguments are those of `BatchSourceLoader`.
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -423,15 +419,15 @@ class PaddedSourceLoader(BatchSourceLoader):
 
 
 class SourceProgress:
-    """Where a source is, and how it comes there again.
+    """The position of a source, and how to restore it.
 
     Args:
-        source: that is read.
+        source: The source.
 
     Attributes:
-        draws: whether reading draws random numbers, so that steps which are left out are read, too.
-        keeps_samples: whether samples of rows are taken, which costs the thread that reads microseconds for each block.
-        resumed: where an earlier run was, from which the next epoch continues; None if it begins.
+        draws: Whether reading draws random numbers, so that skipped steps are read, too.
+        keeps_samples: Whether samples of rows are taken, which costs the reading thread microseconds for each block.
+        resumed: Position of an earlier run, from which the next epoch continues; None if it begins.
     """
 
     def __init__(self, source: BatchSource | MapSource) -> None:
@@ -447,7 +443,7 @@ class SourceProgress:
         self._sample: Sample = {}
 
     def begin(self, epoch: int) -> bool:
-        """Set the random states with which an epoch begins that is read again, here or in another process.
+        """Restore the random states of the beginning of an epoch that is read again, here or in another process.
 
         Returns:
             Whether it was read here before.
@@ -486,7 +482,7 @@ class SourceProgress:
         """Yield the chunks, of which the first begins with `first_step`, without the steps before `start_step`.
 
         Raises:
-            SourceError: the rows of the last of these are other ones than in the run that is gone on with.
+            SourceError: the rows of the last skipped step differ from those of the run that is resumed.
         """
         with closing(chunks):
             for chunk, sample in chunks:
@@ -504,7 +500,7 @@ class SourceProgress:
                     warn_of_seed(f"source {self._source.label!r}")
 
     def position(self, epoch: int, step: int) -> SourcePosition:
-        """As of `BatchLoader`."""
+        """Return the position; see `BatchLoader.position`."""
         source = self._source
         now = source.random_states()
         if epoch and not self._has_warned and isinstance(source, BatchSource) and source.once:
@@ -559,14 +555,14 @@ class SourceProgress:
 
 
 class SourceRandomness:
-    """What a source draws in one epoch from global generators of frameworks that have been imported.
+    """The numbers that a source draws in one epoch from global generators of imported frameworks.
 
     Args:
-        key: 64 bits, from which it follows; None takes what the global generators hold when it begins.
-        quiet: the source drew nothing in the epoch before, except at its beginning. To watch a source costs time, so
-            that only the beginning is watched then.
-        in_turn: the source is read by the thread that trains, between two steps: the global generators themselves are
-            used, so that code which seeds them gets what it expects.
+        key: 64 bits that determine them; None uses the state of the global generators at the beginning.
+        quiet: Whether the source drew nothing in the previous epoch, except at its beginning. Watching a source takes
+            time, so only the beginning is watched then.
+        in_turn: Whether the training thread reads the source, between two steps: the global generators themselves are
+            then used, so that code that seeds them works as expected.
     """
 
     def __init__(self, key: int | None, *, quiet: bool = False, in_turn: bool = False) -> None:
@@ -575,7 +571,9 @@ class SourceRandomness:
         self._n_reads, self._first_draws = 0, 0
 
     def drawing(self) -> AbstractContextManager[Any]:
-        """Around what reads the source, in the thread that does; a later one continues where the one before ended."""
+        """Return a context for code that reads the source, in its thread; a later one continues from the end of the
+        previous one.
+        """
         self._n_reads += 1
         if self._n_reads == 2:
             self._first_draws = self._n_draws
@@ -592,7 +590,7 @@ class SourceRandomness:
         return stack
 
     def next(self, key: int | None, *, in_turn: bool = False) -> SourceRandomness:
-        """That of another epoch."""
+        """Return the randomness of another epoch."""
         is_quiet = self._n_reads > 1 and self._n_draws == self._first_draws
         return SourceRandomness(key, quiet=is_quiet and not in_turn, in_turn=in_turn)
 

@@ -30,7 +30,7 @@ BUFFERS = 2
 
 @dataclass(slots=True)
 class _StreamedColumn:
-    """A column as it is streamed; `names` are all values that have the same rows."""
+    """A streamed column; `names` are all values that have the same rows."""
 
     names: tuple[str, ...]
     stream: StreamKey
@@ -39,7 +39,7 @@ class _StreamedColumn:
     device: Device
 
     def buffer(self, n_rows: int) -> np.ndarray:
-        """Host memory for so many rows; of a ragged column for its longest rows, if known."""
+        """Allocate host memory for `n_rows` rows; for a ragged column its longest rows, if known."""
         array = self.array
         if isinstance(array, RaggedColumn):
             shape: tuple[int, ...] = (n_rows * array.padding.longest * math.prod(array.values.shape[1:]),)
@@ -57,7 +57,7 @@ class _StreamedColumn:
 
 @dataclass(frozen=True, slots=True)
 class _OrderColumn:
-    """The row numbers of a block in columns that are resident; `names` are those of the orders of these columns."""
+    """The row numbers of a block in resident columns; `names` are those of the orders of these columns."""
 
     names: tuple[str, ...]
     stream: StreamKey
@@ -65,11 +65,11 @@ class _OrderColumn:
     device: Device
 
     def buffer(self, n_rows: int) -> np.ndarray:
-        """Host memory for so many."""
+        """Allocate host memory for `n_rows` row numbers."""
         return self.backend.staging_buffer((n_rows,), self.backend.index_dtype, self.device)
 
     def fill(self, buffer: np.ndarray, block: StepBlock) -> None:
-        """The rows of a block, and after them row 0, which no step takes."""
+        """Write the rows of a block, followed by row 0, which no step takes."""
         start, stop = block.spans.get(self.stream[0], (0, 0))
         order = block.orders.get(self.stream)
         buffer[: stop - start] = np.arange(start, stop) if order is None else order
@@ -84,24 +84,24 @@ class _Buffers:
     copies: list[AsyncCopy] = field(default_factory=list)
 
     def wait(self) -> None:
-        """Until they may be written to again."""
+        """Wait until they may be written to again."""
         for copy in self.copies:
             copy.source_reusable()
         self.copies = []
 
 
 class StreamingLoader(BatchLoader):
-    """Rows in host memory, on their devices only while they are computed.
+    """Keep rows in host memory, and on their devices only while they are computed.
 
-    Every block has the same shape, so that nothing is compiled for one alone: the last one ends in rows without
+    Every block has the same shape, so that nothing is compiled for a single block: the last one ends in rows without
     meaning, which no step takes. Ragged columns are as long as the longest row of a block, which is then one step.
 
     Args:
-        columns: of the plan.
-        arrays: their rows in host memory as they are loaded, by value name.
-        plan: of the epochs.
-        block_steps: the most steps in one block.
-        resident: columns that are on their devices as a whole, by value name; only the order of their rows is streamed.
+        columns: Columns of the plan.
+        arrays: Their rows in host memory as they are loaded, by value name.
+        plan: Plan of the epochs.
+        block_steps: Maximum number of steps in one block.
+        resident: Columns that are whole on their devices, by value name; only the order of their rows is streamed.
     """
 
     residency = "streamed"
@@ -131,7 +131,7 @@ class StreamingLoader(BatchLoader):
         self._buffers: list[_Buffers] = []
 
     def chunks(self, epoch: int, start_step: int = 0) -> Generator[Chunk]:
-        """Blocks of whole steps, made ahead."""
+        """Yield blocks of whole steps, prepared ahead."""
         steps = self._plan.epoch(epoch).skip(start_step)
         if self._max_rows:
             steps = steps.split(self._max_rows)
@@ -149,7 +149,7 @@ class StreamingLoader(BatchLoader):
                 del columns
 
     def shrink(self) -> bool:
-        """Blocks of a quarter of the steps; once a block is a single step, one block at a time."""
+        """Use blocks of a quarter of the steps; once a block is a single step, load one block at a time."""
         if self._block_steps == 1 and not self._ahead:
             return False
         self._ahead = self._block_steps > 1
@@ -158,17 +158,14 @@ class StreamingLoader(BatchLoader):
         return True
 
     def limit_rows(self, max_rows: int) -> None:
-        """See `BatchLoader`."""
         if self._plan.splittable:
             self._max_rows = max_rows
             self._begin_anew()
 
     def prefetch(self, epoch: int | None) -> None:
-        """See `BatchLoader`."""
         self._plan.prefetch(epoch)
 
     def close(self) -> None:
-        """See `BatchLoader`."""
         self._begin_anew()
         self._resident = {}
 
@@ -176,7 +173,9 @@ class StreamingLoader(BatchLoader):
         self._orders, self._block_rows, self._buffers = {}, 0, []
 
     def _allocate(self, steps: EpochSteps) -> None:
-        """Buffers and row orders for the largest block, once: rows of a block are in the order of the steps."""
+        """Allocate buffers and row orders for the largest block, once: rows of a block are in the order of the
+        steps.
+        """
         blocks = self._split(steps)
         n_rows = max((stop - start for block in blocks for start, stop in block.spans.values()), default=0)
         if not self._orders or n_rows > self._block_rows:
@@ -217,7 +216,7 @@ class StreamingLoader(BatchLoader):
         return copies
 
     def fill(self, block: StepBlock, buffers: dict[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """Put the rows of a block at the start of the buffers, and return what is to be copied, by column.
+        """Put the rows of a block at the start of the buffers, and return the arrays to copy, by column.
 
         Rows of feature sets that no step of the block takes are left out.
         """
@@ -258,7 +257,7 @@ def _fill(array: HostColumn, buffer: np.ndarray, span: RowSpan, order: np.ndarra
 
 
 def _streamed_columns(columns: Sequence[Column], arrays: Mapping[str, HostColumn]) -> list[_StreamedColumn]:
-    """Columns, each with the names of all that have its array, stream and device."""
+    """Return columns, each with the names of all that have its array, stream and device."""
     distinct: dict[tuple[int, StreamKey, str, Device], _StreamedColumn] = {}
     for column in columns:
         stream, array = stream_of(column), arrays[column.name]
@@ -271,7 +270,7 @@ def _streamed_columns(columns: Sequence[Column], arrays: Mapping[str, HostColumn
 
 
 def _order_of(name: str) -> str:
-    """Return the name of the order of a resident column among what is copied; no value is called so."""
+    """Return the name of the order of a resident column among the copied values; no other value has this name."""
     return f"order of {name}"
 
 

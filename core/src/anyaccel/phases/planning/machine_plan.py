@@ -19,10 +19,10 @@ from anyaccel.registry import Registry, registry
 
 
 def plan_of(phase: PhaseSettings, graph: ModelGraph) -> Plan:
-    """Return the plan of a phase on a graph, without doing anything, and without figures of memory.
+    """Return the plan of a phase on a graph, without running anything, and without memory figures.
 
     Raises:
-        AnyaccelError: whatever would keep the phase from running, if known beforehand.
+        AnyaccelError: anything that would keep the phase from running, if known beforehand.
     """
     with leave_contexts(graph) as left:
         return _planned(bound(phase, graph), graph, registry(), left)[0]
@@ -32,12 +32,12 @@ def plan_for(phase: PhaseSettings, graph: ModelGraph, inventory: Any = None) -> 
     """Return the plan of a phase with figures, for this machine or another.
 
     Args:
-        phase: what to plan.
-        graph: the graph that it runs on.
-        inventory: an Inventory, or one in words; None for this machine.
+        phase: The phase to plan.
+        graph: The graph that it runs on.
+        inventory: An Inventory, or one in words; None for this machine.
 
     Raises:
-        AnyaccelError: as `plan_of`; ConfigError if `inventory` is none.
+        AnyaccelError: see `plan_of`; ConfigError if `inventory` is not an inventory.
     """
     machine: Registry | None = None
     if inventory is not None:

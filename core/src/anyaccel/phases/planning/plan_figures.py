@@ -59,15 +59,15 @@ def with_figures(
     parts: Sequence[DrawnPart],
     known: Registry,
 ) -> Plan:
-    """Return a plan with what it needs of each device, and the decisions for the whole phase.
+    """Return a plan with its memory needs on each device, and the decisions for the whole phase.
 
     Args:
-        phase: bound.
-        plan: of the phase.
-        resolution: has the segments.
-        graph: has the models.
-        parts: what the phase and its validation take of their data.
-        known: has the devices.
+        phase: The bound phase.
+        plan: Its plan.
+        resolution: The segments.
+        graph: The models.
+        parts: The data that the phase and its validation use.
+        known: The devices.
     """
     places = sorted({(each.framework, each.device) for each in plan.assignments})
     free = {p: nbytes for p in places if (nbytes := _free_after_placement(p, plan, graph, known)) is not None}
@@ -145,7 +145,7 @@ class _Figures:
                 yield each.node, each.resident_nbytes
 
     def _parameters(self) -> int | None:
-        """Parameters and buffers; None if a backend does not tell buffers."""
+        """Return parameters and buffers; None if a backend does not report buffers."""
         total = 0
         for node, nbytes in self._models():
             backend = next(each.backend for each in self._here if each.node == node)
@@ -184,7 +184,7 @@ def _capacity(place: Place, known: Registry) -> int | None:
 
 
 def _unknown_capacity(device: Device, known: Registry) -> str:
-    """Why `capacity` is None."""
+    """Return why `capacity` is None."""
     if not known.is_of_this_machine and device.kind == "cpu":
         return "the machine was described without it: write mem=64GB"
     return "the memory of the device is unknown, or without a limit"
@@ -271,14 +271,14 @@ _COPIES = 8
 
 
 class _StepFigures:
-    """What a step takes at its peak, measured where a backend can do that without the devices.
+    """The peak memory of a step, measured if a backend can do that without the devices.
 
     Args:
-        phase: bound.
-        resolution: has the segments.
-        graph: has the nodes.
-        parts: the phase and its validation.
-        chunk_rows: of each part, the most rows that are computed in a single call.
+        phase: The bound phase.
+        resolution: The segments.
+        graph: The nodes.
+        parts: The phase and its validation.
+        chunk_rows: Largest number of rows of each part that are computed in a single call.
     """
 
     def __init__(
@@ -352,7 +352,7 @@ class _StepFigures:
         return waiting
 
     def _wanted(self, part: DrawnPart) -> Iterator[str]:
-        """Nodes whose outputs an evaluation takes to the host."""
+        """Yield the nodes whose outputs an evaluation copies to the host."""
         phase, graph = self._phase, self._graph
         learners = phase.learners(graph)
         if part.part is phase:
@@ -372,7 +372,7 @@ _ON_HOST = ("cpu", "sim")
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """An item: the practice, whether it is done or would help, and the figure that says so."""
+    """An item: the practice, whether it is followed or would help, and the figure that shows it."""
 
     practice: str
     verdict: str
@@ -519,7 +519,7 @@ class RowMemory:
     chunk_rows: list[int] = field(default_factory=list)
 
     def add(self, more: Mapping[Place, int]) -> None:
-        """More bytes."""
+        """Add bytes."""
         for place, nbytes in more.items():
             self.nbytes[place] = self.nbytes.get(place, 0) + nbytes
 
@@ -531,14 +531,14 @@ def row_memory(
     training_bytes: Mapping[Place, int],
     free: Mapping[Place, int],
 ) -> tuple[RowMemory, list[Decision]]:
-    """What rows take, and for each part of a phase whether they are resident, with the reason.
+    """Return the memory of rows, and for each part of a phase whether they are resident, with the reason.
 
     Args:
-        phase: says what residency it wants.
-        plan: which columns go where.
-        parts: the phase and its validation.
-        training_bytes: bytes that training adds.
-        free: bytes that are free once models are placed; places of which it is unknown are left out.
+        phase: The phase, with its residency setting.
+        plan: The plan, with the device of each column.
+        parts: The phase and its validation.
+        training_bytes: Bytes that training adds.
+        free: Free bytes once models are placed; places with unknown memory are left out.
     """
     memory, budget = RowMemory(), MemoryBudget(free, training_bytes)
     decisions = []
@@ -569,7 +569,7 @@ def _places(columns: Iterable[Column]) -> list[Place]:
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """Columns of which some are resident, those of these names, and the bytes of a block of the others."""
+    """Columns, of which those with these names are resident, and the bytes of a block of the others."""
 
     columns: Sequence[ColumnBytes]
     resident: frozenset[str]
@@ -611,7 +611,7 @@ def _columns(plan: Plan, part: DrawnPart) -> list[ColumnBytes]:
 
 
 def _distinct(columns: Sequence[Column]) -> list[Column]:
-    """Columns without those that are the same array in the same place."""
+    """Return columns without those that are the same array in the same place."""
     kept: list[Column] = []
     for column in columns:
         if not any(same_array(column, other) for other in kept):
@@ -640,7 +640,7 @@ def _order_bytes(plan: Plan, part: DrawnPart) -> dict[Place, int]:
 
 
 def _blocks(plan: Plan, epochs: EpochPlan, free: Mapping[Place, int], shared: _Shared | None) -> list[StepBlock]:
-    """Return those in which an epoch is streamed."""
+    """Return the blocks in which an epoch is streamed."""
     if shared is not None:
         steps = mixed_block_steps(shared.columns, shared.resident, shared.block_bytes, epochs)
         return list(epochs.epoch(0).blocks(steps))
@@ -663,7 +663,7 @@ def _rows_of(steps: Iterable[StepRange]) -> int:
 
 
 def _streamed_rows(columns: Sequence[Column], blocks: Sequence[StepBlock]) -> dict[Place, int]:
-    """Blocks on their way, waiting and computed, and one order for each device."""
+    """Return the bytes of blocks in transit, waiting and computed, and one order for each device."""
     distinct = {(stream_of(c), c.columns, c.framework, c.device, c.spec): c for c in columns}.values()
     rows, held = _rows_held(blocks)
     sizes = [((column.framework, column.device), held * rows * column.spec.nbytes) for column in distinct]
@@ -672,7 +672,7 @@ def _streamed_rows(columns: Sequence[Column], blocks: Sequence[StepBlock]) -> di
 
 
 def _streamed_orders(columns: Sequence[Column], blocks: Sequence[StepBlock]) -> dict[Place, int]:
-    """Row numbers of resident columns, which come with the blocks of the others."""
+    """Return the bytes of row numbers of resident columns, which are copied with the blocks of the others."""
     rows, held = _rows_held(blocks)
     orders = {(stream_of(c), c.framework, c.device): held * rows * _index_bytes(c) for c in columns}
     return _summed(((framework, device), nbytes) for (_, framework, device), nbytes in orders.items())

@@ -1,4 +1,4 @@
-"""Progress: the interface by which a run reports its progress."""
+"""Progress: the interface through which a run reports its progress."""
 
 from __future__ import annotations
 

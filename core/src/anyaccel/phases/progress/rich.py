@@ -17,7 +17,7 @@ _MAX_LABEL, _MAX_EVENT, _MAX_ACTIVITY = 40, 500, 200  # characters
 class RichProgress(ThrottledProgress):
     """A bar for the phase and one for the steps of its epoch, on standard error; one line stays when a run ends.
 
-    Concurrent runs share one live display. rich respects `NO_COLOR`, `TERM=dumb` and streams that are no terminal.
+    Concurrent runs share one live display. rich respects `NO_COLOR`, `TERM=dumb` and streams that are not a terminal.
     """
 
     def clear(self) -> None:
@@ -53,7 +53,7 @@ class RichProgress(ThrottledProgress):
         self._display.bars.refresh()
 
     def draw_event(self, event: Event) -> None:
-        """A line above the bars."""
+        """Print a line above the bars."""
         style = "logging.level.warning" if event.kind == "memory" else "dim"
         line = " ".join(filter(None, [self._label(), _printable(text(event, _MAX_EVENT))]))
         (self._display or _shared_display()).print(line, style)
@@ -89,5 +89,5 @@ def _shared_display() -> SharedDisplay:
 
 
 def _printable(shown: str) -> str:
-    """Text without terminal control characters."""
+    """Return text without terminal control characters."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in shown)

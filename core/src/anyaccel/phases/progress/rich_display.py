@@ -23,7 +23,7 @@ class _Console(Console):
 
 
 class SharedDisplay:
-    """Bars at the end of standard error, two for each run, below what is printed meanwhile."""
+    """Bars at the end of standard error, two for each run, below other output."""
 
     def __init__(self) -> None:
         console = _Console(stderr=True, highlight=False)

@@ -17,7 +17,7 @@ _BY_NAME = {"rich": RichProgress, "html": HTMLProgress, "lines": LineProgress, "
 
 
 def checked_progress(choice: Any) -> Any:
-    """`choice` if `progress_for` knows it.
+    """Return `choice` if `progress_for` knows it.
 
     Raises:
         PhaseError: it is neither one of the words nor a Progress object.

@@ -35,11 +35,11 @@ _ADVANCE_SECONDS = 0.005
 
 
 class ThrottledProgress(Progress):
-    """Keeps the state of a run and draws it at most once in `interval` seconds; other calls only count.
+    """Stores the state of a run and draws it at most once in `interval` seconds; other calls only count.
 
     Slow drawing happens less often, so that it takes at most 0.5 % of the time. If drawing fails (the terminal was
-    closed, the disk is full), the run continues with a warning, and nothing more is drawn in this phase. An object in
-    use by one run gives a second run a copy of itself.
+    closed, the disk is full), the run continues with a warning, and nothing more is drawn in this phase. If an object
+    is in use by one run, a second run gets a copy of it.
     """
 
     interval: ClassVar[float] = 0.2
@@ -79,7 +79,7 @@ class ThrottledProgress(Progress):
     # -- reports of the run --------------------------------------------------------------------------------------------
 
     def begin(self, label: str) -> ThrottledProgress:
-        """This object, or a copy of it if it is in use by another run."""
+        """Return this object, or a copy of it if another run uses it."""
         if self._idle.acquire(blocking=False):
             self.acquire(label, self._idle)
             return self
@@ -100,7 +100,7 @@ class ThrottledProgress(Progress):
         self._begun, self._due = now, now + self.interval
 
     def loading(self, what: str, nbytes: int) -> None:
-        """Record what is loaded; draw at once if it is large."""
+        """Record the data to load; draw immediately if they are large."""
         if self._due == math.inf and not self._gave_up:  # begin() was not called
             self._reset_clock("")
         state = self.state
@@ -204,20 +204,20 @@ class ThrottledProgress(Progress):
 
 
 class ProgressReports(LoopExtension):
-    """Tells how far a training is.
+    """Report the progress of a training.
 
     Args:
-        run: the training.
-        progress: is told.
-        rows: of it.
-        begins: where it begins.
+        run: The training.
+        progress: Progress that receives the reports.
+        rows: Rows of the training.
+        begins: Where it begins.
     """
 
     def __init__(self, run: Run, progress: Progress, rows: LoadedRows, begins: Position) -> None:
         self._run, self._progress, self._rows, self._begins = run, progress, rows, begins
 
     def run_begins(self) -> None:
-        """Tell of what an earlier run has done, too."""
+        """Report the steps of an earlier run, too."""
         self._progress.start(self._run.phase.label, self._run.phase.n_epochs, self._rows.loader.n_steps)
         for epoch in self._begins.history:
             self._progress.advance(epoch.steps)
@@ -362,12 +362,12 @@ class ProgressState:
 
 
 def share(done: int, total: int) -> float:
-    """`done / total` within 0 and 1; 1 if `total` is 0."""
+    """Return `done / total` within 0 and 1; 1 if `total` is 0."""
     return min(max(done / total, 0.0), 1.0) if total else 1.0
 
 
 def amount(done: int, total: int) -> str:
-    """Two numbers of bytes in the unit that suits the total: `1.2/3.4 GiB`."""
+    """Return two numbers of bytes in the unit that suits the total: `1.2/3.4 GiB`."""
     power = min(max((total.bit_length() - 1) // 10, 0), 4)
     unit = ("B", "KiB", "MiB", "GiB", "TiB")[power]
     digits = 1 if power else 0

@@ -1,4 +1,4 @@
-"""SequentialMLP and SequentialCNN for JAX."""
+"""SequentialMLP, SequentialCNN and TabularMLP for JAX."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from anyaccel.adapter.model_specs import (
     MLPSpec,
     SequentialCNNConstructor,
     SequentialMLPConstructor,
+    TabularMLPConstructor,
+    TabularSpec,
     check_input_shapes,
 )
 from anyaccel.segment import TensorSpec
@@ -37,7 +39,7 @@ class SpecModel(Model):
     It is built when the shapes are known: by `build`, by the graph it is in, or else by its first batch with seed 0.
     """
 
-    def __init__(self, spec: MLPSpec | CNNSpec) -> None:
+    def __init__(self, spec: MLPSpec | CNNSpec | TabularSpec) -> None:
         self.spec = spec
         self.input_shapes: tuple[tuple[int, ...], ...] | None = None
         self.parameters = {}
@@ -57,6 +59,10 @@ class SpecModel(Model):
     def cache_key(self) -> Any:
         """The spec."""
         return repr(self.spec.get_config())
+
+    def precision_reason(self, precision: str) -> str:
+        """As its spec says."""
+        return self.spec.precision_reason(precision)
 
     def build(self, inputs: Sequence[TensorSpec], seed: int, layout: CallLayout = POSITIONAL) -> None:
         """Create the parameters for these inputs; a second call with inputs of the same shapes changes nothing.
@@ -91,12 +97,12 @@ class SpecModel(Model):
             kept = jax.random.bernoulli(jax.random.fold_in(key, number), 1.0 - rate, x.shape)
             return jnp.where(kept, x / (1.0 - rate), 0.0).astype(x.dtype)
 
-        y = self._features(parameters, inputs, drop)
+        y = self._features(parameters, inputs, drop, key if train else None)
         return outputs_of(y.reshape(y.shape[0], *self.spec.output_shape), layout), None
 
     @abstractmethod
-    def _features(self, parameters: Arrays, inputs: Sequence[Any], drop: Dropout) -> Any:
-        """[batch, features]."""
+    def _features(self, parameters: Arrays, inputs: Sequence[Any], drop: Dropout, key: Any) -> Any:
+        """[batch, features]; the key is None unless it trains."""
 
     def __call__(self, *inputs: Any) -> Any:
         """[batch, *output_shape] in evaluation mode, for inputs [batch, ...] of the spec's dtype."""
@@ -121,7 +127,7 @@ class SequentialMLP(SequentialMLPConstructor, SpecModel):
 
     spec: MLPSpec
 
-    def _features(self, parameters: Arrays, inputs: Sequence[Any], drop: Dropout) -> Any:
+    def _features(self, parameters: Arrays, inputs: Sequence[Any], drop: Dropout, key: Any) -> Any:
         x = jnp.concatenate([_flat(x) for x in inputs], axis=1) if len(inputs) > 1 else _flat(inputs[0])
         activate, last = _ACTIVATIONS[self.spec.activation], self.spec.n_layers - 1
         for i in range(last):
@@ -146,7 +152,7 @@ class SequentialCNN(SequentialCNNConstructor, SpecModel):
         """Channels first, as in every framework; the output is no image."""
         return "channels_first", ""
 
-    def _features(self, parameters: Arrays, inputs: Sequence[Any], drop: Dropout) -> Any:
+    def _features(self, parameters: Arrays, inputs: Sequence[Any], drop: Dropout, key: Any) -> Any:
         (x,) = inputs
         activate, pool = _ACTIVATIONS[self.spec.activation], self.spec.pool
         padding = [(self.spec.padding, self.spec.padding)] * 2
@@ -156,6 +162,36 @@ class SequentialCNN(SequentialCNNConstructor, SpecModel):
             x = activate(x + bias[:, None, None])
             x = _max_pool(x, pool) if pool > 1 else x
         return _linear(parameters, "head", drop(_flat(x), 0))
+
+
+class TabularMLP(TabularMLPConstructor, SpecModel):
+    """A perceptron for rows of a table, which embeds categories; the same initial weights as in every other framework.
+
+    Takes one array [batch, n_numbers + len(cardinalities)], the numbers first, and gives [batch, n_outputs]; see
+    `TabularSpec`.
+
+    Raises:
+        SpecError: a setting out of range.
+    """
+
+    spec: TabularSpec
+
+    def _features(self, parameters: Arrays, inputs: Sequence[Any], drop: Dropout, key: Any) -> Any:
+        x = _flat(inputs[0])
+        if self.spec.cardinalities:
+            codes = x[:, self.spec.n_numbers :]
+            is_code = (codes >= 0) & (codes < jnp.array(self.spec.cardinalities, x.dtype)) & (codes == jnp.floor(codes))
+            chosen = jnp.where(is_code, codes, 0).astype(jnp.int32)
+            if key is not None and self.spec.category_dropout:
+                stream = jax.random.fold_in(key, len(self.spec.hidden))
+                chosen *= jax.random.bernoulli(stream, 1.0 - self.spec.category_dropout, chosen.shape)
+            tables = [parameters[f"embeddings.{i}.weight"] for i in range(chosen.shape[1])]
+            embedded = [table[chosen[:, i]] for i, table in enumerate(tables)]
+            x = jnp.concatenate([x[:, : self.spec.n_numbers], *embedded], axis=1)
+            x = jnp.where(is_code.all(axis=1, keepdims=True), x, jnp.nan)
+        for i in range(len(self.spec.hidden)):
+            x = drop(jax.nn.relu(_linear(parameters, f"layers.{i}", x)), i)
+        return _linear(parameters, f"layers.{len(self.spec.hidden)}", x)
 
 
 def _linear(parameters: Arrays, layer: str, x: Any) -> Any:

@@ -15,8 +15,10 @@ from anyaccel.call_hints import call_hints
 from anyaccel.errors import ConfigError
 from anyaccel.host_memory import host_memory
 from anyaccel_offload.planner import Block, BlockPlan, DeviceSpec, OffloadTier, memory_size, plan_blocks
+from anyaccel_offload.torch.accelerate_words import takes_accelerates
 from anyaccel_offload.torch.copy_rates import Rate, are_here, copy_rate, disk_rate, rates_note, weight_rate
 from anyaccel_offload.torch.device_map import DISK, device_in_map, entry_for
+from anyaccel_offload.torch.dtype_names import named_dtype
 from anyaccel_offload.torch.execution_order import execution_order
 from anyaccel_offload.torch.model_blocks import block_around, find_blocks, places
 
@@ -58,7 +60,7 @@ class DeviceMap(dict[str, Any]):
         found = {computes[name] for entry in entries if (name := self.name_of(entry or "")) in computes}
         if len(found) != 1:
             problem = f"device_map was planned for other blocks: its plan has {len(found)} devices for {block!r}"
-            raise ConfigError(problem, hint="give infer_auto_device_map the same no_split_module_classes")
+            raise ConfigError(problem, hint="plan the map again: infer_auto_device_map(model, max_memory)")
         return torch.device(found.pop())
 
     def copy(self) -> DeviceMap:
@@ -81,12 +83,14 @@ def plan_of(model: nn.Module, device_map: Mapping[str, Any]) -> DeviceMap | None
     return last if last == device_map else None
 
 
+@takes_accelerates
 @call_hints
 def infer_auto_device_map(
     model: nn.Module,
     max_memory: Mapping[Any, Any] | None = None,
     no_split_module_classes: str | Iterable[str] | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
+    special_dtypes: Mapping[str, torch.dtype | str] | None = None,
     *,
     offload: str = "disk",
     inputs: Sequence[Any] | Mapping[str, Any] | None = None,
@@ -103,6 +107,7 @@ def infer_auto_device_map(
             one means no limit.
         no_split_module_classes: classes whose modules stay together.
         dtype: that floating weights will be cast to when they are loaded.
+        special_dtypes: dtypes of single tensors by name, or by a module around them, which count before `dtype`.
         offload: `"no"` to refuse a model that does not fit on the devices, `"cpu"`, or `"disk"`.
         inputs: positional or keyword arguments of a call on torch's `meta` device, which finds the order in which
             blocks compute; None for the order in which they are registered.
@@ -117,8 +122,11 @@ def infer_auto_device_map(
     check(ConfigError, WHERE, "model", model, lambda it: isinstance(it, nn.Module), "a module of torch", "net")
     classes = (no_split_module_classes,) if isinstance(no_split_module_classes, str) else no_split_module_classes or ()
     check(ConfigError, WHERE, "offload", offload, ("no", "cpu", "disk").__contains__, "'no', 'cpu' or 'disk'", "'cpu'")
-    fits = lambda it: it is None or (isinstance(it, torch.dtype) and it.is_floating_point)  # noqa: E731
-    check(ConfigError, WHERE, "dtype", dtype, fits, "a floating dtype of torch", "torch.bfloat16")
+    wanted = named_dtype(WHERE, dtype)
+    is_mapping = lambda it: it is None or isinstance(it, Mapping)  # noqa: E731
+    example = "{'head.weight': torch.float32}"
+    check(ConfigError, WHERE, "special_dtypes", special_dtypes, is_mapping, "dtypes by name", example)
+    special = {key: named_dtype(WHERE, value, "special_dtypes") for key, value in (special_dtypes or {}).items()}
     number(ConfigError, WHERE, "headroom", headroom, lambda it: 0 <= it < 1, "a number from 0 to below 1", 0.1)
     names = find_blocks(model, check_names("no_split_module_classes", classes))
     if not names:
@@ -132,7 +140,7 @@ def infer_auto_device_map(
         "headroom": headroom,
         "offload_buffers": offload_buffers,
     }
-    made = planned_map(model, names, max_memory, dtype, **settings)
+    made = planned_map(model, names, max_memory, wanted, special, **settings)
     _planned[model] = made
     return made
 
@@ -142,6 +150,7 @@ def planned_map(
     names: Sequence[str],
     max_memory: Mapping[Any, Any] | None,
     dtype: torch.dtype | None = None,
+    special: Mapping[str, torch.dtype | None] | None = None,
     *,
     offload: str,
     training: bool,
@@ -156,7 +165,7 @@ def planned_map(
     """
     memory = _memory(max_memory)
     cpu, disk = memory.pop("cpu", 0), memory.pop(DISK, None)
-    blocks = _blocks(model, names, dtype)
+    blocks = _blocks(model, names, dtype, special or {})
     if not memory:  # all computes on the CPU
         memory, cpu = {"cpu": cpu}, 0
     there = [torch.device(each) for each in memory]
@@ -211,7 +220,9 @@ def check_names(name: str, given: Any) -> tuple[str, ...]:
     return tuple(check(ConfigError, WHERE, name, given, fits, "a list of names", "['Layer']"))
 
 
-def _blocks(model: nn.Module, names: Collection[str], dtype: torch.dtype | None) -> list[Block]:
+def _blocks(
+    model: nn.Module, names: Collection[str], dtype: torch.dtype | None, special: Mapping[str, torch.dtype | None]
+) -> list[Block]:
     """The blocks with their bytes; what several use is tied, and what none has belongs to the next in its module.
 
     Both stay on devices, and count as tied.
@@ -226,7 +237,9 @@ def _blocks(model: nn.Module, names: Collection[str], dtype: torch.dtype | None)
         block = block_around(place.name, known)
         users.setdefault(id(place.tensor), {})[next(inside) if block is None else block] = None
         loose |= {id(place.tensor)} if block is None else set()
-        bytes_of[id(place.tensor)] = (place.name, _nbytes(place.tensor, dtype), place.kind == "_buffers")
+        entry = entry_for(place.name, special)
+        size = _nbytes(place.tensor, dtype if entry is None else special[entry])
+        bytes_of[id(place.tensor)] = (place.name, size, place.kind == "_buffers")
     parameters, buffers = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
     tied: dict[str, dict[str, int]] = {name: {} for name in names}
     for key, used in users.items():
@@ -274,7 +287,7 @@ def _memory(given: Any) -> dict[str, int | None]:
     check(ConfigError, WHERE, "max_memory", given, fits, "bytes for each device", "{0: '20GiB', 'cpu': '60GiB'}")
     made: dict[str, int | None] = {}
     for key, value in given.items():
-        device = device_in_map(WHERE, key)
+        device = device_in_map(WHERE, key, "max_memory")
         name = device if isinstance(device, str) else str(device)
         if name in made:
             raise ConfigError(f"{WHERE}max_memory has {name} twice", hint="name each device once")

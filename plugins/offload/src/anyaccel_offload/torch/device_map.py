@@ -14,14 +14,16 @@ from anyaccel.errors import AnyaccelError, ConfigError
 
 DISK = "disk"
 _EXAMPLE = "{'embed': 'cuda:0', 'layers': 'cpu'}"
+_EXAMPLES = {"device_map": _EXAMPLE, "max_memory": "{0: '20GiB', 'cpu': '60GiB'}"}
 
 
-def device_in_map(where: str, given: Any) -> torch.device | str:
+def device_in_map(where: str, given: Any, name: str = "device_map") -> torch.device | str:
     """A value of a device map: a device with its index, or `"disk"`.
 
     Args:
         where: begins the text of an error.
-        given: a number, a device of torch or anyaccel, or text.
+        given: a number, a device of torch or anyaccel, or text, that of a number as well.
+        name: of the argument that it is in.
 
     Raises:
         ConfigError: it is none of these.
@@ -31,14 +33,16 @@ def device_in_map(where: str, given: Any) -> torch.device | str:
     try:
         if isinstance(given, Device):
             return torch.device(_torch_words(str(given)))
+        if isinstance(given, str) and given.isdecimal():
+            given = int(given)
         if isinstance(given, int) and not isinstance(given, bool):
             return torch.device(_accelerator(), given)
         if not isinstance(given, str | torch.device):
             raise TypeError
         found = torch.device(_torch_words(given) if isinstance(given, str) else given)
     except (RuntimeError, TypeError, AnyaccelError) as error:
-        problem = f"{where}device_map has {shown(given)}, which is no device"
-        raise ConfigError(problem, hint=f"write device_map={_EXAMPLE}") from error
+        problem = f"{where}{name} has {shown(given)}, which is no device"
+        raise ConfigError(problem, hint=f"write {name}={_EXAMPLES.get(name, repr('cuda:0'))}") from error
     return found if found.index is not None or found.type in ("cpu", "meta") else torch.device(found.type, 0)
 
 

@@ -12,6 +12,7 @@ from anyaccel.arguments import check, flag, integer
 from anyaccel.call_hints import call_hints
 from anyaccel.errors import ConfigError
 from anyaccel.host_memory import host_memory
+from anyaccel_offload.torch.accelerate_words import takes_accelerates
 from anyaccel_offload.torch.auto_device_map import infer_auto_device_map, plan_of
 from anyaccel_offload.torch.block_placement import (
     check_model,
@@ -22,7 +23,7 @@ from anyaccel_offload.torch.block_placement import (
 )
 from anyaccel_offload.torch.checkpoint_files import SAFETENSORS, FileTensor, open_checkpoint
 from anyaccel_offload.torch.device_map import DISK, check_is_there, checked_map
-from anyaccel_offload.torch.loading import load_checkpoint_in_model
+from anyaccel_offload.torch.loading import load_checkpoint_in_model, replace
 from anyaccel_offload.torch.model_blocks import check_values, find_blocks, places, shared_tensors
 from anyaccel_offload.torch.offload import BlockPlace, Offload
 from anyaccel_offload.torch.offload_folder import checked_folder, is_unwritten, write_blocks
@@ -31,15 +32,19 @@ from anyaccel_offload.torch.stored_tensor import StoredTensor
 _CPU = torch.device("cpu")
 
 
+@takes_accelerates
 @call_hints
-def dispatch_model(
+def dispatch_model(  # noqa: PLR0913  (the arguments of Accelerate's)
     model: nn.Module,
     device_map: Mapping[str, Any],
     main_device: Any = None,
-    *,
+    state_dict: Mapping[str, torch.Tensor] | None = None,
     offload_dir: Any = None,
+    *,
     offload_buffers: bool = False,
     skip_keys: str | Iterable[str] | None = None,
+    preload_module_classes: str | Iterable[str] | None = None,
+    force_hooks: bool = False,
     no_split_module_classes: str | Iterable[str] | None = None,
     pinned_memory: int | None = None,
 ) -> nn.Module:
@@ -53,14 +58,16 @@ def dispatch_model(
         model: with values; it is changed in place.
         device_map: names of modules, `""` for all, each with a device, `"cpu"` or `"disk"`.
         main_device: computes all blocks whose weights rest elsewhere.
+        state_dict: values by name, for parameters and buffers of the model that have none, or others.
         offload_dir: an empty folder for weights on `"disk"` that are not in files of safetensors yet.
         offload_buffers: whether buffers rest with weights; they stay on the devices otherwise.
         skip_keys: names of arguments that are not moved to a device.
-        no_split_module_classes: classes whose modules are copied as a whole.
+        preload_module_classes, no_split_module_classes: classes whose modules are copied as a whole.
+        force_hooks: whether modules get hooks also where all weights stay on one device.
         pinned_memory: bytes of page-locked host memory that each device may use; None for half of what is free now.
 
     Returns:
-        the model.
+        the model, with the map as its `hf_device_map`.
 
     Raises:
         ConfigError: a wrong argument; a map that names what the model has not, or leaves something out; no such device.
@@ -73,19 +80,60 @@ def dispatch_model(
     main = None if main_device is None else named_device(where, "main_device", main_device)
     for value in devices.values():
         check_is_there(where, value)
-    whole = checked_names(where, "no_split_module_classes", no_split_module_classes)
+    whole = _whole_classes(where, no_split_module_classes, preload_module_classes)
+    flag(ConfigError, where, "force_hooks", force_hooks)
+    _take_values(where, model, state_dict)
     planned = plan_of(model, device_map) if main is None else None
     blocks = placed_blocks(model, devices, main, whole, where=where, planned=planned)
     slots = {} if planned is None else planned.slots
-    return _put(where, model, blocks, offload_dir, offload_buffers, skip_keys, pinned_memory, slots)
+    settings = {"slots": slots, "force_hooks": force_hooks}
+    _put(where, model, blocks, offload_dir, offload_buffers, skip_keys, pinned_memory, **settings)
+    model.hf_device_map = dict(device_map)  # type: ignore[assignment]  (transformers and others look for it)
+    return model
 
 
+def _whole_classes(where: str, no_split: Any, preload: Any) -> tuple[str, ...]:
+    """Classes whose modules are copied as a whole."""
+    names = checked_names(where, "no_split_module_classes", no_split)
+    return (*names, *checked_names(where, "preload_module_classes", preload))
+
+
+def _take_values(where: str, model: nn.Module, state_dict: Mapping[str, torch.Tensor] | None) -> None:
+    """Let the tensors of a model have the values of a state dict; ties stay.
+
+    Raises:
+        ConfigError: a name that the model has not, or another shape.
+    """
+    if state_dict is None:
+        return
+    fits = lambda it: isinstance(it, Mapping) and all(isinstance(value, torch.Tensor) for value in it.values())  # noqa: E731
+    check(ConfigError, where, "state_dict", state_dict, fits, "tensors by name", "net.state_dict()")
+    names: dict[int, list[str]] = {}
+    has = model.state_dict(keep_vars=True)
+    for name, tensor in has.items():
+        names.setdefault(id(tensor), []).append(name)
+    if unknown := [name for name in state_dict if name not in has]:
+        raise ConfigError(f"{where}state_dict has {unknown[0]!r}, which the model has not", hint="leave it out")
+    if other := [name for name, value in state_dict.items() if value.shape != has[name].shape]:
+        problem = f"{where}{other[0]} of state_dict has another shape than in the model"
+        raise ConfigError(problem, hint="give a state dict of this model")
+    for group in names.values():
+        value = next((state_dict[name] for name in group if name in state_dict), None)
+        if value is not None:
+            old = has[group[0]]
+            made = value.detach().to(old.dtype)
+            replace(model, group, nn.Parameter(made, old.requires_grad) if isinstance(old, nn.Parameter) else made)
+
+
+@takes_accelerates
 @call_hints
 def cpu_offload(
     model: nn.Module,
     execution_device: Any = None,
-    *,
     offload_buffers: bool = False,
+    state_dict: Mapping[str, torch.Tensor] | None = None,
+    preload_module_classes: str | Iterable[str] | None = None,
+    *,
     skip_keys: str | Iterable[str] | None = None,
     no_split_module_classes: str | Iterable[str] | None = None,
     pinned_memory: int | None = None,
@@ -95,7 +143,8 @@ def cpu_offload(
     Args:
         model: with values; it is changed in place.
         execution_device: that computes; None for the device of the first parameter.
-        offload_buffers, skip_keys, no_split_module_classes, pinned_memory: as of `dispatch_model`.
+        offload_buffers, state_dict, preload_module_classes, skip_keys, no_split_module_classes, pinned_memory: as of
+            `dispatch_model`.
 
     Returns:
         the model.
@@ -104,17 +153,21 @@ def cpu_offload(
         ConfigError, StateError, OutOfMemoryError: as `dispatch_model`.
     """
     where = "cpu_offload: "
-    blocks = _resting_blocks(where, model, execution_device, "cpu", no_split_module_classes)
+    whole = _whole_classes(where, no_split_module_classes, preload_module_classes)
+    blocks = _resting_blocks(where, model, execution_device, "cpu", whole)
+    _take_values(where, model, state_dict)
     return _put(where, model, blocks, None, offload_buffers, skip_keys, pinned_memory)
 
 
+@takes_accelerates
 @call_hints
 def disk_offload(
     model: nn.Module,
     offload_dir: Any,
     execution_device: Any = None,
-    *,
     offload_buffers: bool = False,
+    preload_module_classes: str | Iterable[str] | None = None,
+    *,
     skip_keys: str | Iterable[str] | None = None,
     no_split_module_classes: str | Iterable[str] | None = None,
     pinned_memory: int | None = None,
@@ -125,7 +178,8 @@ def disk_offload(
         model: with values; it is changed in place. Parameters that are in files of safetensors stay there.
         offload_dir: an empty folder for the others.
         execution_device: that computes; None for the device of the first parameter.
-        offload_buffers, skip_keys, no_split_module_classes, pinned_memory: as of `dispatch_model`.
+        offload_buffers, preload_module_classes, skip_keys, no_split_module_classes, pinned_memory: as of
+            `dispatch_model`.
 
     Returns:
         the model.
@@ -134,10 +188,12 @@ def disk_offload(
         ConfigError, StateError, OutOfMemoryError: as `dispatch_model`.
     """
     where = "disk_offload: "
-    blocks = _resting_blocks(where, model, execution_device, DISK, no_split_module_classes)
+    whole = _whole_classes(where, no_split_module_classes, preload_module_classes)
+    blocks = _resting_blocks(where, model, execution_device, DISK, whole)
     return _put(where, model, blocks, offload_dir, offload_buffers, skip_keys, pinned_memory)
 
 
+@takes_accelerates
 @call_hints
 def load_checkpoint_and_dispatch(  # noqa: PLR0913  (the arguments of Accelerate's)
     model: nn.Module,
@@ -148,10 +204,12 @@ def load_checkpoint_and_dispatch(  # noqa: PLR0913  (the arguments of Accelerate
     *,
     offload_folder: Any = None,
     offload_buffers: bool = False,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     keep_in_fp32: Iterable[str] = (),
     strict: bool = True,
     skip_keys: str | Iterable[str] | None = None,
+    preload_module_classes: str | Iterable[str] | None = None,
+    force_hooks: bool = False,
     pinned_memory: int | None = None,
 ) -> nn.Module:
     """Load a checkpoint into a model, which may be empty, each tensor to where it rests; then dispatch it.
@@ -164,7 +222,7 @@ def load_checkpoint_and_dispatch(  # noqa: PLR0913  (the arguments of Accelerate
         max_memory: as of `infer_auto_device_map`, for a map that is planned.
         no_split_module_classes: classes whose modules are neither divided between devices nor copied in parts.
         offload_folder: an empty folder for weights on `"disk"` that a file of `torch.save` has.
-        offload_buffers, skip_keys, pinned_memory: as of `dispatch_model`.
+        offload_buffers, skip_keys, preload_module_classes, force_hooks, pinned_memory: as of `dispatch_model`.
         dtype, keep_in_fp32, strict: as of `load_checkpoint_in_model`.
 
     Returns:
@@ -185,6 +243,9 @@ def load_checkpoint_and_dispatch(  # noqa: PLR0913  (the arguments of Accelerate
     loaded_to = None if device_map is None else checked_map(where, model, device_map)
     for value in (loaded_to or {}).values():
         check_is_there(where, value)
+    if loaded_to is not None:  # a map that divides a module is refused before anything is read
+        whole = _whole_classes(where, no_split_module_classes, preload_module_classes)
+        placed_blocks(model, loaded_to, None, whole, where=where)
     if loaded_to is not None and offload_folder is not None and not _is_safetensors(where, checkpoint):
         checked_folder(where, offload_folder)
         loaded_to = {name: _CPU if value == DISK else value for name, value in loaded_to.items()}
@@ -197,6 +258,8 @@ def load_checkpoint_and_dispatch(  # noqa: PLR0913  (the arguments of Accelerate
         offload_dir=offload_folder,
         offload_buffers=offload_buffers,
         skip_keys=skip_keys,
+        preload_module_classes=preload_module_classes,
+        force_hooks=force_hooks,
         no_split_module_classes=no_split_module_classes,
         pinned_memory=pinned_memory,
     )
@@ -208,7 +271,7 @@ def _planned(
     how: str,
     max_memory: Any,
     no_split: Any,
-    dtype: torch.dtype | None,
+    dtype: torch.dtype | str | None,
     offload_buffers: Any,
 ) -> Mapping[str, Any]:
     fits = ("auto", "balanced", "balanced_low_0", "sequential").__contains__
@@ -228,10 +291,11 @@ def put_blocks(
     offload_buffers: bool = False,
     skipped: Collection[str] = (),
     slots: Mapping[torch.device, int] | None = None,
+    force_hooks: bool = False,
 ) -> nn.Module:
     """Put the blocks of a model, all with values, where they compute and rest; plainly where all stay on one device."""
     in_files = any(isinstance(place.tensor, StoredTensor) for place in places(model))
-    if not in_files and all(block.device == blocks[0].device and not block.tier for block in blocks):
+    if not (in_files or force_hooks) and all(block.device == blocks[0].device and not block.tier for block in blocks):
         return model.to(blocks[0].device)
     Offload(model, blocks, pinned_memory=pinned_memory, offload_buffers=offload_buffers, skipped=skipped, slots=slots)
     return model
@@ -252,7 +316,7 @@ def _put(
     offload_buffers: Any,
     skip_keys: Any,
     pinned: Any,
-    slots: Mapping[torch.device, int] | None = None,
+    **settings: Any,
 ) -> nn.Module:
     """Check the other arguments, write what is to rest on disk, and put all where it belongs."""
     budget = host_memory()[1] // 2 if pinned is None else integer(ConfigError, where, "pinned_memory", pinned, 0, 2**30)
@@ -261,7 +325,7 @@ def _put(
     check_values(where, model)
     on_disk = [block.name for block in blocks if block.tier == DISK]
     _rest_on_disk(where, model, on_disk, [block.name for block in blocks], folder)
-    return put_blocks(model, blocks, pinned_memory=budget, offload_buffers=buffers, skipped=skipped, slots=slots)
+    return put_blocks(model, blocks, pinned_memory=budget, offload_buffers=buffers, skipped=skipped, **settings)
 
 
 def _rest_on_disk(where: str, model: nn.Module, blocks: Sequence[str], all_blocks: Sequence[str], folder: Any) -> None:

@@ -14,8 +14,10 @@ from anyaccel.arguments import check, flag, shown
 from anyaccel.call_hints import call_hints
 from anyaccel.errors import ConfigError, StateError
 from anyaccel.printable import printable
+from anyaccel_offload.torch.accelerate_words import takes_accelerates
 from anyaccel_offload.torch.checkpoint_files import FileTensor, SavedTensor, open_checkpoint
 from anyaccel_offload.torch.device_map import DISK, check_is_there, checked_map, entry_for
+from anyaccel_offload.torch.dtype_names import named_dtype
 from anyaccel_offload.torch.stored_tensor import StoredTensor
 from anyaccel_torch.error_translation import translate_errors
 
@@ -45,13 +47,14 @@ class _Target:
     names: list[str] = field(default_factory=list)
 
 
+@takes_accelerates
 @call_hints
 def load_checkpoint_in_model(
     model: nn.Module,
     checkpoint: Any,
     device_map: Mapping[str, Any] | None = None,
     *,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     keep_in_fp32: Iterable[str] = (),
     strict: bool = True,
 ) -> LoadedCheckpoint:
@@ -74,7 +77,8 @@ def load_checkpoint_in_model(
         StateError: no checkpoint, a damaged one, or, where strict, one that does not fit: all is listed.
         OutOfMemoryError: a device is full.
     """
-    islands = _checked(model, dtype, keep_in_fp32, strict)
+    islands = _checked(model, keep_in_fp32, strict)
+    wanted = named_dtype(WHERE, dtype)
     places = {} if device_map is None else checked_map(WHERE, model, device_map)
     for value in places.values():
         check_is_there(WHERE, value)
@@ -92,19 +96,16 @@ def load_checkpoint_in_model(
                 )
     for target, source in sorted(chosen, key=lambda pair: _position(pair[1])):
         place = places[entry_for(target.names[0], places) or ""] if places else None
-        _load(model, target, source, place, _dtype_for(target, dtype, islands))
+        _load(model, target, source, place, _dtype_for(target, wanted, islands))
     return report
 
 
 load_checkpoint = load_checkpoint_in_model
 
 
-def _checked(model: Any, dtype: Any, keep_in_fp32: Any, strict: Any) -> tuple[str, ...]:
+def _checked(model: Any, keep_in_fp32: Any, strict: Any) -> tuple[str, ...]:
     """The islands, if all arguments are right."""
     check(ConfigError, WHERE, "model", model, lambda it: isinstance(it, nn.Module), "a module of torch", "net")
-    wanted = "a floating dtype of torch, or None"
-    fits = lambda it: it is None or (isinstance(it, torch.dtype) and it.is_floating_point)  # noqa: E731
-    check(ConfigError, WHERE, "dtype", dtype, fits, wanted, "torch.bfloat16")
     flag(ConfigError, WHERE, "strict", strict)
     return _names("keep_in_fp32", keep_in_fp32)
 

@@ -10,14 +10,17 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from anyaccel.arguments import check, flag
 from anyaccel.call_hints import call_hints, constructor_hints
 from anyaccel.errors import CapabilityError, ConfigError, StateError
+from anyaccel_offload.torch.accelerate_words import takes_accelerates
 from anyaccel_offload.torch.block_placement import checked_names, named_device
 from anyaccel_offload.torch.input_transfer import MovedInputs, first_device
 from anyaccel_offload.torch.offload import offload_of
@@ -27,7 +30,12 @@ class ModelHook:
     """Called around the forward of a module. Derive from it; each method may be left out.
 
     One hook may serve several modules and threads: keep what belongs to one call in a `threading.local`.
+
+    Attributes:
+        no_grad: whether the forward computes without gradients.
     """
+
+    no_grad: bool = False
 
     def init_hook(self, module: nn.Module) -> nn.Module:
         """Called when it is added; **the result is used**, and must be the module."""
@@ -55,6 +63,7 @@ class SequentialHook(ModelHook):
 
     def __init__(self, *hooks: ModelHook) -> None:
         self.hooks = tuple(_checked("SequentialHook: ", hook) for hook in hooks)
+        self.no_grad = any(hook.no_grad for hook in self.hooks)
 
     def init_hook(self, module: nn.Module) -> nn.Module:
         """As `ModelHook.init_hook`, of each."""
@@ -103,6 +112,7 @@ class AlignDevicesHook(ModelHook):
         ConfigError: a wrong argument, or no such device.
     """
 
+    @takes_accelerates
     def __init__(
         self,
         execution_device: Any = None,
@@ -233,13 +243,16 @@ class _Attached:
         self._calls.stack.append(None)  # not entered until `pre_forward` has returned
         handled = sys.exc_info()[1]
         given = self.hook.pre_forward(module, *args, **kwargs)
-        self._calls.stack[-1] = (handled,)
+        no_grad = torch.no_grad() if self.hook.no_grad else nullcontext()
+        no_grad.__enter__()
+        self._calls.stack[-1] = (handled, no_grad)
         return given
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> Any:
         entered = self._calls.stack.pop()
         if entered is None:
             return None
+        entered[1].__exit__(None, None, None)
         if sys.exc_info()[1] is not entered[0]:  # torch calls this while it handles an error of the call
             self.hook.on_error(module)
             return None

@@ -146,6 +146,7 @@ class Offload:
         model = self._model()
         if model is not None:
             offloads.pop(model, None)
+            vars(model).pop("hf_device_map", None)
 
     def _check(self, model: nn.Module) -> None:
         for inner in model.modules():

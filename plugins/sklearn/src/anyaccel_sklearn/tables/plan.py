@@ -11,7 +11,7 @@ from pyarrow import compute
 
 from anyaccel.arguments import shown
 from anyaccel.data.roles import listed
-from anyaccel.errors import ColumnError, TableWarning
+from anyaccel.errors import ColumnError, PhaseError, TableWarning
 from anyaccel.fitting.table_columns import TableColumn
 from anyaccel.user_level import user_level
 from anyaccel_sklearn.tables.arrow_values import (
@@ -28,6 +28,7 @@ from anyaccel_sklearn.tables.arrow_values import (
     numbers,
     share_like,
 )
+from anyaccel_sklearn.tables.given_transformer import GivenTransformer
 from anyaccel_sklearn.tables.treatment import FEW, TableTreatment
 
 _UNIQUE, _FEWEST = 0.95, 10  # of a text column: the share of different values, and rows, from which it tells rows apart
@@ -42,7 +43,7 @@ def treatment_of(
     embed: bool | Sequence[str],
     embeds: bool,
     seed: int,
-) -> TableTreatment:
+) -> TableTreatment | GivenTransformer:
     """The treatment of the columns of a table, not fitted yet.
 
     Args:
@@ -58,6 +59,8 @@ def treatment_of(
     Raises:
         ColumnError: a column of which no feature can be made, or none is left.
     """
+    if not isinstance(preprocess, str) or preprocess != "auto":
+        return _given(preprocess, table, target, as_categories, embed)
     parts: dict[str, Any] = {"numbers": [], "dates": {}, "one_hot": [], "encoded": [], "codes": []}
     families: dict[str, str] = {}
     report: list[TableColumn] = []
@@ -92,6 +95,26 @@ def treatment_of(
     return TableTreatment(**parts, families=families, columns=report, target=target, seed=seed)
 
 
+def _given(
+    preprocess: Any, table: Any, target: np.ndarray | None, as_categories: Sequence[str], embed: Any
+) -> GivenTransformer:
+    """A transformer of the user's own, which says itself what it does with each column.
+
+    Raises:
+        PhaseError: a name, or further arguments that say what is done.
+        TransformError: it has no fit and transform.
+    """
+    if isinstance(preprocess, str):
+        problem = f"fit has preprocess={preprocess!r}, which is no way to make features"
+        hint = "write preprocess='auto'"
+        raise PhaseError(problem, available="'auto', a transformer of scikit-learn, None", hint=hint)
+    if as_categories or embed not in ("auto", False):
+        what = f"categories={list(as_categories)}" if as_categories else f"embed={shown(embed)}"
+        problem = f"fit has {what} and a {type(preprocess).__name__} as preprocess=, which decides that itself"
+        raise PhaseError(problem, hint="leave categories= and embed= out, or write preprocess='auto'")
+    return GivenTransformer(preprocess, table, target)
+
+
 Described = tuple[str, TableColumn, Any]
 """The part of a treatment that takes a column, if any; what is reported of it; and parts of a date."""
 
@@ -100,7 +123,7 @@ def _number(name: str, column: Any) -> Described:
     values = numbers(name, column)
     is_missing = np.isnan(values).any(axis=1)
     n_missing, width = int(is_missing.sum()), values.shape[1]
-    if width == 1 and (nothing := _says_nothing(name, values[~is_missing[:], 0], n_missing)):
+    if width == 1 and (nothing := _says_nothing(name, column, values[~is_missing, 0], n_missing)):
         return "", nothing, None
     treatment = "scaled" if not n_missing else "median where missing, indicator, scaled"
     n_gaps = int(np.isnan(values).any(axis=0).sum())
@@ -111,7 +134,7 @@ def _date(name: str, column: Any) -> Described:
     values = date_numbers(column)
     is_missing = np.isnan(values).any(axis=1)
     n_missing, kept = int(is_missing.sum()), values[~is_missing]
-    if nothing := _says_nothing(name, kept[:, -1], n_missing):
+    if nothing := _says_nothing(name, column, kept[:, -1], n_missing):
         return "", nothing, None
     varied = [bool((kept[:, place] != kept[0, place]).any()) for place in range(len(DATE_PARTS))]
     parts = tuple(part for part, varies in zip(DATE_PARTS, varied, strict=True) if varies) or ("seconds",)
@@ -166,11 +189,12 @@ def _is_dictionary(arrow_type: Any) -> bool:
     return str(arrow_type).startswith("dictionary")
 
 
-def _says_nothing(name: str, present: np.ndarray, n_missing: int) -> TableColumn | None:
-    """The report of a column of numbers that is the same in all rows; None for another."""
+def _says_nothing(name: str, column: Any, present: np.ndarray, n_missing: int) -> TableColumn | None:
+    """The report of a column of numbers or dates that is the same in all rows; None for another."""
     if present.size and (n_missing or (present != present[0]).any()):
         return None
-    return _dropped(name, n_missing, len(present) + n_missing, present[0] if present.size else None)
+    value = compute.drop_null(column)[0].as_py() if present.size else None
+    return _dropped(name, n_missing, len(present) + n_missing, value)
 
 
 def _dropped(name: str, n_missing: int, n_rows: int, value: Any) -> TableColumn:

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from anyaccel.arguments import shown
+from anyaccel.data.roles import listed
 from anyaccel.errors import ConfigError, TransformError
 from anyaccel.printable import printable
 from anyaccel.saved_folder.plain_values import NotPlainError, plain
 from anyaccel_sklearn.transforms.class_encoder import ClassEncoder
 from anyaccel_sklearn.transforms.plain_state import TransformReader, class_of, library_version, plain_attributes
 from anyaccel_sklearn.transforms.sklearn_calls import described, inverted, narrowed
+from anyaccel_sklearn.transforms.table_transform import TableTransform
 
 Shape = tuple[int, ...]
 
@@ -75,7 +77,13 @@ class FittedTransform:
         own: dict[str, np.ndarray] = {}
         try:
             state: Any = plain_attributes(self.transform, own, prefix)
-        except (NotPlainError, TypeError, RecursionError):
+        except (NotPlainError, TypeError, RecursionError) as error:
+            if isinstance(self.transform, TableTransform):  # raw rows could not be predicted for without it
+                raise ConfigError(
+                    f"what preprocess= made of the columns {listed(self.columns)} cannot be saved: {error}",
+                    cause="a folder holds transformers of scikit-learn whose state is numbers and text, and no pickle",
+                    hint="write preprocess='auto', or a ColumnTransformer of scikit-learn's own transformers",
+                ) from error
             state, own = None, {}
         arrays.update(own)
         return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections import UserList
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,14 +18,18 @@ from anyaccel.saved_folder.plain_values import HINT, KIND, Arrays, NotPlainError
 _SKLEARN = {
     "Binarizer KBinsDiscretizer MaxAbsScaler MinMaxScaler Normalizer OneHotEncoder OrdinalEncoder PolynomialFeatures "
     "PowerTransformer QuantileTransformer RobustScaler SplineTransformer StandardScaler TargetEncoder LabelEncoder "
-    "LabelBinarizer": "sklearn.preprocessing",
+    "LabelBinarizer FunctionTransformer": "sklearn.preprocessing",
     "FactorAnalysis FastICA IncrementalPCA NMF PCA TruncatedSVD": "sklearn.decomposition",
-    "MissingIndicator SimpleImputer": "sklearn.impute",
+    "KNNImputer MissingIndicator SimpleImputer": "sklearn.impute",
+    "ColumnTransformer": "sklearn.compose",
+    "CountVectorizer HashingVectorizer TfidfTransformer TfidfVectorizer": "sklearn.feature_extraction.text",
     "SelectKBest VarianceThreshold": "sklearn.feature_selection",
-    "Pipeline": "sklearn.pipeline",
+    "FeatureUnion Pipeline": "sklearn.pipeline",
+    "KFold StratifiedKFold": "sklearn.model_selection",
 }
 _MODULES = {name: module for names, module in _SKLEARN.items() for name in names.split()}
 _MODULES["ClassEncoder"] = "anyaccel_sklearn.transforms.class_encoder"
+_MODULES["GivenTransformer"] = "anyaccel_sklearn.tables.given_transformer"
 _MODULES["TableColumn"] = "anyaccel.fitting.table_columns"
 _MODULES["TableTreatment"] = "anyaccel_sklearn.tables.treatment"
 
@@ -46,6 +51,12 @@ def plain_attributes(transform: Any, arrays: Arrays, prefix: str) -> dict[str, A
 
 
 def _nested(value: Any, arrays: Arrays, path: str) -> Any:
+    if isinstance(value, slice):
+        return {KIND: "slice", "items": plain([value.start, value.stop, value.step], arrays, path)}
+    if isinstance(value, (set, frozenset)):
+        return {KIND: "set", "items": plain(sorted(value), arrays, path)}
+    if isinstance(value, UserList):  # the columns of a remainder, before scikit-learn 1.7
+        return plain(value.data, arrays, path)
     if class_of(value) not in _MODULES:
         raise NotPlainError(f"{path}: {shown(value)}")
     return {KIND: "transform", "class": class_of(value), "state": plain_attributes(value, arrays, path)}
@@ -106,4 +117,6 @@ class TransformReader(PlainReader):
 TransformReader.readers = {
     **PlainReader.readers,
     "transform": lambda reader, given: reader.transform(given["class"], given["state"]),
+    "slice": lambda reader, given: slice(*reader.value(given["items"])),
+    "set": lambda reader, given: set(reader.value(given["items"])),
 }

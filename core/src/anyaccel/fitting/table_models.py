@@ -1,0 +1,152 @@
+"""Models that `fit` makes: sized from the data, by a name or by a function of the widths."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from anyaccel.arguments import shown
+from anyaccel.backend import Compute
+from anyaccel.data import Source
+from anyaccel.data.roles import listed
+from anyaccel.device import Device
+from anyaccel.errors import PhaseError, PluginError
+from anyaccel.fitting.tables import TrainingData
+from anyaccel.fitting.wiring import FitLosses
+from anyaccel.install_hints import install_line
+from anyaccel.registry import registry
+from anyaccel.specs import Optimizer
+from anyaccel.suggestions import did_you_mean
+from anyaccel.user_level import user_level
+
+NAMES = {"mlp": "TabularMLP"}
+"""By the name of a model in `fit`: the class of it in `Compute.models()`."""
+_PREFERRED = ("torch", "jax", "tensorflow")  # in this order, where nothing says which framework is meant
+_BUILT_IN = "numpy"
+
+DEFAULTS: Mapping[str, Any] = {"epochs": 10, "batch_size": 32, "optimizer": "adam"}
+"""What `fit` takes where nothing is said, for a model that is given."""
+MLP_DEFAULTS: Mapping[str, Any] = {
+    "epochs": 100,
+    "batch_size": 128,
+    "optimizer": Optimizer("adamw", lr=1e-3),
+    "early_stopping": 10,
+}
+"""What it takes for a model that sizes itself; early stopping where there is a validation."""
+
+
+class TableModel:
+    """The model of a fit: one that is given, or one that is made for the widths of the data.
+
+    Args:
+        model: a model; a name of `NAMES`; or a function or a class of (n_features, n_outputs).
+        framework: of a named model; None for the first that is installed and has the accelerator.
+        accelerator: as of `fit`.
+
+    Attributes:
+        is_sized: whether it is made for the widths.
+        embeds: whether it takes codes of categories.
+
+    Raises:
+        PhaseError: no such name, or a framework for a model that has one.
+    """
+
+    def __init__(self, model: Any, framework: str | None, accelerator: Any) -> None:
+        is_function = isinstance(model, functools.partial) or inspect.isroutine(model)
+        is_class = isinstance(model, type) and not hasattr(model, "fit")  # the class of an estimator takes no widths
+        self.is_sized, self.embeds = isinstance(model, str) or is_function or is_class, isinstance(model, str)
+        self._model, self._framework, self._accelerator = model, framework, accelerator
+        if isinstance(model, str) and model not in NAMES:
+            raise PhaseError(
+                f"fit has no model called {model!r}",
+                available=", ".join(NAMES),
+                hint=did_you_mean(model, NAMES, "write 'mlp', or give a model of a framework"),
+            )
+        if framework is not None and not self.embeds:
+            what = "a function, which makes models of its own framework" if self.is_sized else "a model, which has one"
+            problem = f"fit has framework={framework!r} and {what}"
+            raise PhaseError(problem, hint="leave framework= out, or write fit('mlp', ...)")
+
+    def made_for(self, prepared: TrainingData, losses: FitLosses) -> Any:
+        """The model for these data.
+
+        Raises:
+            PhaseError: data that do not say how wide they are, or a function that does not make a model.
+        """
+        if not self.is_sized:
+            return self._model
+        widths, data = prepared.widths, prepared.data
+        if widths is None or isinstance(data, Source):
+            raise PhaseError(
+                f"fit makes {_named(self._model)} for the widths of a table, and these data are a source of batches",
+                hint="give the model itself, or a table",
+            )
+        n_outputs = sum(losses.n_classes(name, data) or 0 for name in data.targets)
+        n_outputs = n_outputs or widths.n_outputs
+        if isinstance(self._model, str):
+            make: Any = _framework_models(self._framework, self._accelerator)[NAMES[self._model]]
+            return make(widths.n_numbers, widths.cardinalities, n_outputs)
+        try:
+            made = self._model(widths.n_features, n_outputs)
+        except TypeError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise  # it comes from the inside of the function
+            raise PhaseError(
+                f"{_named(self._model)} does not take the widths of a model: {error}",
+                cause=f"fit calls it with {widths.n_features} features and {n_outputs} outputs",
+                hint="write lambda n_features, n_outputs: MODEL, or give the model itself",
+            ) from error
+        if made is None or isinstance(made, type):
+            problem = f"{_named(self._model)} gave {shown(made)}, and no model"
+            raise PhaseError(problem, hint="return a model: lambda n_features, n_outputs: MODEL")
+        return made
+
+
+def _named(model: Any) -> str:
+    """A name, a function or a class, for messages."""
+    if isinstance(model, str):
+        return repr(model)
+    return f"the function {getattr(model, '__qualname__', '').rpartition('.')[2] or shown(model)}"
+
+
+def _framework_models(framework: str | None, accelerator: Any) -> Any:
+    """The models of a framework by name: the one that is asked for, else the first with such a device."""
+    if framework is not None:
+        backend = registry().computing(framework)
+        if "TabularMLP" not in backend.models():
+            raise PhaseError(
+                f"the backend of {framework} has no TabularMLP",
+                available=listed(sorted(backend.models())),
+                hint="choose another framework, or give a model of it",
+            )
+        return backend.models()
+    installed = registry().frameworks
+    others = [name for name in installed if name not in (*_PREFERRED, _BUILT_IN)]
+    kind = None if accelerator == "auto" else _kind_of(accelerator)
+    for name in (*_PREFERRED, *others):
+        if name in installed and (kind is None or kind in registry().kinds(name)) and (models := _models_of(name)):
+            return models
+    if kind in (None, "cpu"):
+        hint = install_line("anyaccel-torch")
+        text = "fit: no framework is installed for which anyaccel has a plugin, so 'mlp' trains with NumPy on the CPU. "
+        warnings.warn(f"{text}Hint: {hint}, or write framework={_BUILT_IN!r}", UserWarning, stacklevel=user_level())
+    return registry().computing(_BUILT_IN).models()
+
+
+def _kind_of(accelerator: Any) -> str | None:
+    if isinstance(accelerator, Device):
+        return accelerator.kind
+    return accelerator.partition(":")[0] if isinstance(accelerator, str) else None
+
+
+def _models_of(framework: str) -> Any:
+    """The models of a framework if it has TabularMLP; None where its plugin is there and it is not."""
+    backend = registry().find(framework)
+    try:
+        models = backend.models() if isinstance(backend, Compute) else {}
+    except (ImportError, PluginError):
+        return None
+    return models if "TabularMLP" in models else None

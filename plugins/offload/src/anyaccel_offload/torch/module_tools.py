@@ -1,0 +1,518 @@
+"""Single tensors of modules, with the names that Accelerate has for it: listed, moved, set, tied, and kept in files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from anyaccel.arguments import check, flag, shown
+from anyaccel.call_hints import call_hints, constructor_hints
+from anyaccel.errors import CapabilityError, ConfigError, StateError
+from anyaccel_offload.torch.accelerate_words import takes_accelerates
+from anyaccel_offload.torch.checkpoint_files import open_checkpoint
+from anyaccel_offload.torch.device_map import DISK, checked_map, device_in_map
+from anyaccel_offload.torch.dtype_names import named_dtype
+from anyaccel_offload.torch.model_blocks import block_around, places
+from anyaccel_offload.torch.model_hooks import ModelHook, add_hook_to_module
+from anyaccel_offload.torch.offload import Offload
+from anyaccel_offload.torch.stored_tensor import StoredTensor
+from anyaccel_torch.placement import offloads
+
+_CPU, _META = torch.device("cpu"), torch.device("meta")
+_CAST_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_CAST_LAYERS += (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear)  # type: ignore[assignment]
+
+
+def _owner(where: str, module: Any, name: Any) -> tuple[nn.Module, dict[str, Any], str]:
+    """The module that has a tensor, its dict that has it, and its name there."""
+    check(ConfigError, where, "module", module, lambda it: isinstance(it, nn.Module), "a module of torch", "net")
+    check(ConfigError, where, "tensor_name", name, lambda it: isinstance(it, str) and it, "a name", "'layer.weight'")
+    path, _, last = name.rpartition(".")
+    try:
+        inner = module.get_submodule(path)
+    except AttributeError as error:
+        raise ConfigError(
+            f"{where}{type(module).__name__} has no module {path!r}", hint="use a name of model.state_dict()"
+        ) from error
+    for kind in ("_parameters", "_buffers"):
+        if vars(inner)[kind].get(last) is not None:
+            return inner, vars(inner)[kind], last
+    known = ", ".join(key for kind in ("_parameters", "_buffers") for key in vars(inner)[kind])
+    raise ConfigError(
+        f"{where}{type(inner).__name__} does not have a parameter or a buffer named {last!r}",
+        available=known,
+        hint="use a name of model.state_dict()",
+    )
+
+
+@takes_accelerates
+@call_hints
+def set_module_tensor_to_device(
+    module: nn.Module,
+    tensor_name: str,
+    device: Any,
+    value: Tensor | None = None,
+    dtype: torch.dtype | str | None = None,
+    *,
+    non_blocking: bool = False,
+) -> None:
+    """Move a parameter or buffer of a module to a device, or set it to a value there.
+
+    Args:
+        module: that has it, or a module around that.
+        tensor_name: with the names of the modules between, such as `"layers.0.weight"`.
+        device: where to.
+        value: of its shape; needed where it is on torch's `meta` device and is to leave it.
+        dtype: of the result, for floating tensors; None for what it has.
+        non_blocking: whether the host goes on while the copy is on its way.
+
+    Raises:
+        ConfigError: no such tensor or device, or a value of another shape.
+        StateError: it has no values and none is given, or the model is offloaded.
+    """
+    where = "set_module_tensor_to_device: "
+    inner, table, name = _owner(where, module, tensor_name)
+    target = device_in_map(where, device, "device")
+    if isinstance(target, str):
+        raise ConfigError(f"{where}device='disk' is no device", hint="write device='cpu', or use disk_offload(model)")
+    _refuse_offloaded(where, inner)
+    old = table[name]
+    wanted = named_dtype(where, dtype)
+    if value is None and old.device == _META != target:
+        raise ConfigError(f"{where}{tensor_name} is on the meta device", hint="give its value=, or load a checkpoint")
+    if value is not None and tuple(value.shape) != tuple(old.shape):
+        raise ConfigError(
+            f'{where}Trying to set a tensor of shape {value.shape} in "{name}" (which has shape {old.shape})',
+            hint="give a value of the shape of the parameter",
+        )
+    with torch.no_grad():
+        source = old if value is None else value
+        kind = wanted if wanted is not None and source.is_floating_point() else old.dtype
+        made = source.detach().to(device=target, dtype=kind, non_blocking=non_blocking)
+    if value is None and made.data_ptr() == old.data_ptr() and made.device == old.device:
+        return
+    if isinstance(old, nn.Parameter):
+        made = nn.Parameter(made, requires_grad=old.requires_grad)
+    table[name] = made
+
+
+def _refuse_offloaded(where: str, module: nn.Module) -> None:
+    for model in list(offloads):
+        if any(inner is module for inner in model.modules()):
+            raise StateError(f"{where}this model is offloaded", hint="call remove_offload(model) first")
+
+
+@call_hints
+def named_module_tensors(
+    module: nn.Module, include_buffers: bool = True, recurse: bool = False, remove_non_persistent: bool = False
+) -> Iterator[tuple[str, Tensor]]:
+    """Give the parameters of a module, then its buffers, with their names.
+
+    Args:
+        module: that has them.
+        include_buffers: whether buffers are given.
+        recurse: whether those of modules inside are given, too.
+        remove_non_persistent: whether buffers that no checkpoint has are left out.
+    """
+    yield from module.named_parameters(recurse=recurse)
+    if not include_buffers:
+        return
+    for name, buffer in module.named_buffers(recurse=recurse):
+        path, _, last = name.rpartition(".")
+        owner = module.get_submodule(path)
+        if not (remove_non_persistent and last in owner._non_persistent_buffers_set):  # noqa: SLF001  (torch's)
+            yield name, buffer
+
+
+@call_hints
+def find_tied_parameters(model: nn.Module) -> list[list[str]]:
+    """List the groups of names that stand for one parameter."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [sorted(group) for group in names.values() if len(group) > 1]
+
+
+@call_hints
+def retie_parameters(model: nn.Module, tied_params: Iterable[Sequence[str]]) -> None:
+    """Let each group of names stand for one parameter: the first that has values.
+
+    Raises:
+        ConfigError: a name is unknown, or parameters of a group have different shapes.
+    """
+    where = "retie_parameters: "
+    for group in tied_params:
+        found = [_owner(where, model, name) for name in group]
+        tensors = [table[name] for _, table, name in found]
+        if len({tuple(tensor.shape) for tensor in tensors}) > 1:
+            raise ConfigError(f"{where}{', '.join(group)} have different shapes", hint="tie parameters of one shape")
+        kept = next((tensor for tensor in tensors if tensor.device != _META), tensors[0])
+        for _, table, name in found:
+            table[name] = kept
+
+
+@call_hints
+@contextmanager
+def align_module_device(module: nn.Module, execution_device: Any = None) -> Iterator[None]:
+    """Inside, the parameters of a module, without those of modules inside, are on a device; then where they were.
+
+    What was written to them meanwhile is kept.
+
+    Args:
+        module: of any model. Of an offloaded one, weights that rest elsewhere are copied, those in files as well.
+        execution_device: None for the device that computes a module of an offloaded model; nothing moves otherwise.
+
+    Raises:
+        ConfigError: no such device.
+        CapabilityError: a weight that rests in a file was written to.
+    """
+    where = "align_module_device: "
+    found = _offloaded(module)
+    device: Any = None if execution_device is None else device_in_map(where, execution_device, "execution_device")
+    if device is None and found is not None:
+        device = found[0].device_of(found[1])
+    tables = [vars(module)["_parameters"]]
+    if found is not None:
+        tables.append(vars(module)["_buffers"])
+    moved: list[tuple[dict[str, Any], str, Tensor, Tensor, int]] = []
+    try:
+        for table in tables if device is not None else ():
+            for name, rest in table.items():
+                if rest is None or (rest.device == device and not isinstance(rest, StoredTensor)):
+                    continue
+                with torch.no_grad():
+                    copy = (rest.read() if isinstance(rest, StoredTensor) else rest.detach()).to(device)
+                made = nn.Parameter(copy, requires_grad=rest.requires_grad) if isinstance(rest, nn.Parameter) else copy
+                table[name] = made
+                moved.append((table, name, rest, made, made._version))  # noqa: SLF001  (counts writes)
+        yield
+    finally:
+        for table, name, rest, _, _ in moved:
+            table[name] = rest
+    for _, name, rest, made, version in moved:
+        if made._version == version:  # noqa: SLF001
+            continue
+        if isinstance(rest, StoredTensor):
+            raise CapabilityError(
+                f"{where}{name} rests in a file, and files are never changed", hint="load the model without 'disk'"
+            )
+        with torch.no_grad():
+            rest.copy_(made)
+
+
+def _offloaded(module: nn.Module) -> tuple[Offload, str] | None:
+    """How the model of a module is offloaded, and the block that the module is in."""
+    for model, offload in list(offloads.items()):
+        for name, inner in model.named_modules():
+            if inner is module:
+                blocks = {block.name for block in offload.blocks}
+                around = name if name in blocks else block_around(f"{name}.x", blocks)
+                return offload, around if around is not None else offload.blocks[0].name
+    return None
+
+
+@call_hints
+def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, Tensor]:
+    """Give the values of a model, wherever they rest, in host memory; those in files are read."""
+    found: dict[str, Tensor] = {}
+    for name, value in model.state_dict().items():
+        found[name] = value.read() if isinstance(value, StoredTensor) else value.detach().to(_CPU)
+    return found
+
+
+@call_hints
+def check_device_map(model: nn.Module, device_map: Mapping[str, Any]) -> None:
+    """Check that a map has a device for each parameter and buffer of a model, and names nothing else.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    check(ConfigError, "check_device_map: ", "model", model, lambda it: isinstance(it, nn.Module), "a module", "net")
+    checked_map("check_device_map: ", model, device_map)
+
+
+@call_hints
+def compute_module_sizes(
+    model: nn.Module,
+    dtype: torch.dtype | str | None = None,
+    special_dtypes: Mapping[str, torch.dtype | str] | None = None,
+    buffers_only: bool = False,
+) -> dict[str, int]:
+    """Give the bytes of each tensor of a model and of each module, `""` for all; ties count once for each name.
+
+    Args:
+        model: of any kind, also without values.
+        dtype: that floating tensors will be cast to.
+        special_dtypes: dtypes of single tensors by name, which count before `dtype`.
+        buffers_only: whether only buffers count.
+    """
+    where = "compute_module_sizes: "
+    wanted = named_dtype(where, dtype)
+    special = {name: named_dtype(where, value) for name, value in (special_dtypes or {}).items()}
+    sizes: dict[str, int] = {}
+    named = [] if buffers_only else list(model.named_parameters(remove_duplicate=False))
+    for name, tensor in [*named, *model.named_buffers(remove_duplicate=False)]:
+        kind = special.get(name) or (wanted if wanted and tensor.is_floating_point() else tensor.dtype)
+        nbytes = tensor.numel() * kind.itemsize
+        parts = name.split(".")
+        for end in range(len(parts) + 1):
+            key = ".".join(parts[:end])
+            sizes[key] = sizes.get(key, 0) + nbytes
+    return sizes
+
+
+# -- weights by name in memory and in files, as Accelerate keeps them --------------------------------------------------
+
+_WIDTHS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_INDEX = "index.json"
+
+
+@call_hints
+def offload_state_dict(save_dir: Any, state_dict: Mapping[str, Tensor]) -> None:
+    """Write tensors to a folder as Accelerate does: a `.dat` file for each, and `index.json`.
+
+    `disk_offload` and `load_checkpoint_and_dispatch` keep weights in files of safetensors instead, which need no second
+    copy. This is for code that reads such folders.
+
+    Raises:
+        StateError: the folder has files, whose names could be those of other weights.
+    """
+    where = "offload_state_dict: "
+    folder = Path(save_dir)
+    if (folder / _INDEX).exists():
+        raise StateError(f"{where}{str(folder)!r} has the weights of another model", hint="give a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    index: dict[str, Any] = {}
+    for name, tensor in state_dict.items():
+        offload_weight(tensor, name, folder, index)
+    (folder / _INDEX).write_text(json.dumps(index), "utf-8")
+
+
+@call_hints
+def offload_weight(
+    weight: Tensor, weight_name: str, offload_folder: Any, index: dict[str, Any] | None = None
+) -> dict[str, Any] | None:
+    """Write one tensor to `WEIGHT_NAME.dat` in a folder, and its shape and dtype to an index, which is returned."""
+    if os.sep in weight_name or weight_name in ("", ".", ".."):
+        raise ConfigError(f"offload_weight: weight_name={shown(weight_name)} is no name", hint="write 'layer.weight'")
+    values = weight.detach().to(_CPU).contiguous()
+    values.reshape(-1).view(torch.uint8).numpy().tofile(Path(offload_folder) / f"{weight_name}.dat")
+    if index is not None:
+        index[weight_name] = {"dtype": str(values.dtype).removeprefix("torch."), "shape": list(values.shape)}
+    return index
+
+
+@call_hints
+def load_offloaded_weight(weight_file: Any, weight_info: Mapping[str, Any]) -> Tensor:
+    """Read a tensor that `offload_weight` or Accelerate wrote; its memory is that of the file until it is written to.
+
+    Raises:
+        StateError: the file has another size than the index says.
+    """
+    dtype, shape = named_dtype("load_offloaded_weight: ", weight_info["dtype"], any_kind=True), weight_info["shape"]
+    assert dtype is not None
+    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    size = Path(weight_file).stat().st_size
+    if size != nbytes:
+        raise StateError(
+            f"{str(weight_file)!r} has {size} bytes, and its index says {nbytes}", hint="write the folder again"
+        )
+    if not nbytes:
+        return torch.empty(tuple(shape), dtype=dtype)
+    array = np.memmap(weight_file, dtype=np.uint8, mode="c")
+    return torch.from_numpy(array).view(dtype).reshape(tuple(shape))
+
+
+@constructor_hints
+class OffloadedWeightsLoader(Mapping[str, Tensor]):
+    """Tensors by name, from memory and from a folder; each file is opened once.
+
+    Args:
+        state_dict: tensors in memory, which come first.
+        save_folder: of `offload_state_dict` or Accelerate, or one with files of safetensors.
+        index: of the weights in files: `{"dtype", "shape"}` for a `.dat` file of `save_folder`, or
+            `{"safetensors_file", "weight_name", "dtype"}`. None for that of the folder.
+        device: where tensors of files come to; None for host memory.
+
+    Raises:
+        ConfigError: nothing is given.
+    """
+
+    def __init__(
+        self,
+        state_dict: Mapping[str, Tensor] | None = None,
+        save_folder: Any = None,
+        index: Mapping[str, Any] | None = None,
+        device: Any = None,
+    ) -> None:
+        if state_dict is None and save_folder is None and index is None:
+            raise ConfigError("OffloadedWeightsLoader: nothing is given", hint="write save_folder='FOLDER'")
+        self.state_dict = dict(state_dict or {})
+        self.save_folder = None if save_folder is None else Path(save_folder)
+        self.device = _CPU if device is None else device_in_map("OffloadedWeightsLoader: ", device, "device")
+        self._opened: dict[str, Mapping[str, Any]] = {}
+        if index is None and self.save_folder is not None:
+            listed = self.save_folder / _INDEX
+            if listed.is_file():
+                index = json.loads(listed.read_text("utf-8"))
+            else:
+                saved = self._opened[str(self.save_folder)] = open_checkpoint("OffloadedWeightsLoader: ", save_folder)
+                index = {name: {"safetensors_file": str(self.save_folder)} for name in saved}
+        self.index = dict(index or {})
+        self.all_keys = list(dict.fromkeys([*self.state_dict, *self.index]))
+
+    def __getitem__(self, key: str) -> Tensor:
+        if key in self.state_dict:
+            return self.state_dict[key]
+        info = self.index[key]
+        path = info.get("safetensors_file")
+        if path is None:
+            if self.save_folder is None:
+                raise ConfigError("OffloadedWeightsLoader: no folder", hint="write save_folder='FOLDER'")
+            return load_offloaded_weight(self.save_folder / f"{key}.dat", info).to(self.device)
+        if str(path) not in self._opened:
+            self._opened[str(path)] = open_checkpoint("OffloadedWeightsLoader: ", path)
+        saved = self._opened[str(path)][info.get("weight_name", key)]
+        dtype = named_dtype("OffloadedWeightsLoader: ", info.get("dtype"), any_kind=True) or saved.dtype
+        made = torch.empty(saved.shape, dtype=saved.dtype)
+        saved.read_into(made)
+        return made.to(device=self.device, dtype=dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.all_keys)
+
+    def __len__(self) -> int:
+        return len(self.all_keys)
+
+
+@call_hints
+def extract_submodules_state_dict(state_dict: Mapping[str, Any], submodule_names: Iterable[str]) -> dict[str, Any]:
+    """Give the tensors of some modules out of a state dict, by their names there."""
+    names = list(submodule_names)
+    inside = lambda key: any(key == name or key.startswith(f"{name}.") for name in names)  # noqa: E731
+    return {key: value for key, value in state_dict.items() if inside(key)}
+
+
+@call_hints
+def load_state_dict(checkpoint_file: Any, device_map: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
+    """Read a file of weights, each tensor to its device in a map; those on `"disk"`, or without a map, to host memory.
+
+    Raises:
+        ConfigError: a device is none.
+        StateError: the file cannot be read.
+    """
+    where = "load_state_dict: "
+    targets = {name: device_in_map(where, value) for name, value in (device_map or {"": "cpu"}).items()}
+    found: dict[str, Tensor] = {}
+    for name, saved in open_checkpoint(where, checkpoint_file).items():
+        inside = name if name in targets else block_around(name, targets)
+        device = targets[inside] if inside is not None else _CPU
+        made = torch.empty(saved.shape, dtype=saved.dtype, device=_CPU if device == DISK else device)
+        saved.read_into(made)
+        found[name] = made
+    return found
+
+
+# -- weights of a narrow dtype that compute in a wider one -------------------------------------------------------------
+
+
+@constructor_hints
+class LayerwiseCastingHook(ModelHook):
+    """Keeps the weights of a layer in one dtype, and casts them to another while it computes."""
+
+    def __init__(self, storage_dtype: torch.dtype, compute_dtype: torch.dtype, non_blocking: bool = False) -> None:
+        self.storage_dtype, self.compute_dtype, self.non_blocking = storage_dtype, compute_dtype, non_blocking
+
+    def init_hook(self, module: nn.Module) -> nn.Module:
+        """Cast to the dtype that is kept."""
+        return module.to(dtype=self.storage_dtype, non_blocking=self.non_blocking)
+
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Cast to the dtype that computes.
+
+        Raises:
+            CapabilityError: gradients are wanted, which would be those of weights that are gone.
+        """
+        if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters()):
+            raise CapabilityError(
+                f"the weights of this {type(module).__name__} are cast for each call, and are not trained",
+                hint="call the model under torch.no_grad(), or freeze it: model.requires_grad_(False)",
+            )
+        module.to(dtype=self.compute_dtype, non_blocking=self.non_blocking)
+        return args, kwargs
+
+    def post_forward(self, module: nn.Module, output: Any) -> Any:
+        """Cast back; weights get the values that they had."""
+        self.init_hook(module)
+        return output
+
+    def on_error(self, module: nn.Module) -> None:
+        """Cast back."""
+        self.init_hook(module)
+
+
+@call_hints
+def attach_layerwise_casting_hooks(
+    module: nn.Module,
+    storage_dtype: torch.dtype | str,
+    compute_dtype: torch.dtype | str,
+    skip_modules_pattern: str | Iterable[str] | None = None,
+    skip_modules_classes: tuple[type[nn.Module], ...] | None = None,
+    non_blocking: bool = False,
+) -> None:
+    """Keep the weights of linear and convolution layers in a narrow dtype, and compute in a wider one.
+
+    Weights are rounded to the narrow dtype once, now. It is for inference: calls that want gradients of them are
+    refused.
+
+    Args:
+        module: its layers get hooks, after those that they have.
+        storage_dtype: such as `torch.float8_e4m3fn`.
+        compute_dtype: such as `torch.bfloat16`.
+        skip_modules_pattern: regular expressions; modules whose names they are found in are left as they are.
+        skip_modules_classes: classes whose modules are left as they are.
+        non_blocking: whether the host goes on while casts are on their way.
+
+    Raises:
+        ConfigError: a wrong argument.
+        StateError: a weight would be infinite in the narrow dtype; nothing was cast.
+    """
+    where = "attach_layerwise_casting_hooks: "
+    check(ConfigError, where, "module", module, lambda it: isinstance(it, nn.Module), "a module of torch", "net")
+    narrow = named_dtype(where, storage_dtype, "storage_dtype")
+    wide = named_dtype(where, compute_dtype, "compute_dtype")
+    if narrow is None or wide is None:
+        raise ConfigError(f"{where}a dtype is missing", hint="write storage_dtype=torch.float8_e4m3fn")
+    flag(ConfigError, where, "non_blocking", non_blocking)
+    given = (skip_modules_pattern,) if isinstance(skip_modules_pattern, str) else skip_modules_pattern or ()
+    patterns = [re.compile(pattern) for pattern in given]
+    layers = list(_cast_layers(module, "", patterns, skip_modules_classes or ()))
+    for name, layer in layers:
+        for place in places(layer, name):
+            values = place.tensor.detach()
+            if bool((values.isfinite() & ~values.to(narrow).float().isfinite()).any()):
+                problem = f"{where}{place.name} would not be finite in {str(narrow).removeprefix('torch.')}"
+                raise StateError(problem, hint=f"leave it as it is: skip_modules_pattern={name!r}")
+    for _, layer in layers:
+        add_hook_to_module(layer, LayerwiseCastingHook(narrow, wide, non_blocking), append=True)
+
+
+def _cast_layers(
+    module: nn.Module, name: str, patterns: Sequence[re.Pattern[str]], classes: tuple[type[nn.Module], ...]
+) -> Iterator[tuple[str, nn.Module]]:
+    if isinstance(module, classes) or any(pattern.search(name) for pattern in patterns):
+        return
+    if isinstance(module, _CAST_LAYERS):
+        yield name, module
+        return
+    for key, child in module.named_children():
+        yield from _cast_layers(child, f"{name}.{key}".lstrip("."), patterns, classes)

@@ -1,0 +1,184 @@
+"""GivenTransformer: a transformer of the user's own, in the style of scikit-learn, for the columns of a table."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from anyaccel.data.roles import listed
+from anyaccel.errors import ENVIRONMENT_ERRORS, TransformError
+from anyaccel.fitting.table_columns import TableColumn
+from anyaccel.install_hints import install_line
+from anyaccel_sklearn.tables.arrow_values import BOOL, DATE, EMPTY, NUMBER, TEXT, decoded, family_of, other_family
+from anyaccel_sklearn.transforms.sklearn_calls import check_transform
+from anyaccel_sklearn.transforms.table_transform import TableTransform
+
+_KINDS = {NUMBER: "number", BOOL: "category", TEXT: "category", DATE: "date", EMPTY: "dropped"}
+
+
+class GivenTransformer(TableTransform):
+    """A ColumnTransformer, a Pipeline or another transformer, which gets a data frame with the columns by name.
+
+    What is missing in text, categories and booleans is NaN in the frame, as `pandas.read_csv` gives it.
+
+    Args:
+        transformer: of which a copy is fitted.
+        table: Arrow table of the features in the rows to train on.
+        target: of the rows to train on, for transformers that learn from it; None for none.
+    """
+
+    cardinalities: tuple[int, ...] = ()
+
+    def __init__(self, transformer: Any, table: Any, target: np.ndarray | None) -> None:
+        check_transform(transformer)
+        self.transformer = copy.deepcopy(transformer)
+        self.names = tuple(table.column_names)
+        self.families = {name: family_of(name, decoded(table.column(name)).type) for name in self.names}
+        self.n_missing = {name: _missing(table.column(name)) for name in self.names}
+        self.target = target
+        self.parts = {name: type(transformer).__name__ for name in self.names}
+
+    @property
+    def columns(self) -> list[TableColumn]:
+        """What became of each column of the table."""
+        return [
+            TableColumn(name, _KINDS[self.families[name]], self.parts[name], self.n_missing[name])
+            for name in self.names
+        ]
+
+    def fit_table(self, table: Any, rows: np.ndarray) -> np.ndarray:
+        """Fit to the rows to train on, and transform all; these rows as `fit_transform` does, cross-fitted where it is.
+
+        Raises:
+            TransformError: it fails, gives other rows, or leaves gaps.
+        """
+        frame = self._frame(table)
+        train = frame.iloc[rows]
+        what = f"preprocess={type(self.transformer).__name__}(...)"
+        try:
+            fitted = getattr(self.transformer, "fit_transform", None)
+            if fitted is None:
+                self.transformer.fit(train, self.target)
+                output = _dense(self.transformer.transform(frame))
+            else:
+                crossed = _dense(fitted(train, self.target))
+                output = _dense(self.transformer.transform(frame))
+                if crossed.shape == (len(rows), *output.shape[1:]):
+                    output[rows] = crossed
+        except ENVIRONMENT_ERRORS:
+            raise
+        except Exception as error:
+            raise TransformError(
+                f"{what} cannot be fitted: {type(error).__name__}: {error}",
+                cause=f"it gets a data frame with the columns {listed(self.names)}",
+                hint="name the columns that it takes: make_column_transformer((StandardScaler(), ['COLUMN']), ...)",
+            ) from error
+        self.target = None
+        self.width = output.shape[1] if output.ndim == 2 else 0
+        self._name_parts()
+        return self._checked(output, len(frame))
+
+    def transform_table(self, table: Any) -> np.ndarray:
+        """The output for another table, float32 [n, k].
+
+        Raises:
+            ColumnError: a column holds other values than in training.
+            TransformError: it fails, or leaves gaps.
+        """
+        frame = self._frame(table)
+        try:
+            output = _dense(self.transformer.transform(frame))
+        except ENVIRONMENT_ERRORS:
+            raise
+        except Exception as error:
+            raise TransformError(
+                f"preprocess={type(self.transformer).__name__}(...) cannot be applied: {type(error).__name__}: {error}",
+                cause=f"it gets a data frame with the columns {listed(self.names)}",
+                hint="fit it so that it takes such values, for example OneHotEncoder(handle_unknown='ignore')",
+            ) from error
+        return self._checked(output, len(frame))
+
+    def _frame(self, table: Any) -> Any:
+        try:
+            import pandas as pd
+        except ImportError as error:
+            problem = "preprocess= with a transformer gives it a data frame, and pandas is not installed"
+            raise TransformError(problem, hint=install_line("pandas")) from error
+        columns = {}
+        for name in self.names:
+            column, expected = table.column(name), self.families[name]
+            family = family_of(name, column.type)
+            is_like = family in (expected, EMPTY) or {family, expected} == {NUMBER, BOOL}
+            if not is_like and expected != EMPTY:
+                raise other_family(name, decoded(column), expected)
+            if pa.types.is_decimal(column.type):
+                column = column.cast(pa.float64())
+            values = column.to_pandas()
+            if values.dtype == object:
+                values = values.where(values.notna(), np.nan)  # None is no gap for SimpleImputer
+            columns[name] = values
+        return pd.DataFrame(columns)
+
+    def _checked(self, output: np.ndarray, n_rows: int) -> np.ndarray:
+        what = f"preprocess={type(self.transformer).__name__}(...)"
+        if output.ndim != 2 or len(output) != n_rows or output.shape[1] != self.width or not self.width:
+            raise TransformError(
+                f"{what} gives an array of shape {list(output.shape)} for {n_rows} rows",
+                cause="it must give one row of numbers for each row",
+                hint="choose a transformer that keeps all rows",
+            )
+        try:
+            numbers = output.astype(np.float32)
+        except (TypeError, ValueError) as error:
+            raise TransformError(
+                f"{what} does not give numbers: {error}",
+                hint="encode text and dates in it, for example with OneHotEncoder() in a ColumnTransformer",
+            ) from error
+        broken = ~np.isfinite(numbers).all(axis=1)
+        if broken.any():
+            raise TransformError(
+                f"{what} gives NaN or infinity in {int(broken.sum())} of {n_rows} rows, the first in row "
+                f"{int(broken.argmax())}, with which no loss is a number",
+                hint="put SimpleImputer() in front of it: make_pipeline(SimpleImputer(), ...)",
+            )
+        return numbers
+
+    def _name_parts(self) -> None:
+        """Which transformer of a ColumnTransformer takes each column; and its columns by name, not by a function."""
+        chosen = getattr(self.transformer, "transformers_", None)
+        if chosen is None:
+            return
+        self.parts = dict.fromkeys(self.names, "left out")
+        for name, part, columns in chosen:
+            for column in _names(columns, self.names):
+                kind = part if isinstance(part, str) else type(part).__name__
+                self.parts[column] = "left out" if kind == "drop" else f"{name}: {kind}"
+        by_name = {name: columns for name, _, columns in chosen}
+        given = self.transformer.transformers
+        self.transformer.transformers = [(name, part, by_name.get(name, columns)) for name, part, columns in given]
+
+
+def _names(columns: Any, names: Sequence[str]) -> list[str]:
+    """Names of columns that a ColumnTransformer has chosen by names, positions, a slice or a mask."""
+    if isinstance(columns, str):
+        return [columns]
+    if isinstance(columns, slice):
+        return list(names[columns])
+    chosen = list(getattr(columns, "data", columns))  # a list that warned when it was read, before scikit-learn 1.7
+    if chosen and all(isinstance(item, (bool, np.bool_)) for item in chosen):
+        return [name for name, taken in zip(names, chosen, strict=True) if taken]
+    return [item if isinstance(item, str) else names[item] for item in chosen]
+
+
+def _dense(output: Any) -> np.ndarray:
+    if hasattr(output, "toarray"):
+        output = output.toarray()
+    return np.array(output.to_numpy() if hasattr(output, "to_numpy") else output)
+
+
+def _missing(column: Any) -> int:
+    return int(column.is_null(nan_is_null=True).cast(pa.uint8()).to_numpy().sum()) if len(column) else 0

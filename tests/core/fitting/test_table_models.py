@@ -1,0 +1,143 @@
+"""Models that `fit` sizes from the data: by name, by a function of the widths, with defaults of their own."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+import anyaccel as aa
+from anyaccel import TabularMLP
+from anyaccel.errors import FrameworkError, PhaseError
+from anyaccel.numpy_backend import Dense
+
+draw = np.random.default_rng(0)
+X = draw.standard_normal((60, 3)).astype("float32")
+TABLE = {"a": X[:, 0], "b": X[:, 1], "kind": (X[:, 0] > 0).astype(int) + (X[:, 1] > 1)}
+PLAIN = aa.Optimizer("adam", lr=0.001)
+
+
+def fit(model="mlp", data=TABLE, **settings):
+    given = {"target": "kind", "loss": "cross_entropy", "preprocess": None, **settings}
+    given = {"progress": "none", "epochs": 1, **given}
+    if model == "mlp":
+        given.setdefault("framework", "numpy")
+    return aa.fit(model, data, **given)
+
+
+def model_of(fitted):
+    return fitted.graph.nodes["model"].model
+
+
+def test_the_name_makes_a_model_as_wide_as_the_data_say():
+    config = model_of(fit()).get_config()
+    assert (config["n_numbers"], config["cardinalities"], config["n_outputs"]) == (2, [], 3)
+    assert (config["hidden"], config["dropout"]) == ([128, 64], 0.1)
+
+
+@pytest.mark.parametrize(
+    ("data", "settings", "widths"),
+    [
+        (TABLE, {"target": "a", "loss": "mse"}, (2, 1)),
+        ({**TABLE, "kind": X[:, 2]}, {"target": ["a", "b"], "loss": "mae"}, (1, 2)),
+        ({**TABLE, "kind": X[:, 0] > 0}, {"loss": "binary_cross_entropy"}, (2, 1)),
+        ({**TABLE, "kind": X[:, 0] > 0}, {}, (2, 2)),
+        ((X, X[:, :2]), {"target": None, "loss": "mse"}, (3, 2)),
+        ((X[:, 0], X[:, 1]), {"target": None, "loss": "mse"}, (1, 1)),
+        ((X.reshape(60, 3, 1), X[:, 1]), {"target": None, "loss": "mse"}, (3, 1)),
+    ],
+)
+def test_widths_follow_from_features_target_and_loss(data, settings, widths):
+    seen = []
+    fitted = fit(lambda *given: seen.append(given) or aa.SequentialMLP(given[1]), data, **settings)
+    assert seen == [widths]
+    assert fitted.results.loss
+    assert fit("mlp", data, **settings).results.loss
+
+
+def test_a_function_is_called_once_and_its_model_trained():
+    made = []
+
+    def make(n_features, n_outputs):
+        made.append(aa.SequentialMLP(n_outputs, hidden_dim=n_features))
+        return made[-1]
+
+    fitted = fit(make)
+    assert [model_of(fitted)] == made
+    expected = fit(aa.SequentialMLP(3, hidden_dim=2))
+    np.testing.assert_array_equal(fitted.results.loss, expected.results.loss)
+    part = functools.partial(lambda width, n_features, n_outputs: aa.SequentialMLP(n_outputs, hidden_dim=width), 2)
+    np.testing.assert_array_equal(fit(part).results.loss, expected.results.loss)
+
+
+def test_defaults_of_the_name_and_of_a_model():
+    assert len(fit(epochs=None).results.loss) == 100
+    assert len(fit(aa.SequentialMLP(3), epochs=None).results.loss) == 10
+    graph = fit().graph
+    assert (graph.optimizer.name, graph.optimizer.lr) == ("adamw", 1e-3)
+    assert fit(aa.SequentialMLP(3)).graph.optimizer.name == "adam"
+    assert fit(optimizer=PLAIN).graph.optimizer == PLAIN
+
+
+def test_the_name_stops_early_with_a_validation_unless_told_otherwise():
+    noise = {"a": X[:, 0], "y": draw.standard_normal(60).astype("float32")}
+    settings = {
+        "target": "y",
+        "loss": "mse",
+        "validation": 0.5,
+        "epochs": 60,
+        "optimizer": aa.Optimizer("adam", lr=0.1),
+    }
+    assert len(fit("mlp", noise, **settings).results.loss) < 60
+    assert len(fit("mlp", noise, **settings, early_stopping=False).results.loss) == 60
+    assert len(fit(lambda n, m: TabularMLP(n, (), m), noise, **settings).results.loss) == 60
+    assert len(fit("mlp", noise, **{**settings, "epochs": 1, "validation": None}).results.loss) == 1
+
+
+def test_equal_seeds_give_equal_models():
+    first, second, third = fit(seed=1), fit(seed=1), fit(seed=2)
+    assert first.results.loss == second.results.loss != third.results.loss
+
+
+def test_a_saved_folder_needs_no_models(tmp_path):
+    fitted = fit()
+    fitted.save(tmp_path / "model")
+    loaded = aa.load(tmp_path / "model")
+    np.testing.assert_array_equal(loaded.predict(TABLE, outputs=True), fitted.predict(TABLE, outputs=True))
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "message"),
+    [
+        ("mpl", {}, "no model called 'mpl'. Available: mlp. Hint: did you mean 'mlp'"),
+        ("xgboost", {}, "write 'mlp'"),
+        (lambda n: Dense(n), {}, "does not take the widths of a model.*2 features and 3 outputs"),
+        (lambda n, m: None, {}, "gave None, and no model"),
+        (lambda n, m: Dense, {}, "and no model"),
+        (lambda n, m: Dense(m), {"framework": "numpy"}, "leave framework= out"),
+        (aa.SequentialMLP(3), {"framework": "numpy"}, "a model, which has one"),
+    ],
+)
+def test_what_makes_no_model_is_refused(model, settings, message):
+    with pytest.raises(PhaseError, match=message):
+        fit(model, **settings)
+
+
+def test_an_error_inside_the_function_is_the_users_own():
+    def make(n_features, n_outputs):
+        return n_features + "wide"
+
+    with pytest.raises(TypeError, match="unsupported operand"):
+        fit(make)
+
+
+def test_an_unknown_framework_is_refused():
+    with pytest.raises(FrameworkError, match="'trch'"):
+        fit(framework="trch")
+
+
+def test_a_source_of_batches_has_no_widths():
+    batches = [{"x": X, "y": X[:, :1]}]
+    with pytest.raises(PhaseError, match="the widths of a table, and these data are a source"):
+        fit("mlp", batches, target="y", loss="mse")
