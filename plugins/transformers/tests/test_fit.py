@@ -209,6 +209,18 @@ def test_streams_are_batched_and_padded(bert: Any, rows: list[list[int]]) -> Non
     expected = aa.fit(copy.deepcopy(bert), data, sampler=aa.SimpleSampler(BATCH, drop_last=False), epochs=1, **QUIET)
     fitted = aa.fit(bert, stream, epochs=1, **QUIET)
     np.testing.assert_allclose(fitted.results.loss, expected.results.loss, rtol=1e-6)
+    np.testing.assert_allclose(fitted.evaluate(stream).loss, fitted.evaluate(data).loss, rtol=1e-6)
+    items = [{"input_ids": row, "labels": row[0] % 3} for row in rows]
+
+    class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
+        def __len__(self) -> int:
+            return len(items)
+
+        def __getitem__(self, number: int) -> dict[str, Any]:
+            return items[number]
+
+    np.testing.assert_allclose(fitted.evaluate(Rows()).loss, fitted.evaluate(data).loss, rtol=1e-6)
+    np.testing.assert_allclose(fitted.predict(Rows(), outputs=True), fitted.predict(data, outputs=True), rtol=1e-5)
 
 
 def test_a_shuffled_loader_gives_the_batches_that_it_gives_by_hand(bert: Any, rows: list[list[int]]) -> None:

@@ -104,3 +104,14 @@ def test_classes_have_the_names_of_the_configuration() -> None:
         logits = model.eval()(**{k: v for k, v in batch_of(rows).items() if k != "labels"}).logits
     np.testing.assert_allclose(probabilities, logits.softmax(dim=-1), rtol=1e-5)
     assert fitted.columns["labels"].treatment == "given as 'labels', -100 behind the shorter rows of a batch"
+
+
+def test_integers_are_int64_whatever_the_data_store() -> None:
+    """As the collators of transformers make them; a data set stores tokens in 32 bits and masks in 8."""
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**BERT))
+    tokens, labels = np.arange(12).reshape(4, 3), np.array([0, 1, 0, 1])
+    small = {"input_ids": tokens.astype("int32"), "labels": labels.astype("int8")}
+    batch = {name: torch.tensor(values) for name, values in small.items()}
+    for data in (small, [batch]):
+        fitted = aa.fit(model, data, validation={"input_ids": tokens, "labels": labels}, epochs=1, **QUIET)
+        assert {column.stored.dtype for column in fitted.plan.columns} == {"int64"}

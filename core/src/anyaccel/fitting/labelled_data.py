@@ -346,6 +346,7 @@ def _columns(
         column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         column = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
         _check_numbers(rules, argument, name, column)
+        column = _with_integers(rules, column)
         if argument in rules.pads and not is_list(column.type):
             values = to_numpy(name, column)  # rows of one length here may have another in other data
             is_rows = values.ndim == 2
@@ -404,6 +405,16 @@ def _arrow(data: Any, names: Iterable[str] | None) -> Mapping[str, Any]:
         cause = listed(f"{name}: {length}" for name, length in lengths.items())
         raise ColumnError("the columns differ in length", cause=cause, hint="give every column one entry per row")
     return columns
+
+
+def _with_integers(rules: ModelLoss, column: Any) -> Any:
+    """A column whose integers have the dtype that the model's library gives them."""
+    if rules.integers is None:
+        return column
+    values, lengths = _flat(column)
+    if values.dtype.kind not in "iu" or values.dtype == rules.integers:
+        return column
+    return _as_lists(values.astype(rules.integers), lengths)
 
 
 def _check_numbers(rules: ModelLoss, argument: str, name: str, column: Any) -> None:
@@ -496,10 +507,14 @@ class LabelledBatches:
         rules: how the model is fitted.
         columns: column by argument.
         labels: the argument of labels of which some may not count; `""` for none.
+        makes_mask: add the model's mask: rows come as they are, and are padded later.
     """
 
-    def __init__(self, batches: Any, rules: ModelLoss, columns: Mapping[str, str], labels: str) -> None:
+    def __init__(
+        self, batches: Any, rules: ModelLoss, columns: Mapping[str, str], labels: str, *, makes_mask: bool
+    ) -> None:
         self.batches, self.rules, self.columns, self.labels = batches, rules, columns, labels
+        self.makes_mask = makes_mask
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         batches = self.batches() if callable(self.batches) and not hasattr(self.batches, "__iter__") else self.batches
@@ -526,10 +541,18 @@ class LabelledBatches:
             raise ColumnError(
                 f"{where} has no {missing[0]!r}", available=listed(columns), hint="give the same columns in each"
             )
-        taken = {argument: columns[name] for argument, name in self.columns.items()}
+        taken = {argument: self._with_integers(name, columns[name]) for argument, name in self.columns.items()}
+        if self.makes_mask:
+            taken[self.rules.mask] = [np.ones(len(row), np.int64) for row in taken[self.rules.masked]]
         if self.labels:
             taken[COUNTED] = self._counted(taken[self.labels], where)
         return taken
+
+    def _with_integers(self, name: str, values: Any) -> Any:
+        wanted, dtype = self.rules.integers, str(getattr(values, "dtype", "")).rpartition(".")[2]
+        if wanted is None or dtype == wanted or not dtype.startswith(("int", "uint")):
+            return values  # lists of integers are int64 already
+        return number_array(name, values).astype(wanted)
 
     def _counted(self, labels: Any, where: str) -> Any:
         is_rows = isinstance(labels, (list, tuple)) and len({np.shape(row) for row in labels}) > 1
@@ -550,8 +573,10 @@ class LabelledBatches:
 class LabelledRows:
     """Rows of a data set whose columns have the names of a model's arguments; arguments as of LabelledBatches."""
 
-    def __init__(self, rows: Any, rules: ModelLoss, columns: Mapping[str, str], labels: str) -> None:
-        self.rows, self.batches = rows, LabelledBatches((), rules, columns, labels)
+    def __init__(
+        self, rows: Any, rules: ModelLoss, columns: Mapping[str, str], labels: str, *, makes_mask: bool
+    ) -> None:
+        self.rows, self.batches = rows, LabelledBatches((), rules, columns, labels, makes_mask=makes_mask)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -595,18 +620,26 @@ def labelled_source(
         arrays[argument] = array
     labels = next(iter(wired.labels)) if with_labels and len(wired.labels) == 1 else ""
     labels = labels if labels and rules.counted(arrays[labels], None) is not None else ""
-    pads = {
-        argument: rules.pads[argument] for argument in columns if argument in rules.pads and arrays[argument].ndim > 1
-    }
-    pads |= {COUNTED: 0.0} if labels and arrays[labels].ndim > 1 else {}
+    rows_of = columns.get(rules.masked)
+    as_rows = rows_of is not None and (by_row or isinstance(first[rows_of], (list, tuple)))
+    makes_mask = as_rows and rules.mask in rules.arguments and rules.mask not in columns
+    wide = [argument for argument in columns if arrays[argument].ndim > 1]
+    pads = {argument: rules.pads[argument] for argument in wide if argument in rules.pads}
+    pads |= {rules.mask: 0.0} if makes_mask else {}
+    pads |= {COUNTED: 0.0} if labels in wide else {}
+    added = [*([rules.mask] if makes_mask else []), *([COUNTED] if labels else [])]
     roles: Any = {
-        "features": [*(name for name in columns if name not in wired.labels), *([COUNTED] if labels else [])],
+        "features": [*(name for name in columns if name not in wired.labels), *added],
         "targets": [*wired.labels] if with_labels else [],
         "pad": pads,
     }
     if by_row:
-        return MapSource(LABEL, LabelledRows(data, rules, columns, labels), **roles), bool(labels)
-    return IterableSource(LABEL, LabelledBatches(data, rules, columns, labels), **roles), bool(labels)
+        return MapSource(LABEL, LabelledRows(data, rules, columns, labels, makes_mask=makes_mask), **roles), bool(
+            labels
+        )
+    return IterableSource(LABEL, LabelledBatches(data, rules, columns, labels, makes_mask=makes_mask), **roles), bool(
+        labels
+    )
 
 
 def _gives_rows(data: Any) -> bool:

@@ -35,12 +35,14 @@ class ModelLoss:
         required: those that have no default.
         labels: those that hold what it compares its outputs with.
         output: name of the loss among what it returns: a scalar, the mean over all that counts in a batch.
+        integers: the dtype that columns of integers get; None for that which they have.
         pads: what fills the places behind shorter rows, by argument.
         mask: the argument that is 1 where a row has values and 0 behind it; `""` if the model has none.
         masked: the argument whose rows it is the mask of.
     """
 
     output = "loss"
+    integers: str | None = None
     pads: Mapping[str, float] = {}
     mask = masked = ""
 

@@ -30,6 +30,7 @@ class PretrainedLoss(ModelLoss):
     """
 
     mask, masked = "attention_mask", "input_ids"
+    integers = "int64"  # as its collators make them, whatever a data set stores
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
