@@ -119,7 +119,7 @@ class Rows(WithRoles, ABC):
         """Return these rows as a view of their feature set."""
 
     @abstractmethod
-    def select(self, features: Names = None, targets: Names = None, tags: Names = None) -> Rows:
+    def select(self, features: Names = None, target: Names = None, tags: Names = None) -> Rows:
         """Choose columns of the same rows; None keeps all columns of the role, `()` none.
 
         Raises:

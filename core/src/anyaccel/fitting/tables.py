@@ -318,7 +318,7 @@ def _dtype(data: FeatureSet, name: str) -> str | None:
 
 
 TRAIN, VALIDATION = "train", "validation"
-_ROLES = "say so where the feature set is made: FeatureSet.from_dict(..., feature_keys=[...], target_keys=[...])"
+_ROLES = "say so where the feature set is made: FeatureSet.from_dict(..., features=[...], target=[...])"
 
 
 @dataclass(frozen=True)

@@ -359,7 +359,7 @@ class Loop:
 
     def epochs(
         self,
-        n_epochs: int,
+        epochs: int,
         *,
         save: str | os.PathLike[str] | None = None,
         every: Any = "epoch",
@@ -369,7 +369,7 @@ class Loop:
         """The numbers of the epochs, from 0; with `save` the loop is written to a folder, and goes on from it.
 
         Args:
-            n_epochs: how many, together with those of the run that it goes on from.
+            epochs: how many, together with those of the run that it goes on from.
             save: folder of the checkpoints of this run; None writes none.
             every: `"epoch"`, a number of updates, or a duration such as `"10min"`.
             keep: the newest so many are kept.
@@ -388,11 +388,11 @@ class Loop:
             self._saving = Saving(folder, every, keep, self.step)
         first = self.epoch
         try:
-            for epoch in range(first, n_epochs):
+            for epoch in range(first, epochs):
                 self.epoch = epoch
                 yield epoch
                 self.epoch = epoch + 1
-                is_last = epoch + 1 == n_epochs
+                is_last = epoch + 1 == epochs
                 if self._saving is not None and self._saving.after_epoch(is_last=is_last):
                     if self._is_whole or is_last:  # after the last, what an update lacks does not come
                         self._saving.folder.write(self._checkpoint({}), keep)

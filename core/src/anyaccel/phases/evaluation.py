@@ -358,7 +358,7 @@ class Validation(LoopExtension):
 
     def epoch_ends(self) -> None:
         run, n_done = self._run, self._run.epoch + 1
-        if n_done % run.phase.validate_every and n_done < run.phase.n_epochs:
+        if n_done % run.phase.validate_every and n_done < run.phase.epochs:
             return
         self._progress.doing("validating")
         values = self._evaluation.run().named

@@ -33,11 +33,18 @@ from anyaccel_devtools.transfer_ledger.call_site import CallSite, CallSites
 def ledger() -> Iterator[Ledger]:
     """Count every transfer between devices, and every wait of the host, inside the block.
 
-    In every framework whose plugin can tell, and in every thread. Import the frameworks before: what could not be seen
-    is in `not_covered`, never counted wrong.
+    This includes every framework whose plugin supports it, and every thread. Import the frameworks before. Transfers
+    that could not be seen are listed in `not_covered`, and never counted wrong.
 
     Returns:
-        a context manager that gives a `Ledger`, which may be read inside the block and after it.
+        A context manager that yields a `Ledger`, which can be read inside the block and after it.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> with aa.simulate(1), aa.ledger() as moved:
+        ...     array = aa.move(np.zeros(4, "float32"), "sim:0")
+        >>> moved.totals().nbytes
+        16
     """
     counter = Counter()
     unseen: list[list[str]] = []
@@ -50,18 +57,23 @@ def ledger() -> Iterator[Ledger]:
 
 @call_hints
 def no_transfers(frameworks: Iterable[str] | None = None, *, partial: bool = False) -> AbstractContextManager[None]:
-    """Raise at the first transfer, or wait of the host, inside the block; where possible before it happens.
+    """Raise at the first transfer, or wait of the host, inside the block; if possible before it happens.
 
     Args:
-        frameworks: only of these; by default of all that are imported.
-        partial: also where not every transfer can be seen: what is seen raises, and nothing more is promised.
+        frameworks: Observe only these; by default all that are imported.
+        partial: Continue even if not every transfer can be seen: visible ones raise, and nothing more is promised.
 
     Raises:
-        ConfigError: `frameworks` is not a list of names, or `partial` no bool.
+        ConfigError: `frameworks` is not a list of names, or `partial` is not a bool.
         FrameworkError: no plugin runs one of them.
-        TransferError: (inside the block) something was moved, or the host waited; names what, where, and what to do.
-        CapabilityError: (inside the block) transfers of one cannot all be seen, so that nothing could be promised; or,
-            with `partial`, none of them.
+        TransferError: (inside the block) a value was moved, or the host waited; names what, where, and what to do.
+        CapabilityError: (inside the block) not all transfers of one can be seen, so nothing could be promised; or, with
+            `partial`, none of them.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> with aa.no_transfers(["numpy"]):
+        ...     total = np.ones(3).sum()
     """
     arguments.flag(ConfigError, "no_transfers: ", "partial", partial)
     return _refusing(_checked(frameworks), partial)
@@ -80,7 +92,7 @@ def _refusing(names: tuple[str, ...] | None, partial: bool) -> Iterator[None]:
 
 
 def transfer_error(framework: str, event: TransferEvent, site: CallSite) -> TransferError:
-    """What is wrong with an event, where no transfer is allowed."""
+    """Return the error for an event where no transfer is allowed."""
     places = [f"{word} {name!r}" for word, name in (("phase", site.phase), ("node", site.node)) if name]
     where = " of ".join([*([site.edge] if site.edge else []), *reversed(places)])
     what = f"the host waits for {event.source}"
@@ -194,7 +206,7 @@ class Counter:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, framework: str, event: TransferEvent, site: CallSite) -> None:
-        """One more."""
+        """Count an event."""
         key = (event.kind, framework, event.source, event.target, event.operation, site)
         with self.lock:
             total = self.sums.get(key)
@@ -205,7 +217,7 @@ class Counter:
             total.waits += event.waits or event.kind == "wait"
 
     def rows(self) -> Iterator[LedgerRow]:
-        """One row for each place, in the order of their first events."""
+        """Yield one row for each place, in the order of their first events."""
         with self.lock:
             sums = list(self.sums.items())
         for (kind, framework, source, target, operation, site), total in sums:
@@ -227,11 +239,11 @@ class Counter:
 
 @class_hints
 class Ledger:
-    """What was counted inside a `with anyaccel.ledger() as moved` block; may be read inside it, and after it.
+    """The counts of a `with anyaccel.ledger() as moved` block; can be read inside it, and after it.
 
     Args:
-        rows: gives the rows so far.
-        not_covered: gives what could not be seen.
+        rows: Function that returns the rows so far.
+        not_covered: Function that returns what could not be seen.
     """
 
     def __init__(self, rows: Callable[[], Iterator[LedgerRow]], not_covered: Callable[[], Sequence[str]]) -> None:
@@ -244,7 +256,9 @@ class Ledger:
 
     @property
     def not_covered(self) -> tuple[str, ...]:
-        """What could not be seen, a sentence each: frameworks whose plugins cannot tell, and what others cannot."""
+        """Transfers that could not be seen, a sentence each: frameworks whose plugins do not support it, and gaps of
+        others.
+        """
         return tuple(self._not_covered())
 
     @property
@@ -263,7 +277,7 @@ class Ledger:
         return self.totals().waits
 
     def totals(self, kind: str | None = None) -> Totals:
-        """Sums over everything, or of one kind.
+        """Return sums over everything, or over one kind.
 
         Raises:
             ConfigError: there is no such kind.
@@ -275,7 +289,7 @@ class Ledger:
         return _sum([each for each in self._rows() if kind in (None, each.kind)])
 
     def by(self, key: Key) -> dict[str, Totals]:
-        """Sums by `"kind"`, `"node"`, `"edge"`, `"phase"`, `"line"`, or another attribute of the rows.
+        """Return sums by `"kind"`, `"node"`, `"edge"`, `"phase"`, `"line"`, or another attribute of the rows.
 
         Raises:
             ConfigError: there is no such attribute.

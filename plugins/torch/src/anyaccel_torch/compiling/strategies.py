@@ -189,7 +189,7 @@ def compilation(*, recomputes: bool = False) -> Iterator[None]:
 
 
 class StaleError(Exception):
-    """A compiled function does not fit any more: a module was changed meanwhile."""
+    """A compiled function no longer matches: a module was changed after the compilation."""
 
 
 @contextmanager
