@@ -148,6 +148,18 @@ def test_dates_are_parts_and_seconds():
     np.testing.assert_allclose(matrix(fitted), StandardScaler().fit_transform(parts), rtol=1e-4, atol=1e-5)
 
 
+def test_days_of_a_file_are_dates(tmp_path):
+    days = TABLE[["survived"]].assign(day=TABLE["when"].dt.date, none=[None, *TABLE["when"].dt.date[1:]])
+    days.to_csv(tmp_path / "days.csv", index=False)
+    fitted = fit(tmp_path / "days.csv")
+    assert fitted.columns["day"].treatment == "month, day, weekday, seconds"
+    assert fitted.columns["none"].treatment == "month, day, weekday, seconds, median where missing, indicator"
+    np.testing.assert_array_equal(matrix(fitted), matrix(fit(days)))
+    np.testing.assert_array_equal(
+        fitted.predict(days, outputs=True), fitted.predict(tmp_path / "days.csv", outputs=True)
+    )
+
+
 def test_dates_in_text_are_dates():
     texts = frame(when=TABLE["when"].dt.strftime("%Y-%m-%d %H:%M"))
     np.testing.assert_array_equal(matrix(fit(texts)), matrix(fit(frame(when=TABLE["when"].dt.floor("min")))))
@@ -490,3 +502,78 @@ def test_a_transformer_that_no_folder_holds_is_refused_when_it_is_saved(tmp_path
     np.testing.assert_allclose(matrix(fitted)[:, 0], 2 * FARE, rtol=1e-6)
     with pytest.raises(ConfigError, match=r"what preprocess= made of the columns fare cannot be saved: .*Doubled"):
         fitted.save(tmp_path / "saved")
+
+
+class OfKinds(Doubled):
+    """A transformer that says what it takes each column for, as skrub's TableVectorizer does."""
+
+    transformers_: dict = {}
+
+    def fit(self, x, y=None):
+        self.kind_to_columns_ = {"numeric": list(x.columns)}
+        return self
+
+
+def test_kinds_of_columns_that_a_transformer_names_are_reported():
+    columns = fit(TABLE[["fare", "survived"]], preprocess=OfKinds()).columns
+    assert columns["fare"].treatment == "OfKinds: numeric"
+
+
+def test_large_numbers_of_a_transformer_are_warned_of():
+    table = TABLE[["fare", "survived"]].assign(fare=FARE * 1e6)
+    with pytest.warns(
+        TableWarning, match=r"preprocess=Doubled\(...\) gives numbers up to .*e\+08, with which networks"
+    ):
+        fit(table, preprocess=Doubled())
+    assert quiet(lambda: fit(table, preprocess=make_pipeline(Doubled(), StandardScaler()))).columns["fare"]
+
+
+def test_intervals_are_categories():
+    cut = pd.cut(TABLE["fare"], 4)
+    fitted = fit(TABLE[["survived"]].assign(fare=cut))
+    assert fitted.columns["fare"].n_categories == 4
+    np.testing.assert_array_equal(sorted(matrix(fitted).sum(axis=0)), sorted(cut.value_counts()))
+
+
+def test_the_plan_tells_of_the_columns():
+    notes = fit().plan.notes
+    assert "column 'age': number, median where missing, indicator, scaled" in notes
+    assert len([note for note in notes if note.startswith("column ")]) == 7
+
+
+def test_columns_of_one_name_are_refused():
+    with pytest.raises(ColumnError, match=r"the table has 2 columns called 'fare'"):
+        fit(pd.concat([TABLE, TABLE[["fare"]]], axis=1))
+
+
+@pytest.mark.parametrize("model", [net, "mlp"])
+def test_a_feature_set_is_treated_for_a_model_that_is_made_for_it(model, tmp_path):
+    x = rng.normal(size=(N, 3)).astype("float32")
+    data = aa.FeatureSet.from_dict("d", {"x": x, "y": np.arange(N) % 2}, ["x"], ["y"])
+    data.split_random({"train": 0.8, "val": 0.2}, seed=0)
+    framework = {"framework": "numpy"} if model == "mlp" else {}
+    fitted = fit(data, None, model, validation="val", **framework)
+    train = data["train"].array("x")
+    np.testing.assert_allclose(
+        matrix(fitted), np.clip(StandardScaler().fit(train).transform(x), -5, 5), rtol=1e-4, atol=1e-6
+    )
+    fitted.save(tmp_path / "saved")
+    loaded = aa.load(tmp_path / "saved")
+    np.testing.assert_array_equal(loaded.predict({"x": x}, outputs=True), fitted.predict({"x": x}, outputs=True))
+    assert data.features == ("x",) and not data.transforms
+
+
+def test_columns_of_tags_alone_become_features():
+    data = aa.FeatureSet.from_pandas("d", TABLE[["sex", "survived"]], tags=...)
+    assert data.features == () and data.tags == ("sex", "survived")
+    made = data.fit_transform(OneHotEncoder(sparse_output=False), "sex", fit_on="all", role="feature", into="x")
+    assert made.features == ("x",) and made.undo_transforms().features == ()
+
+
+def test_mlp_embeds_many_categories_and_predicts_what_a_new_process_does(tmp_path):
+    fitted = fit(model="mlp", framework="numpy", validation=0.2)
+    assert fitted.columns["cabin"].treatment == "code for an embedding; 0 if missing"
+    fitted.save(tmp_path / "saved")
+    np.testing.assert_array_equal(aa.load(tmp_path / "saved").predict(RAW), fitted.predict(RAW))
+    with pytest.warns(TableWarning, match=r"'cabin' in 240 \('new'\)"):
+        fitted.predict(RAW.assign(cabin="new"))

@@ -188,8 +188,9 @@ def main(kind: str, size: int, count: int, seed: int) -> None:
         while done < count:
             done += disturbed.run(count - done)
             n_runs += 1
-        told = {"kind": kind, "processes": size, "disturbed": done, "runs": n_runs}
-        print(json.dumps({**told, "instants": dict(disturbed.instants), "seconds": round(time.monotonic() - began)}))
+            told = {"kind": kind, "processes": size, "disturbed": done, "runs": n_runs}
+            told |= {"instants": dict(disturbed.instants), "seconds": round(time.monotonic() - began)}
+            print(json.dumps(told), flush=True)
     finally:
         if os.getpid() == driver:  # forked processes come here, too
             shutil.rmtree(folder)

@@ -98,7 +98,7 @@ class _SplitRows(AttributeHints, Rows):
             SplitError: no row meets them.
             DataError: no conditions, a value of a kind that the column does not have, or a mask of another shape or
                 dtype.
-            ColumnError: there is no such column.
+            ColumnError: the column does not exist.
 
         Example:
             >>> import anyaccel as aa, numpy as np
@@ -259,7 +259,7 @@ class FeatureSetView(_SplitRows):
         again.
 
         Raises:
-            ColumnError: there is no such column, or it is a tag that is not numeric or has nulls in these rows.
+            ColumnError: the column does not exist, or it is a tag that is not numeric or has nulls in these rows.
         """
         if self.role(name) == "tag" and not is_readable(self._feature_set.column(name)):
             self.spec(name)  # nulls may all be in other rows
@@ -276,7 +276,7 @@ class FeatureSetView(_SplitRows):
         """Return a column in these rows as an Arrow chunked array; a slice if the rows are contiguous.
 
         Raises:
-            ColumnError: there is no such column.
+            ColumnError: the column does not exist.
         """
         self.role(name)
         return self._of_these_rows(self._feature_set.column(name))
@@ -602,7 +602,7 @@ class FeatureSet(_SplitRows):
             delimiter: One character.
 
         Raises:
-            MissingFileError: there is no such file.
+            MissingFileError: the file does not exist.
             OSError: the file cannot be opened.
             DataError: not a CSV file, or no rows.
             ColumnError: see `from_arrow`; an empty cell, and one with NA, null or NaN, is a null unless it is quoted.
@@ -638,15 +638,15 @@ class FeatureSet(_SplitRows):
             path: A file; a list of files, read in its order; or a folder. From a folder, all files ending in
                 `.parquet`, `.parq` or `.pq` are read in the order of their paths, including those in subfolders, except
                 for names that start with a dot or an underscore.
-            features, target, tags: Names of columns, or `...` for one role. Without any, the roles that
-                `to_arrow` wrote into the schema (of the first file, if they differ). Below a folder, a folder named
-                `key=value` becomes a column `key`: int64 if all values are integers, otherwise text, null for
+            features, target, tags: Names of columns, or `...` for one role. Without any, the roles that `to_arrow`
+                wrote into the schema (of the first file, if they differ). Below a folder, a folder named `key=value`
+                becomes a column `key`: int64 if all values are integers, otherwise text, null for
                 `__HIVE_DEFAULT_PARTITION__`; if the files themselves have a column with that name, theirs is read.
             row_groups: Number or numbers of the row groups to read, for a single file.
             pad: Padding value for lists that differ in length; see `from_dict`.
 
         Raises:
-            MissingFileError: there is no such file.
+            MissingFileError: the file does not exist.
             OSError: a file cannot be opened.
             DataError: no file in a folder or list, an invalid Parquet file, a row group that does not exist, or no
                 rows.
@@ -695,7 +695,7 @@ class FeatureSet(_SplitRows):
         whose rows differ in length is padded to the longest.
 
         Raises:
-            ColumnError: there is no such column, or it is a tag that is not numeric or has nulls.
+            ColumnError: the column does not exist, or it is a tag that is not numeric or has nulls.
         """
         self.role(name)
         return self._store.array(name)
@@ -704,7 +704,7 @@ class FeatureSet(_SplitRows):
         """Return a column as an Arrow chunked array. Use it to read tags of any type.
 
         Raises:
-            ColumnError: there is no such column.
+            ColumnError: the column does not exist.
         """
         self.role(name)
         return self._store.column(name)
@@ -721,7 +721,7 @@ class FeatureSet(_SplitRows):
         """Return the split with this name, or the view of all rows for `"all"`.
 
         Raises:
-            SplitError: there is no such split.
+            SplitError: the split does not exist.
         """
         return self.view() if name == ALL else self._splits.get(name, self.columns)
 
@@ -835,15 +835,15 @@ class FeatureSet(_SplitRows):
         Raises:
             TransformError: `fit_on` is missing; the transform does not fit these columns, returns other rows or NaN for
                 finite numbers, or finds unseen categories; or a tag becomes numbers and `role` is missing.
-            SplitError: there is no such split.
-            ColumnError: there is no such column, or it has nulls inside samples, or nulls among integers that float64
+            SplitError: the split does not exist.
+            ColumnError: the column does not exist, or it has nulls inside samples, or nulls among integers that float64
                 cannot hold.
         """
         fit: Any = load(SETTINGS, "FeatureSet.fit_transform")
         return self._copy(*fit(self, self._transforms, transform, columns, fit_on=fit_on, role=role, into=into))
 
     def transform_like(self, other: FeatureSet | FeatureSetView) -> FeatureSet:
-        """Apply the transforms of another feature set, as they were fitted there, and return a new feature set.
+        """Apply the transforms of another feature set, as fitted there, and return a new feature set.
 
         Transforms of targets and tags that are missing here are skipped; `inverse` still knows them.
 
@@ -890,7 +890,7 @@ class FeatureSet(_SplitRows):
 
         Raises:
             TransformError: a transform has no inverse, fails, or needs more columns (PCA for one of three).
-            ColumnError: there is no such column.
+            ColumnError: the column does not exist.
         """
         return self._transforms.inverse(self, values, columns)
 

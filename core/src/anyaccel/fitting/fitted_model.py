@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -130,12 +131,17 @@ class FittedModel:
 
     @property
     def plan(self) -> Plan | None:
-        """Where the training ran, and what was loaded there.
+        """Where the training ran, what was loaded there, and what was made of each column of a table.
 
         Raises:
             ResultError: as `results`.
         """
-        return self.results.plan
+        plan = self.results.plan
+        treatments = [made for made in map(treatment_in, self._data.transforms) if made is not None]
+        if plan is None or not treatments:
+            return plan
+        made = (f"column {column.name!r}: {column.kind}, {column.treatment}" for column in treatments[-1].columns)
+        return replace(plan, notes=(*plan.notes, *made))
 
     def plot(self, *figures: str, ax: Any = None) -> Any:
         """Plot values over the epochs, by default the losses; see `TrainResults.plot`.

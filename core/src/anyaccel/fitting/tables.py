@@ -426,6 +426,10 @@ def raw_table(given: Any, features: Names | Mapping[str, Names], target: Names, 
         raise PhaseError("fit needs the name of the target", hint="write fit(model, table, target='COLUMN', ...)")
     targets = names_of(pair_target)
     there = column_names(table)
+    twice = [name for name, count in Counter(there or ()).items() if count > 1]
+    if twice:
+        problem = f"the table has {Counter(there)[twice[0]]} columns called {twice[0]!r}"
+        raise ColumnError(problem, hint="rename all but one of them")
     if not isinstance(how.embed, (bool, list, tuple)) and how.embed != "auto":
         problem = f"fit has embed={shown(how.embed)}, which names no columns"
         raise PhaseError(problem, available="'auto', True, False, [names]", hint="write embed=['COLUMN']")

@@ -175,5 +175,5 @@ class Replicate(Capability):
         return ""
 
     def unsynchronizable(self, model: Any) -> str:
-        """Return a layer that mixes the rows of a batch, and cannot do so over all replicas; `""` if there is none."""
+        """Return a layer that mixes the rows of a batch, and cannot do so over all replicas, or `""`."""
         return type(model).__name__

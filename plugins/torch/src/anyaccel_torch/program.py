@@ -83,7 +83,7 @@ class Pullback:
 
     Args:
         terms: Losses times their factors.
-        outputs: Outputs of the segment; None if it has none.
+        outputs: Outputs of the segment, or None.
         leaves: Inputs that have cotangents, by position.
         pulled: Positions of the inputs with requested cotangents.
         backward: Function that accumulates gradients.

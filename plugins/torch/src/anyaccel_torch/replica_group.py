@@ -197,7 +197,7 @@ class TorchReplicaGroup(ReplicaGroup):
         head = torch.tensor([weight, *present], dtype=exchange_dtype(first), device=first.device)
         flat = torch.cat([head, *[gradient.reshape(-1) for gradient in gradients]])  # of the dtype that holds both
         summed = flat[n_head:].mul_(weight)
-        self._try(_AVERAGE, lambda: dist.all_reduce(flat))
+        self._try(_AVERAGE, lambda: dist.group.WORLD.allreduce([flat]).wait())  # type: ignore[union-attr]
         if means:
             summed.div_(flat[0])
         # a parameter that this replica has a gradient of has one in some replica: there is nothing to wait for

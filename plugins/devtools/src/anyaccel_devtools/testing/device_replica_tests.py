@@ -54,9 +54,7 @@ class DeviceReplicaTests(Subject):
         assert_close(own_values, values, rtol=1e-3, atol=1e-4)
 
     def test_devices_that_divide_parameters_train_like_one(self, harness: Harness, model: Make) -> None:
-        """If parameters can be sharded over devices, losses, clipped steps, values and states equal those of one
-        program.
-        """
+        """If parameters can be sharded over devices, losses, clipped steps, values and states equal those of one."""
         devices = replica_devices(harness, 2)
         start = harness.prepare_model(model)
         backend = harness.backend.required(feature().DeviceReplicas)

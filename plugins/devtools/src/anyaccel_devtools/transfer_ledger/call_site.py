@@ -49,7 +49,7 @@ def register_running(labels: Callable[[], Sequence[str]]) -> None:
 
 
 class CallSites:
-    """Finds call sites. The facts about a function are read once per module: a ledger may receive thousands of events a
+    """Find call sites. The facts about a function are read once per module: a ledger may get thousands of events a
     second.
 
     Args:

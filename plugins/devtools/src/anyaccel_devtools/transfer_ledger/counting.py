@@ -151,9 +151,9 @@ class Totals:
     """Sums over rows.
 
     Attributes:
-        transfers: how many transfers.
-        nbytes: how much they moved.
-        waits: how often the host waited: in transfers that it waits for, and otherwise.
+        transfers: Number of transfers.
+        nbytes: Bytes that they moved.
+        waits: How often the host waited, in transfers and otherwise.
     """
 
     transfers: int = 0
@@ -167,14 +167,14 @@ class LedgerRow:
 
     Attributes:
         kind: `"host to device"`, `"device to host"`, `"device to device"`, or `"wait"`.
-        framework: which did it.
-        source, target: devices, as text.
-        operation: in the framework's words.
+        framework: Framework that did it.
+        source, target: Devices, as text.
+        operation: Its name in the framework's words.
         line: `file:line` of the innermost code that is neither anyaccel's nor a framework's.
-        node, edge, phase: to the extent that it happened in one; else `""`.
-        number: how often.
-        nbytes: of all together.
-        waits: in how many of them the host waited.
+        node, edge, phase: Place in the experiment, each `""` if it happened outside of one.
+        number: How often it happened.
+        nbytes: Bytes of all together.
+        waits: In how many of them the host waited.
     """
 
     kind: str
@@ -239,7 +239,7 @@ class Counter:
 
 @class_hints
 class Ledger:
-    """The counts of a `with anyaccel.ledger() as moved` block; can be read inside it, and after it.
+    """Counts of a `with anyaccel.ledger() as moved` block, which can be read inside it and after it.
 
     Args:
         rows: Function that returns the rows so far.
@@ -251,24 +251,25 @@ class Ledger:
 
     @property
     def rows(self) -> tuple[LedgerRow, ...]:
-        """Where transfers and waits happened, in the order of their first."""
+        """Transfers and waits by place, in the order of the first event at each."""
         return tuple(self._rows())
 
     @property
     def not_covered(self) -> tuple[str, ...]:
-        """Transfers that could not be seen, a sentence each: frameworks whose plugins do not support it, and gaps of
-        others.
+        """Transfers that could not be seen, a sentence each.
+
+        These are all transfers of frameworks whose plugins do not support it, and gaps of others.
         """
         return tuple(self._not_covered())
 
     @property
     def transfers(self) -> int:
-        """How many transfers."""
+        """Number of transfers."""
         return self.totals().transfers
 
     @property
     def nbytes(self) -> int:
-        """How many bytes they moved."""
+        """Number of bytes moved."""
         return self.totals().nbytes
 
     @property
@@ -280,7 +281,7 @@ class Ledger:
         """Return sums over everything, or over one kind.
 
         Raises:
-            ConfigError: there is no such kind.
+            ConfigError: an unknown kind.
         """
         if kind is not None and not (isinstance(kind, str) and kind in TRANSFER_KINDS):
             available = ", ".join(map(repr, TRANSFER_KINDS))
@@ -292,7 +293,14 @@ class Ledger:
         """Return sums by `"kind"`, `"node"`, `"edge"`, `"phase"`, `"line"`, or another attribute of the rows.
 
         Raises:
-            ConfigError: there is no such attribute.
+            ConfigError: an unknown attribute.
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> with aa.simulate(1), aa.ledger() as moved:
+            ...     array = aa.move(np.zeros(4, "float32"), "sim:0")
+            >>> moved.by("kind")["host to device"].transfers
+            1
         """
         if not isinstance(key, str) or key not in KEYS:
             problem = f"by({key!r:.80}): rows of a ledger have no such key"
@@ -303,7 +311,7 @@ class Ledger:
         return {name: _sum(rows) for name, rows in groups.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as JSON has it."""
+        """Return everything as plain data, ready for JSON."""
         rows = self.rows
         return {
             "schema": _SCHEMA,
@@ -313,7 +321,7 @@ class Ledger:
         }
 
     def to_json(self) -> str:
-        """`to_dict` as text."""
+        """Return `to_dict` as JSON."""
         return json.dumps(self.to_dict(), indent=2)
 
     def __rich__(self) -> Table:
@@ -383,7 +391,7 @@ Listener = Callable[[str, TransferEvent, CallSite], None]
 
 
 class Observation:
-    """What is observed now, in this process."""
+    """Observers that are installed in this process, and the ledgers that listen to them."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -395,7 +403,7 @@ class Observation:
 
     @contextmanager
     def listening(self, listener: Listener) -> Iterator[None]:
-        """Tell a listener every event inside; the first installs the observers, the last removes them."""
+        """Tell a listener every event inside the block; the first installs the observers, the last removes them."""
         with self._lock:
             # Observe each backend whose framework is imported and that is not observed yet; all or nothing
             backends = registry().backends
@@ -431,14 +439,14 @@ class Observation:
             del self._movers[key]
 
     def last_mover(self, tensor: Any) -> CallSite | None:
-        """What has moved a tensor to where it is; None if that was not seen, as without a ledger."""
+        """Return what has moved a tensor to its device; None if that was not seen, as without a ledger."""
         known = self._movers.get(id(tensor))
         return known[1] if known is not None and known[0]() is tensor else None
 
     def not_covered(self, frameworks: Iterable[str] | None = None, *, observed_too: bool = True) -> list[str]:
-        """What of these frameworks, by default of all that are imported, cannot be seen: a sentence each.
+        """Return what cannot be seen of these frameworks, by default of all that are imported: a sentence each.
 
-        Without `observed_too`, of those only that are not observed at all.
+        Without `observed_too`, this is only about frameworks that are not observed at all.
         """
         wanted = None if frameworks is None else set(frameworks)
         chosen = [each for each in registry().backends if wanted is None or each.framework in wanted]
@@ -462,7 +470,7 @@ def _inner_modules(backends: Iterable[Backend]) -> Iterator[str]:
 
 
 def _is_used(backend: Backend) -> bool:
-    """Whether its framework is imported, which is the first of its modules; those after it may be others' too."""
+    """Whether the framework of a backend is imported: the first of its modules; others may be shared."""
     return any(root in sys.modules for root in backend.import_roots[:1])
 
 
@@ -471,7 +479,7 @@ observation = Observation()
 
 
 def last_mover(tensor: Any) -> CallSite | None:
-    """Where a tensor was moved to its device; None if no ledger saw it."""
+    """Return where a tensor was moved to its device; None if no ledger saw it."""
     return observation.last_mover(tensor)
 
 

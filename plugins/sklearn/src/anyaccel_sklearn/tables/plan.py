@@ -74,7 +74,7 @@ def treatment_of(
         if name in as_categories or family in (BOOL, TEXT):
             described = _category(name, values, table.column(name).type, as_categories, embed, embeds, target)
         elif family == DATE:
-            described = _date(name, values)
+            described = _date(name, dates(values))
         else:
             described = _number(name, values)
         kind_of_part, column_report, detail = described
