@@ -630,7 +630,7 @@ def labelled_source(
     added = [*([rules.mask] if makes_mask else []), *([COUNTED] if labels else [])]
     roles: Any = {
         "features": [*(name for name in columns if name not in wired.labels), *added],
-        "targets": [*wired.labels] if with_labels else [],
+        "target": [*wired.labels] if with_labels else [],
         "pad": pads,
     }
     if by_row:
