@@ -146,6 +146,12 @@ class Metric:
         Raises:
             SpecError: shapes or values that a named metric does not accept, or the metric did not return a single
                 number.
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> scores = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
+            >>> aa.Metric("accuracy").compute(scores, np.array([0, 1, 1])) == 2 / 3
+            True
         """
         outputs, targets = self._counted(outputs, targets, mask, lengths)
         if self._name is None:  # it may write to its arguments
