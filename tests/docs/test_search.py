@@ -47,7 +47,7 @@ QUERIES = (
     ("keras", "custom-step-tensorflow|mix-frameworks|train-on-a-table"),
     ("save model", "save-and-load"),
     ("load model", "save-and-load"),
-    ("freeze layers", "weights|the-loop|inputs-and-outputs"),
+    ("freeze layers", "weights|the-loop|inputs-and-outputs|can-it"),
     ("fine-tuning", "weights|learning-rate|transformers"),
     ("device_map", "big-models"),
     ("offload", "big-models"),
@@ -65,7 +65,7 @@ QUERIES = (
     ("simulated gpu", "mixed-devices|test-a-backend"),
     ("scikit-learn", "estimators"),
     ("slurm", "scale-out|requests"),
-    ("cross validation", "bring-your-data|tables|cross-validate"),
+    ("cross validation", "bring-your-data|tables|cross-validate|can-it"),
 )
 """What people type, and the last parts of the pages that answer it, with `|` between them."""
 

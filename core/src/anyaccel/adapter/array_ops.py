@@ -133,7 +133,7 @@ class ArrayOps(ABC):
 
     @abstractmethod
     def move(self, array: Any, device: Device) -> Any:
-        """Return the array on a device; the same object if it is there already."""
+        """Return the array on a device; the same object if it is on that device already."""
 
     @abstractmethod
     def gather_rows(self, column: Any, start: int, stop: int, order: Any) -> Any:

@@ -110,7 +110,7 @@ class _SplitRows(AttributeHints, Rows):
             SplitError: no row meets them.
             DataError: no conditions, a value of a kind that the column does not have, or a mask of another shape or
                 dtype.
-            ColumnError: there is no such column.
+            ColumnError: the column does not exist.
 
         Example:
             >>> import anyaccel as aa, numpy as np
@@ -271,7 +271,7 @@ class FeatureSetView(_SplitRows):
         again.
 
         Raises:
-            ColumnError: there is no such column, or it is a tag that is not numeric or has nulls in these rows.
+            ColumnError: the column does not exist, or it is a tag that is not numeric or has nulls in these rows.
         """
         if self.role(name) == "tag" and not is_readable(self._feature_set.column(name)):
             self.spec(name)  # nulls may all be in other rows
@@ -288,7 +288,7 @@ class FeatureSetView(_SplitRows):
         """Return a column in these rows as an Arrow chunked array; a slice if the rows are contiguous.
 
         Raises:
-            ColumnError: there is no such column.
+            ColumnError: the column does not exist.
         """
         self.role(name)
         return self._of_these_rows(self._feature_set.column(name))
@@ -326,6 +326,12 @@ class FeatureSetView(_SplitRows):
 
         Raises:
             SplitError: `other` is not a view of the same feature set, or no row is in both.
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> data = aa.FeatureSet.from_dict("d", {"x": np.arange(5.0)}, ["x"])
+            >>> data.take([0, 1, 2]).intersection(data.take([2, 3])).array("x")
+            array([2.])
         """
         return self._with_mask(np.isin(self._rows, self._rows_of(other)), f"{self._name} & {other.name}")
 
@@ -334,6 +340,12 @@ class FeatureSetView(_SplitRows):
 
         Raises:
             SplitError: `other` is not a view of the same feature set, or all rows are in it.
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> data = aa.FeatureSet.from_dict("d", {"x": np.arange(5.0)}, ["x"])
+            >>> data.take([0, 1, 2]).difference(data.take([2])).array("x")
+            array([0., 1.])
         """
         return self._with_mask(~np.isin(self._rows, self._rows_of(other)), f"{self._name} - {other.name}")
 
@@ -582,13 +594,19 @@ class FeatureSet(_SplitRows):
         Chosen columns of pandas are copied once and keep their dtype, including nullable and Arrow dtypes; the index is
         left out. Frames with `__arrow_c_stream__` (Polars, DuckDB relations) are read as by `from_arrow`, without a
         copy; those that have only `__dataframe__` are copied. For a lazy frame of Polars, only the named columns are
-        computed. `features`, `target` and `tags` are other names for `features`, `target` and
-        `tags`. Columns of lists that differ in length need `pad`, as in `from_dict`.
+        computed. `features`, `target` and `tags` are other names for `features`, `target` and `tags`. Columns of lists
+        that differ in length need `pad`, as in `from_dict`.
 
         Raises:
             DataError: `df` is not a data frame, or has no rows.
             ColumnError: see `from_dict`; or both names for one role. A float column of pandas may hold NaN; nulls of
                 nullable and Arrow dtypes, of Polars and of DuckDB are refused in features and targets.
+
+        Example:
+            >>> import anyaccel as aa, pandas as pd
+            >>> frame = pd.DataFrame({"x": [1.0, 2.0], "y": [0, 1]})
+            >>> aa.FeatureSet.from_pandas("t", frame, ["x"], ["y"]).array("x")
+            array([1., 2.])
         """
         check_label(label)
         given = RoleNames(*(() if names is None else names for names in (features, target, tags)))
@@ -614,7 +632,7 @@ class FeatureSet(_SplitRows):
             delimiter: One character.
 
         Raises:
-            MissingFileError: there is no such file.
+            MissingFileError: the file does not exist.
             OSError: the file cannot be opened.
             DataError: not a CSV file, or no rows.
             ColumnError: see `from_arrow`; an empty cell, and one with NA, null or NaN, is a null unless it is quoted.
@@ -650,19 +668,25 @@ class FeatureSet(_SplitRows):
             path: A file; a list of files, read in its order; or a folder. From a folder, all files ending in
                 `.parquet`, `.parq` or `.pq` are read in the order of their paths, including those in subfolders, except
                 for names that start with a dot or an underscore.
-            features, target, tags: Names of columns, or `...` for one role. Without any, the roles that
-                `to_arrow` wrote into the schema (of the first file, if they differ). Below a folder, a folder named
-                `key=value` becomes a column `key`: int64 if all values are integers, otherwise text, null for
+            features, target, tags: Names of columns, or `...` for one role. Without any, the roles that `to_arrow`
+                wrote into the schema (of the first file, if they differ). Below a folder, a folder named `key=value`
+                becomes a column `key`: int64 if all values are integers, otherwise text, null for
                 `__HIVE_DEFAULT_PARTITION__`; if the files themselves have a column with that name, theirs is read.
             row_groups: Number or numbers of the row groups to read, for a single file.
             pad: Padding value for lists that differ in length; see `from_dict`.
 
         Raises:
-            MissingFileError: there is no such file.
+            MissingFileError: the file does not exist.
             OSError: a file cannot be opened.
             DataError: no file in a folder or list, an invalid Parquet file, a row group that does not exist, or no
                 rows.
             ColumnError: see `from_arrow`; or a column that a file lacks or holds in another type than the first.
+
+        Example:
+            >>> import anyaccel as aa, pyarrow as pa, pyarrow.parquet as pq
+            >>> pq.write_table(pa.table({"x": [1.0, 2.0], "y": [0, 1]}), "t.parquet")
+            >>> aa.FeatureSet.from_parquet("t", "t.parquet", ["x"], ["y"]).array("y")
+            array([0, 1])
         """
         check_label(label)
         given = RoleNames(features, target, tags)
@@ -707,7 +731,7 @@ class FeatureSet(_SplitRows):
         whose rows differ in length is padded to the longest.
 
         Raises:
-            ColumnError: there is no such column, or it is a tag that is not numeric or has nulls.
+            ColumnError: the column does not exist, or it is a tag that is not numeric or has nulls.
         """
         self.role(name)
         return self._store.array(name)
@@ -716,13 +740,20 @@ class FeatureSet(_SplitRows):
         """Return a column as an Arrow chunked array. Use it to read tags of any type.
 
         Raises:
-            ColumnError: there is no such column.
+            ColumnError: the column does not exist.
         """
         self.role(name)
         return self._store.column(name)
 
     def to_arrow(self) -> Any:
-        """Return an Arrow table on the same memory, with roles in the field metadata; `from_arrow` reads it."""
+        """Return an Arrow table on the same memory, with roles in the field metadata; `from_arrow` reads it.
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> data = aa.FeatureSet.from_dict("d", {"x": np.arange(6.0)}, ["x"])
+            >>> data.to_arrow().num_rows
+            6
+        """
         return self._store.table()
 
     def view(self) -> FeatureSetView:
@@ -733,7 +764,7 @@ class FeatureSet(_SplitRows):
         """Return the split with this name, or the view of all rows for `"all"`.
 
         Raises:
-            SplitError: there is no such split.
+            SplitError: the split does not exist.
         """
         return self.view() if name == ALL else self._splits.get(name, self.columns)
 
@@ -743,6 +774,12 @@ class FeatureSet(_SplitRows):
         Raises:
             SplitError: the name is `"all"`, not text or taken by other rows, or the rows are empty, not integers or out
                 of range.
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> data = aa.FeatureSet.from_dict("d", {"x": np.arange(6.0)}, ["x"])
+            >>> data.add_split("test", [5, 0]).array("x")
+            array([5., 0.])
         """
         self._splits.check_name(name)
         return self.add_splits({name: rows})[name]
@@ -876,15 +913,15 @@ class FeatureSet(_SplitRows):
         Raises:
             TransformError: `fit_on` is missing; the transform does not fit these columns, returns other rows or NaN for
                 finite numbers, or finds unseen categories; or a tag becomes numbers and `role` is missing.
-            SplitError: there is no such split.
-            ColumnError: there is no such column, or it has nulls inside samples, or nulls among integers that float64
+            SplitError: the split does not exist.
+            ColumnError: the column does not exist, or it has nulls inside samples, or nulls among integers that float64
                 cannot hold.
         """
         fit: Any = load(SETTINGS, "FeatureSet.fit_transform")
         return self._copy(*fit(self, self._transforms, transform, columns, fit_on=fit_on, role=role, into=into))
 
     def transform_like(self, other: FeatureSet | FeatureSetView) -> FeatureSet:
-        """Apply the transforms of another feature set, as they were fitted there, and return a new feature set.
+        """Apply the transforms of another feature set, as fitted there, and return a new feature set.
 
         Transforms of targets and tags that are missing here are skipped; `inverse` still knows them.
 
@@ -931,7 +968,7 @@ class FeatureSet(_SplitRows):
 
         Raises:
             TransformError: a transform has no inverse, fails, or needs more columns (PCA for one of three).
-            ColumnError: there is no such column.
+            ColumnError: the column does not exist.
         """
         return self._transforms.inverse(self, values, columns)
 

@@ -122,7 +122,7 @@ def _mask(metric: Metric, feature_set: str, stream: str | None, graph: ModelGrap
 
 
 def trained_as(loss: AppliedLoss, trained: Iterable[AppliedLoss]) -> str | None:
-    """Return the label of the trained loss with the same values, ignoring label and weight; None without one."""
+    """Return the label of the trained loss with the same values, ignoring label and weight, or None."""
     own = _values_of(loss)
     return next((other.label for other in trained if _values_of(other) == own), None)
 
@@ -160,7 +160,7 @@ def _named_loss(loss: AppliedLoss) -> Callable[[np.ndarray, np.ndarray], float]:
 
 
 class Evaluation:
-    """Evaluates rows; can run many times, as the validation of a TrainPhase.
+    """Evaluate rows; it can run many times, as the validation of a TrainPhase.
 
     Args:
         pipeline: The programs.

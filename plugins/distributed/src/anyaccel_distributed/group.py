@@ -19,8 +19,8 @@ class ReplicaGroup(ABC):
     """All replicas of one model. Every replica calls the same methods in the same order, and each call waits for all.
 
     Attributes:
-        rank: which replica this is, from 0.
-        size: how many there are.
+        rank: Number of this replica, from 0.
+        size: Number of replicas.
     """
 
     rank: int
@@ -175,5 +175,5 @@ class Replicate(Capability):
         return ""
 
     def unsynchronizable(self, model: Any) -> str:
-        """Return a layer that mixes the rows of a batch, and cannot do so over all replicas; `""` if there is none."""
+        """Return a layer that mixes the rows of a batch, and cannot do so over all replicas, or `""`."""
         return type(model).__name__

@@ -26,7 +26,7 @@ class JaxHealthChecks(HealthChecks):
 
 
 def _installed(machine: Machine, vendor: str) -> str:
-    """Return the installed package that makes JAX use the GPUs of a vendor, `""` if there is none."""
+    """Return the installed package that makes JAX use the GPUs of a vendor, or `""`."""
     return next((name for name in _PLUGINS[vendor] if machine.version_of(name)), "")
 
 

@@ -23,7 +23,8 @@ def single_device(array: Any) -> Any:
 
 
 def put(array: Any, target: Any, *, commit: bool = False) -> Any:
-    """Return the array on a JAX device; the same object if it is there already. While tracing, an operation moves it.
+    """Return the array on a JAX device; the same object if it is on that device already. While tracing, an operation
+    moves it.
 
     Args:
         array: The array.

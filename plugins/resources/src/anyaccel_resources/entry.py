@@ -12,7 +12,7 @@ class RequestEntry:
     """One alternative of a request; `str()` returns text that parses back.
 
     Attributes:
-        kind: Kind of device as it was written, such as `"gpu"` or `"cuda"`; `""` if it asks for something else.
+        kind: Kind of device as written, such as `"gpu"` or `"cuda"`; `""` if it asks for something else.
         index: Index of the device of the kind; None for the first that fits.
         more: Indices of more devices of the kind, in order.
         every: Whether it asks for all devices that fit.

@@ -45,7 +45,7 @@ def is_first_cpu(name: str) -> bool:
 
 
 def device_name_of(obj: Any) -> str | None:
-    """Return TensorFlow's device name of the first tensor or variable in an object; None if there is none."""
+    """Return TensorFlow's device name of the first tensor or variable in an object, or None."""
     import tensorflow as tf
 
     from anyaccel_tensorflow import variables

@@ -47,9 +47,7 @@ class TensorFlowPlacement(Backend):
         return super().owns(obj) and runs_on_tensorflow(type(obj))
 
     def device_of(self, obj: Any) -> Device | None:
-        """Return the device of the first tensor or variable of a tensor, model, optimizer or container; None without
-        one.
-        """
+        """Return the device of the first tensor or variable of a tensor, model, optimizer or container, or None."""
         return None if (name := device_name_of(obj)) is None else self.device_named(name)
 
     def device_named(self, name: str) -> Device:

@@ -32,7 +32,7 @@ def is_on(tensor: Any, name: str) -> bool:
 
 
 def move_tensor(tensor: tf.Tensor, name: str) -> tf.Tensor:
-    """Return the tensor on a device; the same object if it is there already.
+    """Return the tensor on a device; the same object if it is on that device already.
 
     Raises:
         MoveError: its dtype has no values that a device could hold.

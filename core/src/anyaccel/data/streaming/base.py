@@ -96,7 +96,7 @@ class Source(WithRoles, ABC):
         """Return the shape per sample and the dtype of a column, as in the example.
 
         Raises:
-            ColumnError: there is no such column, or it is a tag that is not numeric.
+            ColumnError: the column does not exist, or it is a tag that is not numeric.
             SourceError: see `example`.
         """
         return self.example.spec(name)

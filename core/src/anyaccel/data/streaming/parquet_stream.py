@@ -55,7 +55,7 @@ class ParquetStream(BatchSource):
         buffer_size: Number of rows held in memory; by default the rows of 4 row groups, or all if there are fewer.
 
     Raises:
-        MissingFileError: there is no such file.
+        MissingFileError: the file does not exist.
         OSError: a file cannot be opened.
         DataError: a label that is not text or has a dot.
         ColumnError: invalid roles, or a column that does not have one type in all files.

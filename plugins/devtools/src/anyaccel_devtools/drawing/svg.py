@@ -311,7 +311,7 @@ class _PathBuilder:
 def edge_path(
     drawing: OrientedLayout, edge: Edge, ports: Mapping[tuple[Edge, int], float], *, head: bool
 ) -> tuple[str, str]:
-    """Return paths of an edge and of its arrowhead, `""` without one."""
+    """Return paths of an edge and of its arrowhead, or `""`."""
     layout, (source, target) = drawing.layout, edge
     path = _PathBuilder(drawing, _side(drawing, source, 1), ports[edge, 0])
     path.straight(layout.bands[source][1])

@@ -79,7 +79,7 @@ class Function(Model):
 
     @property
     def state(self) -> Any:
-        """The current state, as a pytree like the given one; None without one."""
+        """The current state, as a pytree like the given one, or None."""
         return self._state_from(self.buffers)
 
     def _state_from(self, buffers: Arrays) -> Any:

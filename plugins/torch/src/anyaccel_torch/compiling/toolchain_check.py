@@ -24,7 +24,7 @@ _UNTRACEABLE = ("Unsupported", "UncapturedHigherOrderOpError", "DataDependentOut
 
 
 def compiler() -> str:
-    """Return the path of the C++ compiler that torch would use, `""` if there is none."""
+    """Return the path of the C++ compiler that torch would use, or `""`."""
     default = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
     return shutil.which(os.environ.get("CXX") or default) or ""
 
