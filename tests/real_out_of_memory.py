@@ -69,7 +69,7 @@ def address_space() -> int:
 
 def train(*callbacks: aa.Callback, **settings: Any) -> aa.TrainPhase:
     sampler = aa.SimpleSampler(BATCH, shuffle=True, seed=1)
-    settings = {"losses": aa.AppliedLoss("mse", on="net"), "n_epochs": 2, **settings}
+    settings = {"losses": aa.AppliedLoss("mse", on="net"), "epochs": 2, **settings}
     return aa.TrainPhase("t", data="train", sampler=sampler, callbacks=callbacks, **settings)
 
 
@@ -109,7 +109,7 @@ def ending(limit: Limit) -> dict[str, Any]:
     """Training that may not take smaller steps, as its loss is unknown, compared with its first epoch."""
     plain, limited = graph(), graph()
     loss = aa.AppliedLoss(custom_loss, on="net")
-    run(plain, train(n_epochs=1, losses=loss))
+    run(plain, train(epochs=1, losses=loss))
     _, report = run(limited, train(limit, losses=loss, residency="resident"))
     return {**report, "difference": difference(plain, limited)}
 

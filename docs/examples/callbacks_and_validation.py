@@ -59,7 +59,7 @@ def main() -> None:
     rng = np.random.default_rng(3)
     x = rng.normal(size=(300, 8))
     y = np.sin(x[:, 0]) + 0.3 * rng.normal(size=300)  # noisy: a long training overfits
-    data = FeatureSet.from_dict("data", {"x": x, "y": y}, feature_keys=["x"], target_keys=["y"])
+    data = FeatureSet.from_dict("data", {"x": x, "y": y}, features=["x"], target=["y"])
     data.split_random({"train": 0.5, "val": 0.5}, seed=1)
 
     net = ModelNode("net", SequentialMLP(hidden_dim=64, n_layers=3, activation="tanh"), data.reference())
@@ -73,7 +73,7 @@ def main() -> None:
             "train",
             data="train",
             losses=[AppliedLoss("mse", on="net")],
-            n_epochs=100,
+            epochs=100,
             validation=EvalPhase("validation", data="val", metrics=["r2"]),
             callbacks=[journal, checkpoint, stopping],
         )

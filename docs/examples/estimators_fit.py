@@ -41,7 +41,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(500, 12))
     y = np.abs(x[:, 0]) - 0.8 + 0.5 * x[:, 1]  # not linear in x
-    data = FeatureSet.from_dict("data", {"x": x, "y": y}, feature_keys=["x"], target_keys=["y"])
+    data = FeatureSet.from_dict("data", {"x": x, "y": y}, features=["x"], target=["y"])
     data.split_random({"train": 0.8, "test": 0.2}, seed=0)
 
     # An estimator by itself.
@@ -54,7 +54,7 @@ def main() -> None:
     head = ModelNode("head", SequentialMLP(n_layers=1), "encoder")
     experiment = Experiment("features", ModelGraph([encoder, head], Optimizer("adam", lr=3e-3)))
     loss = AppliedLoss("mse", on="head")
-    experiment.run_phase(TrainPhase("train", data="train", losses=[loss], n_epochs=40))
+    experiment.run_phase(TrainPhase("train", data="train", losses=[loss], epochs=40))
     experiment.graph.replace_node("head", ModelNode("ridge", Ridge(alpha=0.1), "encoder"))
     experiment.run_phase(FitPhase("fit", data="train"))
     tested = experiment.run_phase(EvalPhase("test", data="test", metrics=["r2"]))

@@ -37,7 +37,7 @@ def regression() -> FeatureSet:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(500, 50))
     y = x @ rng.normal(size=50) + 0.1 * rng.normal(size=500)
-    data = FeatureSet.from_dict("data", {"x": x, "y": y}, feature_keys=["x"], target_keys=["y"])
+    data = FeatureSet.from_dict("data", {"x": x, "y": y}, features=["x"], target=["y"])
     data.split_random({"train": 0.8, "test": 0.2}, seed=0)
     return data
 
@@ -49,9 +49,9 @@ def experiment(mlp: Any, encoder_on: Any = None, head_on: Any = None) -> Experim
     return Experiment("howto", ModelGraph([encoder, head], Optimizer("adam", lr=1e-2), seed=1))
 
 
-def train(n_epochs: int = 3, **settings: Any) -> TrainPhase:
+def train(epochs: int = 3, **settings: Any) -> TrainPhase:
     """The same training every time."""
-    return TrainPhase.from_split("train", split="train", sampler=SAMPLER, losses=[LOSS], n_epochs=n_epochs, **settings)
+    return TrainPhase.from_split("train", split="train", sampler=SAMPLER, losses=[LOSS], epochs=epochs, **settings)
 
 
 def one_value_for_one_place() -> None:

@@ -30,7 +30,7 @@ nodes = [
 graph = aa.ModelGraph(nodes, aa.Optimizer("adam", lr=1e-2), label="tumours", seed=0)
 
 losses = [aa.AppliedLoss("cross_entropy", on="probe")]
-train = aa.TrainPhase("train", data="train", losses=losses, n_epochs=20, validation="test")
+train = aa.TrainPhase("train", data="train", losses=losses, epochs=20, validation="test")
 fit = aa.FitPhase("fit", data="train")
 test = aa.EvalPhase("test", data="test", metrics=["accuracy"])
 

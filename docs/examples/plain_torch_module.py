@@ -42,7 +42,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(600, 6)).astype("float32")
     label = (x[:, :3] + 0.1 * rng.normal(size=(600, 3))).argmax(axis=1)
-    data = FeatureSet.from_dict("data", {"x": x, "label": label}, feature_keys=["x"], target_keys=["label"])
+    data = FeatureSet.from_dict("data", {"x": x, "label": label}, features=["x"], target=["label"])
     data.split_random({"train": 0.8, "test": 0.2}, seed=0)
 
     torch.manual_seed(0)
@@ -52,7 +52,7 @@ def main() -> None:
 
     loss = AppliedLoss(nn.CrossEntropyLoss(label_smoothing=0.05), on="net")
     where = anyaccel.devices_or_cpu("gpu")[0]  # the first GPU, or the CPU where there is none
-    train = TrainPhase("train", data="train", losses=[loss], n_epochs=15, accelerator=where)
+    train = TrainPhase("train", data="train", losses=[loss], epochs=15, accelerator=where)
     test = EvalPhase("test", data="test", losses=[loss], metrics=["accuracy"], accelerator=where)
     trained, tested = experiment.run(train, test)
     assert trained.loss[-1] < trained.loss[0]

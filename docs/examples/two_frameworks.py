@@ -21,7 +21,7 @@ def trained(encoder_mlp, head_mlp) -> tuple[np.ndarray, list[tuple[str, str]]]:
     encoder = ModelNode("encoder", encoder_mlp(output_shape=(8,)), data.reference())
     head = ModelNode("head", head_mlp(), "encoder")
     graph = ModelGraph([encoder, head], Optimizer("adam", lr=5e-3, clip_norm=1.0), seed=5)
-    train = TrainPhase("train", data="all", losses=[AppliedLoss("mse", on="head")], n_epochs=5, accelerator="cpu")
+    train = TrainPhase("train", data="all", losses=[AppliedLoss("mse", on="head")], epochs=5, accelerator="cpu")
     results = Experiment("mixed", graph).run_phase(train)
     return results.loss, [(crossing.value, crossing.route) for crossing in results.plan.crossings]
 

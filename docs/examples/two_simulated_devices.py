@@ -39,7 +39,7 @@ def trained(encoder_on: str, head_on: str):
     ]
     graph = ModelGraph(nodes, Optimizer("adam", lr=1e-2))
     losses, sampler = [AppliedLoss("mse", on="head")], SimpleSampler(24, shuffle=True, seed=1)
-    phase = TrainPhase("train", data=data, losses=losses, sampler=sampler, n_epochs=3)
+    phase = TrainPhase("train", data=data, losses=losses, sampler=sampler, epochs=3)
     return graph, Experiment("try", graph, progress="none").run_phase(phase)
 
 

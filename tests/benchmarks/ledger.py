@@ -29,12 +29,12 @@ def features() -> aa.FeatureSet:
     return aa.FeatureSet.from_dict("data", table, ["x"], ["y"])
 
 
-def training(nodes: list[aa.ModelNode], data: aa.FeatureSet, n_epochs: int, residency: str) -> Callable[[], None]:
+def training(nodes: list[aa.ModelNode], data: aa.FeatureSet, epochs: int, residency: str) -> Callable[[], None]:
     graph = aa.ModelGraph(nodes, "adam")
     losses = [aa.AppliedLoss("mse", on=nodes[-1].label)]
 
     def run() -> None:
-        phase = aa.TrainPhase("fit", data=data, losses=losses, sampler=BATCH, n_epochs=n_epochs, residency=residency)
+        phase = aa.TrainPhase("fit", data=data, losses=losses, batch_size=BATCH, epochs=epochs, residency=residency)
         graph.run(phase)
 
     return run

@@ -27,7 +27,7 @@ def seconds_of_step(rows: aa.FeatureSet, **settings: Any) -> float:
     """The least of three epochs."""
     graph = aa.ModelGraph([aa.ModelNode("net", SequentialMLP((1,), hidden_dim=256), rows.reference())], "adam", seed=3)
     losses = [aa.AppliedLoss("mse", on="net")]
-    phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=BATCH, n_epochs=3, accelerator="cpu", **settings)
+    phase = aa.TrainPhase("train", data=rows, losses=losses, batch_size=BATCH, epochs=3, accelerator="cpu", **settings)
     results = aa.Experiment(graph, progress="none").run_phase(phase)
     return min(epoch.seconds for epoch in results.epochs) / STEPS
 

@@ -97,7 +97,7 @@ def compare(width: int, hidden: int) -> None:
     """Measure one model."""
     rng = np.random.default_rng(0)
     x, y = (rng.normal(size=(BATCH * STEPS, n)).astype(np.float32) for n in (width, 1))
-    rows = aa.FeatureSet.from_dict("d", {"x": x, "y": y}, feature_keys=["x"], target_keys=["y"])
+    rows = aa.FeatureSet.from_dict("d", {"x": x, "y": y}, features=["x"], target=["y"])
     model = SequentialMLP((1,), hidden_dim=hidden, n_layers=3)
     graph = aa.ModelGraph([aa.ModelNode("net", model, rows.reference())], aa.Optimizer("adam", lr=1e-3), seed=3)
     graph.build()
@@ -112,7 +112,7 @@ def compare(width: int, hidden: int) -> None:
     losses, sampler = [aa.AppliedLoss("mse", on="net")], aa.SimpleSampler(BATCH)
 
     def ours(sharding: str | None) -> float:
-        phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=sampler, n_epochs=4, sharding=sharding)
+        phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=sampler, epochs=4, sharding=sharding)
         results = aa.Experiment(graph, progress="none").run_phase(phase)
         return min(epoch.seconds for epoch in results.epochs)
 

@@ -148,7 +148,7 @@ def phase_of(framework: str, *, single: bool) -> Callable[[Any, int], Times]:
             data=source,
             sampler=aa.SimpleSampler(BATCH, shuffle=True),
             losses=[aa.AppliedLoss("mse", on="mlp")],
-            n_epochs=epochs,
+            epochs=epochs,
             callbacks=[clock, EveryStep()] if single else [clock],
         )
         aa.Experiment("cost", graph, progress=progress).run_phase(phase)

@@ -165,7 +165,7 @@ def model_of(case: Case) -> torch.nn.Module:
 
 def replicas(case: Case, x: np.ndarray, y: np.ndarray, bucket_bytes: float | None = None) -> Callable[[], Seconds]:
     """Trains, and gives the seconds of the fastest epoch; in buckets of this size, or that of the default."""
-    rows = aa.FeatureSet.from_dict("d", {"x": x, "y": y}, feature_keys=["x"], target_keys=["y"])
+    rows = aa.FeatureSet.from_dict("d", {"x": x, "y": y}, features=["x"], target=["y"])
     graph = aa.ModelGraph(
         [aa.ModelNode("net", model_of(case), rows.reference())], aa.Optimizer(case.optimizer, lr=1e-3)
     )
@@ -174,7 +174,7 @@ def replicas(case: Case, x: np.ndarray, y: np.ndarray, bucket_bytes: float | Non
 
     def run() -> Seconds:
         clock = Clock()
-        phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=sampler, n_epochs=3, callbacks=[clock])
+        phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=sampler, epochs=3, callbacks=[clock])
         group: Any = TorchBackend().required(Replicate).replica_group(RANK, SIZE)
         default = group.bucket_bytes
         group.bucket_bytes = default if bucket_bytes is None else bucket_bytes

@@ -86,7 +86,7 @@ def phase_of(framework: str, length: int, watch: Watch) -> Callable[[], Times]:
         data="train",
         sampler=aa.SimpleSampler(BATCH, shuffle=True),
         losses=[aa.AppliedLoss("mse", on="mlp")],
-        n_epochs=STEPS // length,
+        epochs=STEPS // length,
         callbacks=[clock],
     )
 

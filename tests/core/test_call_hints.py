@@ -68,7 +68,7 @@ def fitted(optimizer):
     [
         (
             lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", n_epochs=1),
-            r"fit has no argument 'n_epochs'\. Available: model, data, .* Hint: did you mean 'epochs'\?",
+            r"fit has no argument 'n_epochs'\. Available: model, data, .* Hint: it is called 'epochs'\.",
             lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", epochs=1, progress="none"),
         ),
         (
@@ -114,9 +114,9 @@ def fitted(optimizer):
             lambda: aa.ModelNode("net", aa.SequentialMLP(1), data().reference(), accelerator="cpu"),
         ),
         (
-            lambda: aa.FeatureSet.from_dict("d", TABLE, features=["x"]),
-            r"FeatureSet\.from_dict has no argument 'features'\. .* Hint: did you mean 'feature_keys'\?",
             lambda: aa.FeatureSet.from_dict("d", TABLE, feature_keys=["x"]),
+            r"FeatureSet\.from_dict has no argument 'feature_keys'\. .* Hint: it is called 'features'\.",
+            lambda: aa.FeatureSet.from_dict("d", TABLE, features=["x"]),
         ),
         (
             lambda: aa.SequentialMLP(1, hidden_size=8),

@@ -32,15 +32,15 @@ def source(**more: np.ndarray) -> aa.FeatureSet:
 
 
 def graph(data: aa.FeatureSet, width: int = 1) -> aa.ModelGraph:
-    return aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP(width), data.reference(targets=["y"]))], "adam")
+    return aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP(width), data.reference(target=["y"]))], "adam")
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"epochs": 3}, r"TrainPhase has no setting 'epochs'. Available: .*n_epochs.* did you mean 'n_epochs'\?$"),
+        ({"n_epochs": 3}, r"TrainPhase has no setting 'n_epochs'. Hint: write epochs=10.$"),
         ({"losses": "mse"}, r"losses must be a list, got 'mse'. Hint: write losses=\[AppliedLoss"),
-        ({"batch_size": 16}, r"no setting 'batch_size'. Hint: write sampler=16 for batches of 16"),
+        ({"batchsize": 16}, r"no setting 'batchsize'. Hint: write batch_size=16 for batches of 16"),
         ({"metrics": ["mse"]}, r"no setting 'metrics'. Hint: .*validation=EvalPhase\(..., metrics=\[...\]\)"),
         (
             {"callbacks": aa.EarlyStopping()},
@@ -56,7 +56,7 @@ def graph(data: aa.FeatureSet, width: int = 1) -> aa.ModelGraph:
         ({"shuffle": True}, r"Hint: write sampler=SimpleSampler\(16, shuffle=True\)\.$"),
         ({"verbose": 0}, r"Hint: write Experiment\(..., progress='none'\)\.$"),
         ({"compile": False}, r"unknown compile=False. Available: 'auto', 'off', 'steps'. Hint: write compile='off'\.$"),
-        ({"n_epochs": 0.5}, r"n_epochs=0.5 is not an int of at least 0. Hint: write n_epochs=1\.$"),
+        ({"epochs": 0.5}, r"epochs=0.5 is not an int of at least 0. Hint: write epochs=1\.$"),
         ({"colour": "red"}, r"no setting 'colour'. Available: .* Hint: use one of these\.$"),
     ],
 )
@@ -110,7 +110,7 @@ def test_a_custom_loss_gets_targets_of_the_shape_of_the_outputs() -> None:
     data = source(count=np.arange(20))
     for column in ("y", "count"):
         loss = aa.AppliedLoss(own, on="net", inputs=["outputs", f"data.{column}"])
-        phase = aa.TrainPhase("t", data="train", losses=[loss], sampler=4)
+        phase = aa.TrainPhase("t", data="train", losses=[loss], batch_size=4)
         aa.Experiment("e", graph(data), progress="none").run_phase(phase)
     assert shapes and all(outputs == targets for outputs, targets in shapes)
 
@@ -173,7 +173,7 @@ def test_a_state_with_invalid_values_is_refused_as_a_whole(name: str, value: np.
 
 def test_a_negative_seed_is_restored_from_the_state() -> None:
     data = source()
-    made = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP(), data.reference(targets=["y"]))], seed=-5)
+    made = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP(), data.reference(target=["y"]))], seed=-5)
     assert made.load_state(made.state()).seed == -5
 
 
@@ -189,8 +189,8 @@ def test_a_single_loss_needs_no_list() -> None:
 def test_a_metric_that_fits_only_one_of_several_nodes_gives_a_hint() -> None:
     data = source(c=np.arange(20) % 3)
     nodes = [
-        aa.ModelNode("net", aa.SequentialMLP(1), data.reference(targets=["y"])),
-        aa.ModelNode("cls", aa.SequentialMLP(3), data.reference(targets=["c"])),
+        aa.ModelNode("net", aa.SequentialMLP(1), data.reference(target=["y"])),
+        aa.ModelNode("cls", aa.SequentialMLP(3), data.reference(target=["c"])),
     ]
     losses = [LOSS, aa.AppliedLoss("cross_entropy", on="cls")]
     with pytest.raises(
@@ -202,7 +202,7 @@ def test_a_metric_that_fits_only_one_of_several_nodes_gives_a_hint() -> None:
 @pytest.mark.parametrize("classes", [X[:, 0], np.zeros(20, "int64")], ids=["numbers", "indices"])
 def test_cross_entropy_of_one_output_is_refused(classes: np.ndarray) -> None:
     data = source(c=classes)
-    runner = experiment(aa.ModelNode("net", aa.SequentialMLP(1), data.reference(targets=["c"])))
+    runner = experiment(aa.ModelNode("net", aa.SequentialMLP(1), data.reference(target=["c"])))
     message = (
         "needs at least two classes, .* has one. Hint: use 'mse' for a number, 'binary_cross_entropy' for yes or no"
     )
@@ -221,7 +221,7 @@ def test_scalar_columns_get_an_axis_for_a_model_that_needs_one() -> None:
     pytest.importorskip("anyaccel_torch")
     data = aa.FeatureSet.from_dict("data", {"a": X[:, 0], "n": np.arange(20), "y": 2 * X[:, 0]}, ["a", "n"], ["y"])
     runner = experiment(aa.ModelNode("net", torch.nn.Linear(1, 1), data.reference("a")))
-    result = runner.run_phase(aa.TrainPhase("t", data="all", losses=LOSS, sampler=4, n_epochs=3))
+    result = runner.run_phase(aa.TrainPhase("t", data="all", losses=LOSS, batch_size=4, epochs=3))
     (column,) = (each for each in result.plan.columns if each.role == "features")
     assert column.change == "[] to [1]" and result.loss[-1] < result.loss[0]
     predicted = runner.run_phase(aa.EvalPhase("e", data="all")).prediction("net")
@@ -268,7 +268,7 @@ def test_an_experiment_has_no_active_context() -> None:
 
 def test_a_node_gives_a_reference_like_a_feature_set() -> None:
     data = source()
-    encoder = aa.ModelNode("encoder", aa.SequentialMLP(2), data.reference(targets=["y"]))
+    encoder = aa.ModelNode("encoder", aa.SequentialMLP(2), data.reference(target=["y"]))
     both = aa.ConcatNode("both", [encoder.reference(), "encoder"])
     nodes = [encoder, both, aa.ModelNode("net", aa.SequentialMLP(1), both.reference())]
     assert aa.ModelGraph(nodes, "adam").shapes.outputs["net"] == ("net",)

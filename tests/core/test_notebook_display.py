@@ -96,7 +96,7 @@ def run(data):
         net = "net" if any(char in label for char in "./\n\x00") or label != label.strip() else label
         ours = Experiment("e", graph_of(data, node=net), progress="none")
         loss = AppliedLoss("mse", on=net, label=label.replace(".", ""))
-        ours.run_phase(TrainPhase("train", data="train", losses=[loss], n_epochs=epochs, validation="val"))
+        ours.run_phase(TrainPhase("train", data="train", losses=[loss], epochs=epochs, validation="val"))
         ours.run_phase(EvalPhase("eval", data="val", losses=[loss], metrics=[metric]))
         return ours
 

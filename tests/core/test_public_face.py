@@ -16,17 +16,17 @@ from anyaccel import distributions
 # Names that users bring along, with the parameters they call them by; a star stands before those by keyword.
 SIGNATURES = {
     "Accelerator": "device * pin_memory",
-    "FeatureSet.from_dict": "label data feature_keys target_keys tag_keys",
-    "FeatureSet.from_pandas": "label df feature_cols target_cols tag_cols",
-    "FeatureSet.from_arrow": "label table feature_keys target_keys tag_keys",
-    "FeatureSet.from_parquet": "label path feature_keys target_keys tag_keys * row_groups",
+    "FeatureSet.from_dict": "label data features target tags",
+    "FeatureSet.from_pandas": "label df features target tags",
+    "FeatureSet.from_arrow": "label table features target tags",
+    "FeatureSet.from_parquet": "label path features target tags * row_groups",
     "FeatureSet.split_random": "ratios seed * stratify_by group_by",
     "FeatureSet.split_by_condition": "conditions group_by",
     "FeatureSet.add_splits": "rows * group_by",
     "FeatureSet.filter": "conditions * name",
     "FeatureSet.take": "positions * name",
-    "FeatureSet.select": "features targets tags",
-    "FeatureSet.reference": "features targets tags stream",
+    "FeatureSet.select": "features target tags",
+    "FeatureSet.reference": "features target tags stream",
     "ModelNode": "label model upstream_ref accelerator * optimizer framework outputs",
     "ConcatNode": "label upstream_refs concat_axis",
     "ModelGraph": "nodes optimizer label * seed",
@@ -42,7 +42,7 @@ SIGNATURES = {
     "AppliedLoss": "loss on inputs weight label",
     "SimpleSampler": "batch_size shuffle drop_last seed",
     "EpochOrders": "n orders fixed",
-    "TrainPhase": "label * data losses sampler schedule n_epochs validation validate_every accumulate microbatching "
+    "TrainPhase": "label * data losses sampler schedule epochs validation validate_every accumulate microbatching "
     "accelerator strict policy callbacks final_device compile residency",
     "EvalPhase": "label * data metrics outputs batch_size sampler losses accelerator callbacks",
     "fit": "model data * loss target features validation metrics epochs batch_size optimizer early_stopping scaler "

@@ -37,7 +37,12 @@ def node(label: str, upstream: Any, accelerator: Any = None, width: int = 1, dty
 
 
 def train(graph: aa.ModelGraph, **settings: Any) -> aa.TrainResults:
-    options = {"losses": [aa.AppliedLoss("mse", on=graph.output_nodes[0])], "sampler": 8, "n_epochs": 2, **settings}
+    options = {
+        "losses": [aa.AppliedLoss("mse", on=graph.output_nodes[0])],
+        **({} if "sampler" in settings else {"batch_size": 8}),
+        "epochs": 2,
+        **settings,
+    }
     return aa.Experiment("e", graph, progress="none").run_phase(aa.TrainPhase("train", data="train", **options))
 
 
@@ -60,7 +65,7 @@ def test_branches_on_two_devices_are_joined_without_a_phase_accelerator(sims: An
     source = data()
     branches = [node("a", source.reference(), "sim:0", 2), node("b", source.reference(), "sim:1", 2)]
     graph = aa.ModelGraph([*branches, aa.ConcatNode("both", ["a", "b"]), node("head", "both", "sim:1")], "adam")
-    losses = train(graph, n_epochs=5).loss
+    losses = train(graph, epochs=5).loss
     assert losses[-1] < losses[0]
 
 
@@ -90,7 +95,7 @@ def test_validation_inside_training_moves_no_model(sims: Any) -> None:
         def epoch_end(self, run: Any) -> None:
             seen.append((aa.device_of(run.graph["net"].model), sims[0].transfers.into.number))
 
-    settings = {"accelerator": "sim:0", "n_epochs": 3, "callbacks": [Record()]}
+    settings = {"accelerator": "sim:0", "epochs": 3, "callbacks": [Record()]}
     sampler = aa.SimpleSampler(8, shuffle=True)
     train(graph, sampler=sampler, validation="val", **settings)
     assert {device for device, _ in seen} == {aa.Device("sim", 0)}
@@ -140,7 +145,7 @@ def test_the_training_loop_does_not_wait_for_the_device(sims: Any) -> None:
             waits.append(sims[0].syncs)
 
     graph = aa.ModelGraph([node("net", data().reference())], "adam")
-    train(graph, accelerator="sim:0", n_epochs=12, sampler=2, callbacks=[Record()])
+    train(graph, accelerator="sim:0", epochs=12, batch_size=2, callbacks=[Record()])
     steps = 16
     assert max(np.diff(waits)) < steps, "losses are read once for each call of many steps, at the end of the epoch"
     assert waits[-1] - waits[-2] <= 3

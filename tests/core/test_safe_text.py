@@ -90,7 +90,7 @@ def test_plans_results_progress_and_warnings_are_escaped():
     features = data()
     nodes = [aa.ModelNode("net", aa.SequentialMLP(1), features.reference())]
     graph = aa.ModelGraph(nodes, "sgd")
-    phase = aa.TrainPhase("t", data=f"s{EVIL}", losses=[aa.AppliedLoss("mse", on="net")], sampler=2)
+    phase = aa.TrainPhase("t", data=f"s{EVIL}", losses=[aa.AppliedLoss("mse", on="net")], batch_size=2)
     test = aa.EvalPhase("v", data=f"s{EVIL}", metrics=["mse"])
     written = io.StringIO()
     with redirect_stdout(written), redirect_stderr(written), warnings.catch_warnings(record=True) as told:

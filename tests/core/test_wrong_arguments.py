@@ -59,7 +59,7 @@ def batches() -> list[dict[str, Any]]:
 
 
 def source() -> aa.IterableSource:
-    return aa.IterableSource("src", batches, features="x", targets="y")
+    return aa.IterableSource("src", batches, features="x", target="y")
 
 
 def copied() -> aa.FeatureSet:
@@ -129,7 +129,7 @@ def saved_results(number: int) -> str:
 
 
 def train(**settings: Any) -> aa.TrainPhase:
-    return aa.TrainPhase("t", data="train", losses=[LOSS], sampler=4, **settings)
+    return aa.TrainPhase("t", data="train", losses=[LOSS], batch_size=4, **settings)
 
 
 def experiment() -> aa.Experiment:
@@ -180,8 +180,8 @@ Call = tuple[Callable[..., Any], dict[str, Any]]
 OPTIMIZER = {"lr": 1e-3, "opt_kwargs": None, "schedule": None, "clip_norm": 1.0, "clip_value": None}
 MLP = {"output_shape": 1, "activation": "relu", "dropout": 0.0, "dtype": "float32"}
 SPLIT = {"ratios": {"a": 0.5, "b": 0.5}, "seed": 0, "stratify_by": None, "group_by": None}
-COLUMNS = {"features": "x", "targets": "y", "tags": ()}
-KEYS = {"feature_keys": "x", "target_keys": "y", "tag_keys": ()}
+COLUMNS = {"features": "x", "target": "y", "tags": ()}
+KEYS = {"features": "x", "target": "y", "tags": ()}
 
 CALLS: dict[str, Callable[[], Call]] = {
     "Accelerator": lambda: (aa.Accelerator, {"device": "cpu", "pin_memory": False}),
@@ -276,7 +276,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "FeatureSet.from_dict": lambda: (aa.FeatureSet.from_dict, {"label": "d", "data": {"x": X, "y": X}, **KEYS}),
     "FeatureSet.from_pandas": lambda: (
         aa.FeatureSet.from_pandas,
-        {"label": "d", "df": TABLE.to_pandas(), "feature_cols": "x", "target_cols": "y", "tag_cols": ()},
+        {"label": "d", "df": TABLE.to_pandas(), "features": "x", "target": "y", "tags": ()},
     ),
     "FeatureSet.from_parquet": lambda: (
         aa.FeatureSet.from_parquet,
@@ -344,7 +344,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     ),
     "FeatureSet.from_csv": lambda: (
         aa.FeatureSet.from_csv,
-        {"label": "d", "path": csv(), "feature_keys": ["x"], "target_keys": "y", "tag_keys": (), "delimiter": ","},
+        {"label": "d", "path": csv(), "features": ["x"], "target": "y", "tags": (), "delimiter": ","},
     ),
     "FittedModel": lambda: (aa.FittedModel, {"experiment": experiment(), "loss": aa.Loss("mse"), "columns": None}),
     "FittedModel.evaluate": lambda: (fitted().evaluate, {"data": csv(), "metrics": ["mse"]}),
@@ -419,10 +419,10 @@ CALLS: dict[str, Callable[[], Call]] = {
     "Pad": lambda: (aa.Pad, {"value": 0, "multiple_of": 1, "length": None, "mask": None}),
     "ParquetStream": lambda: (
         aa.ParquetStream,
-        {"label": "s", "path": "d.parquet", **COLUMNS, "sampler": 4, "buffer_size": 8},
+        {"label": "s", "path": "d.parquet", **COLUMNS, "batch_size": 4, "buffer_size": 8},
     ),
     "ParquetStream.batches": lambda: (
-        lambda epoch: list(aa.ParquetStream("s", "d.parquet", features="x", targets="y").batches(epoch)),
+        lambda epoch: list(aa.ParquetStream("s", "d.parquet", features="x", target="y").batches(epoch)),
         {"epoch": 0},
     ),
     "Plan.device": lambda: (history()[0].plan.device, {"node": "net"}),
@@ -461,7 +461,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     ),
     "TrainPhase": lambda: (
         planned(aa.TrainPhase),
-        {"label": "t", "data": "train", "losses": [LOSS], "sampler": 4, "schedule": None, "n_epochs": 1}
+        {"label": "t", "data": "train", "losses": [LOSS], "batch_size": 4, "schedule": None, "epochs": 1}
         | {
             "validation": "val",
             "validate_every": 1,

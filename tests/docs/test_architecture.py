@@ -119,7 +119,7 @@ TOYS = {
                 ),
             )
         },
-        program=LINEAR + "before, after, _ = trained(aa.Optimizer('sign', lr=0.01), n_epochs=2)\n"
+        program=LINEAR + "before, after, _ = trained(aa.Optimizer('sign', lr=0.01), epochs=2)\n"
         "equal(after, by_hand(before, squared, [0.01] * 8, sign=True))\n",
     ),
     "a schedule": Toy(
@@ -132,7 +132,7 @@ TOYS = {
             )
         },
         program=LINEAR + "schedule = aa.Schedule('halves')\n"
-        "before, after, _ = trained(aa.Optimizer('sgd', lr=0.1, schedule=schedule), n_epochs=2)\n"
+        "before, after, _ = trained(aa.Optimizer('sgd', lr=0.1, schedule=schedule), epochs=2)\n"
         "equal(after, by_hand(before, squared, [0.1 * 0.5**t for t in range(8)]))\n",
     ),
     "a loss": Toy(
@@ -193,7 +193,7 @@ TOYS = {
             ),
         },
         program=LINEAR + "validation = aa.EvalPhase('eval', data=data, losses=[aa.AppliedLoss('mse', on='net')])\n"
-        "settings = {'validation': validation, 'n_epochs': 2}\n"
+        "settings = {'validation': validation, 'epochs': 2}\n"
         "_, one, first = trained(aa.Optimizer('adam', lr=0.01), residency='first resident', **settings)\n"
         "_, two, second = trained(aa.Optimizer('adam', lr=0.01), residency='streamed', **settings)\n"
         "equal(one, two)\n"
@@ -235,8 +235,8 @@ TOYS = {
             "__init__.py": (('    "phases": "Callback ', '    "phases": "StopBelow Callback '),),
         },
         program=LINEAR + "optimizer = aa.Optimizer('sgd', lr=0.05)\n"
-        "losses = [epoch.loss for epoch in trained(optimizer, n_epochs=5)[2].epochs]\n"
-        "_, _, stopped = trained(optimizer, n_epochs=5, callbacks=[aa.StopBelow(losses[1] * 1.0001)])\n"
+        "losses = [epoch.loss for epoch in trained(optimizer, epochs=5)[2].epochs]\n"
+        "_, _, stopped = trained(optimizer, epochs=5, callbacks=[aa.StopBelow(losses[1] * 1.0001)])\n"
         "assert len(losses) == 5 and [epoch.loss for epoch in stopped.epochs] == losses[:2], (losses, stopped)\n",
     ),
     "a hook moment": Toy(
@@ -308,18 +308,18 @@ TOYS = {
         },
         program=LINEAR + "from anyaccel.phases.checkpointing import position\n"
         "optimizer = aa.Optimizer('adam', lr=0.01)\n"
-        "trained(optimizer, n_epochs=2, checkpoint='kept')\n"
+        "trained(optimizer, epochs=2, checkpoint='kept')\n"
         "read, load = [], position.Position.from_parts.__func__\n"
         "position.Position.from_parts = classmethod(lambda cls, *parts: read.append(load(cls, *parts)) or read[-1])\n"
         "model = aa.SequentialMLP(output_shape=(1,), n_layers=1)\n"
         "graph = aa.ModelGraph([aa.ModelNode('net', model, data.reference())], optimizer, seed=3).build()\n"
         "losses = [aa.AppliedLoss('mse', on='net')]\n"
-        "settings = {'sampler': aa.SimpleSampler(8), 'n_epochs': 3, 'checkpoint': 'kept'}\n"
+        "settings = {'sampler': aa.SimpleSampler(8), 'epochs': 3, 'checkpoint': 'kept'}\n"
         "phase = aa.TrainPhase('train', data=data, losses=losses, **settings)\n"
         "results = graph.run(phase, resume='auto', progress='none')\n"
         'assert {one.machine for one in read} == {"the toy\'s"}, read\n'
         "assert len(results.epochs) == 3\n"
-        "equal({'loss': results.epochs[-1].loss}, {'loss': trained(optimizer, n_epochs=3)[2].epochs[-1].loss})\n",
+        "equal({'loss': results.epochs[-1].loss}, {'loss': trained(optimizer, epochs=3)[2].epochs[-1].loss})\n",
     ),
     "an error": Toy(
         edits={
@@ -389,7 +389,7 @@ TOYS = {
                 ),
             ),
         },
-        program=LINEAR + "_, _, results = trained(aa.Optimizer('adam'), n_epochs=2)\n"
+        program=LINEAR + "_, _, results = trained(aa.Optimizer('adam'), epochs=2)\n"
         "(message,) = [event.message for event in results.events if event.kind == 'calls']\n"
         "steps, calls = (int(word) for word in message.split() if word.isdigit())\n"
         "assert steps == 8 and calls >= 4, message\n",
@@ -448,7 +448,7 @@ sys.path.append(str(folder))
 
 def diverging(over):
     callbacks = [aa.FrameworkSettings({"numpy.over": over})]
-    trained(aa.Optimizer("sgd", lr=1e9), on_nan="ignore", n_epochs=30, callbacks=callbacks)
+    trained(aa.Optimizer("sgd", lr=1e9), on_nan="ignore", epochs=30, callbacks=callbacks)
 
 
 diverging("ignore")

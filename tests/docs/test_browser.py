@@ -121,7 +121,7 @@ graph
     """
 loss = aa.AppliedLoss("mse", on=image)
 experiment = aa.Experiment(image, graph)
-experiment.run_phase(aa.TrainPhase(image, data=evil, losses=[loss], n_epochs=2))
+experiment.run_phase(aa.TrainPhase(image, data=evil, losses=[loss], epochs=2))
 """,
     "graph",
     "experiment.run_phase(aa.EvalPhase(image, data=image, losses=[loss]))",

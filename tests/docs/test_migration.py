@@ -41,11 +41,11 @@ ACCELERATOR = {
 }
 FEATURE_SET = {
     "`from_dict(": """
-        assert aa.FeatureSet.from_dict(label="d", data={"x": [1.0], "n": ["a"]}, feature_keys=["x"], tag_keys=["n"])""",
+        assert aa.FeatureSet.from_dict(label="d", data={"x": [1.0], "n": ["a"]}, features=["x"], tags=["n"])""",
     "`from_pandas(": """
         pandas = pytest.importorskip("pandas")
         frame = pandas.DataFrame({"x": [1.0], "y": [1.0]})
-        assert aa.FeatureSet.from_pandas("d", frame, feature_cols=["x"], target_cols=["y"], tag_cols=[])""",
+        assert aa.FeatureSet.from_pandas("d", frame, features=["x"], target=["y"], tags=[])""",
     "`from_df`": "assert lacks(aa.FeatureSet, 'from_df')",
     "`from_pyarrow_table(": """
         assert aa.FeatureSet.from_arrow("d", cells.to_arrow(), ["voltage"], ["soh"], []).features == ("voltage",)
@@ -70,7 +70,7 @@ FEATURE_SET = {
         low, high = cells.take([0, 1, 2]), cells.take([2, 3])
         assert [len(low.intersection(high).indices), len(low.difference(high).indices)] == [1, 2]
         assert len(cells.filter({"group": [0]}).indices) == 10 and lacks(aa.FeatureSet, "take_sample_uuids")""",
-    "`select`": "assert cells.select(features=['voltage'], targets=[], tags=[]).targets == ()",
+    "`select`": "assert cells.select(features=['voltage'], target=[], tags=[]).targets == ()",
     "`to_view()`": "assert isinstance(cells.view(), aa.FeatureSetView)",
     "`copy(...)`": "assert lacks(aa.FeatureSet, 'copy')",
     "`FeatureSetView`": "assert aa.FeatureSetView",
@@ -88,7 +88,7 @@ FEATURE_SET = {
         back = scaled.undo_transform(), scaled.undo_transforms()
         assert all(np.allclose(other.array("voltage"), cells.array("voltage")) for other in back)
         assert scaled.inverse and aa.EvalResults.prediction""",
-    "`reference(features=": "assert cells.reference(features=['voltage'], targets=['soh'], tags=[])",
+    "`reference(features=": "assert cells.reference(features=['voltage'], target=['soh'], tags=[])",
     "`column_reference(": "aa.AppliedLoss('mse', on='head', inputs=['outputs', 'cells.soh'])",
     "`visualize(...)` | `ModelGraph.visualize()` draws": "assert 'cells' in graph.visualize()",
     "`save`, `load` | `pyarrow": """
@@ -176,14 +176,14 @@ PHASES = {
     "`TrainPhase(label, losses=": """
         assert trained() and aa.FitPhase("f", data="train", callbacks=[], accelerator="cpu")
         aa.EvalPhase.from_split("v", split="test", losses=[LOSS], batch_size=4, callbacks=[], accelerator="cpu")""",
-    "`input_sources=`": "trained(data='train', sampler=4)",
+    "`input_sources=`": "trained(data='train', batch_size=4)",
     "`active_nodes=`": "refused(lambda: train(active_nodes=['head']), errors.PhaseError, 'active_nodes')",
     "`batch_schedule=`": """
         for name in ("zip_strict", "zip_cycle", "alternate_strict", "alternate_cycle"):
             assert train(schedule=name, sampler={"cells": 4, "others": 4})""",
     "`checkpointing=`": "refused(lambda: train(checkpointing=1), errors.PhaseError, 'checkpointing')",
     "`result_recording=`": """
-        assert len(trained(n_epochs=2).loss) == 2 and evaluated().prediction("head").shape == (4, 1)""",
+        assert len(trained(epochs=2).loss) == 2 and evaluated().prediction("head").shape == (4, 1)""",
     "`freeze_after_fit=`": """
         refused(lambda: aa.FitPhase("f", data="train", freeze_after_fit=1), errors.PhaseError, "freeze_after_fit")""",
     "`PhaseGroup`": """
@@ -277,7 +277,7 @@ FAULTS = {
             syncs = []
             for n_steps in (4, 8):
                 before = device.syncs
-                trained(accelerator="sim:0", data=cells.take(range(n_steps * 2)).view(), sampler=2)
+                trained(accelerator="sim:0", data=cells.take(range(n_steps * 2)).view(), batch_size=2)
                 syncs.append(device.syncs - before)
             assert syncs[1] - syncs[0] <= 2  # one for a call of several steps at most""",
     "B19:": "assert aa.Accelerator.from_config(aa.Accelerator('cpu', pin_memory=True).get_config()).pin_memory",
@@ -333,11 +333,12 @@ def namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]
     cells.split_random({"train": 0.8, "test": 0.2})
 
     def nodes(*places: str | None) -> list[aa.ModelNode]:
-        encoder = aa.ModelNode("encoder", aa.SequentialMLP((4,)), cells.reference(targets=["soh"]), places[0])
+        encoder = aa.ModelNode("encoder", aa.SequentialMLP((4,)), cells.reference(target=["soh"]), places[0])
         return [encoder, aa.ModelNode("head", aa.SequentialMLP((1,)), encoder, places[1])]
 
     def train(**settings: Any) -> aa.TrainPhase:
-        given = {"data": "train", "losses": [LOSS], "n_epochs": 1, "sampler": 8, "accelerator": "cpu", **settings}
+        drawn = {} if "sampler" in settings else {"batch_size": 8}
+        given = {"data": "train", "losses": [LOSS], "epochs": 1, "accelerator": "cpu", **drawn, **settings}
         return aa.TrainPhase("train", **given)
 
     def evaluated(**settings: Any) -> aa.EvalResults:

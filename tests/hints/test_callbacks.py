@@ -93,7 +93,7 @@ def test_callbacks_of_a_checkpoint(hint: Any, tmp_path: Path) -> None:
     def resumed(name: str) -> Counting:
         counting = Counting()
         counting.name = name
-        phase = train(n_epochs=2, checkpoint=Checkpoint(tmp_path), callbacks=[counting])
+        phase = train(epochs=2, checkpoint=Checkpoint(tmp_path), callbacks=[counting])
         experiment().run_phase(phase, resume="auto")
         return counting
 
@@ -126,14 +126,14 @@ def test_checkpoints(hint: Any, tmp_path: Path, monkeypatch: Any) -> None:
     assert net.run(phase, progress="none").figure("val_accuracy").size
     with hint("write resume='auto'"):
         experiment().run_phase(train(checkpoint=Checkpoint("runs/a")), resume=True)  # type: ignore[arg-type]
-    phase = train(checkpoint=Checkpoint("runs/a"), n_epochs=2)
+    phase = train(checkpoint=Checkpoint("runs/a"), epochs=2)
     with hint("go on from them: run_phase(phase, resume='auto'); or give this run another folder"):
         experiment().run_phase(phase)
     assert experiment().run_phase(phase, resume="auto").loss.size
     assert experiment().run_phase(train(checkpoint=Checkpoint("runs/b"))).loss.size
     with hint("write TrainPhase(..., checkpoint=Checkpoint('runs/a'))"):
         experiment().run_phase(train(), resume="auto")
-    phase = TrainPhase("train", data="train", losses=[MSE], n_epochs=3, checkpoint=Checkpoint("runs/a"))
+    phase = TrainPhase("train", data="train", losses=[MSE], epochs=3, checkpoint=Checkpoint("runs/a"))
     assert experiment().run_phase(phase, resume="auto").loss.size
 
 

@@ -60,7 +60,7 @@ def test_settings_of_optimizers(hint: Any) -> None:
     assert with_optimizer()
     with hint("write TrainPhase(accumulate={}) in its place"):
         with_optimizer(gradient_accumulation_steps=2)
-    phase = aa.TrainPhase("train", data="all", losses=[LOSS], sampler=6, accumulate=2)
+    phase = aa.TrainPhase("train", data="all", losses=[LOSS], batch_size=6, accumulate=2)
     assert graph(line()).run(phase, progress="none").loss.size
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
     with hint("give the inner one: Optimizer(optimizer.inner_optimizer)"):

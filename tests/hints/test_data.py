@@ -96,9 +96,9 @@ def test_columns_that_are_not_numbers(hint: Any) -> None:
 
 def test_texts_among_features(hint: Any) -> None:
     preprocessing = pytest.importorskip("sklearn.preprocessing")
-    with hint("name it in tag_cols/tag_keys, {}; of texts store token ids; column() reads a tag as it is"):
+    with hint("name it in tags, {}; of texts store token ids; column() reads a tag as it is"):
         inputs(kind=CLASSES)
-    data = aa.FeatureSet.from_dict("data", {"x": X, "kind": CLASSES}, ["x"], tag_keys=["kind"])
+    data = aa.FeatureSet.from_dict("data", {"x": X, "kind": CLASSES}, ["x"], tags=["kind"])
     data.add_splits({"train": range(16)})
     assert data.column("kind").to_pylist() == CLASSES.tolist()
     encoder = preprocessing.OneHotEncoder(sparse_output=False)
@@ -393,11 +393,11 @@ def test_data_sets_of_hugging_face(hint: Any) -> None:
     assert len(aa.FeatureSet.from_arrow("data", data["b"], ["x"])) == 2
     dataset = data["a"].with_transform(lambda rows: {"x": [2 * x for x in rows["x"]], "y": rows["y"]})
     with hint(
-        "read rows through it, anew in each epoch: MapSource({}, dataset, features=[...], targets=[...]); for the"
+        "read rows through it, anew in each epoch: MapSource({}, dataset, features=[...], target=[...]); for the"
         " stored values write dataset.with_format(None)"
     ):
         aa.FeatureSet.from_arrow("data", dataset, ["x"])
-    source = aa.MapSource("data", dataset, features=["x"], targets=["y"])
+    source = aa.MapSource("data", dataset, features=["x"], target=["y"])
     assert source.gather([0, 1])["x"].tolist() == [2, 4]
     assert aa.FeatureSet.from_arrow("data", dataset.with_format(None), ["x"]).array("x").tolist() == [1, 2]
 
@@ -454,13 +454,13 @@ def test_roles(hint: Any) -> None:
     assert aa.FeatureSet.from_arrow("data", table, ..., ["y"], ["name"]).features == ("x",)
     assert aa.FeatureSet.from_arrow("data", table.drop_columns("name"), ..., ["y"]).features == ("x",)
     assert aa.FeatureSet.from_arrow("data", table, ["x"], ["y"]).features == ("x",)
-    with hint("name the columns: feature_keys=[...], target_keys=[...]"):
+    with hint("name the columns: features=[...], target=[...]"):
         aa.FeatureSet.from_arrow("data", table)
-    data = aa.FeatureSet.from_arrow("data", table, feature_keys=["x"], target_keys=["y"])
+    data = aa.FeatureSet.from_arrow("data", table, features=["x"], target=["y"])
     assert data.targets == ("y",)
-    with hint("name at least one in feature_keys"):
+    with hint("name at least one in features"):
         aa.FeatureSet.from_arrow("data", table, (), ["y"])
-    assert aa.FeatureSet.from_arrow("data", table, feature_keys=["x"]).features == ("x",)
+    assert aa.FeatureSet.from_arrow("data", table, features=["x"]).features == ("x",)
 
 
 def test_rows_that_are_chosen(hint: Any) -> None:
@@ -522,7 +522,7 @@ def test_ratios_of_splits(hint: Any) -> None:
 
 
 def grouped(**columns: Any) -> aa.FeatureSet:
-    return aa.FeatureSet.from_dict("data", {"x": X, **columns}, ["x"], tag_keys=list(columns))
+    return aa.FeatureSet.from_dict("data", {"x": X, **columns}, ["x"], tags=list(columns))
 
 
 def test_groups_and_strata(hint: Any) -> None:
@@ -592,7 +592,7 @@ def test_conditions_of_pairs(hint: Any) -> None:
 def test_settings_of_samplers(hint: Any) -> None:
     SimpleSampler = aa.SimpleSampler
     with hint("write {'type': 'pair', ...}"):
-        aa.TrainPhase.from_config(phase(sampler=8).get_config() | {"sampler": {"type": "pairs", "batch_size": 8}})
+        aa.TrainPhase.from_config(phase(batch_size=8).get_config() | {"sampler": {"type": "pairs", "batch_size": 8}})
     sampler = aa.PairSampler(8, aa.Same("s"))
     config = phase(sampler=sampler).get_config()
     assert aa.TrainPhase.from_config(config | {"sampler": {**sampler.get_config(), "type": "pair"}}).sampler == sampler
@@ -628,17 +628,15 @@ def test_tables_that_are_made_otherwise(hint: Any, tmp_path: Path) -> None:
     label, arrays, path = "data", {"x": X}, str(tmp_path / "x.parquet")
     pq.write_table(pa.table({"x": X[:, 0]}), path)
     with hint("write FeatureSet.{}"):
-        aa.FeatureSet(label, arrays)  # from_dict(label, arrays, feature_keys=[...])
-    assert len(aa.FeatureSet.from_dict(label, arrays, feature_keys=["x"])) == 24
+        aa.FeatureSet(label, arrays)  # from_dict(label, arrays, features=[...])
+    assert len(aa.FeatureSet.from_dict(label, arrays, features=["x"])) == 24
     with hint("write FeatureSet.{}"):
-        aa.FeatureSet(label, path)  # from_parquet(label, path, feature_keys=[...])
-    assert len(aa.FeatureSet.from_parquet(label, path, feature_keys=["x"])) == 24
+        aa.FeatureSet(label, path)  # from_parquet(label, path, features=[...])
+    assert len(aa.FeatureSet.from_parquet(label, path, features=["x"])) == 24
     df = pytest.importorskip("pandas").DataFrame(X, columns=["a", "b", "c"])
     with hint("write FeatureSet.{}"):
-        aa.FeatureSet(label, df)  # from_pandas(label, df, feature_cols=[...])
-    assert aa.FeatureSet.from_pandas(label, df, feature_cols=["a"]).features == ("a",)
-    with hint("keep {}_cols"):
-        aa.FeatureSet.from_pandas(label, df, feature_cols=["a"], feature_keys=["a"])
+        aa.FeatureSet(label, df)  # from_pandas(label, df, features=[...])
+    assert aa.FeatureSet.from_pandas(label, df, features=["a"]).features == ("a",)
     with hint("call {}() on it first, or to_frame().T where it is a row"):
         aa.FeatureSet.from_pandas(label, df["a"], ["a"])
     assert len(aa.FeatureSet.from_pandas(label, df["a"].to_frame(), ["a"])) == 24
@@ -653,9 +651,9 @@ def test_tables_that_are_made_otherwise(hint: Any, tmp_path: Path) -> None:
 def test_names_of_columns_and_labels(hint: Any) -> None:
     bare = aa.FeatureSet.from_dict("data", {"x": X, "y": X[:, 0]}, ["x"])
     with hint("name it in {}_keys when the feature set is made"):
-        bare.reference(targets=["y"])
-    made = aa.FeatureSet.from_dict("data", {"x": X, "y": X[:, 0]}, ["x"], target_keys=["y"])
-    assert made.reference(targets=["y"]).targets == ("y",)
+        bare.reference(target=["y"])
+    made = aa.FeatureSet.from_dict("data", {"x": X, "y": X[:, 0]}, ["x"], target=["y"])
+    assert made.reference(target=["y"]).targets == ("y",)
     with hint("write FeatureSet.from_dict('data', {'x': x, 'y': y}, ['x'], ['y'])"):
         aa.FeatureSet.from_dict({"x": X}, ["x"], "data")  # type: ignore[arg-type]
     x, y = X, X[:, 0]

@@ -60,12 +60,10 @@ def test_targets_of_fit(hint: Any) -> None:
     assert aa.fit(model, table, target="price", loss="mse", epochs=1, progress="none").results.loss.size
     bare = aa.FeatureSet.from_dict("data", {"x": X, "y": X[:, 0]}, ["x"], [], ["y"])
     for target in (None, "y"):
-        with hint(
-            "say so where the feature set is made: FeatureSet.from_dict(..., feature_keys=[...], target_keys=[...])"
-        ):
+        with hint("say so where the feature set is made: FeatureSet.from_dict(..., features=[...], target=[...])"):
             fitted(bare, target=target)
     columns = {"x": X, "y": X[:, 0]}
-    assert fitted(aa.FeatureSet.from_dict("data", columns, feature_keys=["x"], target_keys=["y"]))
+    assert fitted(aa.FeatureSet.from_dict("data", columns, features=["x"], target=["y"]))
     tagged = aa.FeatureSet.from_dict("data", TEXTS, ["a"], [], ["kind"])
     with hint("write target='COLUMN'"):
         fitted(tagged, 3, loss="cross_entropy")
@@ -190,7 +188,7 @@ class Learning:
 
 
 def test_range_tests(hint: Any) -> None:
-    experiment, phase = aa.Experiment("test", graph(), progress="none"), train(sampler=4)
+    experiment, phase = aa.Experiment("test", graph(), progress="none"), train(batch_size=4)
     with hint("write find_learning_rate(graph, phase); of an Experiment, give its .graph"):
         aa.find_learning_rate(experiment, phase)  # type: ignore[arg-type]
     assert len(aa.find_learning_rate(experiment.graph, phase, n_steps=12).rates)
@@ -214,7 +212,7 @@ def test_range_tests(hint: Any) -> None:
 
 def test_range_tests_of_estimators(hint: Any) -> None:
     given = graph(aa.ModelNode("net", net(), DATA.reference()), aa.ModelNode("mean", Learning(), DATA.reference()))
-    phase = aa.TrainPhase("train", data="all", losses=[LOSS], sampler=4)
+    phase = aa.TrainPhase("train", data="all", losses=[LOSS], batch_size=4)
     with hint("freeze it for the test: graph.freeze({})"):
         aa.find_learning_rate(given, phase, n_steps=12)
     given.freeze("mean")
@@ -292,7 +290,7 @@ class Centered:
 
 def test_predictions_in_original_units(hint: Any) -> None:
     feature_set = features().fit_transform(Centered(), "y", fit_on="all")
-    loose = aa.ModelNode("net", net(), feature_set.reference(targets=[]))
+    loose = aa.ModelNode("net", net(), feature_set.reference(target=[]))
     results = evaluated(graph(loose), outputs=["net"])
     with hint("name the columns: feature_set.inverse(results.prediction({}), columns=[...])"):
         results.prediction("net", undo=True)
@@ -318,7 +316,7 @@ def test_plots_in_original_units(hint: Any) -> None:
     columns = {"x": X, "n": np.arange(24) % 3, "kind": list("abc") * 8}
     data = aa.FeatureSet.from_dict("data", columns, ["x"], ["n"], ["kind"])
     data = data.fit_transform(OneHot(), "kind", fit_on="all", role="target", into="class")
-    given = graph(aa.ModelNode("net", net(3), data.reference(targets=["class"])))
+    given = graph(aa.ModelNode("net", net(3), data.reference(target=["class"])))
     results = evaluated(given, outputs=["net"], losses=[aa.AppliedLoss("mse", on="net")])
     with hint("leave undo out, or name a target whose values are alike: plot(targets='COLUMN')"):
         results.plot(undo=True, targets="n")

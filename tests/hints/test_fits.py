@@ -74,10 +74,10 @@ def test_what_learned_before(hint: Any) -> None:
 
 def test_targets_of_several_references(hint: Any) -> None:
     data, other = features(), features("other")
-    with hint("keep those of one reference, and write reference(targets=[]) in the others"):
+    with hint("keep those of one reference, and write reference(target=[]) in the others"):
         node = ModelNode("first", Fitted(), [data.reference(), other.reference()])
         run(FitPhase("fit", data="all"), ModelGraph([node]))
-    node = ModelNode("first", Fitted(), [data.reference(), other.reference(targets=[])])
+    node = ModelNode("first", Fitted(), [data.reference(), other.reference(target=[])])
     run(FitPhase("fit", data="all"), ModelGraph([node]))
 
 
@@ -95,7 +95,7 @@ def test_training_of_estimators(hint: Any) -> None:
 
 
 def test_sources_and_estimators(hint: Any) -> None:
-    source = aa.MapSource("data", [{"x": row, "y": row[0]} for row in X], features=["x"], targets=["y"])
+    source = aa.MapSource("data", [{"x": row, "y": row[0]} for row in X], features=["x"], target=["y"])
     mlp = aa.SequentialMLP(1)
     graph = ModelGraph(
         [ModelNode(name, model, source.reference()) for name, model in {"first": Scaling(), "net": mlp}.items()], "sgd"

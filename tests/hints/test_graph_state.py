@@ -277,10 +277,10 @@ def test_precision_of_nodes(hint: Any) -> None:
 
 def test_columns_of_losses(hint: Any) -> None:
     bare = aa.FeatureSet.from_dict("data", {"x": X}, ["x"])
-    with hint("name target_keys in the feature set, or columns in reference(targets=[...])"):
+    with hint("name target in the feature set, or columns in reference(target=[...])"):
         built(node(data=bare)).run(train(), progress="none")
-    whole = aa.FeatureSet.from_dict("data", {"x": X, "y": X[:, :1]}, ["x"], target_keys=["y"])
-    named = aa.ModelNode("net", aa.SequentialMLP(1), whole.reference(targets=["y"]))
+    whole = aa.FeatureSet.from_dict("data", {"x": X, "y": X[:, :1]}, ["x"], target=["y"])
+    named = aa.ModelNode("net", aa.SequentialMLP(1), whole.reference(target=["y"]))
     assert built(named).run(train(), progress="none")
     integers = aa.FeatureSet.from_dict(
         "data", {"a": np.ones((24, 2), int), "b": np.ones((24, 2), int), "y": X[:, :1]}, ["a", "b"], ["y"]

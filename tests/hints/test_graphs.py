@@ -200,7 +200,7 @@ def test_concatenations(hint: Any) -> None:
         first, last = node("a", 2), node("b", 2)
         graph(first, last, aa.ConcatNode("both", ["a", "b"], concat_axis=3)).build()
     graph(first, last, aa.ConcatNode("both", ["a", "b"], concat_axis=0)).build()
-    assert scalars.reference(targets=["y", "z"])
+    assert scalars.reference(target=["y", "z"])
 
 
 def test_inputs_of_losses(hint: Any) -> None:

@@ -21,7 +21,7 @@ ALPHA = 1.0
 def run(targets: Any, loss: Any = "cross_entropy", width: int = 3, **settings: Any) -> Any:
     data = aa.FeatureSet.from_dict("data", {"x": X, "y": targets}, ["x"], ["y"])
     net = ModelGraph([ModelNode("net", linen.Dense(width), data.reference())], aa.Optimizer("sgd", lr=0.1))
-    phase = TrainPhase("train", data="all", losses=[AppliedLoss(loss, on="net")], sampler=8, **settings)
+    phase = TrainPhase("train", data="all", losses=[AppliedLoss(loss, on="net")], batch_size=8, **settings)
     return net.run(phase, progress="none")
 
 
@@ -46,7 +46,7 @@ def test_values_that_callbacks_change(hint: Any, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setitem(globals(), "ALPHA", 1.0)
     with hint("change it in epoch_start or epoch_end, or set compile='off'"):
-        run(X[:, :1], scaled, 1, n_epochs=2, callbacks=[halving("step_end")])
+        run(X[:, :1], scaled, 1, epochs=2, callbacks=[halving("step_end")])
     for settings in ({"callbacks": [halving("epoch_end")]}, {"callbacks": [halving("step_end")], "compile": "off"}):
-        assert run(X[:, :1], scaled, 1, n_epochs=2, **settings).loss.size == 2
-    assert run(X[:, :1], scaled, 1, n_epochs=2, callbacks=[halving("step_end")], compile="off").loss.size
+        assert run(X[:, :1], scaled, 1, epochs=2, **settings).loss.size == 2
+    assert run(X[:, :1], scaled, 1, epochs=2, callbacks=[halving("step_end")], compile="off").loss.size

@@ -45,13 +45,13 @@ def test_names_of_other_libraries_for_graphs(hint: Any) -> None:
         _ = aa.Model
     with hint("write ModelGraph(nodes, optimizer, seed=0)"):
         _ = aa.manual_seed
-    with hint("a phase draws batches: TrainPhase(..., sampler=32)"):
+    with hint("a phase draws batches: TrainPhase(..., batch_size=32)"):
         _ = aa.DataLoader
     with hint("write find_learning_rate(graph, phase)"):
         _ = aa.LRFinder
     data = aa.FeatureSet.from_dict("data", {"x": X, "y": X[:, 0]}, ["x"], ["y"])
     net = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP(1), data.reference())], "adam", seed=0)
-    train = aa.TrainPhase("train", data="all", losses=[LOSS], sampler=32)
+    train = aa.TrainPhase("train", data="all", losses=[LOSS], batch_size=32)
     assert len(aa.find_learning_rate(net, train, n_steps=12).rates)
     assert net.run(train, progress="none").loss.size == 1
 

@@ -63,7 +63,7 @@ def items(rows: int = 24) -> list[dict[str, Any]]:
 
 
 def source(label: str = "data") -> MapSource:
-    return MapSource(label, items(), features=["x"], targets=["y"])
+    return MapSource(label, items(), features=["x"], target=["y"])
 
 
 def batches(size: int = 8) -> Any:
@@ -163,11 +163,11 @@ def test_padding(hint: Any) -> None:
     again = FeatureSet.from_dict("data", {"x": rows, "COLUMN": rows}, ["x"], ["COLUMN"], pad={"x": 0, "COLUMN": 0})
     assert run(EvalPhase("test", data=again), net(padded(0))).prediction("net").size
     with hint("leave residency out, or pad all to one length: pad={'COLUMN': Pad(..., length=...)}"):
-        run(train(residency="resident", sampler=2), net(padded(0)))
-    assert run(train(sampler=2), net(padded(0))).loss.size  # without residency
+        run(train(residency="resident", batch_size=2), net(padded(0)))
+    assert run(train(batch_size=2), net(padded(0))).loss.size  # without residency
     pad = {"x": Pad(0, length=4), "COLUMN": Pad(0, length=4)}
     whole = FeatureSet.from_dict("data", {"x": rows, "COLUMN": rows}, ["x"], ["COLUMN"], pad=pad)
-    assert run(train(residency="resident", sampler=2), net(whole)).loss.size
+    assert run(train(residency="resident", batch_size=2), net(whole)).loss.size
 
 
 def test_outputs_that_differ_in_length(hint: Any) -> None:
@@ -197,7 +197,7 @@ def test_sources(hint: Any, tmp_path: Path) -> None:
     assert run(train(rows)).loss.size  # without residency
     data = FeatureSet.from_dict("data", {"x": X, "y": X[:, :1]}, ["x"], ["y"])
     assert run(train(data, residency="resident")).loss.size
-    drawn = IterableSource("data", batches, features=["x"], targets=["y"])
+    drawn = IterableSource("data", batches, features=["x"], target=["y"])
 
     class Own(SimpleSampler):
         """A sampler of the user's."""
@@ -221,7 +221,7 @@ def test_sources(hint: Any, tmp_path: Path) -> None:
             def step_end(self, run: Any) -> None:
                 raise KeyboardInterrupt
 
-        given = lambda: IterableSource("data", made, features=["x"], targets=["y"])  # noqa: E731
+        given = lambda: IterableSource("data", made, features=["x"], target=["y"])  # noqa: E731
         checkpoint = Checkpoint(folder, every=1)
         with pytest.raises(KeyboardInterrupt):
             run(train(given(), checkpoint=checkpoint, callbacks=[Stop()], compile="off"))
@@ -256,7 +256,7 @@ class DataLoader:
 
 def test_loaders_that_leave_rows_out(hint: Any, recwarn: Any) -> None:
     def tested(drop_last: bool) -> int:
-        given = IterableSource("data", DataLoader(drop_last=drop_last), features=["x"], targets=["y"])
+        given = IterableSource("data", DataLoader(drop_last=drop_last), features=["x"], target=["y"])
         return len(run(EvalPhase("test", data=given)).prediction("net"))
 
     with hint("Hint: make the loader for an evaluation with drop_last=False.") as printed:
@@ -362,8 +362,8 @@ def test_memory(hint: Any) -> None:
     data = FeatureSet.from_dict("data", {"x": many, "y": many[:, :1]}, ["x"], ["y"])
     with aa.simulate(1, capacity=40_000):
         with hint("write residency='auto', so that rows that do not fit are streamed"):
-            run(train(residency="resident", accelerator="sim:0", sampler=10), graph(1, data))
-        assert run(train(residency="auto", accelerator="sim:0", sampler=10), graph(1, data)).loss.size
+            run(train(residency="resident", accelerator="sim:0", batch_size=10), graph(1, data))
+        assert run(train(residency="auto", accelerator="sim:0", batch_size=10), graph(1, data)).loss.size
 
     def net(rows: int) -> ModelGraph:
         made = FeatureSet.from_dict("data", {"x": many[:rows], "y": many[:rows, :1]}, ["x"], ["y"])
@@ -371,10 +371,10 @@ def test_memory(hint: Any) -> None:
 
     with aa.simulate(1, capacity=20_000):
         with hint("write residency='auto', to stream rows that do not fit"):
-            run(train(residency="resident", accelerator="sim:0", sampler=100), net(100))
+            run(train(residency="resident", accelerator="sim:0", batch_size=100), net(100))
         with hint("write microbatching='approximate', to compute batches in micro-batches all the same"):
-            run(train(accelerator="sim:0", sampler=100), net(100))
-        phase = train(residency="auto", microbatching="approximate", accelerator="sim:0", sampler=100)
+            run(train(accelerator="sim:0", batch_size=100), net(100))
+        phase = train(residency="auto", microbatching="approximate", accelerator="sim:0", batch_size=100)
         assert run(phase, net(100)).loss.size
 
 
@@ -416,10 +416,10 @@ def test_numbers_that_are_not_finite(hint: Any) -> None:
         ) as printed,
         np.errstate(all="ignore"),
     ):
-        printed.text = warned(train(n_epochs=3), large)
+        printed.text = warned(train(epochs=3), large)
     for optimizer in (aa.Optimizer("sgd", lr=0.01), aa.Optimizer("sgd", lr=0.01, clip_norm=1.0)):
         node = ModelNode("net", aa.SequentialMLP(1), features().reference())
-        assert np.isfinite(run(train(n_epochs=3), ModelGraph([node], optimizer)).loss).all()
+        assert np.isfinite(run(train(epochs=3), ModelGraph([node], optimizer)).loss).all()
 
 
 def test_weights_of_which_none_counts(hint: Any) -> None:

@@ -107,10 +107,10 @@ def test_estimators_without_what_they_need(hint: Any) -> None:
 def test_estimators_in_phases(hint: Any) -> None:
     bare = aa.FeatureSet.from_dict("data", {"x": X}, ["x"])
     fit = aa.FitPhase("fit", data="all")
-    with hint("name target_keys in the feature set, or columns in reference(targets=[...])"):
+    with hint("name target in the feature set, or columns in reference(target=[...])"):
         aa.ModelGraph([aa.ModelNode("net", Learner(), bare.reference())]).run(fit, progress="none")
-    with_targets = aa.FeatureSet.from_dict("data", {"x": X, "y": X[:, 0]}, ["x"], target_keys=["y"])
-    aa.ModelGraph([aa.ModelNode("net", Learner(), with_targets.reference(targets=["y"]))]).run(fit, progress="none")
+    with_targets = aa.FeatureSet.from_dict("data", {"x": X, "y": X[:, 0]}, ["x"], target=["y"])
+    aa.ModelGraph([aa.ModelNode("net", Learner(), with_targets.reference(target=["y"]))]).run(fit, progress="none")
 
     class Large(Learner):
         def predict(self, features: np.ndarray) -> np.ndarray:

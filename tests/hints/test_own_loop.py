@@ -64,6 +64,19 @@ def test_what_is_prepared(hint: Any) -> None:
     net, optimizer = loop_of().prepare(*parts()[:2])
 
 
+def test_what_another_loop_has_prepared(hint: Any) -> None:
+    net, optimizer, loader = parts()
+    loop = loop_of(accumulate=2)
+    loop.prepare(net, optimizer, loader)
+    with hint("prepare each model once, and use what prepare() gave; before another Loop takes it: loop.close()"):
+        loop_of().prepare(net)
+    loop.close()
+    net, optimizer, loader = loop_of().prepare(net, optimizer, loader)
+    for x, y in loader:
+        F.mse_loss(net(x), y).backward()
+        optimizer.step()
+
+
 def test_what_is_divided_already(hint: Any) -> None:
     _, _, loader = parts()
     sampler = DistributedSampler(loader.dataset, num_replicas=2, rank=0)

@@ -54,9 +54,9 @@ def train(**settings: Any) -> TrainPhase:
 
 
 def test_batches(hint: Any) -> None:
-    with hint("write sampler=16 for batches of 16 (shuffled), or sampler=SimpleSampler(16)"):
-        train(batch_size=16)
-    assert run(train(sampler=16)).loss.size == run(train(sampler=SimpleSampler(16))).loss.size == 1
+    with hint("write batch_size=16 for batches of 16 (shuffled), or sampler=SimpleSampler(16)"):
+        train(batchsize=16)
+    assert run(train(batch_size=16)).loss.size == run(train(sampler=SimpleSampler(16))).loss.size == 1
     with hint("write sampler=SimpleSampler(16, shuffle=True)"):
         train(shuffle=True)
     assert run(train(sampler=SimpleSampler(16, shuffle=True))).loss.size
@@ -64,15 +64,21 @@ def test_batches(hint: Any) -> None:
         train(seed=1)
     seeded = ModelGraph([ModelNode("net", aa.SequentialMLP(1), features().reference())], "sgd", seed=1)
     assert run(train(sampler=SimpleSampler(16, shuffle=True, seed=1)), seeded).loss.size
-    with hint("write sampler=32, or sampler=SimpleSampler(32, shuffle=True)"):
+    with hint("write batch_size=32, or sampler=SimpleSampler(32, shuffle=True)"):
         train(sampler="32")
-    assert run(train(sampler=32)).loss.size == run(train(sampler=SimpleSampler(32, shuffle=True))).loss.size == 1
+    assert run(train(batch_size=32)).loss.size == run(train(sampler=SimpleSampler(32, shuffle=True))).loss.size == 1
+    with hint("write batch_size={}"):
+        train(sampler=4)
+    assert run(train(batch_size=4)).loss.size == 1
+    with hint("write epochs=10"):
+        train(n_epochs=10)
+    assert run(train(epochs=10)).loss.size == 10
     with hint("leave batch_size out: the sampler has one"):
         EvalPhase("test", data="val", batch_size=4, sampler=SimpleSampler(8))
     assert EvalPhase("test", data="val", sampler=SimpleSampler(8)).sampler == SimpleSampler(8)  # without batch_size
     with hint("write accumulate=4"):
         train(gradient_accumulation_steps=4)
-    assert run(train(accumulate=4, sampler=4)).loss.size
+    assert run(train(accumulate=4, batch_size=4)).loss.size
     with hint("leave schedule out, or write sampler={'FEATURE_SET': 32, 'OTHER': 32}"):
         train(schedule="zip_strict")
     assert run(train()).loss.size  # without schedule
@@ -233,9 +239,9 @@ def test_words_of_others(hint: Any) -> None:
         _ = train().loss
     results = run(train())
     assert results.loss.size
-    with hint("it is n_epochs"):
-        _ = train().epochs
-    assert train(n_epochs=3).n_epochs == 3
+    with hint("it is epochs"):
+        _ = train().n_epochs
+    assert train(epochs=3).epochs == 3
     with hint("write data={'LABEL': 'train'}"):
         train(data={3: "train"})
     labelled = graph(1, features("LABEL"))

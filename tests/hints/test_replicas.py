@@ -36,7 +36,14 @@ def graph(model: Any = None) -> ModelGraph:
 
 
 def run(on: ModelGraph | None = None, **settings: Any) -> Any:
-    settings = {"data": "all", "losses": [MSE], "accelerator": "sim:0", "replicas": 2, "sampler": 8, **settings}
+    settings = {
+        "data": "all",
+        "losses": [MSE],
+        "accelerator": "sim:0",
+        "replicas": 2,
+        **({} if "sampler" in settings else {"batch_size": 8}),
+        **settings,
+    }
     return (on or graph()).run(TrainPhase("train", **settings), progress="none")
 
 
@@ -60,8 +67,8 @@ def test_numbers_of_replicas(hint: Any) -> None:
 
 def test_shares_of_batches(hint: Any) -> None:
     with hint("draw larger batches, or leave the last one out: SimpleSampler(..., drop_last=True)"):
-        run(sampler=23)
-    assert run(sampler=12).loss.size and run(sampler=SimpleSampler(23, drop_last=True)).loss.size
+        run(batch_size=23)
+    assert run(batch_size=12).loss.size and run(sampler=SimpleSampler(23, drop_last=True)).loss.size
     a, b = features("a"), features("b")
     losses = [AppliedLoss("mse", on="na"), AppliedLoss("mse", on="nb")]
 
@@ -165,7 +172,7 @@ def test_rows_that_all_replicas_have(hint: Any) -> None:
         "process on its own"
     ):
         needed.chosen("train", 2, in_memory=False, batches=False)
-    assert needed.chosen("train", 2, in_memory=True, batches=False).given and run(replicas=1, sampler=7).loss.size
+    assert needed.chosen("train", 2, in_memory=True, batches=False).given and run(replicas=1, batch_size=7).loss.size
     assert isinstance(features(), FeatureSet)
 
 

@@ -91,19 +91,19 @@ def test_masks_of_padded_batches(hint: Any) -> None:
 def test_parts_of_batches(hint: Any) -> None:
     y, w = X[:, :1], np.ones(24, "float32")
     given = [(X, y, w)]
-    with hint("name one column for each part (features=, targets=, tags=), or give mappings by name{}"):
-        read(IterableSource("data", given, features="x", targets="y"))
-    assert len(read(IterableSource("data", given, features=["x"], targets=["y"], tags=["w"]))) == 1
-    assert len(read(IterableSource("data", [{"x": X, "y": y}], features="x", targets="y"))) == 1
+    with hint("name one column for each part (features=, target=, tags=), or give mappings by name{}"):
+        read(IterableSource("data", given, features="x", target="y"))
+    assert len(read(IterableSource("data", given, features=["x"], target=["y"], tags=["w"]))) == 1
+    assert len(read(IterableSource("data", [{"x": X, "y": y}], features="x", target="y"))) == 1
     with hint(
         "; weights in third place are a tag: IterableSource(..., tags=['w']), AppliedLoss(sample_weight='DATA.w')"
     ):
-        read(IterableSource("data", given, features="x", targets="y"))
+        read(IterableSource("data", given, features="x", target="y"))
     AppliedLoss = aa.AppliedLoss
     data = aa.FeatureSet.from_dict("data", {"x": X, "y": y, "w": w}, ["x"], ["y"], ["w"])
     graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP(1), data.reference())], "sgd")
     losses = [AppliedLoss("mse", on="net", sample_weight="data.w")]
-    source = IterableSource("data", given, features="x", targets="y", tags=["w"])
+    source = IterableSource("data", given, features="x", target="y", tags=["w"])
     assert graph.run(aa.TrainPhase("train", data=source, losses=losses), progress="none").loss.size
 
 
@@ -236,16 +236,16 @@ def test_what_is_no_source_of_batches(hint: Any) -> None:
 
 def test_data_in_place_of_sources(hint: Any) -> None:
     label, arrays, array = "data", {"x": X}, X
-    with hint("write FeatureSet.from_dict(label, arrays, feature_keys=[...]); of several data sets choose one"):
+    with hint("write FeatureSet.from_dict(label, arrays, features=[...]); of several data sets choose one"):
         IterableSource(label, arrays, features="x")
-    assert aa.FeatureSet.from_dict(label, arrays, feature_keys=["x"]).array("x").shape == (24, 3)
-    with hint("write FeatureSet.from_dict(label, {'x': array}, feature_keys=['x'])"):
+    assert aa.FeatureSet.from_dict(label, arrays, features=["x"]).array("x").shape == (24, 3)
+    with hint("write FeatureSet.from_dict(label, {'x': array}, features=['x'])"):
         IterableSource(label, array, features="x")
-    assert aa.FeatureSet.from_dict(label, {"x": array}, feature_keys=["x"]).array("x").shape == (24, 3)
+    assert aa.FeatureSet.from_dict(label, {"x": array}, features=["x"]).array("x").shape == (24, 3)
     data = pa.table({"x": X[:, 0]})
-    with hint("write FeatureSet.from_arrow(label, data, feature_keys=[...])"):
+    with hint("write FeatureSet.from_arrow(label, data, features=[...])"):
         MapSource(label, data, features="x")
-    assert len(aa.FeatureSet.from_arrow(label, data, feature_keys=["x"])) == 24
+    assert len(aa.FeatureSet.from_arrow(label, data, features=["x"])) == 24
 
 
 def test_frames_and_files_in_place_of_sources(hint: Any, tmp_path: Path) -> None:
@@ -256,9 +256,9 @@ def test_frames_and_files_in_place_of_sources(hint: Any, tmp_path: Path) -> None
     assert len(aa.FeatureSet.from_parquet("data", file, ["x"])) == 24
     assert ParquetStream("data", file, features="x").rows == 24
     df = pytest.importorskip("pandas").DataFrame({"x": X[:, 0]})
-    with hint("write FeatureSet.from_pandas(label, df, feature_cols=[...])"):
+    with hint("write FeatureSet.from_pandas(label, df, features=[...])"):
         MapSource("data", df, features="x")
-    assert len(aa.FeatureSet.from_pandas("data", df, feature_cols=["x"])) == 24
+    assert len(aa.FeatureSet.from_pandas("data", df, features=["x"])) == 24
 
 
 def test_data_sets_that_compute_rows(hint: Any) -> None:
@@ -321,9 +321,15 @@ def test_buffers_of_parquet_streams(hint: Any, tmp_path: Path) -> None:
         stream(buffer_size=8, sampler=SimpleSampler(4))
     assert stream(sampler=SimpleSampler(4)).steps == 6
     assert stream(buffer_size=8, sampler=SimpleSampler(4, shuffle=True)).buffer_size == 8
-    with hint("give a SimpleSampler or a batch size"):
+    with hint("give a SimpleSampler, or batch_size=32"):
         stream(sampler=aa.PairSampler(4, aa.Same("x")))
-    assert stream(sampler=SimpleSampler(4)).steps == stream(sampler=4).steps == 6
+    assert stream(sampler=SimpleSampler(4)).steps == 6 and stream(batch_size=32).steps == 1
+    with hint("write batch_size={}"):
+        stream(sampler=4)
+    assert stream(batch_size=4).steps == 6
+    with hint("leave batch_size out: the sampler has one"):
+        stream(sampler=SimpleSampler(4), batch_size=8)
+    assert stream(sampler=SimpleSampler(4)).steps == 6  # without batch_size
     with hint("write buffer_size={} to shuffle all rows together, or use FeatureSet.from_parquet"):
         stream(buffer_size=100)
     assert sorted(np.concatenate(read(stream(buffer_size=24)))) == sorted(X[:, 0])

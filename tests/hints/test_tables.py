@@ -177,9 +177,9 @@ def test_transformers_of_tables(hint: Any, tmp_path: Path) -> None:
         fitted(table, preprocess=StandardScaler())
     scaled = make_column_transformer((StandardScaler(), ["age"]), ("drop", ["sex", "size"]))
     assert fitted(table, preprocess=scaled).columns["age"]
-    with hint("put SimpleImputer() in front of it: make_pipeline(SimpleImputer(), ...)"):
+    with hint("let SimpleImputer() come last: make_pipeline(TRANSFORMER, SimpleImputer())"):
         fitted(table[["age", "size", "y"]], preprocess=StandardScaler())
-    imputed = make_pipeline(SimpleImputer(), StandardScaler())
+    imputed = make_pipeline(StandardScaler(), SimpleImputer())
     assert fitted(table[["age", "size", "y"]], preprocess=imputed).columns["size"]
     with hint("encode text and dates in it, for example with OneHotEncoder() in a ColumnTransformer"):
         fitted(table[["sex", "y"]], preprocess=FunctionTransformer())

@@ -85,6 +85,21 @@ def test_a_step_is_a_function_of_the_loop(hint: Any) -> None:
     assert loop.gradient(*taped(model), model.trainable_variables)
 
 
+def test_what_another_loop_has_prepared(hint: Any) -> None:
+    model, optimizer, loop = model_of(), keras.optimizers.SGD(0.1), loop_of(accumulate=2)
+    loop.prepare(model, optimizer)
+    with hint("prepare each model once, and use what prepare() gave; before another Loop takes it: loop.close()"):
+        loop_of().prepare(model)
+    with hint("prepare each optimizer once; before another Loop takes it: loop.close()"):
+        loop_of().prepare(optimizer)
+    loop.close()
+    tape, loss = taped(model)
+    gradients, before = tape.gradient(loss, model.trainable_variables), model.trainable_variables[0].numpy()
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    assert (model.trainable_variables[0].numpy() != before).any(), "it steps as it did before"
+    loop_of().prepare(model, optimizer)
+
+
 def test_a_loss_says_over_what_it_is_a_mean(hint: Any) -> None:
     loop = loop_of(accumulate=2)
     model = loop.prepare(model_of())

@@ -382,7 +382,7 @@ def run_on(source: Any) -> Any:
 
 def test_batches_and_shared_parameters(hint: Any) -> None:
     def source(*sizes: int) -> Any:
-        return aa.IterableSource("d", Batches(*sizes), features="x", targets="y")
+        return aa.IterableSource("d", Batches(*sizes), features="x", target="y")
 
     with hint("leave such a batch out, DataLoader(..., drop_last=True), or make batches of another size"):
         run_on(source(8, 8, 1))
@@ -462,7 +462,7 @@ def compiled(model: Any, compile: str = "steps", batch: int = 8, **settings: Any
     """Train with compiled steps; a warning that they are not is an error."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", aa.errors.CompileWarning)
-        return train(model, compile=compile, sampler=batch, **settings)
+        return train(model, compile=compile, batch_size=batch, **settings)
 
 
 def counting(module: Function, output: Tensor) -> Tensor:
@@ -614,7 +614,7 @@ def test_parts_that_are_computed_again(hint: Any) -> None:
         losses = [aa.AppliedLoss("mse", on=ON)]
         with warnings.catch_warnings():
             warnings.simplefilter("error", aa.errors.CompileWarning)
-            phase = aa.TrainPhase("train", data="all", losses=losses, accelerator="cpu", sampler=4, **settings)
+            phase = aa.TrainPhase("train", data="all", losses=losses, accelerator="cpu", batch_size=4, **settings)
             return graph.run(phase, progress="none")
 
     with hint(

@@ -92,10 +92,10 @@ def test_targets_of_losses_of_torch(hint: Any) -> None:
     assert trained(torch.nn.SoftMarginLoss(), (2 * column - 1).astype("float32")).loss.size
     classes = np.where(np.arange(24) % 4 == 3, -100, np.arange(24) % 4)
     with hint("leave accumulate out, or write replicas=1; or name the loss: Loss('cross_entropy', ignore_index=...)"):
-        trained(torch.nn.CrossEntropyLoss(), classes, 3, accumulate=2, sampler=6)
-    assert trained(torch.nn.CrossEntropyLoss(), classes, 3, replicas=1, sampler=12).loss.size  # without accumulate
+        trained(torch.nn.CrossEntropyLoss(), classes, 3, accumulate=2, batch_size=6)
+    assert trained(torch.nn.CrossEntropyLoss(), classes, 3, replicas=1, batch_size=12).loss.size  # without accumulate
     named = aa.Loss("cross_entropy", ignore_index=-100)
-    assert trained(named, classes, 3, accumulate=2, sampler=6).loss.size
+    assert trained(named, classes, 3, accumulate=2, batch_size=6).loss.size
 
 
 def test_batches_of_one_row(hint: Any) -> None:
@@ -103,7 +103,7 @@ def test_batches_of_one_row(hint: Any) -> None:
         return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
 
     with hint(", or leave that one out: sampler=SimpleSampler({}, {}drop_last=True)"):
-        run(TrainPhase("train", data="train", losses=[MSE], sampler=5), model())  # 16 rows
+        run(TrainPhase("train", data="train", losses=[MSE], batch_size=5), model())  # 16 rows
     for sampler in (4, aa.SimpleSampler(5, shuffle=True, drop_last=True)):
         assert run(TrainPhase("train", data="train", losses=[MSE], sampler=sampler), model()).loss.size
 
@@ -128,7 +128,7 @@ def test_gradients_that_are_not_finite_in_float16(hint: Any) -> None:
         return aa.FeatureSet.from_dict("data", {"x": scale * X, "y": 10 * scale * X[:, :1]}, ["x"], ["y"])
 
     def trained(scale: float, **settings: Any) -> Any:
-        settings = {"precision": "fp16-mixed", "sampler": 24, "losses": [MSE], **settings}
+        settings = {"precision": "fp16-mixed", "batch_size": 24, "losses": [MSE], **settings}
         return run(TrainPhase("train", data="all", **settings), None, rows(scale), "adam")
 
     for scale in (200, 1e6):
@@ -138,13 +138,13 @@ def test_gradients_that_are_not_finite_in_float16(hint: Any) -> None:
             "float32"
         ) as printed:
             with pytest.warns(aa.errors.NaNWarning) as caught:
-                trained(scale, n_epochs=2)
+                trained(scale, epochs=2)
             printed.text = str(caught[-1].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error", aa.errors.NaNWarning)
-        trained(200, n_epochs=30)
+        trained(200, epochs=30)
         trained(200, loss_scale=0.001)
-        trained(0.2, n_epochs=2)
+        trained(0.2, epochs=2)
         trained(1e6, precision="bf16-mixed")
 
 
@@ -172,7 +172,7 @@ def run(name, data="all", model=None, **settings):
 
 def loader(**settings):
     made = torch.utils.data.DataLoader(ITEMS, **settings)
-    return IterableSource("data", lambda: made, features=["x"], targets=["y"])
+    return IterableSource("data", lambda: made, features=["x"], target=["y"])
 
 def norm():
     return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))

@@ -34,7 +34,7 @@ def graph_of(model: nn.Module) -> aa.ModelGraph:
 
 def train(model: nn.Module, **settings: Any) -> Any:
     losses = [aa.AppliedLoss("mse", on="net")]
-    phase = aa.TrainPhase("t", data="all", losses=losses, sampler=4, accelerator="cpu", compile="off", **settings)
+    phase = aa.TrainPhase("t", data="all", losses=losses, batch_size=4, accelerator="cpu", compile="off", **settings)
     return graph_of(model).run(phase, progress="none")
 
 
@@ -77,7 +77,7 @@ def test_modules_that_are_divided(hint: Any) -> None:
     with hint("give the module without FSDP, and divide it by TrainPhase(sharding='full')"):
         graph_of(divided).build()
     phase = aa.TrainPhase(
-        "t", data="all", losses=[aa.AppliedLoss("mse", on="net")], sharding="full", sampler=4, accelerator="cpu"
+        "t", data="all", losses=[aa.AppliedLoss("mse", on="net")], sharding="full", batch_size=4, accelerator="cpu"
     )
     assert graph_of(net()).run(phase, progress="none").loss.size
 

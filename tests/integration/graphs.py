@@ -93,7 +93,7 @@ def graph(spec: GraphSpec, source: aa.FeatureSet, owners: Mapping[int, str] | st
     for i, layer in enumerate(spec.layers):
         framework = owners if isinstance(owners, str) else owners[i]
         mlp: Any = registry().computing(framework).models()["SequentialMLP"]
-        ups = [source.reference(targets=[]) if up < 0 else f"n{up}" for up in layer.inputs]
+        ups = [source.reference(target=[]) if up < 0 else f"n{up}" for up in layer.inputs]
         if len(ups) > 1:
             nodes.append(aa.ConcatNode(f"join{i}", ups))
             ups = [f"join{i}"]
@@ -134,7 +134,7 @@ def train(
         data=source,
         sampler=aa.SimpleSampler(8, shuffle=True, seed=5),
         losses=losses(spec),
-        n_epochs=epochs,
+        epochs=epochs,
         **settings,
     )
     return experiment.run_phase(phase), trained.state()

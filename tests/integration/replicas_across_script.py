@@ -51,7 +51,7 @@ def main() -> None:
         data=source,
         losses=[aa.AppliedLoss("mse", on="head")],
         sampler=aa.SimpleSampler(32, shuffle=True),
-        n_epochs=2,
+        epochs=2,
         accumulate=1,
         callbacks=[wrappers],
     )

@@ -48,8 +48,8 @@ def train(framework: str, device: str, folder: Path | None = None, at: int = 0) 
         "train",
         data="all",
         losses=[aa.AppliedLoss("mse")],
-        sampler=16,
-        n_epochs=EPOCHS,
+        batch_size=16,
+        epochs=EPOCHS,
         callbacks=[steps],
         checkpoint=folder,
     )

@@ -104,7 +104,7 @@ def test_predictions_are_float32_in_arrays_metrics_and_tables(model: Any) -> Non
 
 def test_a_saved_graph_comes_back_bit_by_bit(model: Any, framework: str, tmp_path: Path) -> None:
     backend, ours = registry().computing(framework), experiment(model)
-    ours.run_phase(aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], sampler=8))
+    ours.run_phase(aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], batch_size=8))
     ours.graph.save(tmp_path / "saved")
     loaded = aa.ModelGraph.load(tmp_path / "saved", models={"net": MODELS[framework]()})
     (before,), (after,) = (backend.state(graph["net"].model).values() for graph in (ours.graph, loaded))
@@ -151,5 +151,5 @@ def test_losses_of_outputs_in_16_bits_are_computed_and_averaged_in_float32(
     # XLA leaves out the rounding of outputs to bfloat16 where the same program goes on in float32.
     tolerance = 1e-3 if framework == "jax" and dtype == "bfloat16" else 3e-7
     assert evaluated.loss == pytest.approx(expected, rel=tolerance)
-    trained = run.run_phase(aa.TrainPhase("t", data=data, losses=losses, sampler=7))
+    trained = run.run_phase(aa.TrainPhase("t", data=data, losses=losses, batch_size=7))
     assert trained.loss[0] == pytest.approx(expected, rel=tolerance)

@@ -41,7 +41,7 @@ def losses(framework: str) -> list[float]:
     model = registry().computing(framework).models()["SequentialMLP"](output_shape=(1,), n_layers=1)
     graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference(["x"], ["y"]))], aa.Optimizer("sgd", lr=0.05))
     losses = [aa.AppliedLoss("mse", on="net")]
-    phase = aa.TrainPhase("train", data="all", losses=losses, n_epochs=2, sampler=4, accelerator="cpu", compile="off")
+    phase = aa.TrainPhase("train", data="all", losses=losses, epochs=2, batch_size=4, accelerator="cpu", compile="off")
     return list(aa.Experiment("e", graph).run_phase(phase).loss)
 
 

@@ -88,8 +88,8 @@ def phase(folder: Path | None, at: int, **settings: Any) -> aa.TrainPhase:
         "train",
         data="train",
         losses=[aa.AppliedLoss("mse")],
-        sampler=16,
-        n_epochs=3,
+        batch_size=16,
+        epochs=3,
         validation="val",
         checkpoint=None if folder is None else aa.Checkpoint(folder, every=4),
         callbacks=[BreakOff(at), stopping],
@@ -181,13 +181,13 @@ def test_what_a_data_set_draws_goes_on_to_the_bit(tmp_path: Path) -> None:
     """Steps before the checkpoint are read again, so that those after it get the noise that they would have had."""
 
     def source() -> aa.MapSource:
-        return aa.MapSource("data", Noisy(), features="x", targets="y")
+        return aa.MapSource("data", Noisy(), features="x", target="y")
 
     def own(at: int, folder: Path | None = None) -> Any:
         graph = aa.ModelGraph([aa.ModelNode("net", torch_model(), source().example.reference())], "adam", seed=1)
         settings: Any = {"checkpoint": folder, "callbacks": [BreakOff(at)], "compile": "off"}
         losses = [aa.AppliedLoss("mse")]
-        phase = aa.TrainPhase("t", data={"data": source()}, losses=losses, sampler=16, n_epochs=3, **settings)
+        phase = aa.TrainPhase("t", data={"data": source()}, losses=losses, batch_size=16, epochs=3, **settings)
         resume = "never" if folder is None else "auto"
         return aa.Experiment(graph, progress="none").run_phase(phase, resume=resume)
 
@@ -234,7 +234,7 @@ def test_steps_of_ones_own_go_on_to_the_bit(tmp_path: Path) -> None:
 
     def own(graph: aa.ModelGraph, at: int, folder: Path | None = None) -> Any:
         phase = aa.TrainPhase(
-            "t", data="all", step=step, sampler=16, n_epochs=2, checkpoint=folder, callbacks=[BreakOff(at)]
+            "t", data="all", step=step, batch_size=16, epochs=2, checkpoint=folder, callbacks=[BreakOff(at)]
         )
         resume = "never" if folder is None else "auto"
         return aa.Experiment(graph, progress="none").run_phase(phase, resume=resume)

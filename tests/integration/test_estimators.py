@@ -84,7 +84,7 @@ def test_a_graph_of_a_scaler_an_encoder_and_three_heads_trains_and_fits(data, ml
     graph.summary(), graph.visualize(), graph.state()  # before anything behind the scaler is known
     experiment.run_phase(FitPhase("scale", data="train", nodes="scale"))
     validation = EvalPhase("val", data="test", metrics=[Metric("mse", on="taught")])
-    phase = TrainPhase("t", data="train", losses=[LOSS], n_epochs=3, validation=validation)
+    phase = TrainPhase("t", data="train", losses=[LOSS], epochs=3, validation=validation)
     trained = experiment.run_phase(phase)
     assert trained.loss[-1] < trained.loss[0] and np.isfinite(trained.figure("val_mse")).all()
     assert len(graph["taught"].model.estimator.seen) == 9

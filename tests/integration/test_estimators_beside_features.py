@@ -50,7 +50,7 @@ def test_an_estimator_that_learns_has_no_replicas() -> None:
     nodes.append(aa.ModelNode("sgd", linear_model.SGDRegressor(), ROWS.reference()))
     experiment = aa.Experiment(aa.ModelGraph(nodes, aa.Optimizer("sgd", lr=0.1)), progress="none")
     loss = aa.AppliedLoss("mse", on="net")
-    phase = aa.TrainPhase("train", data=ROWS, losses=[loss], sampler=16, accelerator="sim", replicas=2)
+    phase = aa.TrainPhase("train", data=ROWS, losses=[loss], batch_size=16, accelerator="sim", replicas=2)
     with aa.simulate(2):
         for call in (experiment.plan, experiment.run_phase):
             with pytest.raises(PhaseError, match=r"the estimator 'sgd' learns from each batch.*freeze it"):

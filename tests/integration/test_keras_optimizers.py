@@ -72,7 +72,7 @@ def graph_of(model: Any, optimizer: Any) -> aa.ModelGraph:
 
 def train(graph: aa.ModelGraph, epochs: int = EPOCHS, **settings: Any) -> Any:
     settings = {"sampler": aa.SimpleSampler(8, shuffle=False), **settings}
-    phase = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], n_epochs=epochs, **settings)
+    phase = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], epochs=epochs, **settings)
     return graph.run(phase, progress="none")
 
 

@@ -217,7 +217,7 @@ def graph_of(model: Any, x: np.ndarray, y: np.ndarray, optimizer: Any) -> aa.Mod
 
 def train(graph: aa.ModelGraph, **settings: Any) -> Any:
     mse = aa.AppliedLoss("mse", on="net")
-    settings = {"sampler": aa.SimpleSampler(8, shuffle=False), "n_epochs": 2, **settings}
+    settings = {"sampler": aa.SimpleSampler(8, shuffle=False), "epochs": 2, **settings}
     phase = aa.TrainPhase("train", data="all", losses=[mse], **settings)
     return aa.Experiment("e", graph, progress="none").run_phase(phase)
 
@@ -319,9 +319,9 @@ def test_an_optimizer_of_keras_trains_as_fit_does(optimizers: Any, name: str) ->
         warnings.simplefilter("ignore")  # what Keras itself warns of
         own.fit(X, Y, batch_size=8, epochs=4, shuffle=False, verbose=0)
         graph = graph_of(model, X, Y, aa.Optimizer(kind, lr=0.05, **settings))
-        train(graph, n_epochs=2)
-        train(graph, n_epochs=1, compile="off")  # goes on with the state of the phase before
-        train(graph, n_epochs=1)
+        train(graph, epochs=2)
+        train(graph, epochs=1, compile="off")  # goes on with the state of the phase before
+        train(graph, epochs=1)
         mine, theirs = values(model), values(own)
     for actual, expected in zip(mine, theirs, strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
@@ -356,7 +356,7 @@ def test_clip_norm_is_the_global_norm_of_keras_over_all_nodes(optimizers: Any) -
         warnings.simplefilter("ignore")  # what Keras itself warns of
         for mine, other in zip([*body.variables, *head.variables], own.variables, strict=True):
             mine.assign(np.array(ops.convert_to_numpy(other.value)))
-        train(graph, n_epochs=2)
+        train(graph, epochs=2)
         own.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
         trained, by_keras = [*values(body), *values(head)], values(own)
     for actual, expected in zip(trained, by_keras, strict=True):

@@ -64,7 +64,7 @@ def train(model: Any, loss: Any, target: Any = CLASSES, x: Any = X, data: Any = 
     graph = aa.ModelGraph([aa.ModelNode("net", model, fed.reference("x"))], aa.Optimizer("sgd", lr=0.1))
     sampler = None if fed is data else aa.SimpleSampler(8, shuffle=False)
     applied = aa.AppliedLoss(loss, on="net", **settings)
-    phase = aa.TrainPhase("train", data=data, losses=applied, n_epochs=2, **({"sampler": sampler} if sampler else {}))
+    phase = aa.TrainPhase("train", data=data, losses=applied, epochs=2, **({"sampler": sampler} if sampler else {}))
     return aa.Experiment("e", graph, progress="none").run_phase(phase).loss
 
 
@@ -170,7 +170,7 @@ def test_a_loss_from_the_output_trains_as_fit() -> None:
     node = aa.ModelNode("net", model, {"x": data.reference("x"), "y": data.reference("y")})
     graph = aa.ModelGraph([node], aa.Optimizer("sgd", lr=0.1))
     loss, sampler = aa.AppliedLoss.from_output("net", "loss"), aa.SimpleSampler(8, shuffle=False)
-    phase = aa.TrainPhase("train", data="all", losses=loss, sampler=sampler, n_epochs=2)
+    phase = aa.TrainPhase("train", data="all", losses=loss, sampler=sampler, epochs=2)
     aa.Experiment("e", graph, progress="none").run_phase(phase)
     check_equal(model, own)
 
@@ -186,13 +186,13 @@ class Batches:
 
 
 def test_weights_in_third_place_are_refused_and_taken_as_the_hint_says() -> None:
-    unnamed = aa.IterableSource("data", Batches(), features=["x"], targets=["y"])
+    unnamed = aa.IterableSource("data", Batches(), features=["x"], target=["y"])
     with pytest.raises(SourceError, match=r"3 parts for 2 columns.*tags=\['w'\].*sample_weight='DATA\.w'"):
         train(linear(), "mse", data=unnamed)
     own, model = alike(linear)
     own.compile(keras.optimizers.SGD(0.1), losses.MeanSquaredError(reduction="mean_with_sample_weight"))
     own.fit(X, Y, sample_weight=WEIGHTS, batch_size=8, epochs=2, shuffle=False, verbose=0)
-    source = aa.IterableSource("data", Batches(), features=["x"], targets=["y"], tags=["w"])
+    source = aa.IterableSource("data", Batches(), features=["x"], target=["y"], tags=["w"])
     train(model, "mse", data=source, sample_weight="data.w")
     check_equal(model, own)
 

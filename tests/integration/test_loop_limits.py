@@ -46,7 +46,7 @@ def graph(*frameworks: str, **optimizer: Any) -> aa.ModelGraph:
 
 def train(graph: aa.ModelGraph, **settings: Any) -> Any:
     sampler = aa.SimpleSampler(settings.pop("size", 16), shuffle=True, seed=1)
-    phase = aa.TrainPhase("t", **{"data": "train", "losses": MSE, "sampler": sampler, "n_epochs": 4, **settings})
+    phase = aa.TrainPhase("t", **{"data": "train", "losses": MSE, "sampler": sampler, "epochs": 4, **settings})
     return aa.Experiment("e", graph, progress="none").run_phase(phase)
 
 
@@ -169,9 +169,9 @@ def test_training_that_runs_out_of_memory_gives_the_same_result(
 ) -> None:
     """102 steps; those that fail have changed the program before."""
     reference, limited = graph(framework), graph(framework)
-    expected = train(reference, n_epochs=17)
+    expected = train(reference, epochs=17)
     full(framework, max_rows=max_rows, after=after)
-    result = train(limited, n_epochs=17)
+    result = train(limited, epochs=17)
     assert_close(reference, limited, within=1e-6)
     np.testing.assert_allclose(result.loss, expected.loss, rtol=1e-6)
     assert memory_events(result)[0] == "rows are streamed from now on" and len(result.epochs) == 17

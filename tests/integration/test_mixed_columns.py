@@ -30,7 +30,7 @@ def trained(library, way):
     made = graph(library)
     losses = [aa.AppliedLoss("mse", on="net")]
     sampler = aa.SimpleSampler(16, shuffle=True, seed=1)  # and a last, smaller batch
-    phase = aa.TrainPhase("t", data="all", losses=losses, sampler=sampler, n_epochs=2, compile=way)
+    phase = aa.TrainPhase("t", data="all", losses=losses, sampler=sampler, epochs=2, compile=way)
     results = aa.Experiment(made, progress="none").run_phase(phase)
     return results, made.state()
 

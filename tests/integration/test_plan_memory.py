@@ -45,7 +45,7 @@ def test_parameters_and_buffers_are_covered_and_activations_say_why_not(make):
     data = aa.FeatureSet.from_dict("d", {"x": X, "y": X[:, :1]}, ["x"], ["y"])
     graph = aa.ModelGraph([aa.ModelNode("net", make(), data.reference())], "adam")
     losses = [aa.AppliedLoss("mse", on="net")]
-    phase = aa.TrainPhase("t", data="all", losses=losses, accelerator="gpu", sampler=16)
+    phase = aa.TrainPhase("t", data="all", losses=losses, accelerator="gpu", batch_size=16)
     plan = aa.Experiment(graph).plan(phase, "1x A100-80GB")
     (memory,) = plan.memory
     state = {name: array for name, array in graph.state().items() if "parameters/" in name or "buffers/" in name}

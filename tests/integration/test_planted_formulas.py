@@ -101,7 +101,7 @@ def graph_of(framework: str, optimizer: Any, weight: Any = None) -> aa.ModelGrap
 def train(graph: aa.ModelGraph, loss: str = "mse", **settings: Any) -> Any:
     sampler = aa.SimpleSampler(BATCH, shuffle=False)
     losses = [aa.AppliedLoss(loss, on="net")]
-    phase = aa.TrainPhase("t", data="all", losses=losses, sampler=sampler, n_epochs=EPOCHS, **settings)
+    phase = aa.TrainPhase("t", data="all", losses=losses, sampler=sampler, epochs=EPOCHS, **settings)
     return graph.run(phase, progress="none")
 
 
@@ -235,7 +235,7 @@ def test_a_loss_is_weighted(compile_: Any, framework: str) -> None:
     losses = [aa.AppliedLoss("cubic", on="net", sample_weight="d.w")]
     sampler = aa.SimpleSampler(32, shuffle=False)
     graph.run(
-        aa.TrainPhase("t", data="all", losses=losses, sampler=sampler, n_epochs=2, compile=compile_), progress="none"
+        aa.TrainPhase("t", data="all", losses=losses, sampler=sampler, epochs=2, compile=compile_), progress="none"
     )
     (kernel, bias), x = start, X[:24].astype("float64")
     for _ in range(2):
@@ -316,7 +316,7 @@ def test_weights_that_are_all_0_are_no_silent_nan(compile_: Any, framework: str)
     graph, start = built(framework, aa.Optimizer("adam", lr=RATE), weight=np.zeros(32))
     losses = [aa.AppliedLoss("mse", on="net", sample_weight="d.w")]
     with pytest.warns(NaNWarning, match="loss 'net' on node 'net' is nan in epoch 1, in which nothing counts: all wei"):
-        graph.run(aa.TrainPhase("t", data="all", losses=losses, n_epochs=1, compile=compile_), progress="none")
+        graph.run(aa.TrainPhase("t", data="all", losses=losses, epochs=1, compile=compile_), progress="none")
     check_close(graph, start)
 
 
@@ -338,7 +338,7 @@ def sample(framework: str, model: str, loss: str, **settings: Any) -> np.ndarray
     net: Any = registry().computing(framework).models()[model](output_shape=(3,), **MODELS[model])
     graph = aa.ModelGraph([aa.ModelNode("net", net, data.reference())], aa.Optimizer("momentum", lr=0.02), seed=3)
     losses = [aa.AppliedLoss(loss, on="net")]
-    phase = aa.TrainPhase("t", data="all", losses=losses, sampler=aa.SimpleSampler(8), n_epochs=2, **settings)
+    phase = aa.TrainPhase("t", data="all", losses=losses, sampler=aa.SimpleSampler(8), epochs=2, **settings)
     return graph.run(phase, progress="none").losses()
 
 

@@ -32,7 +32,7 @@ def accuracy(framework: str, data: aa.FeatureSet, precision: str | None) -> floa
     model = mlp(framework, (10,), n_layers=2, hidden_dim=48)
     graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference())], aa.Optimizer("adam", lr=3e-3), seed=3)
     losses = [aa.AppliedLoss("cross_entropy", on="net")]
-    graph.run(aa.TrainPhase("train", data="train", losses=losses, n_epochs=8, precision=precision))
+    graph.run(aa.TrainPhase("train", data="train", losses=losses, epochs=8, precision=precision))
     return graph.run(aa.EvalPhase("test", data="test", metrics=["accuracy"], precision=precision)).metrics["accuracy"]
 
 
@@ -76,7 +76,7 @@ def test_one_loss_scale_holds_in_a_graph_of_several_frameworks() -> None:
     """Gradients that cross are of scaled losses, and a step is skipped in all frameworks or in none."""
     data = table(spoiled=True)
     graph = chain(data)
-    results = trained(graph, data, n_epochs=2, loss_scale=1024.0, on_nan="ignore")
+    results = trained(graph, data, epochs=2, loss_scale=1024.0, on_nan="ignore")
     assert {label: state.step for label, state in graph.optimizer_states.items()} == dict.fromkeys(
         ("encoder", "body", "head"), 12
     )
@@ -88,7 +88,7 @@ def test_one_loss_scale_holds_in_a_graph_of_several_frameworks() -> None:
 @pytest.mark.usefixtures("three")
 def test_a_scale_changes_nothing_but_rounding() -> None:
     data = table(spoiled=False)
-    losses = [trained(chain(data), data, n_epochs=4, loss_scale=scale).loss for scale in (1.0, 4096.0)]
+    losses = [trained(chain(data), data, epochs=4, loss_scale=scale).loss for scale in (1.0, 4096.0)]
     np.testing.assert_allclose(losses[1], losses[0], rtol=2e-3)
 
 

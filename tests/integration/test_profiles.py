@@ -27,7 +27,7 @@ def nodes(first: str, second: str):
 def profiled(folder, first, second, **settings):
     profile = aa.Profile(steps=(3, 6), folder=str(folder))
     losses = [aa.AppliedLoss("mse", on="head")]
-    phase = aa.TrainPhase("fit", data="all", losses=losses, sampler=8, callbacks=[profile], **settings)
+    phase = aa.TrainPhase("fit", data="all", losses=losses, batch_size=8, callbacks=[profile], **settings)
     results = aa.Experiment(aa.ModelGraph(nodes(first, second), "sgd"), progress="none").run_phase(phase)
     return results, {path.name: [e for e in read_trace(path) if e.get("ph") == "X"] for path in profile.files}
 
@@ -73,7 +73,7 @@ def test_programs_with_the_same_instructions_are_told_apart(tmp_path, library):
         )
         profile = aa.Profile(steps=(3, 6), folder=str(tmp_path / labels[0]))
         losses = [aa.AppliedLoss("mse", on=labels[1])]
-        phase = aa.TrainPhase("fit", data="all", losses=losses, sampler=8, callbacks=[profile], compile="steps")
+        phase = aa.TrainPhase("fit", data="all", losses=losses, batch_size=8, callbacks=[profile], compile="steps")
         experiments.append(aa.Experiment(aa.ModelGraph([first, last], "sgd"), progress="none"))
         experiments[-1].run_phase(phase)
         events = read_trace(profile.files[0])

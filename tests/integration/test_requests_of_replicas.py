@@ -26,7 +26,7 @@ def experiment() -> aa.Experiment:
 
 def train() -> aa.TrainPhase:
     losses = [aa.AppliedLoss("mse", on="net")]
-    return aa.TrainPhase("t", data="all", losses=losses, accelerator="sim:0+1", sampler=16)
+    return aa.TrainPhase("t", data="all", losses=losses, accelerator="sim:0+1", batch_size=16)
 
 
 def test_a_plan_of_another_machine_is_that_of_one_replica() -> None:

@@ -48,7 +48,7 @@ def train(graph: aa.ModelGraph, schedule: str) -> tuple[Any, dict[str, np.ndarra
         ],
         sampler={"a": aa.PairSampler(8, aa.Same("k"), seed=1), "b": aa.SimpleSampler(4, shuffle=True)},
         schedule=schedule,
-        n_epochs=3,
+        epochs=3,
         validation=aa.EvalPhase("v", data="all", metrics=[aa.Metric("mse", on="hb")], batch_size=10),
     )
     results = aa.Experiment("e", graph, progress="none").run_phase(phase)

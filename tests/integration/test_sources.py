@@ -43,7 +43,7 @@ def loader(torch: Any, of: Any = None, **settings: Any) -> Any:
 
 
 def source(given: Any, **settings: Any) -> IterableSource:
-    return IterableSource("s", given, **{"features": "x", "targets": "y", **settings})
+    return IterableSource("s", given, **{"features": "x", "target": "y", **settings})
 
 
 def rows(given: IterableSource, epoch: int = 0) -> list[int]:
@@ -101,7 +101,7 @@ def test_every_form_of_collated_batch_is_read(torch: Any) -> None:
     by_name = [{"x": X[i], "y": int(Y[i]), "name": f"row {i}"} for i in range(ROWS)]
     assert rows(source(loader(torch, by_name))) == list(range(ROWS))
     nested = [((X[i], X[i] + 1), Y[i]) for i in range(ROWS)]
-    made = IterableSource("s", loader(torch, nested), features=["a", "b"], targets="y")
+    made = IterableSource("s", loader(torch, nested), features=["a", "b"], target="y")
     assert np.array_equal(next(made.batches(0))["b"], X[:5] + 1)
     alone = IterableSource("s", loader(torch, torch.from_numpy(X)), features="x")
     assert np.array_equal(next(alone.batches(0))["x"], X[:5])
@@ -138,7 +138,7 @@ def test_torch_data_sets_become_map_sources(torch: Any, kind: str) -> None:
     made = as_source("s", given, LIKE)
     assert isinstance(made, MapSource) and made.rows == ROWS
     order = SimpleSampler(4, shuffle=True, seed=2).order(ROWS, 0)
-    for columns in (made.gather(order), MapSource("s", given, features="x", targets="y", workers=3).gather(order)):
+    for columns in (made.gather(order), MapSource("s", given, features="x", target="y", workers=3).gather(order)):
         assert np.array_equal(columns["x"], X[order]) and np.array_equal(columns["y"], order)
         assert columns["x"].dtype == np.float32 and columns["y"].dtype == np.int64
 
@@ -345,5 +345,5 @@ def test_a_stream_of_hugging_face_gets_the_epoch(hf: Any) -> None:
 
 def test_transforms_of_hugging_face_are_applied(hf: Any) -> None:
     given = table(hf).with_transform(lambda rows: {"x": list(2 * np.array(rows["x"], "float32")), "y": rows["y"]})
-    made = MapSource("s", given, features="x", targets="y")
+    made = MapSource("s", given, features="x", target="y")
     assert np.array_equal(made.gather([3, 1])["x"], 2 * X[[3, 1]])

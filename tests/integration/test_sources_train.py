@@ -70,7 +70,7 @@ GIVEN: dict[str, Callable[[], Any]] = {
     "torch Dataset": dataset,
     "tf.data": tf_data,
     "JAX arrays": jax_arrays,
-    "Hugging Face, read by numbers": lambda: aa.MapSource("data", hugging_face(), features="x", targets="y"),
+    "Hugging Face, read by numbers": lambda: aa.MapSource("data", hugging_face(), features="x", target="y"),
     "Hugging Face, streamed": hugging_face_stream,
     "generator": lambda: lambda: ((X[at : at + SIZE], Y[at : at + SIZE]) for at in range(0, ROWS, SIZE)),
 }
@@ -90,7 +90,7 @@ def graph_of(framework: str, dtype: str = "float32") -> aa.ModelGraph:
 
 
 def trained(graph: aa.ModelGraph, data: Any, **settings: Any) -> Any:
-    settings = {"sampler": aa.SimpleSampler(SIZE), "n_epochs": 3, "losses": MSE, **settings}
+    settings = {"sampler": aa.SimpleSampler(SIZE), "epochs": 3, "losses": MSE, **settings}
     return aa.Experiment("e", graph, progress="none").run_phase(aa.TrainPhase("t", data=data, **settings))
 
 
@@ -166,8 +166,8 @@ class Failing:
 def test_a_loader_with_workers(method: str) -> None:
     if method not in multiprocessing.get_all_start_methods():
         pytest.skip(f"no {method} here")
-    expected = trained(graph_of("torch"), DATA, n_epochs=2)
-    actual = trained(graph_of("torch"), loader(num_workers=1, multiprocessing_context=method), n_epochs=2)
+    expected = trained(graph_of("torch"), DATA, epochs=2)
+    actual = trained(graph_of("torch"), loader(num_workers=1, multiprocessing_context=method), epochs=2)
     np.testing.assert_allclose(actual.loss, expected.loss, rtol=1e-6)
     assert workers_end()
 
@@ -178,7 +178,7 @@ def test_an_error_in_a_worker_is_reported_and_workers_end() -> None:
     with pytest.raises(SourceError, match=r"batch 2 of source 'data' in epoch 0 .*ValueError: unreadable row"):
         experiment.run_phase(aa.TrainPhase("t", data=given, losses=MSE))
     assert workers_end()
-    assert len(trained(experiment.graph, loader(), n_epochs=1).epochs) == 1
+    assert len(trained(experiment.graph, loader(), epochs=1).epochs) == 1
 
 
 class Killed:
@@ -206,7 +206,7 @@ def test_a_worker_that_is_killed_is_reported_with_source_and_batch(n_workers: in
     with pytest.raises(SourceError, match=message) as told:
         experiment.run_phase(aa.TrainPhase("t", data=given, losses=MSE))
     assert told.value.__cause__ is not None and workers_end()
-    assert len(trained(experiment.graph, loader(), n_epochs=1).epochs) == 1
+    assert len(trained(experiment.graph, loader(), epochs=1).epochs) == 1
 
 
 def test_workers_end_when_a_run_is_interrupted() -> None:
@@ -269,7 +269,7 @@ def test_workers_end_after_a_second_ctrl_c(second: str, ctrl_c: Callable[[], Non
             if timer.ident is not None:
                 timer.join()
     assert sent.is_set() and workers_end()
-    assert len(trained(graph, loader(), n_epochs=1, compile="off").epochs) == 1
+    assert len(trained(graph, loader(), epochs=1, compile="off").epochs) == 1
 
 
 def test_workers_that_stay_beside_tf_data() -> None:
@@ -321,5 +321,5 @@ def test_a_shuffled_loader_restarts_after_running_out_of_memory(monkeypatch: pyt
     monkeypatch.setattr(ArrayProgram, "forward_pullback", guarded)
     twin = aa.ModelNode("two", registry().computing("torch").models()["SequentialMLP"]((1,), 1, 4), DATA.reference())
     graph.add_node(twin)
-    results = trained(graph, loader(shuffle=True), n_epochs=2)
+    results = trained(graph, loader(shuffle=True), epochs=2)
     assert [each.steps for each in results.epochs] == [7, 7]

@@ -30,7 +30,7 @@ def model(framework: str, **settings: Any) -> Any:
 def train(net: Any, **settings: Any) -> tuple[np.ndarray, aa.ModelGraph]:
     graph = aa.ModelGraph([aa.ModelNode("net", net, DATA.reference())], aa.Optimizer("adam", lr=0.01), seed=7)
     sampler = aa.SimpleSampler(16, shuffle=False)
-    phase = aa.TrainPhase(data=DATA, losses=aa.AppliedLoss("mse", on="net"), sampler=sampler, n_epochs=5, **settings)
+    phase = aa.TrainPhase(data=DATA, losses=aa.AppliedLoss("mse", on="net"), sampler=sampler, epochs=5, **settings)
     return np.array(graph.run(phase, progress="none").loss), graph
 
 

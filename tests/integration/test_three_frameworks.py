@@ -61,7 +61,7 @@ def train(graph: aa.ModelGraph, source: aa.FeatureSet, on: str, epochs: int, **s
         data=source,
         losses=[aa.AppliedLoss("mse", on=on)],
         sampler=aa.SimpleSampler(BATCH, shuffle=True, seed=3),
-        n_epochs=epochs,
+        epochs=epochs,
         callbacks=[recorder],
         **settings,
     )
@@ -129,8 +129,8 @@ def test_branches_of_two_frameworks_with_a_loss_each_train_like_torch_alone(thre
                 aa.AppliedLoss("mae", on="one", weight=0.5, label="one"),
                 aa.AppliedLoss("mse", on="two", weight=0.1, label="two"),
             ],
-            sampler=BATCH,
-            n_epochs=4,
+            batch_size=BATCH,
+            epochs=4,
         )
         results = aa.Experiment("e", graph, progress="none").run_phase(phase)
         found.append({name: results.figure(f"loss.{name}") for name in ("head", "one", "two")})
@@ -238,7 +238,7 @@ def test_clipping_over_three_frameworks_transfers_scalars_on_the_device(
 ) -> None:
     source = table(BATCH)
     graph = chain(three, source)
-    phase = aa.TrainPhase("t", data=source, losses=[aa.AppliedLoss("mse", on="head")], sampler=BATCH)
+    phase = aa.TrainPhase("t", data=source, losses=[aa.AppliedLoss("mse", on="head")], batch_size=BATCH)
     aa.Experiment("e", graph, progress="none").run_phase(phase)
     scalars = [name for name, _, values in crossed if values.shape == ()]
     assert scalars == ["torch", "torch", "jax", "tensorflow"], "two norms to the first, its factor to the others"
@@ -261,8 +261,8 @@ def test_in_place_layers_do_not_change_other_data(three: Three, source_framework
             "t",
             data=source,
             losses=[aa.AppliedLoss("mse", on="head", label="h"), aa.AppliedLoss("mse", on="beside", label="b")],
-            sampler=BATCH,
-            n_epochs=2,
+            batch_size=BATCH,
+            epochs=2,
             validation=aa.EvalPhase("check", data=source),
         )
         experiment = aa.Experiment("e", graph, progress="none")
@@ -335,7 +335,7 @@ def test_integers_cross_without_a_gradient(three: Three) -> None:
         aa.ModelNode("c", Function(lambda _, i, x: x[:, :2] + i[:, None], {}), ["b.index", "b.twice"]),
     ]
     graph = aa.ModelGraph(nodes, "adam")
-    phase = aa.TrainPhase("t", data=source, losses=[aa.AppliedLoss("mse", on="c")], sampler=BATCH, n_epochs=3)
+    phase = aa.TrainPhase("t", data=source, losses=[aa.AppliedLoss("mse", on="c")], batch_size=BATCH, epochs=3)
     results = aa.Experiment("e", graph, progress="none").run_phase(phase)
     assert results.loss[-1] < results.loss[0]
     assert {each.value for each in results.plan.crossings if each.gradient} == {"a", "b.twice"}

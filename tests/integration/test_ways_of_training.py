@@ -36,7 +36,7 @@ def trained(framework: str, data: aa.FeatureSet, optimizer: aa.Optimizer, **sett
     aa.copy_weights(*(graph["net"].model for graph in nets))
     graph = nets[1]
     losses = [aa.AppliedLoss("mse", on="net")]
-    settings = {"sampler": aa.SimpleSampler(8), "n_epochs": 8, "validation": "val", **settings}
+    settings = {"sampler": aa.SimpleSampler(8), "epochs": 8, "validation": "val", **settings}
     phase = aa.TrainPhase("t", data="train", losses=losses, **settings)
     return aa.Experiment("ways", graph, progress="none").run_phase(phase)
 
@@ -77,8 +77,8 @@ def test_a_shared_model_and_a_state_with_groups_continue(framework: str, data: a
     spec = aa.Optimizer("adamw", lr=0.05, weight_decay=0.3, groups={"*bias": {"weight_decay": 0.0}})
     losses = [aa.AppliedLoss("mse", on="net")]
 
-    def run(graph: aa.ModelGraph, n_epochs: int) -> Any:
-        phase = aa.TrainPhase("t", data="train", losses=losses, sampler=aa.SimpleSampler(8), n_epochs=n_epochs)
+    def run(graph: aa.ModelGraph, epochs: int) -> Any:
+        phase = aa.TrainPhase("t", data="train", losses=losses, sampler=aa.SimpleSampler(8), epochs=epochs)
         return aa.Experiment("ways", graph, progress="none").run_phase(phase)
 
     whole, half = (graph_of(framework, data, spec) for _ in range(2))
@@ -124,7 +124,7 @@ def test_a_loss_that_is_infinite_is_told_with_node_and_step(framework: str, on_n
     data = aa.FeatureSet.from_dict("data", {"x": X, "y": y}, ["x"], ["y"])
     graph = graph_of(framework, data, aa.Optimizer("sgd", lr=1e-3))
     losses = [aa.AppliedLoss("mse", on="net")]
-    settings = {"sampler": aa.SimpleSampler(4), "n_epochs": 3, "compile": compile_mode, "on_nan": on_nan}
+    settings = {"sampler": aa.SimpleSampler(4), "epochs": 3, "compile": compile_mode, "on_nan": on_nan}
     phase = aa.TrainPhase("t", data="all", losses=losses, **settings)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -150,7 +150,7 @@ def test_a_listener_hears_of_every_nth_step_with_the_mean_loss_of_these(
 ) -> None:
     every, each = Every(n), Every(1)
     for listener, mode in ((every, "auto"), (each, "off")):
-        settings = {"sampler": aa.SimpleSampler(4), "n_epochs": 2, "validation": None, "compile": mode}
+        settings = {"sampler": aa.SimpleSampler(4), "epochs": 2, "validation": None, "compile": mode}
         trained(framework, data, aa.Optimizer("sgd", lr=0.1), callbacks=[listener], **settings)
     losses = np.array([loss for _, _, loss in each.heard]).reshape(2, 8)[:, : 8 // n * n].reshape(2, -1, n)
     assert [(epoch, step) for epoch, step, _ in every.heard] == [(e, s) for e in (0, 1) for s in range(n - 1, 8, n)]
@@ -164,7 +164,7 @@ def test_averages_of_weights_are_numpys(framework: str, decay: float | None, dat
         average = aa.WeightAveraging(decay)
         plan: list[aa.ModelGraph] = []
         listener = _Graphs(plan)
-        trained(each, data, aa.Optimizer("sgd", lr=0.1), callbacks=[average, listener], n_epochs=3)
+        trained(each, data, aa.Optimizer("sgd", lr=0.1), callbacks=[average, listener], epochs=3)
         backend = registry().computing(each)
         own = backend.state(plan[0]["net"].model)
         with average.applied(plan[0]):

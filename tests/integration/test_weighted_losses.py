@@ -41,7 +41,7 @@ def trained(frameworks: tuple[str, str], size: int, accumulate: int) -> tuple[li
     ]
     graph = aa.ModelGraph(nodes, aa.Optimizer("sgd", lr=0.3), seed=1)
     sampler = aa.SimpleSampler(size)
-    phase = aa.TrainPhase("t", data="all", losses=LOSSES, sampler=sampler, n_epochs=2, accumulate=accumulate)
+    phase = aa.TrainPhase("t", data="all", losses=LOSSES, sampler=sampler, epochs=2, accumulate=accumulate)
     losses = aa.Experiment("e", graph, progress="none").run_phase(phase).loss
     evaluated = aa.Experiment("e", graph, progress="none").run_phase(
         aa.EvalPhase("v", data="all", losses=LOSSES, batch_size=7)

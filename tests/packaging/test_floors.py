@@ -328,7 +328,7 @@ assert aa.place(net, aa.Accelerator("cpu")) is net and aa.move(rows, "cpu")["x"]
 data = aa.FeatureSet.from_dict("data", rows, ["x"], ["y"])
 data.split_random({"train": 0.8, "test": 0.2}, seed=0)
 graph = aa.ModelGraph([aa.ModelNode("net", net, data.reference())], "adam")
-train = aa.TrainPhase("train", data="train", losses=[aa.AppliedLoss("cross_entropy", on="net")], sampler=8, n_epochs=2)
+train = aa.TrainPhase("train", data="train", losses=[aa.AppliedLoss("cross_entropy", on="net")], batch_size=8, epochs=2)
 experiment = aa.Experiment("without", graph, progress="none")
 assert len(experiment.run_phase(train).epochs) == 2
 assert "train" in str(experiment.plan(train)) and experiment._repr_html_() and data._repr_html_()

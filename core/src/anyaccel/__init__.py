@@ -140,7 +140,7 @@ _OTHER_NAMES = {
     "Node": "write ModelNode('net', model, data.reference())",
     "Dataset": "write FeatureSet.from_dict('data', {'x': x, 'y': y}, ['x'], ['y'])",
     **dict.fromkeys(("lr_find", "find_lr", "LRFinder", "Tuner"), "write find_learning_rate(graph, phase)"),
-    "DataLoader": "a phase draws batches: TrainPhase(..., sampler=32)",
+    "DataLoader": "a phase draws batches: TrainPhase(..., batch_size=32)",
     "manual_seed": "write ModelGraph(nodes, optimizer, seed=0)",
     "seed": "write ModelGraph(nodes, optimizer, seed=0)",
     "cuda": "write devices('gpu') for the GPUs that there are",

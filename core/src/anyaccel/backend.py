@@ -156,7 +156,7 @@ class Backend(ABC):
 
     @abstractmethod
     def move(self, tensor: Any, device: Device, *, pinned: bool = False) -> Any:
-        """Return a tensor with the same values and dtype on `device`; the same object if it is there already.
+        """Return a tensor with the same values and dtype on `device`; the same object if it is on that device already.
 
         Args:
             tensor: A tensor of this framework.

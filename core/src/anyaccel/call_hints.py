@@ -17,7 +17,7 @@ UnknownArgument = Callable[[Any, str], AnyaccelError]
 """Gives the error for an argument that there is not: called with the object or class of a method, and the name."""
 
 _OTHER_WORDS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("epochs", "num_epochs", "max_epochs", "nb_epoch", "n_epoch"), ("n_epochs", "epochs")),
+    **dict.fromkeys(("n_epochs", "num_epochs", "max_epochs", "nb_epoch", "n_epoch"), ("epochs",)),
     **dict.fromkeys(("device", "devices", "device_map", "gpus", "where"), ("accelerator", "where", "devices")),
     **dict.fromkeys(("learning_rate", "eta", "step_size"), ("lr",)),
     **dict.fromkeys(("optim", "opt", "solver"), ("optimizer",)),
@@ -36,8 +36,11 @@ _OTHER_WORDS: Mapping[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(("verbose", "progress_bar", "verbosity"), ("progress",)),
     **dict.fromkeys(("num_workers", "n_jobs", "n_workers"), ("workers", "count")),
-    **dict.fromkeys(("y", "targets", "target", "labels", "label_column"), ("targets", "target")),
-    **dict.fromkeys(("X", "x", "input_columns"), ("features", "data", "inputs")),
+    **dict.fromkeys(
+        ("y", "targets", "target", "target_keys", "target_cols", "labels", "label_column"), ("target", "targets")
+    ),
+    **dict.fromkeys(("tag_keys", "tag_cols"), ("tags",)),
+    **dict.fromkeys(("X", "x", "input_columns", "feature_keys", "feature_cols"), ("features", "data", "inputs")),
     **dict.fromkeys(("dataset", "train_data", "split"), ("data", "dataset")),
     **dict.fromkeys(("name", "title", "id"), ("label", "name")),
     **dict.fromkeys(("params", "weights", "variables"), ("parameters", "variables")),

@@ -216,7 +216,7 @@ class Experiment(AttributeHints):
             A list of results.
 
         Raises:
-            AnyaccelError: there are no phases, or one of them cannot run.
+            AnyaccelError: neither the call nor the experiment has phases, or one of them cannot run.
         """
         to_run = tuple(self._checked(phase) for phase in phases) or self.phases
         if not to_run:
@@ -382,7 +382,7 @@ def _read_phase(parts: Any, allow: Iterable[type]) -> Any:
 
 
 def _callback_parts(callbacks: Iterable[Callback]) -> list[dict[str, Any]]:
-    """Return callbacks as plain data: the class, and the result of its `get_config`; None without one."""
+    """Return callbacks as plain data: the class, and the result of its `get_config`, or None."""
     parts = []
     for callback in callbacks:
         cls = type(callback)

@@ -29,7 +29,7 @@ def extensions(point: str) -> list[Any]:
 
 
 def sole_extension(point: str) -> Any:
-    """Return the extension of a point that can have only one; None without one.
+    """Return the extension of a point that can have only one, or None.
 
     Raises:
         PluginError: it has several.

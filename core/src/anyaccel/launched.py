@@ -213,7 +213,7 @@ def check_partial(environment: Environment, launcher: Variables | None) -> None:
 
     Args:
         environment: The variables.
-        launcher: The launcher that has set both and is used; None if there is none.
+        launcher: The launcher that has set both and is used, or None.
 
     Raises:
         ConfigError: several processes seem to exist, and nothing tells which of them this is; or the launcher in use is

@@ -41,7 +41,8 @@ def graph_of(rows: aa.FeatureSet, optimizer: Any = None, model: Any = None) -> a
 
 def phase_of(rows: Any, **settings: Any) -> aa.TrainPhase:
     losses = settings.pop("losses", [aa.AppliedLoss("mse", on="net", inputs=["outputs", "d.y"])])
-    return aa.TrainPhase("train", data=rows, losses=losses, **{"sampler": 16, "n_epochs": 3, **settings})
+    drawn = {} if "sampler" in settings else {"batch_size": 16}
+    return aa.TrainPhase("train", data=rows, losses=losses, **{"epochs": 3, **drawn, **settings})
 
 
 def trained(
@@ -129,7 +130,7 @@ def test_a_fixed_order_of_summation_gives_the_same_bits_on_any_number_of_devices
 
 
 def test_a_batch_of_fewer_rows_than_shards_has_one_for_each_row() -> None:
-    ends = [trained(n=21, sampler=16, accelerator="sim", replicas=n, deterministic=True) for n in (1, 2, 5)]
+    ends = [trained(n=21, batch_size=16, accelerator="sim", replicas=n, deterministic=True) for n in (1, 2, 5)]
     assert ends[0][0] == ends[1][0] == ends[2][0]
 
 
@@ -216,10 +217,10 @@ def test_a_checkpoint_of_some_replicas_is_gone_on_from_by_others(tmp_path: Path,
 
 
 def test_what_each_replica_takes_may_be_said_instead_of_the_whole() -> None:
-    whole = trained(accelerator="sim", replicas=2, sampler=16)
-    assert whole[0] == trained(accelerator="sim", replicas=2, sampler=8, per_replica=True)[0]
-    alone = trained(accelerator="sim:0", sampler=8, per_replica=True)
-    assert alone[0] == trained(accelerator="sim:0", sampler=8)[0]
+    whole = trained(accelerator="sim", replicas=2, batch_size=16)
+    assert whole[0] == trained(accelerator="sim", replicas=2, batch_size=8, per_replica=True)[0]
+    alone = trained(accelerator="sim:0", batch_size=8, per_replica=True)
+    assert alone[0] == trained(accelerator="sim:0", batch_size=8)[0]
 
 
 def test_the_environment_may_ask_for_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,8 +281,10 @@ def test_a_request_for_another_number_than_there_are_replicas() -> None:
 
 
 def test_a_batch_of_fewer_rows_than_replicas() -> None:
-    refused(PhaseError, r"a batch of 3 rows for 4 replicas.*drop_last=True", accelerator="sim", replicas=4, sampler=28)
-    refused(PhaseError, r"a batch of 3 rows for 8 replicas", accelerator="sim:*", sampler=28, accumulate=3)
+    refused(
+        PhaseError, r"a batch of 3 rows for 4 replicas.*drop_last=True", accelerator="sim", replicas=4, batch_size=28
+    )
+    refused(PhaseError, r"a batch of 3 rows for 8 replicas", accelerator="sim:*", batch_size=28, accumulate=3)
 
 
 def test_batches_of_several_sizes_in_one_step_are_multiples_of_the_replicas() -> None:

@@ -17,7 +17,7 @@ def one_node() -> aa.ModelGraph:
 
 
 def train(**settings: Any) -> aa.TrainPhase:
-    settings = {"accelerator": "sim", "n_epochs": 2, "sampler": 16, **settings}
+    settings = {"accelerator": "sim", "epochs": 2, "batch_size": 16, **settings}
     return aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], **settings)
 
 

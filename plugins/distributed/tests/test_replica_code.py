@@ -31,8 +31,8 @@ def different(one: dict[str, str], other: dict[str, str]) -> list[str]:
 
 def test_settings_that_differ_are_named() -> None:
     assert different(digests(), digests()) == []
-    assert different(digests(), digests(n_epochs=3)) == ["the setting 'n_epochs' of the phase"]
-    assert different(digests(), digests(sampler=16)) == ["the setting 'sampler' of the phase"]
+    assert different(digests(), digests(epochs=3)) == ["the setting 'epochs' of the phase"]
+    assert different(digests(), digests(batch_size=16)) == ["the setting 'sampler' of the phase"]
     assert different(digests(), digests(lr=0.2)) == ["the settings of 'optimizer'"]
 
 

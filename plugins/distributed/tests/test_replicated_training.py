@@ -73,7 +73,7 @@ def graph_of(rows: aa.FeatureSet) -> aa.ModelGraph:
 
 def train(rows: aa.FeatureSet, **settings: Any) -> aa.TrainPhase:
     losses = [] if "step" in settings else [aa.AppliedLoss("mse", on="net")]
-    return aa.TrainPhase("train", data=rows, losses=losses, sampler=4, **settings)
+    return aa.TrainPhase("train", data=rows, losses=losses, batch_size=4, **settings)
 
 
 @pytest.mark.usefixtures("second_of_two")

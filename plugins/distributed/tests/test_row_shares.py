@@ -22,7 +22,7 @@ from anyaccel_distributed.row_shares import BatchShare, ReplicaEpochs, ReplicaEv
 
 
 def epochs_of(n_rows: int, batch_size: int, accumulate: int = 1) -> TrainingEpochs:
-    data = FeatureSet.from_dict("d", {"x": np.arange(float(n_rows))}, feature_keys=["x"])
+    data = FeatureSet.from_dict("d", {"x": np.arange(float(n_rows))}, features=["x"])
     sampler = SimpleSampler(batch_size, shuffle=True, seed=1)
     return TrainingEpochs("train", SampledBatches("train", sampler, ZIP_STRICT, {"d": data}), accumulate)
 
@@ -76,7 +76,7 @@ def test_shares_differ_by_at_most_one_row(n_rows: int, size: int) -> None:
 
 
 def test_orders_that_stay_are_shared_once() -> None:
-    data = FeatureSet.from_dict("d", {"x": np.arange(10.0)}, feature_keys=["x"])
+    data = FeatureSet.from_dict("d", {"x": np.arange(10.0)}, features=["x"])
     batches = SampledBatches("train", SimpleSampler(5), ZIP_STRICT, {"d": data})
     epochs: EpochPlan = ReplicaEpochs("train", TrainingEpochs("train", batches, 1), 0, 2)
     assert epochs.epoch(0) is epochs.epoch(1)
@@ -89,8 +89,8 @@ def test_a_batch_with_fewer_rows_than_replicas_is_refused() -> None:
 
 def test_feature_sets_that_cannot_be_shared_alike_are_refused() -> None:
     rows = {
-        "a": FeatureSet.from_dict("a", {"x": np.arange(12.0)}, feature_keys=["x"]),
-        "b": FeatureSet.from_dict("b", {"x": np.arange(20.0)}, feature_keys=["x"]),
+        "a": FeatureSet.from_dict("a", {"x": np.arange(12.0)}, features=["x"]),
+        "b": FeatureSet.from_dict("b", {"x": np.arange(20.0)}, features=["x"]),
     }
     samplers = {"a": SimpleSampler(3), "b": SimpleSampler(5)}
     whole = TrainingEpochs("train", SampledBatches("train", samplers, ZIP_STRICT, rows), 1)

@@ -25,6 +25,7 @@ def test_a_phase_of_version_0_1_is_read() -> None:
     phase = Phase.from_config(saved)
     assert phase.deterministic is True
     again = json.loads(json.dumps(phase.get_config()))
+    saved["epochs"] = saved.pop("n_epochs")
     assert {name: again[name] for name in saved if name not in ("validation", "checkpoint")} == {
         name: value for name, value in saved.items() if name not in ("validation", "checkpoint")
     }
@@ -47,12 +48,12 @@ def test_a_run_of_replicas_goes_on_where_replicas_cannot_be_had(
     """At the end of an epoch nothing saved depends on their number."""
     with aa.simulate(2):
         phase = aa.TrainPhase(
-            "t", data="all", losses=[LOSS], sampler=8, accelerator="sim", replicas=2, checkpoint=str(tmp_path)
+            "t", data="all", losses=[LOSS], batch_size=8, accelerator="sim", replicas=2, checkpoint=str(tmp_path)
         )
         first = aa.Experiment("e", make_graph(), progress="none").run_phase(phase)
     for module in ("anyaccel.distributions", "anyaccel.extensions"):
         monkeypatch.setattr(f"{module}.entry_points", lambda group: ())
-    longer = aa.TrainPhase("t", data="all", losses=[LOSS], sampler=8, n_epochs=2, checkpoint=str(tmp_path))
+    longer = aa.TrainPhase("t", data="all", losses=[LOSS], batch_size=8, epochs=2, checkpoint=str(tmp_path))
     resumed = aa.Experiment("e", make_graph(), progress="none").run_phase(longer, resume="auto")
     assert len(resumed.epochs) == 2 and resumed.epochs[0].loss == first.epochs[0].loss
     assert resumed.epochs[1].loss < first.epochs[0].loss

@@ -29,7 +29,7 @@ def plan(first: str | None, last: str | None, phase: str | None = None, **settin
     ]
     graph = aa.ModelGraph(nodes, aa.Optimizer("sgd", lr=0.1))
     losses = [aa.AppliedLoss("mse", on="last")]
-    train = aa.TrainPhase("train", data=ROWS, losses=losses, sampler=4, sharding=phase, **settings)
+    train = aa.TrainPhase("train", data=ROWS, losses=losses, batch_size=4, sharding=phase, **settings)
     return aa.Experiment(graph).plan(train)
 
 

@@ -116,7 +116,7 @@ def train(data: tuple[np.ndarray, np.ndarray, np.ndarray]) -> Callable[..., tupl
             data=source,
             losses=[aa.AppliedLoss(loss, on="net")],
             sampler=aa.SimpleSampler(8),
-            n_epochs=epochs,
+            epochs=epochs,
             **settings,
         )
         results = aa.Experiment("e", graph, progress="none").run_phase(phase)

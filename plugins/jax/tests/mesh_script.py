@@ -71,8 +71,8 @@ WAYS = {
     "clipped and accumulated": ("dropout", aa.Optimizer("adamw", lr=0.01, clip_norm=0.1), {"accumulate": 2}),
     "streamed": ("plain", ADAM, {"residency": "streamed"}),
     "not compiled": ("dropout", ADAM, {"compile": "off"}),
-    "sorting": ("sorting", ADAM, {"sampler": 17}),
-    "mixing": ("mixing", SGD, {"sampler": 17}),
+    "sorting": ("sorting", ADAM, {"batch_size": 17}),
+    "mixing": ("mixing", SGD, {"batch_size": 17}),
     "bf16": ("plain", ADAM, {"precision": "bf16-mixed"}),
     "nnx": ("nnx", ADAM, {}),
     "all at once": (
@@ -93,16 +93,16 @@ def rows():
     return aa.FeatureSet.from_dict("d", {"x": X, "y": Y, "w": WEIGHTS}, ["x"], ["y"], ["w"])
 
 
-def trained(model, optimizer, n_epochs=2, callbacks=(), resume="never", remat=None, sample_weight=None, **settings):
+def trained(model, optimizer, epochs=2, callbacks=(), resume="never", remat=None, sample_weight=None, **settings):
     data = rows()
     nodes = [aa.ModelNode("net", model, data.reference(), remat=remat)]
     if sample_weight is not None:  # and a node that is never divided
         nodes.append(aa.ModelNode("last", SequentialMLP((1,), hidden_dim=8, n_layers=2), "net", sharding="none"))
     graph = aa.ModelGraph(nodes, optimizer, seed=3)
     losses = [aa.AppliedLoss("mse", on=nodes[-1].label, sample_weight=sample_weight)]
-    settings = {"accelerator": "cpu", "validation": aa.EvalPhase("again", data="all"), "sampler": 16, **settings}
-    settings["sampler"] = aa.SimpleSampler(settings["sampler"], shuffle=True, seed=1)
-    phase = aa.TrainPhase("train", data=data, losses=losses, n_epochs=n_epochs, **settings)
+    settings = {"accelerator": "cpu", "validation": aa.EvalPhase("again", data="all"), "batch_size": 16, **settings}
+    settings["sampler"] = aa.SimpleSampler(settings.pop("batch_size"), shuffle=True, seed=1)
+    phase = aa.TrainPhase("train", data=data, losses=losses, epochs=epochs, **settings)
     phase.callbacks = tuple(callbacks)
     results = aa.Experiment(graph, progress="none").run_phase(phase, resume=resume)
     values = {name: np.asarray(value).tolist() for name, value in graph.state().items()}
@@ -145,7 +145,7 @@ def counted(place):
     whole = 3 * sum(array.nbytes for array in arrays)
     del arrays, graph
     try:
-        trained(model, ADAM, n_epochs=1, callbacks=[counts], **PLACES[place])
+        trained(model, ADAM, epochs=1, callbacks=[counts], **PLACES[place])
     except Fault:
         arrays = model.parameters.values()
     devices = sorted({str(array.devices()) for array in arrays})
@@ -179,7 +179,7 @@ def of_nodes(way, **settings):
     graph = aa.ModelGraph(nodes, aa.Optimizer("adamw", lr=0.01, clip_norm=0.1), seed=3)
     losses = [aa.AppliedLoss("mse", on="last", sample_weight="d.w")]
     sampler, reads = aa.SimpleSampler(16, shuffle=True, seed=1), ReadsParts(models)
-    phase = aa.TrainPhase("train", data=data, losses=losses, sampler=sampler, n_epochs=1, accelerator="cpu", **settings)
+    phase = aa.TrainPhase("train", data=data, losses=losses, sampler=sampler, epochs=1, accelerator="cpu", **settings)
     phase.callbacks = (reads,)
     told = [aa.Experiment(graph, progress="none").run_phase(phase) for _ in range(2)]  # goes on with the states
     values = {name: np.asarray(value).tolist() for name, value in graph.state().items()}
@@ -191,18 +191,18 @@ def gone_on():
     """One epoch on two devices with divided parameters, and one more on one."""
     model, optimizer, more = WAYS["all at once"]
     with tempfile.TemporaryDirectory() as folder:
-        for n_epochs, place in ((1, "divided"), (2, "one")):
+        for epochs, place in ((1, "divided"), (2, "one")):
             checkpoint = aa.Checkpoint(Path(folder), every=4, wait=True)
-            settings = {"checkpoint": checkpoint, "n_epochs": n_epochs, "resume": "auto", **more, **PLACES[place]}
+            settings = {"checkpoint": checkpoint, "epochs": epochs, "resume": "auto", **more, **PLACES[place]}
             told, graph = trained(MODELS[model](), optimizer, **settings)
     return {**told, "devices": sorted({str(array.devices()) for array in graph["net"].model.parameters.values()})}
 
 
-def long(n_epochs):
+def long(epochs):
     """Losses of so many epochs of 7 steps."""
     places = {**PLACES, "four divided": {"replicas": 4, "sharding": "full"}}
     return {
-        name: [epoch[0] for epoch in trained(MODELS["plain"](), ADAM, n_epochs=n_epochs, **place)[0]["epochs"]]
+        name: [epoch[0] for epoch in trained(MODELS["plain"](), ADAM, epochs=epochs, **place)[0]["epochs"]]
         for name, place in places.items()
     }
 

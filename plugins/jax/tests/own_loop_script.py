@@ -84,7 +84,7 @@ TX = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(optax.exponential_dec
 
 
 def trained(
-    loop: Any, loss: Any = mean_loss, rows: Any = None, n_epochs: int = 3, batch: str = "global", **gradients: Any
+    loop: Any, loss: Any = mean_loss, rows: Any = None, epochs: int = 3, batch: str = "global", **gradients: Any
 ) -> Result:
     """A loop as a user writes it."""
     params, loader, test = loop.prepare(parameters(), rows or Rows(), Rows(103, 20, shuffle=False), batch=batch)
@@ -102,7 +102,7 @@ def trained(
 
     np.random.seed(7)
     losses = []
-    for _ in loop.epochs(n_epochs):
+    for _ in loop.epochs(epochs):
         for x, y in loader:
             more = (loader.mask,) if batch == "padded" else ()
             params, opt_state, value = step(params, opt_state, x, y, *more)

@@ -25,7 +25,9 @@ def train(labels: list[str], folder: Path, **settings: Any) -> list[str]:
     ]
     profile = aa.Profile(steps=(3, 6), folder=str(folder / "-".join(labels)))
     losses = [aa.AppliedLoss("mse", on=labels[1])]
-    phase = aa.TrainPhase("fit", data=DATA, losses=losses, sampler=8, callbacks=[profile], compile="steps", **settings)
+    phase = aa.TrainPhase(
+        "fit", data=DATA, losses=losses, batch_size=8, callbacks=[profile], compile="steps", **settings
+    )
     experiment = aa.Experiment(aa.ModelGraph(nodes, "sgd"), progress="none")
     experiment.run_phase(phase)
     KEPT.append(experiment)  # what it has compiled is alive when the next is profiled

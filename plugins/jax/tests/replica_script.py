@@ -60,7 +60,7 @@ def trained(name: str, model: Any = None, optimizer: aa.Optimizer | None = None,
     graph = aa.ModelGraph([node], optimizer or aa.Optimizer("adam", lr=0.01, clip_norm=1.0), seed=3)
     loss = aa.AppliedLoss("mse", "net", ["outputs", "d.y"])
     judged = aa.EvalPhase("v", data=rows, batch_size=20, metrics=[aa.Metric("mae", targets="d.y")])
-    given = {"data": rows, "sampler": aa.SimpleSampler(16, shuffle=True), "n_epochs": 1}
+    given = {"data": rows, "batch_size": 16, "epochs": 1}
     given |= {"losses": [loss], "validation": judged}
     phase = aa.TrainPhase("train", **{**given, **settings})
     experiment = aa.Experiment(graph, progress="none")
@@ -75,7 +75,7 @@ def trained(name: str, model: Any = None, optimizer: aa.Optimizer | None = None,
 
 
 def plain() -> None:
-    trained("plain", n_epochs=15 if FULL else 2)
+    trained("plain", epochs=15 if FULL else 2)
 
 
 def accumulated() -> None:
@@ -86,7 +86,7 @@ def weighed() -> None:
     """Most rows weigh nothing, in some steps all of a replica; the last of the batches has 5 rows."""
     trained(
         "weighed",
-        n_epochs=2,
+        epochs=2,
         sampler=aa.SimpleSampler(17, shuffle=True),
         losses=[aa.AppliedLoss("mse", "net", ["outputs", "d.y"], sample_weight="d.w")],
     )
@@ -94,9 +94,9 @@ def weighed() -> None:
 
 def sourced() -> None:
     """Batches of a source, of which each process puts a part on its device; with dropout, and a ragged last one."""
-    source = aa.IterableSource("d", batches, features="x", targets="y", tags="w")
+    source = aa.IterableSource("d", batches, features="x", target="y", tags="w")
     loss = aa.AppliedLoss("mse", "net", ["outputs", "d.y"], sample_weight="d.w")
-    trained("sourced", Net(), data={"d": source}, sampler=16, n_epochs=2, losses=[loss])
+    trained("sourced", Net(), data={"d": source}, batch_size=16, epochs=2, losses=[loss])
 
 
 def fixed() -> None:
@@ -153,7 +153,7 @@ def divided() -> None:
     results = [aa.Experiment(graph, progress="none").run_phase(phase)]
     if FULL:
         results.append(aa.Experiment(graph, progress="none").run_phase(phase))  # with the states of the first
-        source = aa.IterableSource("d", batches, features="x", targets="y", tags="w")
+        source = aa.IterableSource("d", batches, features="x", target="y", tags="w")
         phase = aa.TrainPhase("more", data={"d": source}, losses=[loss])
         results.append(aa.Experiment(graph, progress="none").run_phase(phase))
     epochs = [value for each in results for epoch in each.epochs for value in (epoch.loss, *epoch.validation.values())]
@@ -175,7 +175,7 @@ class HearsCalls(aa.Callback):
 
 def divided_calls() -> None:
     """Several steps in a call; and losses that are scaled for float16, of which some steps are not finite."""
-    settings: dict[str, Any] = {"sharding": "full", "n_epochs": 15 if FULL else 2}
+    settings: dict[str, Any] = {"sharding": "full", "epochs": 15 if FULL else 2}
     heard = HearsCalls()
     trained("divided_steps", callbacks=[heard], **settings)
     tell("divided_calls", calls=heard.calls, losses=heard.losses)
@@ -196,7 +196,7 @@ class Normalizes(nnx.Module):
 def normalized() -> None:
     """With whole and with divided parameters. By SGD, as a bias before a normalization has gradients of rounding."""
     for name, sharding in (("normalized", None), ("normalized_divided", "full")):
-        settings: dict[str, Any] = {"sharding": sharding, "sync_batchnorm": True, "n_epochs": 2}
+        settings: dict[str, Any] = {"sharding": sharding, "sync_batchnorm": True, "epochs": 2}
         trained(name, Normalizes(), optimizer=aa.Optimizer("sgd", lr=0.05), **settings)
 
 
@@ -224,8 +224,8 @@ def scaled() -> None:
             "train",
             data=rows,
             losses=[aa.AppliedLoss("mse", "net", ["outputs", "d.y"])],
-            sampler=16,
-            n_epochs=2,
+            batch_size=16,
+            epochs=2,
             sharding="full",
             precision="fp16-mixed",
             loss_scale=aa.LossScale(initial=1024.0, growth_interval=2),
@@ -244,7 +244,7 @@ def divided_resumed() -> None:
     """Goes on from the newest checkpoint with a divided node, where a process may be killed."""
     _, graph = divided_graph()
     kept = aa.Checkpoint(OUT / "checkpoints", every=2, wait=True)
-    settings: dict[str, Any] = {"sampler": 16, "n_epochs": 4, "checkpoint": kept, "callbacks": [Killed()]}
+    settings: dict[str, Any] = {"batch_size": 16, "epochs": 4, "checkpoint": kept, "callbacks": [Killed()]}
     phase = aa.TrainPhase("train", data=data(), losses=[aa.AppliedLoss("mse", "net", ["outputs", "d.y"])], **settings)
     try:
         aa.Experiment(graph, progress="none").run_phase(phase, resume="auto")
@@ -266,7 +266,7 @@ def fail() -> None:
     """One replica raises; the other is waiting for its gradients."""
     began = time.monotonic()
     try:
-        trained("never", n_epochs=500, callbacks=[Fails()])
+        trained("never", epochs=500, callbacks=[Fails()])
     except FrameworkError as error:
         tell("fail", message=str(error), seconds=time.monotonic() - began)
         raise
@@ -294,7 +294,7 @@ def resumed() -> None:
     """Goes on from the newest checkpoint."""
     kept = aa.Checkpoint(OUT / "checkpoints", every=2, wait=True)
     try:
-        trained("resumed", n_epochs=5, checkpoint=kept, callbacks=[Killed()])
+        trained("resumed", epochs=5, checkpoint=kept, callbacks=[Killed()])
     except FrameworkError as error:
         tell("lost", message=str(error))
         raise

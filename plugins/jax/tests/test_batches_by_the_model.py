@@ -24,7 +24,7 @@ def episodes(answer: Callable[[Any], Any]) -> Callable[[], Iterator[Any]]:
 
 def test_the_model_has_its_current_values_when_it_makes_a_batch() -> None:
     model = Function(lambda p, x: x @ p["w"], {"w": jnp.ones((3, 1))})
-    source = aa.IterableSource("src", episodes(model), features="x", targets="y", read_ahead=0)
+    source = aa.IterableSource("src", episodes(model), features="x", target="y", read_ahead=0)
     graph = aa.ModelGraph([aa.ModelNode("net", model, source.reference())], aa.Optimizer("sgd", lr=0.1))
     phase = aa.TrainPhase("t", data=source, losses=[aa.AppliedLoss("mse", on="net")])
     aa.Experiment("e", graph, progress="none").run_phase(phase)

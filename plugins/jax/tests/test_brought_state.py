@@ -24,11 +24,11 @@ def data() -> aa.FeatureSet:
     return aa.FeatureSet.from_dict("data", {"x": X, "y": Y}, ["x"], ["y"])
 
 
-def train(data: Any, model: Any, optimizer: Any = None, n_epochs: int = 1) -> Any:
+def train(data: Any, model: Any, optimizer: Any = None, epochs: int = 1) -> Any:
     """The node's model afterwards."""
     graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference())], optimizer or aa.Optimizer("sgd", lr=0.1))
     losses = [aa.AppliedLoss("mse", on="net")]
-    phase = aa.TrainPhase("t", data="all", losses=losses, sampler=aa.SimpleSampler(BATCH), n_epochs=n_epochs)
+    phase = aa.TrainPhase("t", data="all", losses=losses, sampler=aa.SimpleSampler(BATCH), epochs=epochs)
     aa.Experiment("e", graph, progress="none").run_phase(phase)
     node = graph["net"]
     assert isinstance(node, aa.ModelNode)
@@ -116,7 +116,7 @@ def centred(params: Any, state: Any, x: Any, train: bool) -> Any:
 
 def test_a_function_with_state_is_its_loop_by_hand(data: Any) -> None:
     params, state = {"w": jnp.ones((4, 1))}, {"mean": jnp.ones(4)}
-    model = train(data, Function(centred, params, state=state), n_epochs=2)
+    model = train(data, Function(centred, params, state=state), epochs=2)
     for x, y in batches() * 2:
 
         def loss_of(params: Any, x: Any = x, y: Any = y, state: Any = state) -> Any:
@@ -160,7 +160,7 @@ def test_haiku_with_state_is_its_own_loop(data: Any) -> None:
 
     with pytest.raises(PhaseError, match=r"its state would not change; carry it: Function\(apply, parameters, state="):
         train(data, Function(lambda params, x: net.apply(params, state, None, x, True)[0], params))
-    model = train(data, Function(apply, params, state=state), n_epochs=2)
+    model = train(data, Function(apply, params, state=state), epochs=2)
     for x, y in batches() * 2:
 
         def loss_of(params: Any, x: Any = x, y: Any = y, state: Any = state) -> Any:

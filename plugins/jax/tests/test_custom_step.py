@@ -62,7 +62,7 @@ def model_of(graph: aa.ModelGraph, label: str) -> Any:
 
 
 def run(graph: aa.ModelGraph, step: Any = regression, data: Any = "all", **settings: Any) -> Any:
-    settings = {"sampler": aa.SimpleSampler(BATCH), "n_epochs": EPOCHS, **settings}
+    settings = {"sampler": aa.SimpleSampler(BATCH), "epochs": EPOCHS, **settings}
     return aa.Experiment("own", graph, progress="none").run_phase(aa.TrainPhase("t", data=data, step=step, **settings))
 
 
@@ -202,7 +202,7 @@ def test_models_of_every_library_train_as_with_a_loss(library: str, data: Any, r
     graphs = [graph_of(data, make(), aa.Optimizer("sgd", lr=0.05, momentum=0.9)) for _ in range(2)]
     results = run(graphs[0], step)
     losses = [aa.AppliedLoss("mse", on="net")]
-    usual = aa.TrainPhase("t", data="all", losses=losses, sampler=aa.SimpleSampler(BATCH), n_epochs=EPOCHS)
+    usual = aa.TrainPhase("t", data="all", losses=losses, sampler=aa.SimpleSampler(BATCH), epochs=EPOCHS)
     expected = aa.Experiment("own", graphs[1], progress="none").run_phase(usual)
     np.testing.assert_allclose(results.loss, expected.loss, rtol=1e-5)
     states = [graph.state() for graph in graphs]
@@ -213,11 +213,11 @@ def test_models_of_every_library_train_as_with_a_loss(library: str, data: Any, r
 
 def test_two_phases_and_a_saved_state_continue(data: Any) -> None:
     whole, parts, loaded = graph_of(data), graph_of(data), graph_of(data)
-    run(whole, n_epochs=2)
-    run(parts, n_epochs=1)
+    run(whole, epochs=2)
+    run(parts, epochs=1)
     loaded.load_state(parts.state())
     for graph in (parts, loaded):
-        run(graph, n_epochs=1)
+        run(graph, epochs=1)
         assert_close(model_of(graph, "net").tree, model_of(whole, "net").tree)
 
 
@@ -284,7 +284,7 @@ def test_more_updates_than_were_foreseen_give_nan_and_not_another_rate(data: Any
         return {"net": net}, jnp.sum(net.params["w"])
 
     with pytest.warns(aa.errors.NaNWarning, match="'loss' of your step is nan at step 1 of epoch 1"):
-        run(graph_of(data), step, n_epochs=1)
+        run(graph_of(data), step, epochs=1)
 
 
 def test_many_steps_with_many_updates_each_read_the_right_rates(data: Any) -> None:
@@ -296,7 +296,7 @@ def test_many_steps_with_many_updates_each_read_the_right_rates(data: Any) -> No
 
     schedule = aa.Schedule("exponential", rate=0.999)
     graph = graph_of(data, optimizer=aa.Optimizer("sgd", lr=1e-3, schedule=schedule))
-    run(graph, step, n_epochs=3)
+    run(graph, step, epochs=3)
     moved = 1e-3 * sum(schedule.factor(i) for i in range(2700))
     assert_close(model_of(graph, "net").tree, jax.tree.map(lambda p: p - moved, parameters()))
 
@@ -329,7 +329,7 @@ def test_a_plateau_lowers_the_rate_of_the_next_epoch(data: Any) -> None:
 
     plateau = aa.ReduceLROnPlateau("loss", patience=0, factor=0.1)
     graph = graph_of(data, optimizer=aa.Optimizer("sgd", lr=1.0, schedule=plateau))
-    run(graph, step, n_epochs=3)  # the second epoch is no better, so that the third has a tenth
+    run(graph, step, epochs=3)  # the second epoch is no better, so that the third has a tenth
     assert_close(model_of(graph, "net").tree, jax.tree.map(lambda p: p - (3 + 3 + 0.3), parameters()))
 
 
@@ -377,7 +377,7 @@ def test_frozen_nodes_are_in_evaluation_mode_and_keep_their_values(data: Any) ->
         features, _ = state["body"].apply(state["body"].params, batch["x"])
         return state, jnp.abs(features - mlp(parameters(4, 3), batch["x"])).max()
 
-    assert run(graph, step, n_epochs=1).loss[0] < 1e-6
+    assert run(graph, step, epochs=1).loss[0] < 1e-6
 
     def trains(state: Any, batch: Any) -> Any:
         return {**state, "body": state["body"].apply_gradients(state["body"].params)}, None
@@ -446,7 +446,7 @@ def test_an_error_in_a_step_leaves_the_values_of_the_last_snapshot(data: Any) ->
     assert graph.optimizer_states["net"].step == int(kept[1])
     expected = graph_of(data)
     if kept[1] != "0":
-        run(expected, data=data.take(range(BATCH * int(kept[1]))), n_epochs=1)
+        run(expected, data=data.take(range(BATCH * int(kept[1]))), epochs=1)
     assert_close(model_of(graph, "net").tree, model_of(expected, "net").tree)
 
 
@@ -454,6 +454,6 @@ def test_random_numbers_follow_from_the_seed_and_differ_from_step_to_step(data: 
     def step(state: Any, batch: Any) -> Any:
         return state, jax.random.uniform(state["net"].key)
 
-    losses = [run(graph_of(data, seed=seed), step, n_epochs=4).loss for seed in (1, 1, 2)]
+    losses = [run(graph_of(data, seed=seed), step, epochs=4).loss for seed in (1, 1, 2)]
     np.testing.assert_array_equal(losses[0], losses[1])
     assert len({float(loss) for loss in [*losses[0], *losses[2]]}) == 8

@@ -44,7 +44,7 @@ def train(optimizer: aa.Optimizer, callbacks: Any = (), compile_mode: str = "aut
     data = aa.FeatureSet.from_dict("data", {"x": X, "y": Y}, ["x"], ["y"])
     model = Function(mlp, parameters())
     graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference())], optimizer)
-    settings: Any = {"sampler": aa.SimpleSampler(BATCH), "n_epochs": EPOCHS, "callbacks": callbacks}
+    settings: Any = {"sampler": aa.SimpleSampler(BATCH), "epochs": EPOCHS, "callbacks": callbacks}
     phase = aa.TrainPhase("t", data=data, losses=LOSSES, compile=compile_mode, **settings)
     aa.Experiment("e", graph, progress="none").run_phase(phase)
     return graph, model

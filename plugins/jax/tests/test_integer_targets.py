@@ -30,7 +30,7 @@ def graph_of(targets: np.ndarray) -> aa.ModelGraph:
 def trained(graph: aa.ModelGraph, loss: Any) -> np.ndarray:
     losses = [aa.AppliedLoss(loss, on="net")]
     sampler = aa.SimpleSampler(16)
-    phase = aa.TrainPhase("t", data="all", losses=losses, sampler=sampler, n_epochs=2, accelerator="cpu")
+    phase = aa.TrainPhase("t", data="all", losses=losses, sampler=sampler, epochs=2, accelerator="cpu")
     return graph.run(phase, progress="none").loss
 
 

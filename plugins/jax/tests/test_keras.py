@@ -220,7 +220,7 @@ def test_a_graph_of_keras_and_ours(data: tuple[np.ndarray, ...], keras: ModuleTy
         aa.ModelNode("body", keras.layers.Dense(4), source.reference()),
         aa.ModelNode("head", SequentialMLP(), "body"),
     ]
-    phase = aa.TrainPhase("t", data=source, losses=[aa.AppliedLoss("mse", on="head")], n_epochs=5)
+    phase = aa.TrainPhase("t", data=source, losses=[aa.AppliedLoss("mse", on="head")], epochs=5)
     results = aa.Experiment("e", aa.ModelGraph(nodes, "adam"), progress="none").run_phase(phase)
     assert results.loss[-1] < results.loss[0] and len(results.plan.crossings) == 0
 

@@ -400,7 +400,7 @@ def test_the_cnn_trains_as_the_reference_does() -> None:
     for cls in (SequentialCNN, Reference):
         source = aa.FeatureSet.from_dict("data", {"x": x, "y": y}, ["x"], ["y"])
         graph = aa.ModelGraph([aa.ModelNode("net", cls(2, (3,)), source.reference())], aa.Optimizer("adam", lr=1e-2))
-        phase = aa.TrainPhase("t", data=source, losses=[aa.AppliedLoss("mse", on="net")], sampler=8, n_epochs=5)
+        phase = aa.TrainPhase("t", data=source, losses=[aa.AppliedLoss("mse", on="net")], batch_size=8, epochs=5)
         result.append((aa.Experiment("e", graph, progress="none").run_phase(phase).loss, graph.state()))
     np.testing.assert_allclose(result[0][0], result[1][0], rtol=1e-5)
     for name, value in result[1][1].items():

@@ -36,7 +36,7 @@ def reading(data: aa.FeatureSet, *, labels: bool = True) -> dict[str, Any]:
 
 def train(model: Any, upstream: Any, loss: aa.AppliedLoss) -> Any:
     graph = aa.ModelGraph([aa.ModelNode("net", model, upstream)], aa.Optimizer("sgd", lr=0.1))
-    phase = aa.TrainPhase("t", data="train", losses=loss, sampler=aa.SimpleSampler(8), n_epochs=2)
+    phase = aa.TrainPhase("t", data="train", losses=loss, sampler=aa.SimpleSampler(8), epochs=2)
     return aa.Experiment("e", graph, progress="none").run_phase(phase), graph
 
 
@@ -151,7 +151,7 @@ def test_inputs_may_have_the_batch_on_another_axis() -> None:
     upstream = {"mask": data.reference("mask"), "x": data.reference("x")}
     graph = aa.ModelGraph([aa.ModelNode("net", model, upstream, batch_axis={"x": 1})], aa.Optimizer("sgd", lr=0.1))
     loss = aa.AppliedLoss("mse", on="net", inputs=["outputs.0", "targets"])
-    phase = aa.TrainPhase("t", data="train", losses=loss, sampler=aa.SimpleSampler(8), n_epochs=2)
+    phase = aa.TrainPhase("t", data="train", losses=loss, sampler=aa.SimpleSampler(8), epochs=2)
     aa.Experiment("e", graph, progress="none").run_phase(phase)
     values = {"w": jnp.full((3, 3), 0.1)}
     for _ in range(2):

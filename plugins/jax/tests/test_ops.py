@@ -174,7 +174,7 @@ def test_after_a_step_that_failed_the_model_has_good_values(data: Data, donation
     model = Function(apply, {"w": jnp.ones((3, 1))})
     source = aa.FeatureSet.from_dict("data", {"x": data[0], "y": data[1]}, ["x"], ["y"])
     graph = aa.ModelGraph([aa.ModelNode("net", model, source.reference())], ADAM)
-    phase = aa.TrainPhase("t", data=source, losses=[aa.AppliedLoss("mse", on="net")], sampler=8, n_epochs=5)
+    phase = aa.TrainPhase("t", data=source, losses=[aa.AppliedLoss("mse", on="net")], batch_size=8, epochs=5)
     with pytest.raises(Exception, match="the sensor is broken") as caught:
         aa.Experiment("e", graph, progress="none").run_phase(phase)
     assert isinstance(caught.value, jax.errors.JaxRuntimeError)
@@ -246,7 +246,7 @@ def test_a_segment_over_two_devices_trains_as_on_one(data: Data) -> None:
         ]
         graph = aa.ModelGraph(nodes, Optimizer("adam", lr=0.01, clip_norm=0.5))
         losses = [aa.AppliedLoss("mse", on="b"), aa.AppliedLoss("mse", on="c", weight=0.5)]
-        phase = aa.TrainPhase("t", data=source, losses=losses, sampler=aa.SimpleSampler(8), n_epochs=4)
+        phase = aa.TrainPhase("t", data=source, losses=losses, sampler=aa.SimpleSampler(8), epochs=4)
         results = aa.Experiment("e", graph, progress="none").run_phase(phase)
         assert aa.device_of(graph["b"].model) == Device.parse(second)
         state = {name: value for name, value in graph.state().items() if "optimizer_step" not in name}
@@ -297,7 +297,7 @@ def test_class_indices_of_int64_are_taken_all_the_same(train: Any, data: Data) -
     x, kind = data[0], (data[0][:, 0] > 0).astype("int64")
     source = aa.FeatureSet.from_dict("data", {"x": x, "kind": kind}, ["x"], ["kind"])
     graph = aa.ModelGraph([aa.ModelNode("net", SequentialMLP(2), source.reference())], Optimizer("adam", lr=0.05))
-    phase = aa.TrainPhase("t", data=source, losses=[aa.AppliedLoss("cross_entropy", on="net")], n_epochs=30)
+    phase = aa.TrainPhase("t", data=source, losses=[aa.AppliedLoss("cross_entropy", on="net")], epochs=30)
     results = aa.Experiment("e", graph, progress="none").run_phase(phase)
     assert results.loss[-1] < results.loss[0] / 2
 
@@ -314,7 +314,7 @@ for framework in ("jax", "numpy"):
     model = aa.registry.registry().computing(framework).models()["SequentialMLP"](dtype="float64")
     optimizer = aa.Optimizer("adamw", lr=0.01, clip_norm=0.1)
     graph = aa.ModelGraph([aa.ModelNode("net", model, source.reference())], optimizer)
-    phase = aa.TrainPhase("t", data=source, losses=[aa.AppliedLoss("mse", on="net")], sampler=8, n_epochs=20)
+    phase = aa.TrainPhase("t", data=source, losses=[aa.AppliedLoss("mse", on="net")], batch_size=8, epochs=20)
     found.append((aa.Experiment("e", graph, progress="none").run_phase(phase).loss, graph.state()))
 np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-12)
 for name, value in found[1][1].items():
@@ -408,7 +408,7 @@ def test_gradients_flow_through_a_complex_value_between_nodes(compile_steps: str
         nodes = [aa.ModelNode("a", models[0], data.reference())]
         nodes += [aa.ModelNode("b", model, "a") for model in models[1:]]
         loss = aa.AppliedLoss("mse", on=nodes[-1].label)
-        phase = aa.TrainPhase("train", data=data, losses=[loss], sampler=8, n_epochs=4, compile=compile_steps)
+        phase = aa.TrainPhase("train", data=data, losses=[loss], batch_size=8, epochs=4, compile=compile_steps)
         graph = aa.ModelGraph(nodes, aa.Optimizer("sgd", lr=0.1))
         return aa.Experiment("e", graph, progress="none").run_phase(phase).loss
 
@@ -422,6 +422,6 @@ def test_a_complex_parameter_is_refused_and_not_trained_along_a_conjugated_gradi
     data = aa.FeatureSet.from_dict("data", columns, ["x"], ["y"])
     model = Function(lambda p, x: jnp.abs(p["w"] - (1 + 1j) * x) ** 2, {"w": jnp.zeros(3, jnp.complex64)})
     graph = aa.ModelGraph([aa.ModelNode("a", model, data.reference())], "sgd")
-    phase = aa.TrainPhase("train", data="all", losses=[aa.AppliedLoss("mse", on="a")], sampler=8)
+    phase = aa.TrainPhase("train", data="all", losses=[aa.AppliedLoss("mse", on="a")], batch_size=8)
     with pytest.raises(GraphError, match=r"the parameter 'w' of node 'a' is complex \(complex64\)"):
         aa.Experiment("e", graph, progress="none").run_phase(phase)

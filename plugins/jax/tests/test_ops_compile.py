@@ -424,7 +424,7 @@ def test_a_phase_sends_little_for_an_epoch(monkeypatch: pytest.MonkeyPatch, data
             ends.append(len(sent))
 
     phase = aa.TrainPhase(
-        "t", data=source, losses=[aa.AppliedLoss("mse", on="net")], sampler=4, n_epochs=6, callbacks=[Ends()]
+        "t", data=source, losses=[aa.AppliedLoss("mse", on="net")], batch_size=4, epochs=6, callbacks=[Ends()]
     )
     aa.Experiment("e", graph, progress="none").run_phase(phase)
     assert all(after - before <= 6 for before, after in itertools.pairwise(ends[2:])), ends

@@ -159,7 +159,7 @@ def trained(model: Any, tx: Any, rows: Any, **settings: Any) -> np.ndarray:
     data = aa.FeatureSet.from_dict("d", {"x": rows[0], "y": rows[1]}, ["x"], ["y"])
     optimizer = tx if isinstance(tx, aa.Optimizer) else aa.Optimizer(tx)
     graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference(), optimizer=optimizer)])
-    settings = {"sampler": aa.SimpleSampler(BATCH), "n_epochs": EPOCHS, **settings}
+    settings = {"sampler": aa.SimpleSampler(BATCH), "epochs": EPOCHS, **settings}
     phase = aa.TrainPhase("t", data=data, losses=[aa.AppliedLoss("mse", on="net")], **settings)
     return np.asarray(aa.Experiment("e", graph, progress="none").run_phase(phase).loss)
 
@@ -492,7 +492,7 @@ def test_a_random_key_of_an_optimizer_is_saved(rows: Any) -> None:
 
     def train(target: Any, epochs: int) -> Any:
         losses = [aa.AppliedLoss("mse", on="net")]
-        phase = aa.TrainPhase("t", data=data, losses=losses, sampler=aa.SimpleSampler(4), n_epochs=epochs)
+        phase = aa.TrainPhase("t", data=data, losses=losses, sampler=aa.SimpleSampler(4), epochs=epochs)
         aa.Experiment("e", target, progress="none").run_phase(phase)
         return target.state()
 

@@ -153,7 +153,7 @@ def trained(
     for epochs in cuts:
         if through_state and state is not None:
             graph = aa.ModelGraph([aa.ModelNode("net", model(), source.reference())], optimizer).load_state(state)
-        phase = aa.TrainPhase("t", data=source, losses=[aa.AppliedLoss("mse", on="net")], n_epochs=epochs)
+        phase = aa.TrainPhase("t", data=source, losses=[aa.AppliedLoss("mse", on="net")], epochs=epochs)
         aa.Experiment("e", graph, progress="none").run_phase(phase)
         state = graph.state()
     assert state is not None
@@ -248,7 +248,7 @@ def test_an_optimizer_gets_the_value_of_the_loss_if_it_needs_it(
     expected = by_optax(optax, made, batches, lambda step: 1.0, with_value=True)
     source = aa.FeatureSet.from_dict("data", {"x": data[0], "y": data[1]}, ["x"], ["y"])
     graph = aa.ModelGraph([aa.ModelNode("net", model(), source.reference())], Optimizer(made))
-    settings = {"sampler": aa.SimpleSampler(8), "n_epochs": 3, **settings}
+    settings = {"sampler": aa.SimpleSampler(8), "epochs": 3, **settings}
     phase = aa.TrainPhase("t", data=source, losses=[aa.AppliedLoss("mse", on="net")], **settings)
     aa.Experiment("e", graph, progress="none").run_phase(phase)
     for key, value in expected.items():

@@ -31,7 +31,7 @@ def trained(dtype: str = "float32", **settings: Any) -> Any:
     data = aa.FeatureSet.from_dict("d", {"x": x, "y": 2 * x[:, :1]}, ["x"], ["y"])
     graph = aa.ModelGraph([aa.ModelNode("net", Net(jnp.dtype(dtype)), data.reference())], aa.Optimizer("sgd", lr=0.1))
     losses = [aa.AppliedLoss("mse", on="net")]
-    phase = aa.TrainPhase("t", data="all", losses=losses, sampler=aa.SimpleSampler(16), n_epochs=3, **settings)
+    phase = aa.TrainPhase("t", data="all", losses=losses, sampler=aa.SimpleSampler(16), epochs=3, **settings)
     return aa.Experiment("e", graph, progress="none").run_phase(phase)
 
 

@@ -46,13 +46,13 @@ def counted(loss: Any) -> Any:
     return jax.jit(jax.value_and_grad(sum_and_count, has_aux=True))
 
 
-def by_hand(loss: Any, rows: Any, window: int = 1, n_epochs: int = 3) -> dict[str, Any]:
+def by_hand(loss: Any, rows: Any, window: int = 1, epochs: int = 3) -> dict[str, Any]:
     """Sums of gradients over the batches of a window, divided by the count of the window."""
     compute = counted(loss)
     params, opt_state = parameters(), TX.init(parameters())
     losses = []
     np.random.seed(7)
-    for _ in range(n_epochs):
+    for _ in range(epochs):
         batches = iter(list(rows))
         while group := list(itertools.islice(batches, window)):
             total, n_terms, grads = 0.0, 0.0, jax.tree.map(jnp.zeros_like, params)
@@ -251,7 +251,7 @@ def test_modules_are_saved_and_accumulate(tmp_path: Path) -> None:
     """Statistics of batches and the state of dropout go through the micro-batches, and into the checkpoint."""
     from flax import nnx
 
-    def run(folder: Path | None, n_epochs: int) -> tuple[list[float], Any]:
+    def run(folder: Path | None, epochs: int) -> tuple[list[float], Any]:
         np.random.seed(3)
         loop = Loop("cpu", framework="jax")
         net = script.Net()
@@ -264,7 +264,7 @@ def test_modules_are_saved_and_accumulate(tmp_path: Path) -> None:
             optimizer.update(net, grads)
             return value
 
-        values = [float(step(net, optimizer, x, y)) for _ in loop.epochs(n_epochs, save=folder) for x, y in loader]
+        values = [float(step(net, optimizer, x, y)) for _ in loop.epochs(epochs, save=folder) for x, y in loader]
         return values, net
 
     whole, net = run(None, 2)

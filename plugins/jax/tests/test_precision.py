@@ -36,14 +36,14 @@ def mlp() -> SequentialMLP:
 
 
 def train(network: aa.ModelGraph, rows: aa.FeatureSet, **settings: Any) -> aa.TrainResults:
-    return network.run(aa.TrainPhase("train", data=rows, **{**SETTINGS, "n_epochs": 3, **settings}))
+    return network.run(aa.TrainPhase("train", data=rows, **{**SETTINGS, "epochs": 3, **settings}))
 
 
 def cast(tree: Any, dtype: Any) -> Any:
     return jax.tree.map(lambda array: array.astype(dtype), tree)
 
 
-def by_hand(dtype: Any, n_epochs: int) -> list[float]:
+def by_hand(dtype: Any, epochs: int) -> list[float]:
     """Parameters and inputs cast in each step, logits back in float32, Optax over the masters."""
     network = graph(mlp()).build()
     model = network["net"].model
@@ -60,7 +60,7 @@ def by_hand(dtype: Any, n_epochs: int) -> list[float]:
         updates, state = optimizer.update(gradients, state)
         return optax.apply_updates(parameters, updates), state, loss
 
-    for _ in range(n_epochs):
+    for _ in range(epochs):
         epoch = []
         for start in range(0, N, BATCH):
             parameters, state, loss = step(parameters, state, X[start : start + BATCH], Y[start : start + BATCH])
@@ -98,7 +98,7 @@ def test_infinite_gradients_are_skipped_on_the_device(compile_: str) -> None:
         loss_scale=scale,
         compile=compile_,
         on_nan="ignore",
-        n_epochs=4,
+        epochs=4,
         callbacks=[Listens()],
     )
     told = [event.message for event in results.events if event.kind == "precision"]
@@ -148,7 +148,7 @@ def test_a_node_kept_in_float32_sees_float32() -> None:
     network = aa.ModelGraph(nodes, "adam")
     aa.Experiment("e", network).plan(aa.TrainPhase("plan", data=rows, losses=losses))  # shapes are inferred
     SEEN.clear()
-    train(network, rows, losses=losses, precision="bf16-mixed", n_epochs=1)
+    train(network, rows, losses=losses, precision="bf16-mixed", epochs=1)
     assert SEEN["narrow"] == {("bfloat16", "bfloat16")} and SEEN["kept"] == {("float32", "float32")}
     statistics = network["narrow"].model.buffers
     assert {str(array.dtype) for array in statistics.values()} == {"float32"}
@@ -169,7 +169,7 @@ def test_matmul_precision_holds_for_the_phase_alone() -> None:
             seen.append(jax.config.jax_default_matmul_precision)
 
     before = jax.config.jax_default_matmul_precision
-    train(graph(mlp()), data(), matmul_precision="highest", callbacks=[Watches()], n_epochs=1)
+    train(graph(mlp()), data(), matmul_precision="highest", callbacks=[Watches()], epochs=1)
     assert seen == ["highest"] and jax.config.jax_default_matmul_precision == before
     with pytest.raises(PhaseError, match=r"no framework of the graph has matmul_precision=True"):
         train(graph(mlp()), data(), matmul_precision=True)

@@ -55,7 +55,7 @@ def sources() -> dict[str, Any]:
     items = [{"ids": row, "y": y} for row, y in zip(TOKENS, Y, strict=True)]
     return {
         "rows": aa.FeatureSet.from_dict("texts", {"ids": TOKENS, "y": Y}, ["ids"], ["y"], pad={"ids": PAD}),
-        "items": aa.MapSource("texts", items, features="ids", targets="y", pad={"ids": PAD}),
+        "items": aa.MapSource("texts", items, features="ids", target="y", pad={"ids": PAD}),
     }
 
 
@@ -68,7 +68,7 @@ def test_training_is_that_of_a_loop_by_hand(kind: str, compile_: str) -> None:
         data="all" if kind == "rows" else data,
         losses=aa.AppliedLoss("mse", on="net"),
         sampler=SAMPLER,
-        n_epochs=EPOCHS,
+        epochs=EPOCHS,
         compile=compile_,
     )
     results = aa.Experiment("e", aa.ModelGraph([node], aa.Optimizer("sgd", lr=0.1)), progress="none").run_phase(phase)

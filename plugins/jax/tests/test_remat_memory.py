@@ -49,7 +49,7 @@ def planned(*models: Any, remat: str | None = "blocks", **settings: Any) -> aa.P
     nodes = [aa.ModelNode("n0", models[0], data.reference(), remat=remat)]
     nodes += [aa.ModelNode(f"n{i}", model, f"n{i - 1}", remat=remat) for i, model in enumerate(models) if i]
     losses = [aa.AppliedLoss("mse", on=nodes[-1].label)]
-    phase = aa.TrainPhase("t", data="all", losses=losses, **{"sampler": ROWS, **settings})
+    phase = aa.TrainPhase("t", data="all", losses=losses, **{"batch_size": ROWS, **settings})
     return aa.Experiment("e", aa.ModelGraph(nodes, "adam"), progress="none").plan(phase)
 
 
@@ -120,6 +120,6 @@ def test_measured_steps_have_activations() -> None:
     data = aa.FeatureSet.from_dict("d", {"x": X, "y": X[:, :1]}, ["x"], ["y"])
     graph = aa.ModelGraph([aa.ModelNode("n0", SequentialMLP((1,)), data.reference())], "adam")
     losses = [aa.AppliedLoss("mse", on="n0")]
-    graph.run(aa.TrainPhase("t", data="all", losses=losses, sampler=ROWS, callbacks=[watch]))
+    graph.run(aa.TrainPhase("t", data="all", losses=losses, batch_size=ROWS, callbacks=[watch]))
     assert watch.stats.nodes[0].activations > ROWS * 16 * 4
     assert "does not count operations" in watch.stats.not_covered["flops_per_step"]

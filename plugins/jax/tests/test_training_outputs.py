@@ -65,7 +65,7 @@ def graph(source: aa.FeatureSet, model: Any, **settings: Any) -> aa.ModelGraph:
 
 def train(model_graph: aa.ModelGraph, losses: Any = LOSSES, **settings: Any) -> Any:
     phase = aa.TrainPhase(
-        "train", data="train", losses=losses, sampler=aa.SimpleSampler(8), n_epochs=2, validation="val", **settings
+        "train", data="train", losses=losses, sampler=aa.SimpleSampler(8), epochs=2, validation="val", **settings
     )
     return aa.Experiment("test", model_graph, progress="none").run_phase(phase)
 

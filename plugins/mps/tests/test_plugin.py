@@ -115,7 +115,7 @@ def test_a_graph_trains_and_its_float64_data_are_cast(loaded: Any, metal: list[s
     source = aa.FeatureSet.from_dict("data", {"x": x, "y": x[:, :1]}, ["x"], ["y"])
     graph = aa.ModelGraph([aa.ModelNode("net", SequentialMLP(1), source.reference())], aa.Optimizer("adam", lr=1e-2))
     losses = [aa.AppliedLoss("mse", on="net")]
-    phase = aa.TrainPhase("t", data=source, losses=losses, accelerator=where, n_epochs=10)
+    phase = aa.TrainPhase("t", data=source, losses=losses, accelerator=where, epochs=10)
     results = aa.Experiment("e", graph, progress="none").run_phase(phase)
     assert results.plan.device("net") == aa.Device.parse(where)
     assert {column.change for column in results.plan.columns} == {"float64 to float32"}

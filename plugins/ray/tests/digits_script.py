@@ -42,7 +42,7 @@ data = digits()
 data.split_random({"train": 0.8, "test": 0.2}, seed=0)
 graph = aa.ModelGraph([aa.ModelNode("net", model_of(), data.reference("pixels"))], aa.Optimizer("adam", lr=0.01))
 losses = [aa.AppliedLoss("cross_entropy", on="net")]
-phase = aa.TrainPhase("train", data="train", losses=losses, sampler=96, n_epochs=3, validation="test")
+phase = aa.TrainPhase("train", data="train", losses=losses, batch_size=96, epochs=3, validation="test")
 results = aa.Experiment(graph).run_phase(phase)
 if is_main_process():
     epochs = [[epoch.loss, epoch.validation["loss"]] for epoch in results.epochs]

@@ -42,7 +42,7 @@ class Disturbed(aa.Callback):
 
 rng = np.random.default_rng(0)
 x = rng.normal(size=(1010, 20)).astype(np.float32)
-rows = aa.FeatureSet.from_dict("data", {"x": x, "y": np.tanh(x[:, :3])}, feature_keys=["x"], target_keys=["y"])
+rows = aa.FeatureSet.from_dict("data", {"x": x, "y": np.tanh(x[:, :3])}, features=["x"], target=["y"])
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(20, 32), torch.nn.Tanh(), torch.nn.Linear(32, 3))
 graph = aa.ModelGraph([aa.ModelNode("net", model, rows.reference())], aa.Optimizer("adam", lr=1e-2))
@@ -50,8 +50,8 @@ phase = aa.TrainPhase(
     "train",
     data=rows,
     losses=[aa.AppliedLoss("mse", on="net")],
-    sampler=96,
-    n_epochs=4,
+    batch_size=96,
+    epochs=4,
     checkpoint=aa.Checkpoint(OUT / "checkpoints", every=4, wait=True),
     callbacks=[Disturbed()],
 )

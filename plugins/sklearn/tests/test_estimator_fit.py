@@ -145,7 +145,7 @@ def test_columns_that_are_fitted_to_cannot_be_written(data):
 @pytest.mark.usefixtures("sims")
 def test_an_estimator_is_fitted_behind_a_trained_encoder(where, batch, data, behind, experiment):
     ours = experiment(behind)
-    ours.run_phase(TrainPhase("t", data="train", losses=[MSE], n_epochs=3, accelerator=where))
+    ours.run_phase(TrainPhase("t", data="train", losses=[MSE], epochs=3, accelerator=where))
     before = behind.state()
     ours.run_phase(FitPhase("fit", data="train", accelerator=where, batch_size=batch))
     after = behind.state()
@@ -170,7 +170,7 @@ def test_training_goes_on_beside_a_fitted_estimator(behind, experiment):
     """A loss on the head trains the encoder; the estimator is not called."""
     ours = experiment(behind)
     ours.run_phase(FitPhase("fit", data="train"))
-    ours.run_phase(TrainPhase("t", data="train", losses=[MSE], n_epochs=2))
+    ours.run_phase(TrainPhase("t", data="train", losses=[MSE], epochs=2))
     assert behind.optimizer_states["enc"].step == behind.optimizer_states["net"].step == 2
 
 
@@ -181,7 +181,7 @@ def test_a_model_may_follow_a_fitted_estimator(sims, data, experiment):
     graph.add_node(ModelNode("net", Dense(1), "est"))
     ours = experiment(graph)
     for where in ("sim:0", None, "sim:1"):
-        result = ours.run_phase(TrainPhase("t", data="train", losses=[MSE], accelerator=where, n_epochs=3))
+        result = ours.run_phase(TrainPhase("t", data="train", losses=[MSE], accelerator=where, epochs=3))
         assert result.loss[-1] < result.loss[0]
         assert str(result.plan.device("est")) == (where or "cpu:0")
     assert sims[0].used == 0
@@ -201,7 +201,7 @@ def test_a_concat_node_joins_an_estimator_with_a_model(data, experiment):
     graph.add_node(ModelNode("own", Dense(2), data.reference(["x"], ["y"])))
     graph.add_node(ConcatNode("both", ["est", "own"]))
     graph.add_node(ModelNode("net", Dense(1), "both"))
-    result = experiment(graph).run_phase(TrainPhase("t", data="train", losses=[MSE], n_epochs=4))
+    result = experiment(graph).run_phase(TrainPhase("t", data="train", losses=[MSE], epochs=4))
     assert result.loss[-1] < result.loss[0]
     assert sorted(graph.optimizer_states) == ["net", "own"]
 

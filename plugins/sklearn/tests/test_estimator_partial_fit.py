@@ -71,7 +71,7 @@ def learnt(graph, label="est"):
 def test_an_estimator_learns_from_every_batch_in_the_order_of_the_sampler(where, data, experiment):
     graph = alone(data)
     result = experiment(graph).run_phase(
-        TrainPhase("t", data="train", sampler=SimpleSampler(6, shuffle=True, seed=3), n_epochs=2, accelerator=where)
+        TrainPhase("t", data="train", sampler=SimpleSampler(6, shuffle=True, seed=3), epochs=2, accelerator=where)
     )
     diary = learnt(graph).diary
     assert [len(features) for features, _ in diary] == [6, 6, 4] * 2
@@ -87,7 +87,7 @@ def test_an_estimator_learns_from_every_batch_in_the_order_of_the_sampler(where,
 
 
 def test_an_estimator_that_learned_is_fitted_and_goes_on_learning(data, experiment):
-    graph, phase = alone(data), TrainPhase("t", data="train", sampler=4)
+    graph, phase = alone(data), TrainPhase("t", data="train", batch_size=4)
     ours = experiment(graph)
     assert graph.shapes.unfitted == ("est",)
     ours.run_phase(phase)
@@ -122,7 +122,7 @@ def test_an_estimator_learns_behind_a_model_that_is_trained(data, experiment):
             before.update(run.graph.state())
 
     def phase(*callbacks):
-        return TrainPhase("t", data="train", losses=[MSE], sampler=SimpleSampler(8), n_epochs=3, callbacks=callbacks)
+        return TrainPhase("t", data="train", losses=[MSE], sampler=SimpleSampler(8), epochs=3, callbacks=callbacks)
 
     result = experiment(graph).run_phase(phase(Spy()))
     expected = experiment(ModelGraph(plain, "adam")).run_phase(phase())
@@ -160,11 +160,11 @@ def test_several_steps_stay_one_call_without_learning_estimators(data, line, exp
     graph = line(Dense(1), "adam")
     graph.add_node(ModelNode("est", Steps(), "net"))
     graph.freeze("est")
-    experiment(graph).run_phase(TrainPhase("t", data="train", losses=[MSE], sampler=4))
+    experiment(graph).run_phase(TrainPhase("t", data="train", losses=[MSE], batch_size=4))
     assert calls and not learnt(graph).diary if isinstance(graph["est"].model, Estimator) else calls
     graph.unfreeze("est")
     before = len(calls)
-    experiment(graph).run_phase(TrainPhase("t", data="train", losses=[MSE], sampler=4))
+    experiment(graph).run_phase(TrainPhase("t", data="train", losses=[MSE], batch_size=4))
     assert len(calls) == before and len(learnt(graph).diary) == 4
 
 
@@ -202,7 +202,7 @@ def test_alternating_feature_sets_feed_their_own_estimators(table, experiment):
 def test_a_classifier_gets_all_classes_and_has_metrics_in_the_validation(data, experiment):
     graph = alone(data, Counts(), "c")
     validation = EvalPhase("val", data="val", metrics=["accuracy", Metric(lambda o, t: len(o), "est", label="n")])
-    result = experiment(graph).run_phase(TrainPhase("t", data="train", sampler=2, n_epochs=2, validation=validation))
+    result = experiment(graph).run_phase(TrainPhase("t", data="train", batch_size=2, epochs=2, validation=validation))
     own = learnt(graph)
     np.testing.assert_array_equal(own.classes_, np.unique(data["train"].array("c")))
     assert result.figures == ("val_accuracy", "val_n")
@@ -245,17 +245,17 @@ def test_sklearn_estimators_learn_batch_by_batch(experiment):
     data = FeatureSet.from_dict("fs", {"x": x, "c": c, "y": x.sum(axis=1)}, "x", ["c", "y"])
     data.split_random({"train": 0.8, "test": 0.2}, seed=0)
     nodes = [
-        ModelNode("scaler", Estimator(StandardScaler(), method="transform"), data.reference(targets=["c"])),
+        ModelNode("scaler", Estimator(StandardScaler(), method="transform"), data.reference(target=["c"])),
         ModelNode("sgd", SGDClassifier(random_state=0), "scaler"),
-        ModelNode("bayes", GaussianNB(), data.reference(targets=["c"])),
-        ModelNode("line", SGDRegressor(random_state=0), data.reference(targets=["y"])),
-        ModelNode("means", MiniBatchKMeans(3, random_state=0, n_init=1), data.reference(targets=[])),
+        ModelNode("bayes", GaussianNB(), data.reference(target=["c"])),
+        ModelNode("line", SGDRegressor(random_state=0), data.reference(target=["y"])),
+        ModelNode("means", MiniBatchKMeans(3, random_state=0, n_init=1), data.reference(target=[])),
     ]
     ours = experiment(ModelGraph(nodes))
     ours.run_phase(FitPhase("scale", data="train", nodes="scaler"))
     metrics = [Metric("accuracy", on=name, label=name) for name in ("sgd", "bayes")]
     validation = EvalPhase("val", data="test", metrics=[*metrics, Metric("r2", on="line")])
-    phase = TrainPhase("t", data="train", sampler=16, n_epochs=8, validation=validation)
+    phase = TrainPhase("t", data="train", batch_size=16, epochs=8, validation=validation)
     result = ours.run_phase(phase)
     assert min(result.figure(f"val_{name}")[-1] for name in ("sgd", "bayes", "r2")) > 0.9
     tested = ours.run_phase(EvalPhase("test", data="test", metrics=[*metrics, Metric("r2", on="line")]))
@@ -281,7 +281,7 @@ def test_early_stopping_restores_the_best_estimator_in_the_users_object(data, ex
     graph = alone(data, own)
     stop = EarlyStopping("val_mse", patience=1, restore_best=True)
     validation = EvalPhase("val", data="val", metrics=["mse"])
-    phase = TrainPhase("t", data="train", sampler=16, n_epochs=9, validation=validation, callbacks=[stop])
+    phase = TrainPhase("t", data="train", batch_size=16, epochs=9, validation=validation, callbacks=[stop])
     result = experiment(graph).run_phase(phase)
     assert len(result.epochs) == 3 and stop.best_epoch == 1
     assert learnt(graph) is own and len(own.diary) == 2 and np.abs(own.coef_).max() < 10
@@ -312,7 +312,7 @@ def test_estimators_with_slots_are_restored_as_a_copy(data, experiment):
             else:
                 run.restore(kept[0])
 
-    experiment(graph).run_phase(TrainPhase("t", data="train", sampler=16, n_epochs=2, callbacks=[Back()]))
+    experiment(graph).run_phase(TrainPhase("t", data="train", batch_size=16, epochs=2, callbacks=[Back()]))
     assert learnt(graph).count == 1
 
 
@@ -451,7 +451,7 @@ def test_a_failing_partial_fit_names_the_node_and_keeps_the_epochs(data):
                 raise RuntimeError("singular")
             super().partial_fit(features, targets)
 
-    run = Run(TrainPhase("t", data="train", sampler=16, n_epochs=5), alone(data, Fails()))
+    run = Run(TrainPhase("t", data="train", batch_size=16, epochs=5), alone(data, Fails()))
     with pytest.raises(RuntimeError, match="singular") as caught:
         execute(run)
     assert "while node 'est' learned by partial_fit from a batch of 16" in caught.value.__notes__

@@ -84,7 +84,7 @@ def test_a_transformer_feeds_a_model_that_is_trained(data, experiment):
     ]
     ours = experiment(ModelGraph(nodes, "adam"))
     ours.run_phase(FitPhase("fit", data="train"))
-    result = ours.run_phase(TrainPhase("t", data="train", losses=[AppliedLoss("mse", on="net")], n_epochs=5))
+    result = ours.run_phase(TrainPhase("t", data="train", losses=[AppliedLoss("mse", on="net")], epochs=5))
     assert result.loss[-1] < result.loss[0]
 
 
@@ -260,8 +260,8 @@ def test_missing_targets_of_an_estimator_are_an_error(data, experiment):
     with pytest.raises(EstimatorError) as caught:
         experiment(graph).run_phase(FitPhase("fit", data="train"))
     assert str(caught.value) == (
-        "Needs.fit takes targets, and its data have none. Hint: name target_keys in the feature set, or "
-        "columns in reference(targets=[...])."
+        "Needs.fit takes targets, and its data have none. Hint: name target in the feature set, or "
+        "columns in reference(target=[...])."
     )
 
 

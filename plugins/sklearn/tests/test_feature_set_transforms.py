@@ -524,7 +524,7 @@ def test_a_cast_of_a_transformed_column_is_undone_with_it() -> None:
 
 def test_columns_that_were_left_out_stay_out_when_a_transform_is_undone() -> None:
     fs = example()
-    done = fs.fit_transform(Shift(), ["x", "y"], fit_on="train").select(targets="w")
+    done = fs.fit_transform(Shift(), ["x", "y"], fit_on="train").select(target="w")
     assert len(done.transforms) == 1 and list(done.splits) == ["train", "test"]
     undone = done.undo_transform()
     assert undone.targets == ("w",) and np.array_equal(undone.array("x"), fs.array("x"))

@@ -31,9 +31,7 @@ def data() -> aa.FeatureSet:
 
 
 def test_text_as_a_target_or_a_feature() -> None:
-    with pytest.raises(
-        ColumnError, match=r"cannot be read as numbers.*Hint: name it in tag_cols/tag_keys.*role='target'"
-    ):
+    with pytest.raises(ColumnError, match=r"cannot be read as numbers.*Hint: name it in tags.*role='target'"):
         aa.FeatureSet.from_dict("data", {"x": X, "kind": TEXT}, ["x"], ["kind"])
     assert data().fit_transform(OneHotEncoder(), "kind", fit_on="train", role="target").targets == ("kind",)
     with pytest.raises(ColumnError, match=r"cannot be read as numbers.*OneHotEncoder\(\), 'kind'.*role='feature'"):

@@ -21,7 +21,7 @@ HALVES = {"a": 0.5, "b": 0.5}
 
 def make(groups: Sequence[Any], **tags: Any) -> FeatureSet:
     data = {"x": np.arange(len(groups)), "who": groups, **tags}
-    return FeatureSet.from_dict("fs", data, "x", tag_keys=["who", *tags])
+    return FeatureSet.from_dict("fs", data, "x", tags=["who", *tags])
 
 
 def of_sizes(sizes: Sequence[int]) -> FeatureSet:

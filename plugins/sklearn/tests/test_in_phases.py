@@ -83,7 +83,7 @@ def test_nan_in_evaluations_and_for_estimators_is_no_warning(experiment):
 def at_home(sims, data, line, experiment):
     """An experiment with a network that was trained on sim:0 and lives there."""
     ours = experiment(line())
-    ours.run_phase(TrainPhase("first", data="train", losses=[MSE], accelerator="sim:0", sampler=4))
+    ours.run_phase(TrainPhase("first", data="train", losses=[MSE], accelerator="sim:0", batch_size=4))
     return ours
 
 

@@ -77,7 +77,7 @@ def scaled(raw):
 
 
 def evaluated(feature_set, targets="y", shape=(1,), **settings):
-    nodes = [ModelNode("head", SequentialMLP(shape, n_layers=1), feature_set.reference(targets=targets))]
+    nodes = [ModelNode("head", SequentialMLP(shape, n_layers=1), feature_set.reference(target=targets))]
     phase = EvalPhase("v", **{"data": "test", **settings})
     return Experiment("e", ModelGraph(nodes), progress="none").run_phase(phase)
 
@@ -145,7 +145,7 @@ def test_metrics_and_losses_stay_in_transformed_units(scaled):
 def test_a_table_brings_targets_and_tags_back_too(raw):
     data = raw.fit_transform(Scale(), ["x", "y", "w"], fit_on="train")
     data = data.fit_transform(OneHot(), "kind", fit_on="all", role="feature")
-    nodes = [ModelNode("head", SequentialMLP((1,), n_layers=1), data.reference(features="x", targets="y"))]
+    nodes = [ModelNode("head", SequentialMLP((1,), n_layers=1), data.reference(features="x", target="y"))]
     result = Experiment("e", ModelGraph(nodes), progress="none").run_phase(EvalPhase("v", data="test"))
     table = result.to_arrow(undo=True)
     assert table.column_names == ["prediction.head", "y", "w", "kind"]
@@ -171,8 +171,8 @@ def test_classes_come_back_as_words(raw):
 def test_words_and_numbers_of_several_nodes_share_a_table(raw):
     data = raw.fit_transform(OneHot(), "kind", fit_on="all", role="target").fit_transform(Scale(), "y", fit_on="train")
     nodes = [
-        ModelNode("sort", SequentialMLP((3,), n_layers=1), data.reference(targets="kind")),
-        ModelNode("size", SequentialMLP((1,), n_layers=1), data.reference(targets="y")),
+        ModelNode("sort", SequentialMLP((3,), n_layers=1), data.reference(target="kind")),
+        ModelNode("size", SequentialMLP((1,), n_layers=1), data.reference(target="y")),
     ]
     result = Experiment("e", ModelGraph(nodes), progress="none").run_phase(EvalPhase("v", data="all"))
     table = result.to_arrow(undo=True)
@@ -190,8 +190,8 @@ def test_all_rows_come_back_as_well_as_a_view(scaled, raw):
 
 def test_a_view_of_some_columns_gives_these_alone(scaled, raw):
     data = scaled.fit_transform(OneHot(), "kind", fit_on="all", role="feature")
-    nodes = [ModelNode("head", SequentialMLP((1,), n_layers=1), data.reference(features="x", targets="y"))]
-    some = data["test"].select(targets="y")
+    nodes = [ModelNode("head", SequentialMLP((1,), n_layers=1), data.reference(features="x", target="y"))]
+    some = data["test"].select(target="y")
     result = Experiment("e", ModelGraph(nodes), progress="none").run_phase(EvalPhase("v", data=some))
     table = result.to_arrow(undo=True)
     assert table.column_names == ["prediction.head", "y", "kind"]
@@ -200,7 +200,7 @@ def test_a_view_of_some_columns_gives_these_alone(scaled, raw):
 
 def test_fresh_data_without_targets_know_the_units(scaled, raw):
     fresh = FeatureSet.from_dict("fs", {"x": raw.array("x")[[5, 3]]}, "x").transform_like(scaled)
-    nodes = [ModelNode("head", SequentialMLP((1,), n_layers=1), scaled.reference(targets="y"))]
+    nodes = [ModelNode("head", SequentialMLP((1,), n_layers=1), scaled.reference(target="y"))]
     experiment = Experiment("e", ModelGraph(nodes), progress="none")
     known, new = (experiment.run_phase(EvalPhase("v", data=data)) for data in ("test", fresh))
     assert np.allclose(known.prediction("head", undo=True), new.prediction("head", undo=True), rtol=1e-5)
@@ -213,7 +213,7 @@ def test_each_output_of_a_node_has_its_own_target(scaled, raw):
             applied = super().apply(values, inputs, train=train, key=key)
             return type(applied)((inputs[0][:, :1], inputs[0][:, 1:]), None)
 
-    node = ModelNode("n", Both("tanh"), scaled.reference(targets=["y", "w"]), outputs=["first", "second"])
+    node = ModelNode("n", Both("tanh"), scaled.reference(target=["y", "w"]), outputs=["first", "second"])
     losses = [
         AppliedLoss("mse", on="n", inputs=["outputs.first", "fs.y"], label="l1"),
         AppliedLoss("mse", on="n", inputs=["fs.w", "outputs.second"], label="l2"),
@@ -227,7 +227,7 @@ def test_each_output_of_a_node_has_its_own_target(scaled, raw):
 
 
 def test_a_node_that_is_compared_with_nothing_is_told(scaled):
-    nodes = [ModelNode("code", SequentialMLP((2,), n_layers=1), scaled.reference(targets=[]))]
+    nodes = [ModelNode("code", SequentialMLP((2,), n_layers=1), scaled.reference(target=[]))]
     result = Experiment("e", ModelGraph(nodes), progress="none").run_phase(EvalPhase("v", data="test"))
     with pytest.raises(TransformError) as caught:
         result.prediction("code", undo=True)
@@ -239,7 +239,7 @@ def test_a_node_that_is_compared_with_nothing_is_told(scaled):
 
 
 def test_a_node_that_is_compared_with_nothing_in_data_without_transforms(raw):
-    nodes = [ModelNode("code", SequentialMLP((2,), n_layers=1), raw.reference(targets=[]))]
+    nodes = [ModelNode("code", SequentialMLP((2,), n_layers=1), raw.reference(target=[]))]
     result = Experiment("e", ModelGraph(nodes), progress="none").run_phase(EvalPhase("v", data="test"))
     assert result.prediction("code", undo=True) is result.prediction("code")
 
@@ -274,7 +274,9 @@ def test_training_on_transformed_data_and_reading_it_in_their_own_units(raw):
     data = raw.fit_transform(Scale(), "x", fit_on="train").fit_transform(Scale(), "y", fit_on="train")
     graph = ModelGraph([ModelNode("head", SequentialMLP((1,), n_layers=1), data.reference())], Optimizer("sgd", lr=0.1))
     experiment = Experiment("e", graph, progress="none")
-    experiment.run_phase(TrainPhase("t", data="train", losses=[AppliedLoss("mse", on="head")], sampler=4, n_epochs=600))
+    experiment.run_phase(
+        TrainPhase("t", data="train", losses=[AppliedLoss("mse", on="head")], batch_size=4, epochs=600)
+    )
     table = experiment.run_phase(EvalPhase("v", data="test")).to_arrow(undo=True)
     predicted = table.column("prediction.head").to_numpy()
     assert np.array_equal(table.column("y").to_numpy(), raw["test"].array("y"))

@@ -117,7 +117,7 @@ def test_an_estimator_is_asked_before_it_is_fitted(wrong: Any, message: str) -> 
         def predict(self, x):
             return super().predict(x).mean(axis=1)
 
-    unfitted = experiment(aa.ModelNode("net", Mean(), source().reference(targets=["y"])))
+    unfitted = experiment(aa.ModelNode("net", Mean(), source().reference(target=["y"])))
     with pytest.raises(PhaseError, match=rf"an estimator that is not fitted\. Hint: {message}"):
         unfitted.run_phase(wrong)
     assert unfitted.run(aa.FitPhase("fit", data="train", nodes="net"), judge())[1].metrics["mse"] >= 0

@@ -94,7 +94,7 @@ def train(*on: str, **settings: Any) -> TrainPhase:
     drawn = SimpleSampler(BATCH, shuffle=True, seed=1)
     validation = EvalPhase("val", data="val", metrics=[Metric("mse", on=label, label=label) for label in on])
     return TrainPhase(
-        "t", data="train", losses=MSE, sampler=drawn, n_epochs=3, validation=validation if on else None, **settings
+        "t", data="train", losses=MSE, sampler=drawn, epochs=3, validation=validation if on else None, **settings
     )
 
 

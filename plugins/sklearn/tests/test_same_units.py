@@ -48,9 +48,9 @@ def test_rows_of_a_source_are_not_transformed(as_items):
     graph = ModelGraph([ModelNode("net", Dense(1), scaled.reference())], "sgd")
     rows = [{name: column[i] for name, column in table.items()} for i in range(6)]
     data = (
-        MapSource("d", rows, features="x", targets="y")
+        MapSource("d", rows, features="x", target="y")
         if as_items
-        else IterableSource("d", [table], features="x", targets="y")
+        else IterableSource("d", [table], features="x", target="y")
     )
     loss = AppliedLoss("mse", on="net")
     for phase in (TrainPhase("t", data=data, losses=loss), EvalPhase("v", data=data)):

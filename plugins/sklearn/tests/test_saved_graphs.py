@@ -50,7 +50,7 @@ def scaled(data):
 
 def trained(data):
     graph = ModelGraph([ModelNode("net", SequentialMLP(), data.reference())], "adam", seed=1)
-    phase = TrainPhase("train", data="all", losses=[AppliedLoss("mse", on="net")], n_epochs=2)
+    phase = TrainPhase("train", data="all", losses=[AppliedLoss("mse", on="net")], epochs=2)
     Experiment("e", graph, progress="none").run_phase(phase)
     return graph
 
@@ -71,7 +71,7 @@ def test_the_transforms_of_the_data_come_back(tmp_path):
     graph.save(tmp_path)
     again = ModelGraph.load(str(tmp_path))
     assert_same(again.state(), graph.state())
-    new = raw(7).select(targets=()).transform_like(again.feature_sets["data"])
+    new = raw(7).select(target=()).transform_like(again.feature_sets["data"])
     expected = predicted(graph, raw(7).transform_like(data), undo=True)
     np.testing.assert_array_equal(predicted(again, new, undo=True), expected)
 

@@ -24,7 +24,7 @@ SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=12)
 
 def make(labels: Sequence[Any], **tags: Any) -> FeatureSet:
     data = {"x": np.arange(len(labels)), "label": labels, **tags}
-    return FeatureSet.from_dict("fs", data, "x", tag_keys=["label", *tags])
+    return FeatureSet.from_dict("fs", data, "x", tags=["label", *tags])
 
 
 def of_sizes(sizes: Sequence[int], shuffled: int = 0) -> FeatureSet:

@@ -140,7 +140,7 @@ def test_estimators_learn_from_the_same_batches(alone: bool, size: int, blocks: 
             data="train",
             losses=[] if alone else [MSE],
             sampler=SAMPLERS["shuffled"],
-            n_epochs=2,
+            epochs=2,
             validation=validation,
             **more,
         ),

@@ -86,7 +86,7 @@ def test_a_loss_over_three_streams_trains() -> None:
     graph = ModelGraph(nodes, Optimizer("sgd", lr=0.02))
     loss = AppliedLoss(triplet, "anchor", ["outputs", "positive", "negative"])
     sampler = TripletSampler(8, Same("k"), Different("k"))
-    results = run(graph, TrainPhase("t", data=tags, losses=[loss], sampler=sampler, n_epochs=40))
+    results = run(graph, TrainPhase("t", data=tags, losses=[loss], sampler=sampler, epochs=40))
     assert results.loss[-1] < 0.5 * results.loss[0]
 
 

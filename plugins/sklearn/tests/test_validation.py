@@ -21,11 +21,11 @@ def graph(width=2):
     data = aa.FeatureSet.from_dict("d", {"x": X, **targets}, ["x"], list(targets))
     data.add_splits({"train": range(20), "val": range(20, 32)})
     target = "k" if width == 2 else "y"
-    return aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP(width), data.reference(targets=[target]))], "adam")
+    return aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP(width), data.reference(target=[target]))], "adam")
 
 
-def train(losses, validation, width=2, n_epochs=3, **settings):
-    phase = aa.TrainPhase("t", data="train", losses=losses, n_epochs=n_epochs, validation=validation, **settings)
+def train(losses, validation, width=2, epochs=3, **settings):
+    phase = aa.TrainPhase("t", data="train", losses=losses, epochs=epochs, validation=validation, **settings)
     trained = graph(width)
     return trained, aa.Experiment("e", trained, progress="none").run_phase(phase)
 

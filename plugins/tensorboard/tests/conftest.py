@@ -79,7 +79,7 @@ def train() -> Callable[..., aa.TrainPhase]:
     """`train("label", ...)`: three epochs of four steps with two losses."""
 
     def make(label: str = "train", **settings: Any) -> aa.TrainPhase:
-        return aa.TrainPhase(label, **{"data": "train", "losses": LOSSES, "sampler": 4, "n_epochs": 3, **settings})
+        return aa.TrainPhase(label, **{"data": "train", "losses": LOSSES, "batch_size": 4, "epochs": 3, **settings})
 
     return make
 

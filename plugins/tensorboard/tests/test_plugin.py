@@ -215,7 +215,7 @@ def test_several_steps_remain_one_call_while_logging(every, logged, runs, experi
         return call(self, start, count, *more)
 
     monkeypatch.setattr(ChunkRunner, "train_steps", counted)
-    experiment().run_phase(train(n_epochs=20, callbacks=[] if every is None else [TensorBoard(runs, every_n_steps=1)]))
+    experiment().run_phase(train(epochs=20, callbacks=[] if every is None else [TensorBoard(runs, every_n_steps=1)]))
     assert max(calls) == 4
 
 

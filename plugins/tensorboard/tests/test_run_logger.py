@@ -149,7 +149,7 @@ def test_rates_are_left_out_where_steps_alternate(logged, read):
 
 def test_an_evaluation_is_written_at_the_number_of_trained_epochs(logged, read, experiment, train, evaluate):
     ours = experiment()
-    before, _, _, after = ours.run(evaluate(), train(), train("more", n_epochs=2), evaluate())
+    before, _, _, after = ours.run(evaluate(), train(), train("more", epochs=2), evaluate())
     for folder, results, step in (("eval-1", before, 0), ("eval-2", after, 5)):
         written = read(logged / "demo" / folder)
         assert written.under("evaluation/") == ["loss", "loss.one", "loss.two", "one.r2", "two.r2"]
@@ -219,9 +219,9 @@ def test_settings_without_a_configuration_are_written_as_repr(logged, read, data
         return float((gap**2).sum()), float(len(gap)), (2 * gap, None)
 
     loss = aa.AppliedLoss(squares, on="one")
-    experiment().run_phase(train(data=data, losses=[loss], n_epochs=1))
+    experiment().run_phase(train(data=data, losses=[loss], epochs=1))
     phase = json.loads(read(logged / "demo/train-1").texts["settings"])["phase"]
-    assert phase["type"] == "TrainPhase" and phase["n_epochs"] == "1"
+    assert phase["type"] == "TrainPhase" and phase["epochs"] == "1"
     assert "data" in phase["data"] and "squares" in phase["losses"]
 
 

@@ -32,7 +32,7 @@ def trained(**settings) -> list[float]:
     data = aa.FeatureSet.from_dict("d", {"x": X, "y": Y}, ["x"], ["y"])
     sampler = aa.SimpleSampler(16, shuffle=True, seed=1)
     losses = [aa.AppliedLoss("mse", on="net")]
-    phase = aa.TrainPhase("train", data=data, losses=losses, sampler=sampler, n_epochs=EPOCHS, **settings)
+    phase = aa.TrainPhase("train", data=data, losses=losses, sampler=sampler, epochs=EPOCHS, **settings)
     graph = aa.ModelGraph([aa.ModelNode("net", model_of(), data.reference())], aa.Optimizer("adam", lr=0.01))
     results = aa.Experiment(graph, progress="none").run_phase(phase)
     return [epoch.loss for epoch in results.epochs]
@@ -53,7 +53,7 @@ def scaled(**settings) -> dict[str, list[float]]:
     nodes = [aa.ModelNode("net", model_of(), data.reference())]
     graph = aa.ModelGraph(nodes, aa.Optimizer("adam", lr=0.01))
     losses = [aa.AppliedLoss("mse", on="net")]
-    phase = aa.TrainPhase("train", data=data, losses=losses, sampler=16, n_epochs=1, **settings)
+    phase = aa.TrainPhase("train", data=data, losses=losses, batch_size=16, epochs=1, **settings)
     aa.Experiment(graph, progress="none").run_phase(phase)
     values = [float(value) for _, array in sorted(graph.state().items()) for value in np.ravel(array)]
     return {
@@ -71,7 +71,7 @@ def double(**settings) -> list[float]:
     losses = [aa.AppliedLoss(aa.Loss("cross_entropy", class_weights=[0.1, 0.3, 0.7]), on="net")]
     nodes = [aa.ModelNode("net", model_of("float64", 3), data.reference())]
     graph = aa.ModelGraph(nodes, aa.Optimizer("adam", lr=0.01))
-    phase = aa.TrainPhase("train", data=data, losses=losses, sampler=16, n_epochs=1, **settings)
+    phase = aa.TrainPhase("train", data=data, losses=losses, batch_size=16, epochs=1, **settings)
     results = aa.Experiment(graph, progress="none").run_phase(phase)
     return [results.loss[0], *(float(value) for _, array in sorted(graph.state().items()) for value in np.ravel(array))]
 

@@ -55,7 +55,7 @@ def found(model: Any = None, **settings: Any) -> dict[str, Any]:
     graph = aa.ModelGraph([node], aa.Optimizer("adam", lr=0.01, clip_norm=1.0), seed=3)
     loss = aa.AppliedLoss("mse", "net", ["outputs", "d.y"])
     judged = aa.EvalPhase("v", data=rows, batch_size=20, metrics=[aa.Metric("mae", targets="d.y")])
-    given = {"sampler": aa.SimpleSampler(16, shuffle=True), "n_epochs": 1, "losses": [loss], "validation": judged}
+    given = {"sampler": aa.SimpleSampler(16, shuffle=True), "epochs": 1, "losses": [loss], "validation": judged}
     phase = aa.TrainPhase("train", data=rows, **{**given, **settings})
     experiment = aa.Experiment(graph, progress="none")
     results = experiment.run_phase(phase, resume="auto" if "checkpoint" in settings else "never")
@@ -69,7 +69,7 @@ def found(model: Any = None, **settings: Any) -> dict[str, Any]:
 
 def plain() -> dict[str, Any]:
     """105 steps of Adam where everything is tested."""
-    return found(n_epochs=15 if FULL else 2)
+    return found(epochs=15 if FULL else 2)
 
 
 def accumulated() -> dict[str, Any]:
@@ -80,7 +80,7 @@ def accumulated() -> dict[str, Any]:
 def weighed() -> dict[str, Any]:
     """Losses that weigh rows, of which many have no weight."""
     loss = aa.AppliedLoss("mse", "net", ["outputs", "d.y"], sample_weight="d.v")
-    return found(losses=[loss], n_epochs=2)
+    return found(losses=[loss], epochs=2)
 
 
 def fixed() -> dict[str, Any]:
@@ -117,7 +117,7 @@ def resumed() -> dict[str, Any]:
     """Goes on from the newest checkpoint."""
     kept = aa.Checkpoint(OUT / "checkpoints", every=2, wait=True)
     try:
-        return found(n_epochs=5, checkpoint=kept, callbacks=[Killed()])
+        return found(epochs=5, checkpoint=kept, callbacks=[Killed()])
     except AnyaccelError as error:
         tell("lost", message=str(error))
         raise

@@ -30,7 +30,7 @@ def train(*layers: Any, **settings: Any) -> None:
     model = keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(1)])
     graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference())], aa.Optimizer("sgd", lr=0.1))
     losses = [aa.AppliedLoss("mse", on="net")]
-    phase = aa.TrainPhase("t", data=data, losses=losses, sampler=aa.SimpleSampler(4), n_epochs=1, **settings)
+    phase = aa.TrainPhase("t", data=data, losses=losses, sampler=aa.SimpleSampler(4), epochs=1, **settings)
     aa.Experiment("e", graph, progress="none").run_phase(phase)
 
 

@@ -49,7 +49,7 @@ def graph_of(data: aa.FeatureSet, model: Any = None, optimizer: Any = SPEC) -> a
 
 
 def run(graph: aa.ModelGraph, step: Any = regression, data: Any = "all", **settings: Any) -> Any:
-    settings = {"sampler": aa.SimpleSampler(BATCH), "n_epochs": EPOCHS, **settings}
+    settings = {"sampler": aa.SimpleSampler(BATCH), "epochs": EPOCHS, **settings}
     return aa.Experiment("own", graph, progress="none").run_phase(aa.TrainPhase("t", data=data, step=step, **settings))
 
 
@@ -120,11 +120,11 @@ def test_it_is_traced_once_for_each_shape_and_at_each_step_without_compilation(d
 def test_two_phases_and_a_saved_state_continue(data: Any) -> None:
     spec = aa.Optimizer("adam", lr=0.01, schedule=SCHEDULE)
     whole, parts, loaded = (graph_of(data, optimizer=spec) for _ in range(3))
-    run(whole, n_epochs=2)
-    run(parts, n_epochs=1)
+    run(whole, epochs=2)
+    run(parts, epochs=1)
     loaded.load_state(parts.state())
     for graph in (parts, loaded):
-        run(graph, n_epochs=1)
+        run(graph, epochs=1)
         assert_close(graph["net"].model, whole["net"].model)
 
 
@@ -171,7 +171,7 @@ def test_more_updates_than_were_foreseen_give_nan_and_not_another_rate(data: Any
         return tf.reduce_sum(variables[0])
 
     with pytest.warns(aa.errors.NaNWarning, match="'loss' of your step is nan at step 1 of epoch 1"):
-        run(graph_of(data), tf.function(step), n_epochs=1)
+        run(graph_of(data), tf.function(step), epochs=1)
 
 
 def test_a_plateau_lowers_the_rate_of_the_next_epoch(data: Any) -> None:
@@ -181,7 +181,7 @@ def test_a_plateau_lowers_the_rate_of_the_next_epoch(data: Any) -> None:
 
     plateau = aa.ReduceLROnPlateau("loss", patience=0, factor=0.1)
     graph = graph_of(data, optimizer=aa.Optimizer("sgd", lr=1.0, schedule=plateau))
-    run(graph, step, n_epochs=3)  # the second epoch is no better, so that the third has a tenth
+    run(graph, step, epochs=3)  # the second epoch is no better, so that the third has a tenth
     for actual, before in zip(graph["net"].model.trainable_variables, mlp().trainable_variables, strict=True):
         np.testing.assert_allclose(actual, before - (3 + 3 + 0.3), rtol=1e-5)
 
@@ -224,7 +224,7 @@ def test_frozen_nodes_do_not_change_and_have_no_optimizer(data: Any) -> None:
         features = models["body"](batch["x"], training=True)  # as Keras does, in inference mode where not trainable
         return tf.reduce_max(tf.abs(features - models["body"](batch["x"], training=False)))
 
-    assert run(graph, step, n_epochs=1).loss[0] == 0.0
+    assert run(graph, step, epochs=1).loss[0] == 0.0
     assert seen[0] == (["net"], 0)
     for a, b in zip(body.get_weights(), before, strict=True):
         np.testing.assert_array_equal(a, b)

@@ -31,14 +31,14 @@ def data(rows: int = 50) -> aa.FeatureSet:
 
 
 def graph(source: aa.FeatureSet, model: Any, optimizer: Any = None) -> aa.ModelGraph:
-    node = aa.ModelNode("net", model, source.reference(targets=["kind"]))
+    node = aa.ModelNode("net", model, source.reference(target=["kind"]))
     return aa.ModelGraph([node], optimizer or aa.Optimizer("adam", lr=1e-2))
 
 
 def training(epochs: int = 2, loss: Any = "cross_entropy", **settings: Any) -> aa.TrainPhase:
     sampler = aa.SimpleSampler(8, shuffle=True, seed=2)
     losses = [aa.AppliedLoss(loss, on="net")]
-    return aa.TrainPhase.from_split("train", split="train", sampler=sampler, losses=losses, n_epochs=epochs, **settings)
+    return aa.TrainPhase.from_split("train", split="train", sampler=sampler, losses=losses, epochs=epochs, **settings)
 
 
 def run(made: aa.ModelGraph, *phases: Any) -> Any:
@@ -119,7 +119,7 @@ def test_images_channels_first_and_last() -> None:
     for model, column in ((own, "x"), (theirs, "z")):
         node = aa.ModelNode("net", model, source.reference([column]))
         made = aa.ModelGraph([node], aa.Optimizer("adam", lr=0.01))
-        phase = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], n_epochs=10)
+        phase = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], epochs=10)
         result = run(made, phase)
         assert result.loss[-1] < result.loss[0]
 
@@ -143,7 +143,7 @@ def test_a_chain_of_keras_and_builtin_models_trains_as_one() -> None:
     source, scale = data(), Scale()
     made = aa.ModelGraph(
         [
-            aa.ModelNode("first", layers.Dense(8, "tanh"), source.reference(targets=["kind"])),
+            aa.ModelNode("first", layers.Dense(8, "tanh"), source.reference(target=["kind"])),
             aa.ModelNode("scale", scale, "first"),
             aa.ModelNode("net", SequentialMLP((3,)), "scale"),
         ],
@@ -163,7 +163,7 @@ def test_torch_and_tensorflow_train_end_to_end() -> None:
     before = encoder.weight.detach().clone()
     made = aa.ModelGraph(
         [
-            aa.ModelNode("encoder", encoder, source.reference(targets=["kind"])),
+            aa.ModelNode("encoder", encoder, source.reference(target=["kind"])),
             aa.ModelNode("net", head, "encoder"),
         ],
         aa.Optimizer("adam", lr=2e-2, clip_norm=1.0),
@@ -216,7 +216,7 @@ def test_inference_leaves_plain_attributes_as_they_were(make: Any) -> None:
 
 @pytest.mark.parametrize("takes_part", [True, False])
 def test_a_frozen_node_does_not_share_a_layer_with_one_that_is_trained(takes_part: bool) -> None:
-    shared, reference = layers.Dense(6), data().reference(targets=["kind"])
+    shared, reference = layers.Dense(6), data().reference(target=["kind"])
     kept, taught = keras.Sequential([shared]), keras.Sequential([shared, layers.Dense(3)])
     nodes = [aa.ModelNode("kept", kept, reference), aa.ModelNode("net", taught, "kept" if takes_part else reference)]
     with pytest.raises(

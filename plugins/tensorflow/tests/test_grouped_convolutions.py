@@ -35,7 +35,7 @@ def train(model: Any, compile: str, *, shuffle: bool = True) -> Any:
         "losses": aa.AppliedLoss("mse", on="net"),
         "sampler": aa.SimpleSampler(4, shuffle=shuffle),
     }
-    phase = aa.TrainPhase("train", **settings, n_epochs=2, compile=compile)
+    phase = aa.TrainPhase("train", **settings, epochs=2, compile=compile)
     return aa.Experiment("model", graph, progress="none").run_phase(phase)
 
 

@@ -38,7 +38,7 @@ def by_hand(update: Any) -> tuple[Any, list[Any]]:
 def train(optimizer: aa.Optimizer, callbacks: Any = (), compile_mode: str = "auto") -> Any:
     data, net = aa.FeatureSet.from_dict("data", {"x": X, "y": Y}, ["x"], ["y"]), mlp()
     graph = aa.ModelGraph([aa.ModelNode("net", net, data.reference())], optimizer)
-    settings: Any = {"sampler": aa.SimpleSampler(BATCH), "n_epochs": EPOCHS, "callbacks": callbacks}
+    settings: Any = {"sampler": aa.SimpleSampler(BATCH), "epochs": EPOCHS, "callbacks": callbacks}
     losses = [aa.AppliedLoss("mse", on="net")]
     phase = aa.TrainPhase("t", data=data, losses=losses, compile=compile_mode, **settings)
     aa.Experiment("e", graph, progress="none").run_phase(phase)

@@ -66,7 +66,7 @@ def train(graph: aa.ModelGraph, epochs: int = 3, batch: int = 12, loss: Any = "m
         data="all",
         losses=[aa.AppliedLoss(loss, on="net")],
         sampler=aa.SimpleSampler(batch, shuffle=False),
-        n_epochs=epochs,
+        epochs=epochs,
         **settings,
     )
     return aa.Experiment("e", graph, progress="none").run_phase(phase)

@@ -28,11 +28,11 @@ def source() -> aa.FeatureSet:
 def losses(loss: Any, width: int = 1, target: str = "y", batch: int = 8) -> np.ndarray:
     given = source()
     graph = aa.ModelGraph(
-        [aa.ModelNode("net", SequentialMLP((width,), 2, 8), given.reference(targets=[target]))],
+        [aa.ModelNode("net", SequentialMLP((width,), 2, 8), given.reference(target=[target]))],
         aa.Optimizer("adam", lr=0.02),
     )
     phase = aa.TrainPhase(
-        "train", data="all", losses=[aa.AppliedLoss(loss, on="net")], sampler=aa.SimpleSampler(batch), n_epochs=5
+        "train", data="all", losses=[aa.AppliedLoss(loss, on="net")], sampler=aa.SimpleSampler(batch), epochs=5
     )
     return np.asarray(aa.Experiment("e", graph, progress="none").run_phase(phase).loss)
 
@@ -95,7 +95,7 @@ def test_optimizers_of_others_are_refused_and_alternatives_are_named(backend: Te
     assert "Foreign" in message and "sgd, momentum, adam, adamw, and classes of keras.optimizers" in message
     assert backend.unsupported_reason(aa.Optimizer(keras.optimizers.Adam)) == ""
     given = source()
-    graph = aa.ModelGraph([aa.ModelNode("net", SequentialMLP(), given.reference(targets=["y"]))], aa.Optimizer(Foreign))
+    graph = aa.ModelGraph([aa.ModelNode("net", SequentialMLP(), given.reference(target=["y"]))], aa.Optimizer(Foreign))
     phase = aa.TrainPhase("train", data="all", losses=[aa.AppliedLoss("mse", on="net")])
     with pytest.raises(SpecError, match=r"Foreign.*sgd, momentum, adam, adamw"):
         aa.Experiment("e", graph, progress="none").run_phase(phase)

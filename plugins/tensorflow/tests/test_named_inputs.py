@@ -35,7 +35,7 @@ def reading(data: aa.FeatureSet, *, labels: bool = True) -> dict[str, Any]:
 
 def train(model: Any, upstream: Any, loss: aa.AppliedLoss, **settings: Any) -> Any:
     graph = aa.ModelGraph([aa.ModelNode("net", model, upstream)], aa.Optimizer("sgd", lr=0.1))
-    phase = aa.TrainPhase("t", data="train", losses=loss, sampler=aa.SimpleSampler(8), n_epochs=2, **settings)
+    phase = aa.TrainPhase("t", data="train", losses=loss, sampler=aa.SimpleSampler(8), epochs=2, **settings)
     return aa.Experiment("e", graph, progress="none").run_phase(phase), graph
 
 
@@ -129,7 +129,7 @@ def test_inputs_may_have_the_batch_on_another_axis() -> None:
     net, expected = TimeFirst(), TimeFirst()
     graph = aa.ModelGraph([aa.ModelNode("net", net, data.reference(), batch_axis=1)], aa.Optimizer("sgd", lr=0.1))
     loss = aa.AppliedLoss("mse", on="net", inputs=["outputs.0", "targets"])
-    phase = aa.TrainPhase("t", data="all", losses=loss, sampler=aa.SimpleSampler(8), n_epochs=2)
+    phase = aa.TrainPhase("t", data="all", losses=loss, sampler=aa.SimpleSampler(8), epochs=2)
     aa.Experiment("e", graph, progress="none").run_phase(phase)
     for _ in range(2):
         for start in range(0, ROWS, 8):

@@ -75,8 +75,8 @@ def test_gradients_flow_through_a_complex_value_between_nodes(compile_steps: str
             "train",
             data=data,
             losses=[aa.AppliedLoss("mse", on=nodes[-1].label)],
-            sampler=8,
-            n_epochs=4,
+            batch_size=8,
+            epochs=4,
             compile=compile_steps,
         )
         experiment = aa.Experiment("e", aa.ModelGraph(nodes, aa.Optimizer("sgd", lr=0.1)), progress="none")
@@ -101,7 +101,7 @@ def test_a_complex_parameter_is_refused_and_not_left_as_it_is() -> None:
     data = aa.FeatureSet.from_dict("data", columns, ["x"], ["y"])
     graph = aa.ModelGraph([aa.ModelNode("a", Turn(), data.reference())], "sgd")
     experiment = aa.Experiment("e", graph, progress="none")
-    phase = aa.TrainPhase("train", data="all", losses=[aa.AppliedLoss("mse", on="a")], sampler=8)
+    phase = aa.TrainPhase("train", data="all", losses=[aa.AppliedLoss("mse", on="a")], batch_size=8)
     with pytest.raises(GraphError, match=r"the parameter 'phase' of node 'a' is complex \(<dtype: 'complex64'>\)"):
         experiment.run_phase(phase)
     assert experiment.run_phase(aa.EvalPhase("eval", data="all")).prediction("a").shape == (8, 4)
@@ -178,7 +178,7 @@ def test_a_compiled_part_trains_with_a_loss_whose_slope_is_vertical_somewhere(mo
         ]
         graph = aa.ModelGraph(nodes, aa.Optimizer("sgd", lr=0.1), seed=1)
         loss = aa.AppliedLoss(lambda outputs, targets: tf.reduce_mean(tf.abs(outputs - targets) ** 1.5), "head")
-        phase = aa.TrainPhase("train", data="all", losses=[loss], sampler=aa.SimpleSampler(4), n_epochs=3)
+        phase = aa.TrainPhase("train", data="all", losses=[loss], sampler=aa.SimpleSampler(4), epochs=3)
         return list(aa.Experiment("e", graph, progress="none").run_phase(phase).loss)
 
     compiled = trained(0.0)

@@ -28,7 +28,7 @@ def net() -> Any:
 def run(model: Any) -> tuple[Any, np.ndarray]:
     graph = aa.ModelGraph([aa.ModelNode("net", model, DATA.reference())], aa.Optimizer("sgd", lr=0.1))
     losses, experiment = [aa.AppliedLoss("mse", on="net")], aa.Experiment("e", graph, progress="none")
-    phase = aa.TrainPhase("t", data="all", losses=losses, sampler=aa.SimpleSampler(16), n_epochs=3)
+    phase = aa.TrainPhase("t", data="all", losses=losses, sampler=aa.SimpleSampler(16), epochs=3)
     results = experiment.run_phase(phase)
     return results, experiment.run_phase(aa.EvalPhase("v", data="all", outputs="net")).prediction("net")
 

@@ -42,7 +42,7 @@ def layers(policy: str | None = None) -> keras.Model:
 
 
 def train(network: aa.ModelGraph, rows: aa.FeatureSet, **settings: Any) -> aa.TrainResults:
-    return network.run(aa.TrainPhase("train", data=rows, **{**SETTINGS, "n_epochs": 3, **settings}))
+    return network.run(aa.TrainPhase("train", data=rows, **{**SETTINGS, "epochs": 3, **settings}))
 
 
 @pytest.mark.parametrize("compile_", ["off", "steps"])
@@ -75,7 +75,7 @@ def test_infinite_gradients_are_skipped(compile_: str) -> None:
     network = graph(SequentialMLP((3,), n_layers=2, hidden_dim=16), rows)
     scale = aa.LossScale(initial=2.0**10, growth_interval=3)
     results = train(
-        network, rows, precision="fp16-mixed", loss_scale=scale, compile=compile_, on_nan="ignore", n_epochs=4
+        network, rows, precision="fp16-mixed", loss_scale=scale, compile=compile_, on_nan="ignore", epochs=4
     )
     told = [event.message for event in results.events if event.kind == "precision"]
     assert [message.split(",")[0] for message in told] == ["2 of 6 steps were skipped"] * 4
@@ -115,7 +115,7 @@ def test_a_node_kept_in_float32_sees_float32() -> None:
     network = aa.ModelGraph(nodes, "adam")
     aa.Experiment("e", network).plan(aa.TrainPhase("plan", data=rows, losses=losses))  # shapes are inferred
     SEEN.clear()
-    train(network, rows, losses=losses, precision="bf16-mixed", n_epochs=1)
+    train(network, rows, losses=losses, precision="bf16-mixed", epochs=1)
     assert {id(narrow): {("bfloat16", "bfloat16")}, id(kept): {("float32", "float32")}} == SEEN
 
 
@@ -150,7 +150,7 @@ def test_tf32_is_a_setting_of_the_phase() -> None:
 
     before = enabled()
     network = graph(SequentialMLP((3,), n_layers=1))
-    train(network, data(), matmul_precision=not before, callbacks=[Watches()], n_epochs=1)
+    train(network, data(), matmul_precision=not before, callbacks=[Watches()], epochs=1)
     assert seen == [not before] and enabled() == before
 
 

@@ -111,7 +111,7 @@ def data() -> aa.FeatureSet:
 
 def phase(on: str = "net", **given: Any) -> aa.TrainPhase:
     losses = [aa.AppliedLoss("mse", on=on)]
-    return aa.TrainPhase("train", data="all", losses=losses, sampler=aa.SimpleSampler(8), n_epochs=2, **given)
+    return aa.TrainPhase("train", data="all", losses=losses, sampler=aa.SimpleSampler(8), epochs=2, **given)
 
 
 def test_a_phase_is_strict_and_restores_settings() -> None:
@@ -171,7 +171,7 @@ def test_variables_batches_and_losses_are_on_the_device_and_inside_the_tape(
         data="all",
         losses=[aa.AppliedLoss(loss, on="net")],
         sampler=aa.SimpleSampler(8),
-        n_epochs=4,
+        epochs=4,
         accelerator="cpu:1",
     )
     result = aa.Experiment("e", graph, progress="none").run_phase(judged)

@@ -54,7 +54,7 @@ def test_training_is_that_of_a_loop_with_ragged_tensors(compile_: str) -> None:
     net = Mean()
     node = aa.ModelNode("net", net, {"ids": data.reference("ids"), "mask": data.reference("mask")})
     loss = aa.AppliedLoss("mse", on="net")
-    phase = aa.TrainPhase("t", data="all", losses=loss, sampler=SAMPLER, n_epochs=EPOCHS, compile=compile_)
+    phase = aa.TrainPhase("t", data="all", losses=loss, sampler=SAMPLER, epochs=EPOCHS, compile=compile_)
     results = aa.Experiment("e", aa.ModelGraph([node], aa.Optimizer("sgd", lr=0.1)), progress="none").run_phase(phase)
     means, expected = by_hand()
     np.testing.assert_allclose(results.loss, means, rtol=1e-5)

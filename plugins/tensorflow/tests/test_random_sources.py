@@ -47,7 +47,7 @@ def run(source: Any, folder: Path | None = None, stop: int = 0, **settings: Any)
         "t",
         data=source,
         losses=aa.AppliedLoss("mse", on="net"),
-        n_epochs=3,
+        epochs=3,
         compile="off",
         checkpoint=None if folder is None else aa.Checkpoint(folder),
         callbacks=[Stop(stop)] if stop else [],
@@ -64,7 +64,7 @@ def test_losses_are_those_of_the_rows_of_a_data_set_that_seeds_itself() -> None:
     table = aa.FeatureSet.from_dict("d", {"x": rows, "y": X[:, :1]}, ["x"], ["y"])
     expected = run(table, sampler=aa.SimpleSampler(4))
     keras.utils.set_random_seed(1)
-    losses = run(aa.MapSource("d", data, features="x", targets="y"), sampler=aa.SimpleSampler(4))
+    losses = run(aa.MapSource("d", data, features="x", target="y"), sampler=aa.SimpleSampler(4))
     np.testing.assert_allclose(losses, expected, rtol=1e-6)
 
 
@@ -94,7 +94,7 @@ def generated() -> Callable[[], Any]:
 def test_a_run_goes_on_as_if_it_had_not_been_interrupted(make: Callable[[], Any], tmp_path: Path) -> None:
     def source() -> Any:
         keras.utils.set_random_seed(1)
-        return aa.IterableSource("d", make(), features="x", targets="y")
+        return aa.IterableSource("d", make(), features="x", target="y")
 
     expected = run(source())
     with pytest.raises(KeyboardInterrupt):
@@ -106,7 +106,7 @@ def test_an_order_of_tf_data_that_depends_on_how_often_it_was_read_is_refused(tm
     """TensorFlow does not tell how far it is; `seed of the epoch` above follows the hint."""
 
     def source() -> Any:
-        return aa.IterableSource("d", table().shuffle(ROWS, seed=2).batch(4), features="x", targets="y")
+        return aa.IterableSource("d", table().shuffle(ROWS, seed=2).batch(4), features="x", target="y")
 
     with pytest.raises(KeyboardInterrupt):
         run(source(), tmp_path, stop=15)

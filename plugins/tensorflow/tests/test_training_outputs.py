@@ -64,9 +64,7 @@ def source() -> aa.FeatureSet:
 def train(source: aa.FeatureSet, model: Any, losses: Any, outputs: Any = None, **settings: Any) -> Any:
     node = aa.ModelNode("net", model, source.reference(), outputs=outputs)
     sampler = aa.SimpleSampler(8)
-    phase = aa.TrainPhase(
-        "train", data="train", losses=losses, sampler=sampler, n_epochs=2, validation="val", **settings
-    )
+    phase = aa.TrainPhase("train", data="train", losses=losses, sampler=sampler, epochs=2, validation="val", **settings)
     graph = aa.ModelGraph([node], aa.Optimizer("sgd", lr=0.1))
     return aa.Experiment("test", graph, progress="none").run_phase(phase)
 

@@ -267,7 +267,7 @@ def test_a_phase_is_counted() -> None:
         aa.ModelNode("head", tf.keras.Sequential([tf.keras.layers.Dense(1)]), "body", accelerator="cpu:1"),
     ]
     losses = [aa.AppliedLoss("mse", on="head")]
-    phase = aa.TrainPhase("fit", data=data, losses=losses, sampler=8, n_epochs=2, compile="off")
+    phase = aa.TrainPhase("fit", data=data, losses=losses, batch_size=8, epochs=2, compile="off")
     with aa.ledger() as moved:
         aa.Experiment("e", aa.ModelGraph(nodes, "adam")).run(phase)
     edges = {name: (total.transfers, total.nbytes) for name, total in moved.by("edge").items() if name}
@@ -295,7 +295,7 @@ def train_shifted(shift: tf.Tensor) -> str:
     data = aa.FeatureSet.from_dict("data", {"x": np.ones((4, 3), "f"), "y": np.ones((4, 1), "f")}, ["x"], ["y"])
     graph = aa.ModelGraph([aa.ModelNode("shifts", Shifted(shift), data.reference(), accelerator="cpu:0")], "sgd")
     with pytest.raises(DeviceMismatchError) as caught:
-        graph.run(aa.TrainPhase("fit", data=data, losses=[aa.AppliedLoss("mse", on="shifts")], sampler=2))
+        graph.run(aa.TrainPhase("fit", data=data, losses=[aa.AppliedLoss("mse", on="shifts")], batch_size=2))
     return str(caught.value)
 
 

@@ -61,7 +61,7 @@ def trained(kind: str = "plain", epochs: int = EPOCHS, **settings) -> list[float
     data = aa.FeatureSet.from_dict("d", {"x": X, "y": Y}, ["x"], ["y"])
     sampler = aa.SimpleSampler(16, shuffle=True, seed=1)
     losses = [aa.AppliedLoss("mse", on="net")]
-    phase = aa.TrainPhase("train", data=data, losses=losses, sampler=sampler, n_epochs=epochs, **settings)
+    phase = aa.TrainPhase("train", data=data, losses=losses, sampler=sampler, epochs=epochs, **settings)
     graph = aa.ModelGraph([aa.ModelNode("net", model_of(kind), data.reference())], aa.Optimizer("adam", lr=0.01))
     results = aa.Experiment(graph, progress="none").run_phase(phase)
     return [epoch.loss for epoch in results.epochs]
@@ -75,7 +75,7 @@ def double(**settings) -> list[float]:
     graph = aa.ModelGraph(
         [aa.ModelNode("net", model_of("classes").double(), data.reference())], aa.Optimizer("adam", lr=0.01)
     )
-    phase = aa.TrainPhase("train", data=data, losses=losses, sampler=16, n_epochs=1, **settings)
+    phase = aa.TrainPhase("train", data=data, losses=losses, batch_size=16, epochs=1, **settings)
     results = aa.Experiment(graph, progress="none").run_phase(phase)
     return [results.loss[0], *(float(value) for _, array in sorted(graph.state().items()) for value in np.ravel(array))]
 

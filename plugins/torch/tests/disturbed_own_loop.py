@@ -40,7 +40,7 @@ def attempt(run: Path, rank: int, size: int, port: int, *, undisturbed: bool) ->
     train = runpy.run_path(str(Path(__file__).with_name("own_loop_killed.py")))["train"]
     told = (run / f"told-{rank}").open("a", buffering=1)
     folder = None if undisturbed else str(run / "checkpoints")
-    train(folder, 0, 0, 7, n_epochs=N_EPOCHS, tell=lambda *now: told.write(f"{json.dumps(now)}\n"))
+    train(folder, 0, 0, 7, epochs=N_EPOCHS, tell=lambda *now: told.write(f"{json.dumps(now)}\n"))
 
 
 def fork(run: Path, rank: int, size: int, port: int, *, undisturbed: bool) -> int:
@@ -188,8 +188,9 @@ def main(kind: str, size: int, count: int, seed: int) -> None:
         while done < count:
             done += disturbed.run(count - done)
             n_runs += 1
-        told = {"kind": kind, "processes": size, "disturbed": done, "runs": n_runs}
-        print(json.dumps({**told, "instants": dict(disturbed.instants), "seconds": round(time.monotonic() - began)}))
+            told = {"kind": kind, "processes": size, "disturbed": done, "runs": n_runs}
+            told |= {"instants": dict(disturbed.instants), "seconds": round(time.monotonic() - began)}
+            print(json.dumps(told), flush=True)
     finally:
         if os.getpid() == driver:  # forked processes come here, too
             shutil.rmtree(folder)

@@ -60,7 +60,7 @@ def trained(name: str, make: Any = deep, optimizer: Any = None, resume: str = "n
     graph = aa.ModelGraph(nodes, optimizer or aa.Optimizer("adam", lr=0.01), seed=3)
     losses = settings.pop("losses", [aa.AppliedLoss("mse", "net", ["outputs", "d.y"])])
     sampler = {} if rows is not None else {"sampler": aa.SimpleSampler(24, shuffle=True)}
-    given = {**sampler, "n_epochs": 2, "deterministic": True, **settings}
+    given = {**sampler, "epochs": 2, "deterministic": True, **settings}
     phase = aa.TrainPhase("train", data=rows or data(), losses=losses, **given)
     results = aa.Experiment(graph, progress="none").run_phase(phase, resume=resume)
     told = {
@@ -80,13 +80,13 @@ def plain() -> None:
 
 def many() -> None:
     """100 steps and more."""
-    trained("many", n_epochs=21)
+    trained("many", epochs=21)
 
 
 def accumulated() -> None:
     """Steps of three batches, with losses that weigh rows."""
     loss = aa.AppliedLoss("mse", "net", ["outputs", "d.y"], sample_weight="d.w")
-    trained("accumulated", n_epochs=1, accumulate=3, losses=[loss])
+    trained("accumulated", epochs=1, accumulate=3, losses=[loss])
 
 
 def scaled() -> None:
@@ -97,13 +97,13 @@ def scaled() -> None:
 
 def switch() -> None:
     """Parameters that only some shards use, and one that none does."""
-    trained("switch", Switch, aa.Optimizer("adamw", lr=0.01, weight_decay=0.1), n_epochs=1)
+    trained("switch", Switch, aa.Optimizer("adamw", lr=0.01, weight_decay=0.1), epochs=1)
 
 
 def source() -> None:
     """Batches that are made elsewhere, which every process reads."""
-    made = aa.IterableSource("d", batches, features=["x"], targets=["y"])
-    trained("source", n_epochs=1, data=made)
+    made = aa.IterableSource("d", batches, features=["x"], target=["y"])
+    trained("source", epochs=1, data=made)
 
 
 def unbroken() -> None:

@@ -202,11 +202,11 @@ def trained(
 ) -> dict[str, Any]:
     """Losses of epochs and final values of a training; with `batches`, over a source that makes its own."""
     rows = rows_of(n, last=last)
-    data: Any = aa.IterableSource("data", Batches(rows), features="x", targets="y") if batches else rows
+    data: Any = aa.IterableSource("data", Batches(rows), features="x", target="y") if batches else rows
     kept = {} if remat is None else {"remat": remat}
     graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference(), **kept)], optimizer, seed=3)
     losses, sampler = [aa.AppliedLoss("mse", on="net")], aa.SimpleSampler(48, shuffle=True)
-    more = {"n_epochs": 2, "compile": "off", **({} if batches else {"sampler": sampler}), **settings}
+    more = {"epochs": 2, "compile": "off", **({} if batches else {"sampler": sampler}), **settings}
     results = aa.Experiment(graph).run_phase(aa.TrainPhase("train", data=data, losses=losses, **more))
     weights = [parameter.detach().flatten().tolist() for parameter in model.parameters()]
     return {"losses": [epoch.loss for epoch in results.epochs], "weights": weights}
@@ -275,7 +275,7 @@ def untouched() -> None:
     model.body[1].register_full_backward_hook(lambda *_: model.note("backward"))
     model.body[1][0].weight.register_post_accumulate_grad_hook(lambda *_: model.note("gradient"))  # type: ignore[no-untyped-call]
     gc.disable()
-    trained(model, aa.Optimizer("adamw", lr=1e-2, weight_decay=0.5), n=192, n_epochs=1)
+    trained(model, aa.Optimizer("adamw", lr=1e-2, weight_decay=0.5), n=192, epochs=1)
     left = n_wrappers()
     gc.enable()
     steps = {name: model.calls.count(name) for name in ("backward", "gradient")}
@@ -405,7 +405,7 @@ def beside_ddp() -> None:
         graph = aa.ModelGraph([aa.ModelNode("net", model, rows.reference())], aa.Optimizer("adam", lr=1e-2))
         losses = [aa.AppliedLoss("mse", on="net")]
         phase = aa.TrainPhase(
-            "train", data=rows, losses=losses, sampler=aa.SimpleSampler(48), n_epochs=3, accumulate=accumulate
+            "train", data=rows, losses=losses, sampler=aa.SimpleSampler(48), epochs=3, accumulate=accumulate
         )
         aa.Experiment(graph).run_phase(phase)
         x, y = torch.from_numpy(rows.array("x")), torch.from_numpy(rows.array("y"))
@@ -462,7 +462,7 @@ def overlaps() -> None:
         with events() as seen:
             for i, layer in enumerate(model):
                 layer.register_full_backward_pre_hook(lambda *_, i=i: seen.append(["backward", i]))
-            trained(model, aa.Optimizer("sgd", lr=1e-2), n=192, n_epochs=1, **settings)
+            trained(model, aa.Optimizer("sgd", lr=1e-2), n=192, epochs=1, **settings)
         tell(f"events of {name}", events=seen)
 
 

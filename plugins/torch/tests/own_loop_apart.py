@@ -5,21 +5,40 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from own_loop_models import network, normalizing, rows_of
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import anyaccel as aa
 
 case, folder = sys.argv[1:]
 loop = aa.Loop("cpu", framework="torch")
 net: Any = normalizing() if case == "norm" else network(loop.process_index if case == "weights" else 0)
+
+
+class Stream(IterableDataset[Any]):
+    """Rows of unknown number, of which the second process may have fewer."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(zip(*rows_of(19 if case == "stream" and loop.process_index else 30), strict=True))
+
+
+class Wide(Stream):
+    """Batches, that are smaller in the second process."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(zip(*(part.split(4 + 2 * loop.process_index) for part in rows_of(30)), strict=True))
+
+
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 n_rows = 20 + 10 * loop.process_index if case == "length" else 30
 loader: Any = DataLoader(TensorDataset(*rows_of(n_rows)), batch_size=5)
+if case.startswith("stream"):
+    loader = DataLoader(Wide() if "rows" in case else Stream(), batch_size=None if "rows" in case else 5)
 net, optimizer, loader = loop.prepare(net, optimizer, loader)
 for number, (x, y) in enumerate(loader):
     if number == 2 and case == "raises" and loop.process_index == 1:

@@ -36,7 +36,7 @@ def train(
     workers: int,
     seed: int | None,
     sharding: str = "none",
-    n_epochs: int = 3,
+    epochs: int = 3,
     tell: Callable[[int, float], object] = lambda step, loss: None,
 ) -> list[list[float]]:
     """Updates that are done before each step, and losses."""
@@ -51,7 +51,7 @@ def train(
     loader = DataLoader(Augmented(), batch_size=7, shuffle=True, num_workers=workers)
     net, optimizer, schedule, loader = loop.prepare(net, optimizer, schedule, loader)
     told = []
-    for _ in loop.epochs(n_epochs, save=folder, every=2):
+    for _ in loop.epochs(epochs, save=folder, every=2):
         for x, y in loader:
             loss = F.mse_loss(net(x), y)
             told.append([loop.step, float(loop.reduce(loss.detach()))])

@@ -54,9 +54,9 @@ def train() -> None:
     """100 Adam steps and more over shuffled rows with a ragged last batch, in plain, clipped and accumulated steps."""
     rows = data()
     settings: dict[str, tuple[aa.Optimizer, dict[str, Any]]] = {
-        "plain": (aa.Optimizer("adam", lr=1e-2), {"n_epochs": 12, "residency": "resident"}),
-        "streamed": (aa.Optimizer("adam", lr=1e-2, clip_norm=0.5), {"n_epochs": 3, "residency": "streamed"}),
-        "accumulated": (aa.Optimizer("sgd", lr=1e-2, momentum=0.9), {"n_epochs": 3, "accumulate": 3}),
+        "plain": (aa.Optimizer("adam", lr=1e-2), {"epochs": 12, "residency": "resident"}),
+        "streamed": (aa.Optimizer("adam", lr=1e-2, clip_norm=0.5), {"epochs": 3, "residency": "streamed"}),
+        "accumulated": (aa.Optimizer("sgd", lr=1e-2, momentum=0.9), {"epochs": 3, "accumulate": 3}),
     }
     for name, (optimizer, more) in settings.items():
         model = model_of()
@@ -76,7 +76,7 @@ def beside_ddp() -> None:
     model, by_hand = model_of(), model_of()
     graph = graph_of(rows, model, aa.Optimizer("adam", lr=1e-2))
     phase = aa.TrainPhase(
-        "train", data=rows, losses=[aa.AppliedLoss("mse", on="net")], sampler=aa.SimpleSampler(96), n_epochs=5
+        "train", data=rows, losses=[aa.AppliedLoss("mse", on="net")], sampler=aa.SimpleSampler(96), epochs=5
     )
     results = aa.Experiment(graph).run_phase(phase)
     x, y = torch.from_numpy(rows.array("x")), torch.from_numpy(rows.array("y"))
@@ -112,13 +112,13 @@ def unused() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(64, 20)).astype(np.float32)
     x[np.arange(64) % 8 >= 4, 0] += 200
-    rows = aa.FeatureSet.from_dict("data", {"x": x, "y": x[:, 1:4]}, feature_keys=["x"], target_keys=["y"])
+    rows = aa.FeatureSet.from_dict("data", {"x": x, "y": x[:, 1:4]}, features=["x"], target=["y"])
     torch.manual_seed(0)
     model = Branches()
     before = model.never.weight.detach().clone()
     graph = graph_of(rows, model, aa.Optimizer("adamw", lr=1e-3, weight_decay=0.1))
     phase = aa.TrainPhase(
-        "train", data=rows, losses=[aa.AppliedLoss("mse", on="net")], sampler=aa.SimpleSampler(8), n_epochs=2
+        "train", data=rows, losses=[aa.AppliedLoss("mse", on="net")], sampler=aa.SimpleSampler(8), epochs=2
     )
     results = aa.Experiment(graph).run_phase(phase)
     weights = [parameter.detach().numpy().tolist() for parameter in model.parameters()]
@@ -139,7 +139,7 @@ def disagree() -> None:
         on = "sim:1" if what == "device" else None
         graph = aa.ModelGraph([aa.ModelNode("net", model, rows.reference(), accelerator=on)], optimizer, seed=own)
         losses = [aa.AppliedLoss("mse", on="net")]
-        phase = aa.TrainPhase("train", data=rows, losses=losses, n_epochs=1 + RANK * (what == "setting"))
+        phase = aa.TrainPhase("train", data=rows, losses=losses, epochs=1 + RANK * (what == "setting"))
         before = [parameter.detach().clone() for parameter in model.parameters()]
         if what == "code" and RANK:
             (OUT / script.name).write_text("another script")
@@ -166,7 +166,7 @@ def fail() -> None:
     rows = data()
     graph = graph_of(rows, model_of(), aa.Optimizer("sgd", lr=1e-2))
     losses = [aa.AppliedLoss("mse", on="net")]
-    phase = aa.TrainPhase("train", data="train", losses=losses, n_epochs=500, callbacks=[Faulty()])
+    phase = aa.TrainPhase("train", data="train", losses=losses, epochs=500, callbacks=[Faulty()])
     began = time.monotonic()
     try:
         aa.Experiment(graph).run_phase(phase)
@@ -231,8 +231,8 @@ def resumed(dropout: bool = True) -> None:
         "train",
         data="train",
         losses=[aa.AppliedLoss("mse", on="net")],
-        sampler=96,
-        n_epochs=4,
+        batch_size=96,
+        epochs=4,
         validation="val",
         checkpoint=checkpoint,
         callbacks=[Lists(model), Killed(OUT)],
@@ -283,7 +283,7 @@ def stop() -> None:
     for hook in ("after_loading", "epoch_start", "epoch_end"):
         graph = graph_of(rows, model_of(), aa.Optimizer("sgd", lr=1e-2))
         losses = [aa.AppliedLoss("mse", on="net")]
-        phase = aa.TrainPhase("train", data="train", losses=losses, n_epochs=50, callbacks=[StopsOne(hook)])
+        phase = aa.TrainPhase("train", data="train", losses=losses, epochs=50, callbacks=[StopsOne(hook)])
         epochs[hook] = len(aa.Experiment(graph).run_phase(phase).epochs)
     tell("stop", epochs=epochs)
 
@@ -315,7 +315,7 @@ def mixed() -> None:
     for name, model in made.items():
         losses = [aa.AppliedLoss(rmse if name == "loss" else "mse", on="net")]
         graph = graph_of(rows, model, aa.Optimizer("sgd", lr=1e-2))
-        phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=13)
+        phase = aa.TrainPhase("train", data=rows, losses=losses, batch_size=13)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             aa.Experiment(graph).run_phase(phase)

@@ -41,7 +41,7 @@ def classes(dtype: str = "float32") -> aa.FeatureSet:
     weights = rng.uniform(0, 3, size=(n, 1)).astype(np.float32)
     weights[10:30] = 0
     columns = {"x": x, "y": y, "mask": mask, "w": weights[:, 0], "t": x[:, 0, :2].copy()}
-    return aa.FeatureSet.from_dict("c", columns, feature_keys=["x"], target_keys=["y"], tag_keys=["mask", "w", "t"])
+    return aa.FeatureSet.from_dict("c", columns, features=["x"], target=["y"], tags=["mask", "w", "t"])
 
 
 def losses_of(name: str) -> list[aa.AppliedLoss]:
@@ -69,7 +69,7 @@ def weighted() -> None:
             graph = graph_of(rows, model, aa.Optimizer("adam", lr=1e-2))
             sampler = aa.SimpleSampler(7)
             losses = losses_of("two" if name == "double" else name)
-            phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=sampler, n_epochs=3, accumulate=accumulate)
+            phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=sampler, epochs=3, accumulate=accumulate)
             results = aa.Experiment(graph).run_phase(phase)
             epochs = [[epoch.loss, *epoch.losses.values()] for epoch in results.epochs]
             weights = [parameter.detach().numpy().tolist() for parameter in model.parameters()]
@@ -91,7 +91,7 @@ class Items(torch.utils.data.Dataset):
 
 def source_of(name: str, rows: aa.FeatureSet) -> Any:
     """The same rows behind a source."""
-    items, columns = Items(rows), {"features": "x", "targets": "y"}
+    items, columns = Items(rows), {"features": "x", "target": "y"}
 
     def batches() -> Iterator[dict[str, np.ndarray]]:
         for start in range(0, len(items), 96):
@@ -118,7 +118,7 @@ def sources() -> None:
             "train",
             data={"data": source_of(name, rows)},
             losses=[aa.AppliedLoss("mse", on="net")],
-            n_epochs=3,
+            epochs=3,
             accumulate=2 if name == "generator" else 1,
             **({"sampler": aa.SimpleSampler(96, shuffle=True)} if name == "map" else {}),
         )
@@ -156,8 +156,8 @@ def ragged() -> None:
     rows = aa.FeatureSet.from_dict("t", columns, "ids", "y", pad=pad)
     given: dict[str, Any] = {
         "rows": rows,
-        "map": aa.MapSource("t", texts, features="ids", targets="y", pad=pad),
-        "collated": aa.MapSource("t", texts, features="ids", targets="y", pad=pad, collate=collated),
+        "map": aa.MapSource("t", texts, features="ids", target="y", pad=pad),
+        "collated": aa.MapSource("t", texts, features="ids", target="y", pad=pad, collate=collated),
     }
     for name, phase_data in given.items():
         torch.manual_seed(0)
@@ -168,7 +168,7 @@ def ragged() -> None:
         graph = aa.ModelGraph([node], aa.Optimizer("sgd", lr=0.1), seed=3)
         losses, sampler = [aa.AppliedLoss("mse", on="net")], aa.SimpleSampler(10, shuffle=name != "rows")
         phase = aa.TrainPhase(
-            "train", data=phase_data, losses=losses, sampler=sampler, n_epochs=2, accumulate=1 + (name == "rows")
+            "train", data=phase_data, losses=losses, sampler=sampler, epochs=2, accumulate=1 + (name == "rows")
         )
         results = aa.Experiment(graph).run_phase(phase)
         weights = [parameter.detach().numpy().tolist() for parameter in model.parameters()]
@@ -180,7 +180,7 @@ def own_shares() -> None:
     rows = data(192)
     sampler = torch.utils.data.DistributedSampler(Items(rows), num_replicas=SIZE, rank=RANK)
     loader = torch.utils.data.DataLoader(Items(rows), batch_size=48, sampler=sampler)
-    source = aa.IterableSource("data", lambda: loader, features="x", targets="y")
+    source = aa.IterableSource("data", lambda: loader, features="x", target="y")
     graph = graph_of(rows, model_of(), aa.Optimizer("adam", lr=1e-2))
     losses = [aa.AppliedLoss("mse", on="net")]
     aa.Experiment(graph).run_phase(aa.TrainPhase("train", data={"data": source}, losses=losses))
@@ -194,7 +194,7 @@ def shorter() -> None:
         for start in range(0, 96 if RANK else 192, 48):
             yield {"x": rows.array("x")[start : start + 48], "y": rows.array("y")[start : start + 48]}
 
-    source = aa.IterableSource("data", batches, features="x", targets="y")
+    source = aa.IterableSource("data", batches, features="x", target="y")
     graph = graph_of(rows, model_of(), aa.Optimizer("adam", lr=1e-2))
     losses = [aa.AppliedLoss("mse", on="net")]
     aa.Experiment(graph).run_phase(aa.TrainPhase("train", data={"data": source}, losses=losses))
@@ -225,7 +225,7 @@ def no_mean() -> None:
     losses = [aa.AppliedLoss(rmse, on="net")]
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        aa.Experiment(graph).run_phase(aa.TrainPhase("train", data=rows, losses=losses, sampler=13, sharding="full"))
+        aa.Experiment(graph).run_phase(aa.TrainPhase("train", data=rows, losses=losses, batch_size=13, sharding="full"))
     tell("no_mean", messages=[str(each.message) for each in told if "Hint" in str(each.message)])
 
 
@@ -249,7 +249,7 @@ def evaluated() -> None:
     losses = [aa.AppliedLoss("mse", on="net", sample_weight="data.w")]
     validation = aa.EvalPhase("val", data="val", batch_size=20, metrics=["mae", "r2"])
     experiment = aa.Experiment(graph)
-    phase = aa.TrainPhase("train", data="train", losses=losses, sampler=96, n_epochs=2, validation=validation)
+    phase = aa.TrainPhase("train", data="train", losses=losses, batch_size=96, epochs=2, validation=validation)
     results = experiment.run_phase(phase)
     counted, found = [], []
     for batch_size, replicas in ((20, None), (1024, None), (20, 1)):
@@ -324,13 +324,13 @@ def sharded() -> None:
     rows, weighing = data(), aa.Loss("mse")
     plain, weighted = [aa.AppliedLoss(weighing, on="net")], [aa.AppliedLoss("mse", on="net", sample_weight="data.w")]
     settings: dict[str, tuple[aa.Optimizer, list[aa.AppliedLoss], dict[str, Any]]] = {
-        "plain": (aa.Optimizer("adam", lr=1e-3), plain, {"n_epochs": 6, "validation": "val"}),
-        "clipped": (aa.Optimizer("adamw", lr=1e-3, clip_norm=0.05), plain, {"n_epochs": 2}),
-        "clipped by value": (aa.Optimizer("adam", lr=1e-3, clip_value=0.001), plain, {"n_epochs": 2}),
-        "accumulated": (aa.Optimizer("sgd", lr=1e-2, momentum=0.9), plain, {"n_epochs": 2, "accumulate": 3}),
-        "weighted": (aa.Optimizer("adam", lr=1e-3), weighted, {"n_epochs": 2, "accumulate": 2}),
+        "plain": (aa.Optimizer("adam", lr=1e-3), plain, {"epochs": 6, "validation": "val"}),
+        "clipped": (aa.Optimizer("adamw", lr=1e-3, clip_norm=0.05), plain, {"epochs": 2}),
+        "clipped by value": (aa.Optimizer("adam", lr=1e-3, clip_value=0.001), plain, {"epochs": 2}),
+        "accumulated": (aa.Optimizer("sgd", lr=1e-2, momentum=0.9), plain, {"epochs": 2, "accumulate": 3}),
+        "weighted": (aa.Optimizer("adam", lr=1e-3), weighted, {"epochs": 2, "accumulate": 2}),
         "unused": (aa.Optimizer("adamw", lr=1e-3, weight_decay=0.5, clip_norm=0.05), plain, {}),
-        "class": (aa.Optimizer(torch.optim.NAdam, lr=1e-3), plain, {"n_epochs": 2}),
+        "class": (aa.Optimizer(torch.optim.NAdam, lr=1e-3), plain, {"epochs": 2}),
     }
     for name, (optimizer, losses, more) in settings.items():
         if name in ("clipped by value", "class") and not IS_FULL:
@@ -421,7 +421,7 @@ def nodes_graph(rows: aa.FeatureSet, way: str, optimizer: aa.Optimizer, last: An
     return aa.ModelGraph(nodes, optimizer, seed=3)
 
 
-def checkpointed(name: str, n_epochs: int, folder: str) -> None:
+def checkpointed(name: str, epochs: int, folder: str) -> None:
     """Go on from the checkpoints in a folder to an epoch, with an average of weights and the best state of an epoch.
 
     One node is divided, and one is whole.
@@ -433,8 +433,8 @@ def checkpointed(name: str, n_epochs: int, folder: str) -> None:
         "train",
         data="train",
         losses=[aa.AppliedLoss("mse", on="head")],
-        sampler=96,
-        n_epochs=n_epochs,
+        batch_size=96,
+        epochs=epochs,
         validation="val",
         checkpoint=aa.Checkpoint(OUT / folder, every=4, wait=True),
         callbacks=[aa.EarlyStopping("val_loss", patience=50, restore_best=True), averaging],
@@ -473,7 +473,7 @@ def by_hand() -> None:
     rows = data(960)
     model, graph = blocks_graph(rows)
     losses = [aa.AppliedLoss("mse", on="net")]
-    phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=aa.SimpleSampler(96), n_epochs=3, sharding="full")
+    phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=aa.SimpleSampler(96), epochs=3, sharding="full")
     results = aa.Experiment(graph).run_phase(phase)
     own, _ = blocks_graph(rows)
     for part in (*own.blocks, own):
@@ -526,7 +526,7 @@ def nodes() -> None:
             continue
         graph = nodes_graph(rows, way, optimizer, last)
         sampler = aa.SimpleSampler(80, shuffle=True)
-        settings = {"sampler": sampler, "n_epochs": 1, "sharding": NODES[way][2], **more}
+        settings = {"sampler": sampler, "epochs": 1, "sharding": NODES[way][2], **more}
         phase = aa.TrainPhase("train", data="train", losses=losses, **settings)
         results = aa.Experiment(graph).run_phase(phase)
         again = aa.Experiment(graph).run_phase(phase)  # goes on with the optimizer state
@@ -540,7 +540,7 @@ def nodes_by_hand() -> None:
     rows = data(480)
     graph = nodes_graph(rows, "one", aa.Optimizer("adam", lr=1e-3, clip_norm=0.05))
     losses = [aa.AppliedLoss("mse", on="head")]
-    phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=aa.SimpleSampler(96), n_epochs=2)
+    phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=aa.SimpleSampler(96), epochs=2)
     aa.Experiment(graph).run_phase(phase)
     by_hand = nodes_graph(rows, "one", aa.Optimizer("adam"))
     blocks, head = by_hand["blocks"].model, by_hand["head"].model
@@ -598,7 +598,7 @@ def nodes_mixed() -> None:
             graph = nodes_graph(rows, way, aa.Optimizer("adamw", lr=1e-3, clip_norm=0.5))
             losses, sampler = [aa.AppliedLoss("mse", on="head")], aa.SimpleSampler(32, shuffle=True)
             watch = ReadsScale()
-            phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=sampler, n_epochs=2, **settings)
+            phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=sampler, epochs=2, **settings)
             phase.callbacks = (watch,)
             results = aa.Experiment(graph).run_phase(phase)
             weights = [p.detach().numpy().tolist() for node in graph.nodes.values() for p in node.model.parameters()]
@@ -656,7 +656,7 @@ def mixed() -> None:
                 data=rows,
                 losses=[aa.AppliedLoss("mse", on="net")],
                 sampler=aa.SimpleSampler(32, shuffle=True),
-                n_epochs=9 if IS_FULL else 2,
+                epochs=9 if IS_FULL else 2,
                 validation=aa.EvalPhase("again", data=rows),
                 sharding=sharding,
                 **{key: value for key, value in settings.items() if key != "remat"},
@@ -695,7 +695,7 @@ def parallelized() -> None:
     graph = graph_of(rows, model, aa.Optimizer("adam", lr=1e-2))
     losses = [aa.AppliedLoss("mse", on="net")]
     phase = aa.TrainPhase(
-        "train", data="train", losses=losses, sampler=64, n_epochs=3, validation="val", replicas=1, compile="off"
+        "train", data="train", losses=losses, batch_size=64, epochs=3, validation="val", replicas=1, compile="off"
     )
     results = aa.Experiment(graph).run_phase(phase)
     epochs = [[epoch.loss, *epoch.validation.values()] for epoch in results.epochs]
@@ -703,7 +703,7 @@ def parallelized() -> None:
     message = ""
     if SIZE > 1:
         try:
-            aa.Experiment(graph).run_phase(aa.TrainPhase("shared", data="train", losses=losses, sampler=64))
+            aa.Experiment(graph).run_phase(aa.TrainPhase("shared", data="train", losses=losses, batch_size=64))
         except AnyaccelError as error:
             message = str(error)
     limited = {name: parallelized_losses(**settings) for name, settings in LIMITED.items()}
@@ -748,8 +748,8 @@ def parallelized_losses(optimizer: aa.Optimizer, *, spoiled: bool = False, **set
         "train",
         data=rows,
         losses=[aa.AppliedLoss("mse", on="net")],
-        sampler=16,
-        n_epochs=2,
+        batch_size=16,
+        epochs=2,
         replicas=1,
         on_nan="ignore",
         callbacks=[watch],
@@ -787,7 +787,7 @@ def lose() -> None:
     rows = data()
     model, graph = blocks_graph(rows)
     losses = [aa.AppliedLoss("mse", on="net")]
-    phase = aa.TrainPhase("train", data="train", losses=losses, sampler=96, n_epochs=3, sharding="full")
+    phase = aa.TrainPhase("train", data="train", losses=losses, batch_size=96, epochs=3, sharding="full")
     phase.callbacks = (FailsLate(),)
     try:
         aa.Experiment(graph).run_phase(phase)
@@ -817,7 +817,7 @@ def normalized() -> None:
             data=rows,
             losses=[aa.AppliedLoss("mse", on="net", sample_weight="data.w" if sharding is None else None)],
             sampler=aa.SimpleSampler(7, shuffle=True),
-            n_epochs=4,
+            epochs=4,
             sharding=sharding,
             sync_batchnorm=True,
             validation=aa.EvalPhase("again", data=rows),
@@ -839,7 +839,7 @@ def end() -> None:
     """A step with divided parameters."""
     rows = data()
     graph, losses = graph_of(rows, model_of(), aa.Optimizer("adam", lr=1e-2)), [aa.AppliedLoss("mse", on="net")]
-    phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=len(rows), sharding="full")
+    phase = aa.TrainPhase("train", data=rows, losses=losses, batch_size=len(rows), sharding="full")
     aa.Experiment(graph, progress="none").run_phase(phase)
 
 

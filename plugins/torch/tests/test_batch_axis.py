@@ -61,7 +61,7 @@ def train(node: aa.ModelNode, output: str, **settings: Any) -> Any:
     graph = aa.ModelGraph([node], aa.Optimizer("sgd", lr=0.1))
     loss = aa.AppliedLoss("mse", on="net", inputs=[output, "targets"])
     sampler = aa.SimpleSampler(BATCH)
-    phase = aa.TrainPhase("t", data="all", losses=loss, sampler=sampler, n_epochs=EPOCHS, **settings)
+    phase = aa.TrainPhase("t", data="all", losses=loss, sampler=sampler, epochs=EPOCHS, **settings)
     return aa.Experiment("e", graph, progress="none").run_phase(phase), graph
 
 
@@ -95,7 +95,7 @@ def test_all_inputs_may_have_the_batch_in_the_middle(named: bool, accumulate: in
     last = aa.ModelNode("last", Last(), "net.last")
     graph = aa.ModelGraph([node, last], aa.Optimizer("sgd", lr=0.1))
     loss, sampler = aa.AppliedLoss("mse", on="last", inputs=["outputs", "d.y"]), aa.SimpleSampler(BATCH // accumulate)
-    phase = aa.TrainPhase("t", data="all", losses=loss, sampler=sampler, n_epochs=EPOCHS, accumulate=accumulate)
+    phase = aa.TrainPhase("t", data="all", losses=loss, sampler=sampler, epochs=EPOCHS, accumulate=accumulate)
     aa.Experiment("e", graph, progress="none").run_phase(phase)
     assert_same(net, expected)
     predicted = aa.Experiment("e", graph, progress="none").run_phase(aa.EvalPhase("p", data="all", outputs="net"))

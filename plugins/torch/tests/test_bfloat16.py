@@ -42,7 +42,7 @@ def experiment(model: nn.Module, data: Any) -> aa.Experiment:
 
 def train(model: nn.Module, data: Any, **settings: Any) -> Any:
     losses = [aa.AppliedLoss("binary_cross_entropy", on="net")]
-    phase = aa.TrainPhase("t", data=data, losses=losses, n_epochs=2, **settings)
+    phase = aa.TrainPhase("t", data=data, losses=losses, epochs=2, **settings)
     return experiment(model, data).run_phase(phase)
 
 
@@ -76,7 +76,7 @@ def test_a_source_of_tensors_in_bfloat16_trains_the_same(net: nn.Module) -> None
         {"x": torch.tensor(X[i : i + BATCH]).bfloat16(), "y": torch.tensor(Y[i : i + BATCH]).bfloat16()}
         for i in range(0, ROWS, BATCH)
     ]
-    result = train(net, aa.IterableSource("data", batches, features="x", targets="y"), compile="off")
+    result = train(net, aa.IterableSource("data", batches, features="x", target="y"), compile="off")
     np.testing.assert_allclose(result.loss, by_hand(own), rtol=1e-6)
 
 

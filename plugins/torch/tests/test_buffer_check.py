@@ -49,7 +49,7 @@ def trained(make: Callable[[], nn.Module], **settings: Any) -> tuple[np.ndarray,
     data = aa.FeatureSet.from_dict("data", {"x": X, "y": X[:, :2]}, ["x"], ["y"])
     graph = aa.ModelGraph([aa.ModelNode("net", make(), data.reference())], aa.Optimizer("sgd", lr=0.1), seed=0)
     losses = [aa.AppliedLoss("mse", on="net")]
-    settings = {"sampler": aa.SimpleSampler(8), "n_epochs": 2, **settings}
+    settings = {"sampler": aa.SimpleSampler(8), "epochs": 2, **settings}
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         warnings.filterwarnings("ignore", category=FutureWarning)  # torch's, of the older of two spectral norms
@@ -116,5 +116,5 @@ def test_the_check_changes_no_number() -> None:
         (sum(values) / 2).backward()
         optimizer.step()
         optimizer.zero_grad()
-    losses, _ = trained(MAKERS["parametrization"], accumulate=2, n_epochs=1)
+    losses, _ = trained(MAKERS["parametrization"], accumulate=2, epochs=1)
     np.testing.assert_allclose(losses, [np.mean(expected)], rtol=1e-6)

@@ -57,7 +57,7 @@ def by_hand(net: nn.Module, make: Any, accumulate: int = 1) -> int:
 def train(net: nn.Module, data: aa.FeatureSet, spec: aa.Optimizer, **settings: Any) -> Any:
     graph = aa.ModelGraph([aa.ModelNode("net", net, data.reference())], spec)
     settings = {"losses": aa.AppliedLoss("mse", on="net"), "sampler": aa.SimpleSampler(BATCH), **settings}
-    return graph.run(aa.TrainPhase(data="all", n_epochs=EPOCHS, **settings), progress="none")
+    return graph.run(aa.TrainPhase(data="all", epochs=EPOCHS, **settings), progress="none")
 
 
 def assert_close(actual: nn.Module, expected: nn.Module, tolerance: float = 1e-6) -> None:

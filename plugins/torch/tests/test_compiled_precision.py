@@ -63,7 +63,7 @@ def trained(compile: str, *, spoiled: tuple[int, ...] = (), **settings: Any) -> 
         def epoch_end(self, run: Any) -> None:
             scales.append(run.loss_scale)
 
-    given = {"sampler": aa.SimpleSampler(BATCH), "n_epochs": 3, "on_nan": "ignore", "callbacks": [Watch()], **settings}
+    given = {"sampler": aa.SimpleSampler(BATCH), "epochs": 3, "on_nan": "ignore", "callbacks": [Watch()], **settings}
     results = graph.run(aa.TrainPhase("train", data=rows, losses=losses, compile=compile, **given))
     told = [event.message for event in results.events if event.kind in ("compile", "precision")]
     assert any("steps compiled" in message for message in told) is (compile == "steps"), told
@@ -113,8 +113,8 @@ def test_a_step_of_scaled_losses_reads_nothing() -> None:
             return function(*args, **(kwargs or {}))
 
     counts = []
-    for n_epochs in (1, 2):
+    for epochs in (1, 2):
         with Reads() as reads:
-            trained("steps", spoiled=(2 * BATCH,), precision="fp16-mixed", n_epochs=n_epochs)
+            trained("steps", spoiled=(2 * BATCH,), precision="fp16-mixed", epochs=epochs)
         counts.append(reads.count)
     assert counts[1] - counts[0] < N // BATCH // 2

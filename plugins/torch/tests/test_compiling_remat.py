@@ -46,7 +46,7 @@ class Peaks(aa.Callback):
         self.bytes.append(int(np.cumsum([nbytes for _, nbytes in sorted(sizes, key=lambda each: each[0])]).max()))
 
 
-def train(net: nn.Module, remat: str | None, compile_: str, n_epochs: int = 3, **settings: Any) -> tuple[Any, Peaks]:
+def train(net: nn.Module, remat: str | None, compile_: str, epochs: int = 3, **settings: Any) -> tuple[Any, Peaks]:
     data = aa.FeatureSet.from_dict("d", {"x": X, "y": X[:, :1] * X[:, 1:2]}, ["x"], ["y"])
     graph = aa.ModelGraph([aa.ModelNode("net", net, data.reference(), remat=remat)], "momentum", seed=1)
     losses, peaks = [aa.AppliedLoss("mse", on="net")], Peaks()
@@ -54,8 +54,8 @@ def train(net: nn.Module, remat: str | None, compile_: str, n_epochs: int = 3, *
         *("t",),
         data="all",
         losses=losses,
-        sampler=ROWS,
-        n_epochs=n_epochs,
+        batch_size=ROWS,
+        epochs=epochs,
         compile=compile_,
         callbacks=[peaks],
         **settings,
@@ -98,7 +98,7 @@ def _graph(net: nn.Module) -> aa.ModelGraph:
 
 
 def _phase() -> aa.TrainPhase:
-    return aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], sampler=ROWS)
+    return aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], batch_size=ROWS)
 
 
 @pytest.mark.filterwarnings("ignore:phase 't' accumulates batches, and the buffer:UserWarning")
@@ -109,7 +109,7 @@ def test_what_cannot_be_compiled_runs_uncompiled_and_says_so(monkeypatch: pytest
     assert list(results.loss) == list(expected.loss)
     monkeypatch.setattr(steps.strategies, "recomputes_in_graphs", lambda: False)
     with pytest.warns(CompileWarning, match=rf"steps with torch {torch.__version__[:4]}.* computed again \(remat\)"):
-        train(model(), "blocks", "steps", n_epochs=1)
+        train(model(), "blocks", "steps", epochs=1)
 
 
 class Writing(nn.Module):
@@ -129,7 +129,7 @@ def test_a_block_that_cannot_be_traced_runs_uncompiled() -> None:
         torch.manual_seed(0)
         return nn.Sequential(nn.Sequential(*(Writing() for _ in range(3))), nn.Linear(WIDTH, 1))
 
-    expected, _ = train(net(), None, "off", n_epochs=1)
+    expected, _ = train(net(), None, "off", epochs=1)
     with pytest.warns(CompileWarning, match="steps run uncompiled: steps of segment 'torch:0' cannot be traced"):
-        results, _ = train(net(), "blocks", "steps", n_epochs=1)
+        results, _ = train(net(), "blocks", "steps", epochs=1)
     assert list(results.loss) == list(expected.loss)

@@ -45,7 +45,8 @@ def regression(models: dict[str, nn.Module], batch: dict[str, Tensor], optimizer
 
 
 def run(graph: aa.ModelGraph, step: Step = regression, data: Any = "all", **settings: Any) -> Any:
-    settings = {"sampler": ORDERED, "n_epochs": EPOCHS, **settings}
+    drawn = {} if "batch_size" in settings else {"sampler": ORDERED}
+    settings = {"epochs": EPOCHS, **drawn, **settings}
     return aa.Experiment("own", graph, progress="none").run_phase(aa.TrainPhase("t", data=data, step=step, **settings))
 
 
@@ -216,7 +217,7 @@ def test_a_subclass_may_define_the_step(data: aa.FeatureSet) -> None:
 
     nets = mlp(), mlp()
     run(graph_of(nets[0], data))
-    phase = Regression("t", data="all", sampler=ORDERED, n_epochs=EPOCHS)
+    phase = Regression("t", data="all", sampler=ORDERED, epochs=EPOCHS)
     aa.Experiment("own", graph_of(nets[1], data), progress="none").run_phase(phase)
     assert_equal(nets[1], nets[0])
 
@@ -227,13 +228,13 @@ def test_the_names_of_a_batch(data: aa.FeatureSet) -> None:
     def step(models: Any, batch: Any, optimizers: Any) -> None:
         seen.append({name: (tuple(tensor.shape), tensor.dtype) for name, tensor in batch.items()})
 
-    run(graph_of(mlp(), data), step, n_epochs=1)
+    run(graph_of(mlp(), data), step, epochs=1)
     x = ((BATCH, 4), torch.float32)
     assert seen[0] == {"x": x, "features": x, "y": ((BATCH, 1), torch.float32), "kind": ((BATCH,), torch.int64)}
 
     columns = {"a": X[:, 0], "b": X[:, 1], "c": Y.astype("float64")}
     table = aa.FeatureSet.from_dict("table", columns, ["a", "b"], ["c"])
-    run(aa.ModelGraph([aa.ModelNode("net", mlp(2), table.reference())], "adam"), step, n_epochs=1)
+    run(aa.ModelGraph([aa.ModelNode("net", mlp(2), table.reference())], "adam"), step, epochs=1)
     joined, c = ((BATCH, 2), torch.float32), ((BATCH, 1), torch.float32)
     assert seen[-1] == {
         "features": ((6, 2), torch.float32),
@@ -252,7 +253,7 @@ def test_columns_of_two_sets_with_one_name_have_that_of_the_plan() -> None:
         names.update(batch)
 
     nodes = [aa.ModelNode(f"net_{one.label}", mlp(), one.reference()) for one in sets]
-    run(aa.ModelGraph(nodes, "adam"), step, data={"left": sets[0], "right": sets[1]}, n_epochs=1)
+    run(aa.ModelGraph(nodes, "adam"), step, data={"left": sets[0], "right": sets[1]}, epochs=1)
     assert names == {"left.x", "right.x"}
 
 
@@ -260,9 +261,9 @@ def test_columns_of_two_sets_with_one_name_have_that_of_the_plan() -> None:
 def test_shuffled_rows_are_the_same_wherever_they_are(residency: str, data: aa.FeatureSet) -> None:
     nets = mlp(), mlp()
     losses = aa.AppliedLoss("mse", on="net", inputs=["outputs", "data.y"])
-    usual = aa.TrainPhase("t", data="all", losses=[losses], sampler=BATCH, n_epochs=EPOCHS, compile="off")
+    usual = aa.TrainPhase("t", data="all", losses=[losses], batch_size=BATCH, epochs=EPOCHS, compile="off")
     expected = aa.Experiment("own", graph_of(nets[0], data), progress="none").run_phase(usual)
-    results = run(graph_of(nets[1], data), sampler=BATCH, residency=residency)
+    results = run(graph_of(nets[1], data), batch_size=BATCH, residency=residency)
     assert_equal(nets[1], nets[0])
     np.testing.assert_allclose(results.loss, expected.loss, rtol=1e-6)
 
@@ -271,17 +272,17 @@ def test_a_source_of_batches(data: aa.FeatureSet) -> None:
     nets = mlp(), mlp()
     run(graph_of(nets[0], data))
     rows = TensorDataset(torch.tensor(X), torch.tensor(Y), torch.tensor(KIND))
-    source = aa.MapSource("data", rows, features=["x"], targets=["y", "kind"])
+    source = aa.MapSource("data", rows, features=["x"], target=["y", "kind"])
     run(graph_of(nets[1], data), data=source)
     assert_equal(nets[1], nets[0])
 
 
 def test_two_phases_continue_the_optimizer(data: aa.FeatureSet) -> None:
     nets = mlp(), mlp()
-    run(graph_of(nets[0], data), n_epochs=2)
+    run(graph_of(nets[0], data), epochs=2)
     graph = graph_of(nets[1], data)
-    run(graph, n_epochs=1)
-    run(graph, n_epochs=1)
+    run(graph, epochs=1)
+    run(graph, epochs=1)
     assert_equal(nets[1], nets[0])
 
 
@@ -291,12 +292,12 @@ def test_validation_with_losses_of_its_own_and_early_stopping(data: aa.FeatureSe
     stopping = aa.EarlyStopping("mae", patience=1, min_delta=100.0, restore_best=True)
     net = mlp()
     graph = graph_of(net, data)
-    results = run(graph, validation=validation, callbacks=[stopping], n_epochs=9)
+    results = run(graph, validation=validation, callbacks=[stopping], epochs=9)
     assert results.figures == ("loss", "mae", "val_loss", "val_loss.net")
     assert results.stop_reason == "mae has not improved for 1 epochs"
     assert len(results.epochs) == 2
     once = mlp()
-    run(graph_of(once, data), n_epochs=1)
+    run(graph_of(once, data), epochs=1)
     assert_equal(net, once)
 
 
@@ -310,7 +311,7 @@ class Listener(aa.Callback):
 
 def test_callbacks_hear_of_each_step(data: aa.FeatureSet) -> None:
     listener = Listener()
-    results = run(graph_of(mlp(), data), callbacks=[listener], n_epochs=1)
+    results = run(graph_of(mlp(), data), callbacks=[listener], epochs=1)
     assert len(listener.losses) == 5
     sizes = [16, 16, 16, 16, 6]
     assert np.average(listener.losses, weights=sizes) == pytest.approx(results.figure("mae")[0])
@@ -327,7 +328,7 @@ def test_a_frozen_node_is_in_evaluation_mode_and_has_no_optimizer(data: aa.Featu
         grads = [parameter.requires_grad for parameter in models["body"].parameters()]
         seen.append((models["body"].training, any(grads), list(optimizers)))
 
-    run(graph, step, n_epochs=1)
+    run(graph, step, epochs=1)
     assert seen == [(False, False, ["net"])] * 5
 
 
@@ -350,7 +351,7 @@ def test_a_single_number_is_the_loss_and_nan_is_warned_of(data: aa.FeatureSet) -
     results = run(graph_of(mlp(), data), lambda models, batch, optimizers: 0.5)
     assert list(results.loss) == [0.5] * EPOCHS
     with pytest.warns(NaNWarning, match="the figure 'loss' of your step is nan at step 1 of epoch 1"):
-        run(graph_of(mlp(), data), lambda models, batch, optimizers: torch.tensor(float("nan")), n_epochs=1)
+        run(graph_of(mlp(), data), lambda models, batch, optimizers: torch.tensor(float("nan")), epochs=1)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_graph_trains_on_a_chip_that_only_defines_placement(monkeypatch: pytest.
     source = aa.FeatureSet.from_dict("data", {"x": x, "y": x[:, :1]}, ["x"], ["y"])
     graph = aa.ModelGraph([aa.ModelNode("net", SequentialMLP(1), source.reference())], aa.Optimizer("adam", lr=1e-2))
     losses = [aa.AppliedLoss("mse", on="net")]
-    phase = aa.TrainPhase("t", data=source, losses=losses, accelerator="chip", n_epochs=10)
+    phase = aa.TrainPhase("t", data=source, losses=losses, accelerator="chip", epochs=10)
     results = aa.Experiment("e", graph, progress="none").run_phase(phase)
     assert results.plan.device("net") == aa.Device("chip")
     assert results.loss[-1] < results.loss[0]

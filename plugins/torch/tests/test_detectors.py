@@ -80,7 +80,7 @@ def test_a_step_of_your_own_trains_it_as_a_loop_by_hand(data: aa.FeatureSet) -> 
     net = Detector()
     expected = copy.deepcopy(net)
     graph = aa.ModelGraph([aa.ModelNode("net", InGraph(net), data.reference())], aa.Optimizer("sgd", lr=0.1))
-    phase = aa.TrainPhase(data="all", step=detect, sampler=aa.SimpleSampler(BATCH), n_epochs=EPOCHS)
+    phase = aa.TrainPhase(data="all", step=detect, sampler=aa.SimpleSampler(BATCH), epochs=EPOCHS)
     results = graph.run(phase, progress="none")
 
     optimizer, means = torch.optim.SGD(expected.parameters(), lr=0.1), []

@@ -44,7 +44,7 @@ def made(data: aa.FeatureSet, model: nn.Module, *more: aa.ModelNode) -> aa.Model
 
 def phase(losses: Any, **settings: Any) -> aa.TrainPhase:
     return aa.TrainPhase(
-        "train", data="train", losses=losses, sampler=aa.SimpleSampler(BATCH), n_epochs=2, validation="val", **settings
+        "train", data="train", losses=losses, sampler=aa.SimpleSampler(BATCH), epochs=2, validation="val", **settings
     )
 
 

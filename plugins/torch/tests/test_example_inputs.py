@@ -73,7 +73,7 @@ def test_a_module_that_refuses_zeros_trains_as_in_a_loop_by_hand(columns: dict[s
     own = copy.deepcopy(model)
     sampler = aa.SimpleSampler(BATCH, drop_last=False)
     loss = aa.AppliedLoss.from_output("net")
-    phase = aa.TrainPhase("train", data="all", losses=loss, sampler=sampler, n_epochs=1)
+    phase = aa.TrainPhase("train", data="all", losses=loss, sampler=sampler, epochs=1)
     result = aa.Experiment("test", made(model, columns), progress="none").run_phase(phase)
     np.testing.assert_allclose(result.loss, [by_hand(own, columns)], rtol=1e-6)
     for name, tensor in model.state_dict().items():
@@ -123,7 +123,7 @@ def test_an_auxiliary_head_is_seen_where_training_does_not_accept_zeros(columns:
 
     data = aa.FeatureSet.from_dict("data", columns, ["ids"], ["kind"])
     graph = aa.ModelGraph([aa.ModelNode("net", Auxiliary(), data.reference("ids"))], aa.Optimizer("sgd", lr=0.1))
-    phase = aa.TrainPhase("train", data="all", losses=aa.AppliedLoss("cross_entropy", on="net"), sampler=BATCH)
+    phase = aa.TrainPhase("train", data="all", losses=aa.AppliedLoss("cross_entropy", on="net"), batch_size=BATCH)
     with pytest.raises(PhaseError, match=r"its model gives 2 outputs .* in training, but 1 output"):
         aa.Experiment("test", graph, progress="none").run_phase(phase)
 

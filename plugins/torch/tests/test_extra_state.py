@@ -42,7 +42,7 @@ def graph_of(model: torch.nn.Module) -> aa.ModelGraph:
 
 
 def train(graph: aa.ModelGraph) -> None:
-    phase = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], sampler=4, compile="off")
+    phase = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], batch_size=4, compile="off")
     aa.Experiment("e", graph, progress="none").run_phase(phase)
 
 

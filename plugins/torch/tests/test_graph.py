@@ -43,14 +43,14 @@ def seeded_net(**sizes: int) -> Net:
 
 
 def graph(source: aa.FeatureSet, model: Any, optimizer: Any = None) -> aa.ModelGraph:
-    node = aa.ModelNode("net", model, source.reference(targets=["kind"]))
+    node = aa.ModelNode("net", model, source.reference(target=["kind"]))
     return aa.ModelGraph([node], optimizer or aa.Optimizer("adam", lr=1e-2))
 
 
 def training(epochs: int = 2, loss: Any = "cross_entropy", **settings: Any) -> aa.TrainPhase:
     sampler = aa.SimpleSampler(8, shuffle=True, seed=2)
     losses = [aa.AppliedLoss(loss, on="net")]
-    return aa.TrainPhase.from_split("train", split="train", sampler=sampler, losses=losses, n_epochs=epochs, **settings)
+    return aa.TrainPhase.from_split("train", split="train", sampler=sampler, losses=losses, epochs=epochs, **settings)
 
 
 def run(model_graph: aa.ModelGraph, *phases: aa.TrainPhase) -> Any:
@@ -196,7 +196,7 @@ def test_epoch_transfers_its_order_only(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_numpy_head_trains_with_a_torch_encoder() -> None:
     source = data(dtype="float32")
-    encoder = aa.ModelNode("encoder", SequentialMLP((4,), 2, 8), source.reference(targets=["kind"]))
+    encoder = aa.ModelNode("encoder", SequentialMLP((4,), 2, 8), source.reference(target=["kind"]))
     head = aa.ModelNode("net", aa.SequentialMLP((2,), 1), "encoder")
     model_graph = aa.ModelGraph([encoder, head], aa.Optimizer("adam", lr=2e-2, clip_norm=1.0))
     plan = aa.Experiment("test", model_graph).plan(training())
@@ -230,7 +230,7 @@ def test_interrupt_restores_the_module_and_training_continues() -> None:
 
 def test_missing_target_lists_the_columns() -> None:
     source = data()
-    model_graph = aa.ModelGraph([aa.ModelNode("net", seeded_net(), source.reference(targets=[]))], "adam")
+    model_graph = aa.ModelGraph([aa.ModelNode("net", seeded_net(), source.reference(target=[]))], "adam")
     with pytest.raises(AnyaccelError, match="the data that feed this node have no targets"):
         run(model_graph, training(1))
 
@@ -238,7 +238,7 @@ def test_missing_target_lists_the_columns() -> None:
 def test_in_place_activation_changes_no_shared_values() -> None:
     """The loss, a second reader and the kept outputs see what the encoder returned."""
     source = data(dtype="float32")
-    shared = source.reference(targets=["y"])
+    shared = source.reference(target=["y"])
     inplace = torch.nn.Sequential(torch.nn.ReLU(inplace=True), torch.nn.Linear(6, 1))
     plain = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(6, 1))
     plain.load_state_dict(inplace.state_dict())
@@ -269,7 +269,7 @@ def test_an_epoch_is_kept_when_its_validation_fails() -> None:
 @pytest.mark.parametrize("loss", [torch.nn.MSELoss, torch.nn.L1Loss(), torch.nn.functional.mse_loss])
 def test_elementwise_torch_losses_do_not_broadcast(loss: Any) -> None:
     source = data(dtype="float32")
-    node = aa.ModelNode("net", SequentialMLP((3,), 1), source.reference(targets=["y"]))
+    node = aa.ModelNode("net", SequentialMLP((3,), 1), source.reference(target=["y"]))
     with pytest.raises(ShapeError, match="they must have the same shape"):
         run(aa.ModelGraph([node], "adam"), training(1, loss))
 

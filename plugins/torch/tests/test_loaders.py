@@ -42,7 +42,7 @@ class EachReadsItsPart(IterableDataset):
 
 
 def source(loader: Any) -> IterableSource:
-    return IterableSource("s", loader, features="x", targets="y")
+    return IterableSource("s", loader, features="x", target="y")
 
 
 def rows(loader: Any) -> list[int]:

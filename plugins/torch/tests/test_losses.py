@@ -258,7 +258,7 @@ def test_losses_of_torch_that_compare_numbers_take_integers_and_bools(cls: Any, 
     else:
         graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference())], aa.Optimizer("sgd", lr=0.1))
         losses = [aa.AppliedLoss(cls(), on="net")]
-        phase = aa.TrainPhase("t", data=data, losses=losses, sampler=aa.SimpleSampler(16), n_epochs=2)
+        phase = aa.TrainPhase("t", data=data, losses=losses, sampler=aa.SimpleSampler(16), epochs=2)
         graph.run(phase, progress="none")
     optimizer = torch.optim.SGD(again.parameters(), lr=0.1)
     for _ in range(2):
@@ -284,5 +284,5 @@ def test_a_column_that_weighs_a_loss_of_torch_may_leave_rows_out() -> None:
     graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference())], "sgd")
     function = nn.functional.binary_cross_entropy_with_logits
     loss = aa.AppliedLoss(function, on="net", inputs=("outputs", "targets", "d.counts"))
-    results = graph.run(aa.TrainPhase("t", data=data, losses=[loss], sampler=16), progress="none")
+    results = graph.run(aa.TrainPhase("t", data=data, losses=[loss], batch_size=16), progress="none")
     assert results.loss[0] == pytest.approx(expected.item(), rel=1e-5)

@@ -60,7 +60,7 @@ def test_objects_of_torchmetrics_equal_the_named_metrics():
     ours = experiment(3)
     validation = aa.EvalPhase("v", data="all", metrics=[*objects, *objects.values()])
     loss = aa.AppliedLoss("cross_entropy", on="net")
-    trained = ours.run_phase(aa.TrainPhase("t", data="all", losses=[loss], n_epochs=3, validation=validation))
+    trained = ours.run_phase(aa.TrainPhase("t", data="all", losses=[loss], epochs=3, validation=validation))
     for name, given in objects.items():
         label = f"val_{type(given).__name__}"
         np.testing.assert_allclose(trained.figure(label), trained.figure(f"val_{name}"), rtol=1e-5)

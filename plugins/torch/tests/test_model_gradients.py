@@ -57,9 +57,9 @@ def total(net: nn.Module, rows: slice) -> Tensor:
     return nn.functional.mse_loss(energy, torch.tensor(X[rows, :1])) + forces.square().mean()
 
 
-def by_hand(net: nn.Module, n_epochs: int) -> list[float]:
+def by_hand(net: nn.Module, epochs: int) -> list[float]:
     optimizer, figures = torch.optim.SGD(net.parameters(), 0.1), list[float]()
-    for _ in range(n_epochs):
+    for _ in range(epochs):
         values = []
         for rows in (slice(0, 16), slice(16, 32)):
             optimizer.zero_grad()
@@ -76,7 +76,7 @@ def test_forces_are_trained_and_evaluated_as_by_hand(validates: bool) -> None:
     net, hand = made(), made()
     graph, expected = graph_of(net), by_hand(hand, 2)
     settings = {"validation": evaluation()} if validates else {}
-    np.testing.assert_allclose(graph.run(phase(n_epochs=2, **settings), progress="none").loss, expected, rtol=1e-5)
+    np.testing.assert_allclose(graph.run(phase(epochs=2, **settings), progress="none").loss, expected, rtol=1e-5)
     results = graph.run(evaluation(), progress="none")
     assert results.loss == pytest.approx(total(hand, slice(0, 32)).item(), rel=1e-5)
 
@@ -102,7 +102,7 @@ class Backward(Forces):
 def test_a_backward_pass_in_a_validation_does_not_reach_the_next_step() -> None:
     def losses(**settings: Any) -> np.ndarray:
         torch.manual_seed(0)
-        return graph_of(Backward()).run(phase(n_epochs=3, **settings), progress="none").loss
+        return graph_of(Backward()).run(phase(epochs=3, **settings), progress="none").loss
 
     np.testing.assert_array_equal(losses(validation=evaluation()), losses())
 

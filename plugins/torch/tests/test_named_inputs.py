@@ -82,7 +82,7 @@ def graph(model: nn.Module, upstream: Any, **settings: Any) -> aa.ModelGraph:
 
 def train(model_graph: aa.ModelGraph, loss: aa.AppliedLoss, **settings: Any) -> Any:
     sampler = aa.SimpleSampler(BATCH, drop_last=False)
-    phase = aa.TrainPhase("train", data="train", losses=loss, sampler=sampler, n_epochs=EPOCHS, **settings)
+    phase = aa.TrainPhase("train", data="train", losses=loss, sampler=sampler, epochs=EPOCHS, **settings)
     return aa.Experiment("test", model_graph, progress="none").run_phase(phase)
 
 
@@ -140,7 +140,7 @@ def test_a_loss_of_the_module_is_weighted_by_rows_in_micro_batches(data: aa.Feat
     whole, split = copy.deepcopy(model), copy.deepcopy(model)
     loss = aa.AppliedLoss.from_output("net")
     for given, batch, accumulate in ((whole, 8, 1), (split, 4, 2)):
-        phase = aa.TrainPhase("t", data="train", losses=loss, sampler=batch, n_epochs=1, accumulate=accumulate)
+        phase = aa.TrainPhase("t", data="train", losses=loss, batch_size=batch, epochs=1, accumulate=accumulate)
         aa.Experiment("e", graph(given, inputs(data, labels=True)), progress="none").run_phase(phase)
     same_weights(whole, split)
 

@@ -56,7 +56,7 @@ def network() -> nn.Module:
 
 def train(net: nn.Module, data: aa.FeatureSet, *callbacks: aa.Callback, **settings: Any) -> Any:
     graph = aa.ModelGraph([aa.ModelNode("net", net, data.reference())], "adam")
-    given: dict[str, Any] = {"sampler": aa.SimpleSampler(BATCH), "compile": "off", "n_epochs": 2, **settings}
+    given: dict[str, Any] = {"sampler": aa.SimpleSampler(BATCH), "compile": "off", "epochs": 2, **settings}
     losses = [aa.AppliedLoss("mse", on="net")]
     return graph.run(aa.TrainPhase("t", data="all", losses=losses, callbacks=callbacks, **given), progress="none")
 
@@ -113,7 +113,7 @@ def test_a_training_that_is_stopped_has_done_the_steps_that_were_told(data: aa.F
     stopped = train(net, data, Listens(lambda run: run.stop("enough") if run.step == 10 else None))
     assert [epoch.steps for epoch in stopped.epochs] == [11]
     rows = aa.FeatureSet.from_dict("data", {"x": X[: 11 * BATCH], "y": Y[: 11 * BATCH]}, ["x"], ["y"])
-    train(other, rows, n_epochs=1)
+    train(other, rows, epochs=1)
     assert_same(net, other)
 
 

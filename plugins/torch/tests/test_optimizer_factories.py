@@ -31,7 +31,7 @@ def linear() -> nn.Linear:
 
 def train(net: nn.Module, data: aa.FeatureSet, optimizer: Any, **settings: Any) -> Any:
     graph = aa.ModelGraph([aa.ModelNode("net", net, data.reference())], optimizer)
-    settings = {"losses": [aa.AppliedLoss("mse", on="net")], "sampler": aa.SimpleSampler(8), "n_epochs": 3, **settings}
+    settings = {"losses": [aa.AppliedLoss("mse", on="net")], "sampler": aa.SimpleSampler(8), "epochs": 3, **settings}
     return aa.Experiment("made", graph, progress="none").run_phase(aa.TrainPhase("t", data="all", **settings))
 
 
@@ -82,7 +82,7 @@ def test_an_object_that_begins_again_without_its_moments_says_so(data: aa.Featur
     net = linear()
     adam = torch.optim.Adam(net.parameters(), lr=0.05)
     graph = aa.ModelGraph([aa.ModelNode("net", net, data.reference())], adam)
-    phase = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], n_epochs=1)
+    phase = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], epochs=1)
     graph.run(phase, progress="none")
     graph.run(phase, progress="none")
     with pytest.warns(UserWarning, match="the Adam that was given has trained a graph, .* begins again without"):

@@ -84,7 +84,7 @@ def graph_of(net: nn.Module, optimizer: Any) -> aa.ModelGraph:
 
 def train(graph: aa.ModelGraph, epochs: int = EPOCHS, **settings: Any) -> Any:
     settings = {"losses": [aa.AppliedLoss("mse", on="net")], "sampler": aa.SimpleSampler(8, shuffle=False), **settings}
-    return graph.run(aa.TrainPhase("t", data="all", n_epochs=epochs, **settings), progress="none")
+    return graph.run(aa.TrainPhase("t", data="all", epochs=epochs, **settings), progress="none")
 
 
 def check_equal(mine: nn.Module, theirs: nn.Module) -> None:

@@ -30,7 +30,7 @@ def net() -> nn.Module:
 def trained(model: nn.Module, **settings: Any) -> Any:
     graph = aa.ModelGraph([aa.ModelNode("net", model, DATA.reference())], aa.Optimizer("sgd", lr=0.1))
     losses = {} if "step" in settings else {"losses": MSE}
-    phase = aa.TrainPhase("t", data="all", sampler=aa.SimpleSampler(16), n_epochs=3, **losses, **settings)
+    phase = aa.TrainPhase("t", data="all", sampler=aa.SimpleSampler(16), epochs=3, **losses, **settings)
     return aa.Experiment("e", graph, progress="none").run_phase(phase)
 
 
@@ -200,7 +200,7 @@ def test_a_phase_inside_a_transformed_function_is_refused() -> None:
 def test_a_graph_that_was_built_inside_autocast_has_the_dtypes_of_outside() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         graph = aa.ModelGraph([aa.ModelNode("net", net(), DATA.reference())]).build()
-    phase = aa.TrainPhase("t", data="all", losses=MSE, sampler=aa.SimpleSampler(16), n_epochs=3)
+    phase = aa.TrainPhase("t", data="all", losses=MSE, sampler=aa.SimpleSampler(16), epochs=3)
     graph.optimizer = aa.Optimizer("sgd", lr=0.1)
     assert np.allclose(aa.Experiment("e", graph, progress="none").run_phase(phase).loss, by_hand()[0], rtol=1e-5)
 

@@ -18,6 +18,8 @@ ERRORS = {
     "weights": r"different Sequential models: '0\.weight' of process 1 is not that of process 0",
     "norm": r"BatchNorm1d normalizes over the rows of a batch.*Loop\(sync_batchnorm=True\)",
     "length": r"other numbers of batches in the processes: 4, 6",
+    "stream": r"a stream, has ended in process 1 after 4 batches; it goes on in process 0",
+    "stream of other rows": r"batch 0 of .*, a stream, has other numbers of rows in the processes: 4, 6",
     "plain": r"optimizer\.step\(\) without gradients of loop\.backward\(\)",
     "raises": r"ValueError: in the loss",
     "killed": r"replica 1 ended",

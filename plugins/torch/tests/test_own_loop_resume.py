@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import runpy
@@ -24,7 +25,7 @@ train = runpy.run_path(str(SCRIPT))["train"]
 
 
 @pytest.mark.parametrize("seed", [None, 7])
-@pytest.mark.parametrize("stop", [1, 7, 8])
+@pytest.mark.parametrize("stop", [1, 7, 8, 11])  # in the third epoch, from what was written after the second
 def test_losses_dropout_and_rows_are_those_of_the_undisturbed_run(tmp_path: Path, seed: int | None, stop: int) -> None:
     whole = train(None, 0, 0, seed)
     first = train(str(tmp_path), stop, 0, seed)
@@ -198,6 +199,52 @@ def test_the_batch_size_is_halved_while_memory_runs_out() -> None:
         loop.find_batch_size(lambda size: np.empty(2**59, np.int8), start=2)
     with pytest.raises(ValueError, match="wrong"):
         loop.find_batch_size(wrong)
+
+
+def test_nothing_of_a_failed_call_is_left_in_the_loop(tmp_path: Path) -> None:
+    def train(batch_size: int) -> tuple[Any, int]:
+        net, optimizer, loader = loop.prepare(*parts())
+        first = net.weight.tolist()
+        for number, (x, y) in enumerate(loader):
+            loop.backward(nn.functional.mse_loss(net(x), y))
+            optimizer.step()
+            if batch_size > 20 and number == 1:
+                raise MemoryError("8 bytes")
+        return first, loop.step
+
+    loop = aa.Loop("cpu", framework="torch", seed=3, precision="bf16-mixed", accumulate=2)
+    first, steps = loop.find_batch_size(train, start=64)
+    loop.save(tmp_path)
+    again = aa.Loop("cpu", framework="torch", seed=3)
+    again.prepare(*parts())
+    again.load(tmp_path)  # it has one model, optimizer and loader
+    assert steps == again.step == 2
+    aa.Loop("cpu", framework="torch", seed=3)
+    assert first == nn.Linear(2, 1).weight.tolist(), "each call begins with the same random numbers"
+
+
+def test_a_loop_that_is_closed_gives_back_what_another_prepares(tmp_path: Path) -> None:
+    net, optimizer, loader = parts()
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    before = type(schedule), "forward" in vars(net)
+    loop = aa.Loop("cpu", framework="torch", precision="bf16-mixed", accumulate=3)
+    loop.prepare(net, optimizer, schedule, loader)
+    copied = copy.deepcopy(net)
+    with torch.no_grad():
+        copied.weight.zero_()
+        copied.bias.fill_(2.0)
+    assert copied(torch.ones(1, 2)).tolist() == [[2.0]], "a copy computes with its own weights"
+    with pytest.raises(ConfigError, match=r"prepared already.*loop\.close\(\)"):
+        aa.Loop("cpu", framework="torch").prepare(net)
+    loop.close()
+    assert before == (type(schedule), "forward" in vars(net)) and net(torch.ones(1, 2)).dtype == torch.float32
+    second = aa.Loop("cpu", framework="torch")
+    net, optimizer, schedule, loader = second.prepare(net, optimizer, schedule, loader)
+    for x, y in loader:
+        second.backward(nn.functional.mse_loss(net(x), y))
+        optimizer.step()
+        schedule.step()
+    assert (second.step, schedule.last_epoch, loop.step) == (3, 3, 0)
 
 
 def wrong(batch_size: int) -> None:

@@ -34,10 +34,10 @@ def graph_of(net: nn.Module, data: aa.FeatureSet, optimizer: aa.Optimizer) -> aa
     return aa.ModelGraph([aa.ModelNode("net", net, data.reference())], optimizer)
 
 
-def train(graph: aa.ModelGraph, n_epochs: int = EPOCHS, **settings: Any) -> Any:
+def train(graph: aa.ModelGraph, epochs: int = EPOCHS, **settings: Any) -> Any:
     losses = [aa.AppliedLoss("mse", on="net")]
     sampler = aa.SimpleSampler(BATCH)
-    phase = aa.TrainPhase("t", data="all", losses=losses, sampler=sampler, n_epochs=n_epochs, **settings)
+    phase = aa.TrainPhase("t", data="all", losses=losses, sampler=sampler, epochs=epochs, **settings)
     return aa.Experiment("groups", graph, progress="none").run_phase(phase)
 
 

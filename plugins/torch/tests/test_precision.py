@@ -66,13 +66,13 @@ def by_hand(
     x: np.ndarray,
     dtype: torch.dtype,
     *,
-    n_epochs: int,
+    epochs: int,
     scaler: torch.amp.GradScaler | None = None,
     clip: float | None = None,
 ) -> tuple[list[float], list[float]]:
     optimizer, losses, scales = torch.optim.Adam(model.parameters(), lr=1e-2, fused=True), [], []
     scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
-    for _ in range(n_epochs):
+    for _ in range(epochs):
         for start in range(0, N, BATCH):
             batch, targets = torch.tensor(x[start : start + BATCH]), torch.tensor(Y[start : start + BATCH])
             optimizer.zero_grad()
@@ -98,9 +98,9 @@ def spoiled() -> np.ndarray:
 
 def test_bf16_mixed_equals_autocast() -> None:
     model = mlp()
-    heard, _ = train(graph(model, data()), data(), n_epochs=4, precision="bf16-mixed")
+    heard, _ = train(graph(model, data()), data(), epochs=4, precision="bf16-mixed")
     other = mlp()
-    assert heard.losses == by_hand(other, X, torch.bfloat16, n_epochs=4)[0]
+    assert heard.losses == by_hand(other, X, torch.bfloat16, epochs=4)[0]
     for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
         assert mine.dtype is torch.float32 and torch.equal(mine, theirs)
 
@@ -112,10 +112,10 @@ def test_fp16_mixed_equals_autocast_with_a_grad_scaler(clip: float | None) -> No
     scale = LossScale(initial=2.0**12, growth_interval=3)
     optimizer = aa.Optimizer("adam", lr=1e-2, clip_norm=clip)
     heard, results = train(
-        graph(model, rows, optimizer), rows, n_epochs=4, precision="fp16-mixed", loss_scale=scale, on_nan="ignore"
+        graph(model, rows, optimizer), rows, epochs=4, precision="fp16-mixed", loss_scale=scale, on_nan="ignore"
     )
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=3)
-    losses, scales = by_hand(other, spoiled(), torch.float16, n_epochs=4, scaler=scaler, clip=clip)
+    losses, scales = by_hand(other, spoiled(), torch.float16, epochs=4, scaler=scaler, clip=clip)
     np.testing.assert_array_equal(heard.losses, losses)
     assert heard.scales == scales and min(scales) < 2.0**12 and scales[-1] > min(scales)
     for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
@@ -127,16 +127,16 @@ def test_fp16_mixed_equals_autocast_with_a_grad_scaler(clip: float | None) -> No
 def test_skipped_steps_are_counted_by_no_optimizer() -> None:
     rows = data(spoiled())
     network = graph(mlp(), rows)
-    train(network, rows, n_epochs=2, precision="fp16-mixed", on_nan="ignore")
+    train(network, rows, epochs=2, precision="fp16-mixed", on_nan="ignore")
     assert network.optimizer_states["net"].step == 2 * (N // BATCH - 2)
 
 
 def test_micro_batches_of_scaled_losses_equal_whole_batches() -> None:
-    whole, _ = train(graph(mlp(), data()), data(), n_epochs=2, precision="fp16-mixed")
+    whole, _ = train(graph(mlp(), data()), data(), epochs=2, precision="fp16-mixed")
     parts, _ = train(
         graph(mlp(), data()),
         data(),
-        n_epochs=2,
+        epochs=2,
         precision="fp16-mixed",
         accumulate=2,
         sampler=aa.SimpleSampler(BATCH // 2),
@@ -205,7 +205,7 @@ def test_a_layer_in_two_places_keeps_its_parameters_where_all_is_cast() -> None:
     models = OneLayerTwice(), OneLayerTwice()
     before = dict(models[0].named_parameters(remove_duplicate=False))
     losses = [
-        train(graph(model, data()), data(), n_epochs=3, precision=precision)[0].losses
+        train(graph(model, data()), data(), epochs=3, precision=precision)[0].losses
         for model, precision in zip(models, ("float64", None), strict=True)
     ]
     np.testing.assert_allclose(*losses, rtol=1e-4)
@@ -240,14 +240,14 @@ def test_an_evaluation_is_computed_in_its_precision() -> None:
 @pytest.mark.parametrize("precision", ["fp16-mixed", *(("bf16-mixed", "bf16", "float64") if IS_FULL else ())])
 def test_compiled_steps_are_computed_in_a_precision(precision: str) -> None:
     """With a loss scale where it is fp16, too."""
-    eager, _ = train(graph(mlp(), data()), data(), n_epochs=2, precision=precision)
+    eager, _ = train(graph(mlp(), data()), data(), epochs=2, precision=precision)
     network = graph(mlp(), data())
     phase = aa.TrainPhase(
         "train",
         data=data(),
         losses=[aa.AppliedLoss("cross_entropy", on="net")],
         sampler=aa.SimpleSampler(BATCH),
-        n_epochs=2,
+        epochs=2,
         compile="steps",
         precision=precision,
     )
@@ -344,9 +344,9 @@ class Blocks(nn.Module):
 @pytest.mark.parametrize("remat", ["blocks", "blocks.[01]"])
 def test_what_is_computed_again_gives_the_same_numbers(remat: str, precision: str | None) -> None:
     kept, again = Blocks(), Blocks()
-    expected, _ = train(graph(kept, data()), data(), n_epochs=2, precision=precision)
+    expected, _ = train(graph(kept, data()), data(), epochs=2, precision=precision)
     network = graph(again, data(), remat=remat)
-    heard, _ = train(network, data(), n_epochs=2, precision=precision)
+    heard, _ = train(network, data(), epochs=2, precision=precision)
     assert heard.losses == expected.losses
     for mine, theirs in zip(again.state_dict().values(), kept.state_dict().values(), strict=True):
         assert torch.equal(mine, theirs)
@@ -380,12 +380,12 @@ def test_what_is_computed_again_begins_with_the_buffers_of_the_first_time(precis
 
     kept, again = model(), model()
     losses = [
-        train(graph(each, data(), remat=remat), data(), n_epochs=2, precision=precision)[0].losses
+        train(graph(each, data(), remat=remat), data(), epochs=2, precision=precision)[0].losses
         for each, remat in ((kept, None), (again, "0.*"))
     ]
     assert losses[0] == losses[1]
     plain = model()
-    np.testing.assert_allclose(train(graph(plain, data()), data(), n_epochs=2)[0].losses, losses[0], rtol=1e-5)
+    np.testing.assert_allclose(train(graph(plain, data()), data(), epochs=2)[0].losses, losses[0], rtol=1e-5)
     torch.testing.assert_close(again.state_dict(), plain.state_dict(), rtol=1e-3, atol=1e-5)
     for mine, theirs in zip(again.state_dict().values(), kept.state_dict().values(), strict=True):
         assert torch.equal(mine, theirs)

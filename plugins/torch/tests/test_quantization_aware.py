@@ -47,7 +47,7 @@ def graph_of(net: nn.Module, data: aa.FeatureSet) -> aa.ModelGraph:
 
 def train(graph: aa.ModelGraph) -> None:
     losses = [aa.AppliedLoss("mse", on="net")]
-    phase = aa.TrainPhase("t", data="all", losses=losses, sampler=aa.SimpleSampler(8), n_epochs=2)
+    phase = aa.TrainPhase("t", data="all", losses=losses, sampler=aa.SimpleSampler(8), epochs=2)
     aa.Experiment("quantized", graph, progress="none").run_phase(phase)
 
 
@@ -95,7 +95,7 @@ def test_a_run_goes_on_from_a_checkpoint_in_a_fresh_model(data: aa.FeatureSet, t
 
     def phase(**settings: Any) -> aa.TrainPhase:
         losses = [aa.AppliedLoss("mse", on="net")]
-        return aa.TrainPhase("t", data="all", losses=losses, sampler=aa.SimpleSampler(8), n_epochs=3, **settings)
+        return aa.TrainPhase("t", data="all", losses=losses, sampler=aa.SimpleSampler(8), epochs=3, **settings)
 
     whole = graph_of(prepared(), data)
     whole.run(phase(), progress="none")

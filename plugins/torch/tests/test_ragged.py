@@ -111,7 +111,7 @@ def assert_same(one: nn.Module, other: nn.Module) -> None:
 @pytest.mark.parametrize("multiple_of", [1, 8])
 def test_training_is_that_of_a_loop_with_pad_sequence(multiple_of: int, compile_: str) -> None:
     data, net = texts(aa.Pad(0, multiple_of=multiple_of, mask="mask")), made(Classifier)
-    phase = aa.TrainPhase("t", data="all", losses=LOSS, sampler=SAMPLER, n_epochs=EPOCHS, compile=compile_)
+    phase = aa.TrainPhase("t", data="all", losses=LOSS, sampler=SAMPLER, epochs=EPOCHS, compile=compile_)
     results = run(graph_of(data, net), phase)
     means, expected = by_hand(multiple_of)
     np.testing.assert_allclose(results.loss, means, rtol=1e-5)
@@ -121,7 +121,7 @@ def test_training_is_that_of_a_loop_with_pad_sequence(multiple_of: int, compile_
 
 def test_one_length_for_all_gives_other_numbers_and_stays_on_the_device() -> None:
     data = texts(aa.Pad(0, length=24, mask="mask"))
-    phase = aa.TrainPhase("t", data="all", losses=LOSS, sampler=SAMPLER, n_epochs=EPOCHS, residency="resident")
+    phase = aa.TrainPhase("t", data="all", losses=LOSS, sampler=SAMPLER, epochs=EPOCHS, residency="resident")
     means, _ = by_hand(24)
     np.testing.assert_allclose(run(graph_of(data, made(Classifier)), phase).loss, means, rtol=1e-5)
 
@@ -129,7 +129,7 @@ def test_one_length_for_all_gives_other_numbers_and_stays_on_the_device() -> Non
 def test_batches_of_one_update_are_padded_together() -> None:
     data, net = texts(), made(Classifier)
     phase = aa.TrainPhase(
-        "t", data="all", losses=LOSS, sampler=aa.SimpleSampler(4, shuffle=True, seed=3), n_epochs=EPOCHS, accumulate=2
+        "t", data="all", losses=LOSS, sampler=aa.SimpleSampler(4, shuffle=True, seed=3), epochs=EPOCHS, accumulate=2
     )
     means, expected = by_hand(size=8)
     np.testing.assert_allclose(run(graph_of(data, net), phase).loss, means, rtol=1e-5)
@@ -180,7 +180,7 @@ def tagger(data: aa.FeatureSet, net: nn.Module) -> aa.ModelGraph:
 def test_targets_of_each_token_are_padded_with_what_the_loss_ignores() -> None:
     net, expected = made(Tagger), made(Tagger)
     loss = aa.AppliedLoss.from_output("net", "loss")
-    run(tagger(tagged(), net), aa.TrainPhase("t", data="all", losses=loss, sampler=SAMPLER, n_epochs=EPOCHS))
+    run(tagger(tagged(), net), aa.TrainPhase("t", data="all", losses=loss, sampler=SAMPLER, epochs=EPOCHS))
     optimizer = torch.optim.SGD(expected.parameters(), lr=0.5)
     for epoch in range(EPOCHS):
         for rows in batches(epoch):
@@ -258,7 +258,7 @@ def test_tokenised_data_sets_of_hugging_face() -> None:
     net = made(Classifier)
     inputs = {name: data.reference(name) for name in ("input_ids", "attention_mask")}
     graph = aa.ModelGraph([aa.ModelNode("net", net, inputs)], aa.Optimizer("sgd", lr=0.5))
-    run(graph, aa.TrainPhase("t", data="all", losses=LOSS, sampler=SAMPLER, n_epochs=EPOCHS))
+    run(graph, aa.TrainPhase("t", data="all", losses=LOSS, sampler=SAMPLER, epochs=EPOCHS))
     assert_same(net, by_hand()[1])
 
 
@@ -360,7 +360,7 @@ def loader(size: int = BATCH, **settings: Any) -> DataLoader[Any]:
     return DataLoader(Texts(), batch_size=size, sampler=Shuffled(), collate_fn=collated, **settings)
 
 
-ROLES: dict[str, Any] = {"features": ["ids", "mask"], "targets": "kind"}
+ROLES: dict[str, Any] = {"features": ["ids", "mask"], "target": "kind"}
 PADS = {"ids": 0, "mask": 0}
 
 
@@ -376,14 +376,14 @@ def test_a_source_is_padded_as_by_hand(kind: str, compile_: str) -> None:
         source = aa.MapSource("texts", items, **ROLES, pad=PADS)
     else:
         pad = {"ids": aa.Pad(0, mask="mask")}
-        source = aa.MapSource("texts", Texts(), features="ids", targets="kind", pad=pad)
+        source = aa.MapSource("texts", Texts(), features="ids", target="kind", pad=pad)
     net = made(Classifier)
     phase = aa.TrainPhase(
         "t",
         data=loader() if kind == "loader as it is" else source,
         losses=LOSS,
         sampler=SAMPLER,
-        n_epochs=EPOCHS,
+        epochs=EPOCHS,
         compile=compile_,
         validation=aa.EvalPhase("v", data=source, metrics=["accuracy"]),
     )
@@ -400,7 +400,7 @@ def test_a_source_is_padded_as_by_hand(kind: str, compile_: str) -> None:
 def test_batches_of_a_source_that_make_one_update_are_padded_together() -> None:
     net = made(Classifier)
     source = aa.IterableSource("texts", loader(4), **ROLES, pad=PADS)
-    run(graph_of(source, net), aa.TrainPhase("t", data=source, losses=LOSS, n_epochs=EPOCHS, accumulate=2))
+    run(graph_of(source, net), aa.TrainPhase("t", data=source, losses=LOSS, epochs=EPOCHS, accumulate=2))
     assert_same(net, by_hand(size=8)[1])
 
 
@@ -430,7 +430,7 @@ def test_batches_of_a_source_are_rounded_up() -> None:
     net = made(Classifier)
     pads = {name: aa.Pad(0, multiple_of=8) for name in PADS}
     source = aa.IterableSource("texts", loader(), **ROLES, pad=pads)
-    run(graph_of(source, net), aa.TrainPhase("t", data=source, losses=LOSS, n_epochs=EPOCHS))
+    run(graph_of(source, net), aa.TrainPhase("t", data=source, losses=LOSS, epochs=EPOCHS))
     assert_same(net, by_hand(8)[1])
 
 
@@ -441,11 +441,11 @@ def test_a_collate_function_gets_exactly_the_items_of_a_batch() -> None:
         sizes.append(len(items))
         return {"x": torch.stack([item["ids"][:1].float() for item in items]), "kind": torch.zeros(len(items), 1)}
 
-    source = aa.MapSource("texts", Texts(), features="x", targets="kind", collate=counted)
+    source = aa.MapSource("texts", Texts(), features="x", target="kind", collate=counted)
     graph = aa.ModelGraph([aa.ModelNode("net", nn.Linear(1, 1), source.reference())], aa.Optimizer("sgd"))
     graph.build()
     sizes.clear()
-    run(graph, aa.TrainPhase("t", data=source, losses=aa.AppliedLoss("mse", on="net"), sampler=SAMPLER, n_epochs=2))
+    run(graph, aa.TrainPhase("t", data=source, losses=aa.AppliedLoss("mse", on="net"), sampler=SAMPLER, epochs=2))
     assert [size for size in sizes if size != 4] == [8, 8, 8, 8, 8, 5] * 2
 
 
@@ -485,7 +485,7 @@ def test_a_data_set_of_hugging_face_is_given_to_a_phase_as_it_is() -> None:
     dataset = datasets.Dataset.from_dict({"ids": [row.tolist() for row in TOKENS], "kind": CLASSES.tolist()})
     data = aa.FeatureSet.from_arrow("texts", dataset, ["ids"], ["kind"], pad={"ids": aa.Pad(0, mask="mask")})
     net = made(Classifier)
-    phase = aa.TrainPhase("t", data=dataset, losses=LOSS, sampler=SAMPLER, n_epochs=EPOCHS)
+    phase = aa.TrainPhase("t", data=dataset, losses=LOSS, sampler=SAMPLER, epochs=EPOCHS)
     run(graph_of(data, net), phase)
     assert_same(net, by_hand()[1])
 
@@ -524,7 +524,7 @@ def test_graphs_of_nodes_and_edges_train_as_disjoint_batches_by_hand() -> None:
     net, expected = made(Messages), made(Messages)
     graph = aa.ModelGraph([aa.ModelNode("net", net, inputs)], aa.Optimizer("sgd", lr=1e-3))
     loss = aa.AppliedLoss("mse", on="net")
-    run(graph, aa.TrainPhase("t", data="all", losses=loss, sampler=SAMPLER, n_epochs=EPOCHS))
+    run(graph, aa.TrainPhase("t", data="all", losses=loss, sampler=SAMPLER, epochs=EPOCHS))
     optimizer = torch.optim.SGD(expected.parameters(), lr=1e-3)
     for epoch in range(EPOCHS):
         for rows in batches(epoch):
@@ -541,6 +541,6 @@ def test_graphs_of_nodes_and_edges_train_as_disjoint_batches_by_hand() -> None:
 
 def test_batches_of_a_graph_library_are_refused() -> None:
     batch = {"x": torch.zeros(7, 4), "edge_index": torch.zeros(2, 9, dtype=torch.int64), "y": torch.zeros(3, 1)}
-    source = aa.IterableSource("graphs", [batch], features=["x", "edge_index"], targets="y")
+    source = aa.IterableSource("graphs", [batch], features=["x", "edge_index"], target="y")
     with pytest.raises(SourceError, match=r"differ in length; x: 7, edge_index: 2, y: 3. Hint: .*one entry"):
         next(source.batches(0))

@@ -53,7 +53,7 @@ def train(source: Any, epochs: int = 2, **settings: Any) -> tuple[np.ndarray, to
     graph = aa.ModelGraph([aa.ModelNode("net", net, source.reference("x"))], aa.Optimizer("sgd", lr=0.1))
     sampler = {"sampler": aa.SimpleSampler(4)} if isinstance(source, aa.MapSource) else {}
     losses = aa.AppliedLoss("mse", on="net")
-    phase = aa.TrainPhase("t", data=source, losses=losses, n_epochs=epochs, compile="off", **sampler)
+    phase = aa.TrainPhase("t", data=source, losses=losses, epochs=epochs, compile="off", **sampler)
     net.seen.clear()
     results = aa.Experiment("e", graph, progress="none").run_phase(phase, **settings)
     return np.asarray(results.loss), torch.cat(net.seen)
@@ -120,11 +120,11 @@ def loader(data: Any, workers: int = 0, **settings: Any) -> DataLoader[Any]:
 
 
 SOURCES: dict[str, Callable[[Any], Any]] = {
-    "map": lambda data: aa.MapSource("d", data, features="x", targets="y"),
-    "map with threads": lambda data: aa.MapSource("d", data, features="x", targets="y", workers=2),
-    "loader": lambda data: aa.IterableSource("d", loader(data), features="x", targets="y"),
-    "read_ahead=0": lambda data: aa.IterableSource("d", loader(data), features="x", targets="y", read_ahead=0),
-    "workers": lambda data: aa.IterableSource("d", loader(data, 2), features="x", targets="y"),
+    "map": lambda data: aa.MapSource("d", data, features="x", target="y"),
+    "map with threads": lambda data: aa.MapSource("d", data, features="x", target="y", workers=2),
+    "loader": lambda data: aa.IterableSource("d", loader(data), features="x", target="y"),
+    "read_ahead=0": lambda data: aa.IterableSource("d", loader(data), features="x", target="y", read_ahead=0),
+    "workers": lambda data: aa.IterableSource("d", loader(data, 2), features="x", target="y"),
 }
 
 
@@ -139,7 +139,7 @@ def test_rows_are_those_of_a_data_set_that_seeds_itself(make: Callable[[int], to
     batches = [(expected[i : i + 4], torch.arange(i, i + 4)[:, None] / ROWS) for i in range(0, ROWS, 4)]
     losses, rows = train(SOURCES[kind](data))
     torch.testing.assert_close(rows, expected.repeat(2, 1), rtol=0, atol=0)
-    replayed, _ = train(aa.IterableSource("d", batches, features="x", targets="y"))
+    replayed, _ = train(aa.IterableSource("d", batches, features="x", target="y"))
     np.testing.assert_array_equal(losses, replayed)
 
 
@@ -156,9 +156,7 @@ def test_a_phase_leaves_the_generator_of_the_user_where_it_was() -> None:
     torch.set_rng_state(before)
     again = aa.ModelGraph([aa.ModelNode("n", Net(3), source.reference("x"))], "sgd")
     torch.set_rng_state(before)
-    other = aa.TrainPhase(
-        "t", data={"d": aa.IterableSource("o", plain, features="x", targets="y")}, losses=phase.losses
-    )
+    other = aa.TrainPhase("t", data={"d": aa.IterableSource("o", plain, features="x", target="y")}, losses=phase.losses)
     aa.Experiment("e", again, progress="none").run_phase(other)
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -171,7 +169,7 @@ def test_a_validation_that_seeds_itself_changes_nothing_in_the_training(kind: st
         graph = aa.ModelGraph([aa.ModelNode("net", net, source.reference("x"))], aa.Optimizer("sgd", lr=0.1))
         loss = aa.AppliedLoss("mse", on="net")
         validated = None if validation is None else aa.EvalPhase("v", data={"d": validation}, losses=loss)
-        phase = aa.TrainPhase("t", data=source, losses=loss, n_epochs=3, compile="off", validation=validated)
+        phase = aa.TrainPhase("t", data=source, losses=loss, epochs=3, compile="off", validation=validated)
         return np.asarray(aa.Experiment("e", graph, progress="none").run_phase(phase).loss)
 
     np.testing.assert_array_equal(losses(SOURCES[kind](Seeded(by_torch))), losses(None))
@@ -368,14 +366,14 @@ def seed_all(seed: int) -> None:
 def run(make: Callable[[], Any], folder: Path | None, *, seed: int, stop: int = 0) -> tuple[np.ndarray, torch.Tensor]:
     """Three epochs of six steps as a process of its own would train them: what is random starts from `seed`."""
     seed_all(seed)
-    source = aa.IterableSource("d", make(), features="x", targets="y")
+    source = aa.IterableSource("d", make(), features="x", target="y")
     net = Net(3)
     graph = aa.ModelGraph([aa.ModelNode("net", net, source.reference("x"))], aa.Optimizer("sgd", lr=0.1), seed=4)
     phase = aa.TrainPhase(
         "t",
         data=source,
         losses=aa.AppliedLoss("mse", on="net"),
-        n_epochs=3,
+        epochs=3,
         compile="off",
         checkpoint=None if folder is None else aa.Checkpoint(folder),
         callbacks=[Stop(stop)] if stop else [],

@@ -64,7 +64,7 @@ def planned(model: nn.Module, remat: str | None = "blocks", **settings: Any) -> 
     data = aa.FeatureSet.from_dict("d", {"x": x, "y": x[:, 0, :1]}, ["x"], ["y"])
     graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference(), remat=remat)], "adam")
     losses = [aa.AppliedLoss("mse", on="net")]
-    phase = aa.TrainPhase("t", data="all", losses=losses, **{"sampler": ROWS, **settings})
+    phase = aa.TrainPhase("t", data="all", losses=losses, **{"batch_size": ROWS, **settings})
     return aa.Experiment("e", graph, progress="none").plan(phase)
 
 
@@ -116,8 +116,8 @@ def test_the_peak_of_a_plan_is_that_of_blocks_computed_again() -> None:
 
 
 def test_fewer_rows_are_computed_together_where_gradients_are_accumulated() -> None:
-    (activations,) = planned(Residual(), sampler=ROWS // 4, accumulate=4).activations
-    (alone,) = planned(Residual(), sampler=ROWS // 4).activations
+    (activations,) = planned(Residual(), batch_size=ROWS // 4, accumulate=4).activations
+    (alone,) = planned(Residual(), batch_size=ROWS // 4).activations
     assert activations == alone and activations.rows == ROWS // 4
 
 
@@ -137,7 +137,9 @@ def test_a_plan_shows_what_is_saved_and_keeps_it_in_files() -> None:
     read = aa.Plan.from_json(plan.to_json())
     assert read == plan and read.activations == plan.activations and plan.not_covered == ()
     assert f'data-bytes="{activations.without_remat}"' in plan.to_html()
-    difference = next(each for each in plan.diff(planned(Residual(), sampler=8)) if each.what == "remat of net, kept")
+    difference = next(
+        each for each in plan.diff(planned(Residual(), batch_size=8)) if each.what == "remat of net, kept"
+    )
     assert difference.before == activations.kept > difference.after
 
 

@@ -136,7 +136,7 @@ def test_no_thread_of_the_group_is_left_when_it_is_left(two: Path) -> None:
         ("model", "the values of 'net", "seed the framework before the model is made"),
         ("seed", "the seed", "make model, data and seed alike"),
         ("data", "the rows that the samplers draw", "make model, data and seed alike"),
-        ("setting", "the setting 'n_epochs' of the phase", "start the same files in every process"),
+        ("setting", "the setting 'epochs' of the phase", "start the same files in every process"),
         ("optimizer", "the settings of 'optimizer'", "start the same files in every process"),
         ("code", "the file 'replica_scripts.py'", "start the same files in every process"),
     ],
@@ -192,11 +192,9 @@ def second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
 def shared_phase(model: torch.nn.Module, loss: aa.AppliedLoss) -> None:
     rng = np.random.default_rng(0)
     x, w = rng.normal(size=(16, 3)).astype("float32"), np.ones((16, 1), "float32")
-    rows = aa.FeatureSet.from_dict(
-        "d", {"x": x, "y": x[:, :1], "w": w}, feature_keys=["x"], target_keys=["y"], tag_keys=["w"]
-    )
+    rows = aa.FeatureSet.from_dict("d", {"x": x, "y": x[:, :1], "w": w}, features=["x"], target=["y"], tags=["w"])
     graph = aa.ModelGraph([aa.ModelNode("net", model, rows.reference())], aa.Optimizer("sgd", lr=0.1))
-    aa.Experiment(graph).run_phase(aa.TrainPhase("train", data=rows, losses=[loss], sampler=4))
+    aa.Experiment(graph).run_phase(aa.TrainPhase("train", data=rows, losses=[loss], batch_size=4))
 
 
 @pytest.mark.usefixtures("second_of_two")

@@ -40,7 +40,7 @@ def linear() -> nn.Linear:
 def train(net: nn.Module, data: aa.FeatureSet, optimizer: aa.Optimizer, **settings: Any) -> Any:
     graph = aa.ModelGraph([aa.ModelNode("net", net, data.reference())], optimizer)
     losses = [aa.AppliedLoss("mse", on="net")]
-    settings = {"sampler": aa.SimpleSampler(BATCH), "n_epochs": EPOCHS, "validation": "val", **settings}
+    settings = {"sampler": aa.SimpleSampler(BATCH), "epochs": EPOCHS, "validation": "val", **settings}
     phase = aa.TrainPhase("t", data="train", losses=losses, **settings)
     return aa.Experiment("schedules", graph, progress="none").run_phase(phase)
 
@@ -117,7 +117,7 @@ def test_plateaus_of_nodes_are_their_own_and_phases_go_on(data: aa.FeatureSet) -
     experiment = aa.Experiment("own", aa.ModelGraph(nodes), progress="none")
     losses = [aa.AppliedLoss("mse", on="net")]
     for _ in range(2):  # given as a callback too, it is called once
-        experiment.run_phase(aa.TrainPhase("t", data="train", losses=losses, n_epochs=1, callbacks=never[:1]))
+        experiment.run_phase(aa.TrainPhase("t", data="train", losses=losses, epochs=1, callbacks=never[:1]))
     experiment.run_phase(aa.EvalPhase("v", data="val", losses=losses))
     assert [one.current for one in never] == pytest.approx([0.5, 0.1])  # the first epoch is the best
 

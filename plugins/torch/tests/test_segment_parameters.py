@@ -24,7 +24,7 @@ def train(kept: nn.Module, taught: nn.Module, *, takes_part: bool = True, loss: 
         aa.ModelNode("kept", kept, reference),
         aa.ModelNode("taught", taught, "kept" if takes_part else reference),
     ]
-    phase = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss(loss, on="taught")], sampler=4, compile="off")
+    phase = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss(loss, on="taught")], batch_size=4, compile="off")
     aa.Experiment("e", aa.ModelGraph(nodes, "sgd").freeze("kept"), progress="none").run_phase(phase)
 
 

@@ -338,7 +338,7 @@ def plan(*nodes: aa.ModelNode, losses: list[aa.AppliedLoss] | None = None, **set
     graph = aa.ModelGraph(list(nodes), aa.Optimizer("sgd", lr=0.1))
     losses = losses or [aa.AppliedLoss("mse", on=nodes[-1].label)]
     settings = {"sharding": "full", **settings}
-    return aa.Experiment(graph).plan(aa.TrainPhase("train", data=ROWS, losses=losses, sampler=4, **settings))
+    return aa.Experiment(graph).plan(aa.TrainPhase("train", data=ROWS, losses=losses, batch_size=4, **settings))
 
 
 def node(model: Any, label: str = "net") -> aa.ModelNode:
@@ -407,7 +407,7 @@ def test_normalizations_that_cannot_be_synchronized_are_refused() -> None:
     def train(norm: torch.nn.Module, **settings: Any) -> None:
         graph = aa.ModelGraph([node(torch.nn.Sequential(norm, torch.nn.Linear(3, 1)))], aa.Optimizer("sgd", lr=0.1))
         losses = [aa.AppliedLoss("mse", on="net")]
-        aa.Experiment(graph).run_phase(aa.TrainPhase("train", data=ROWS, losses=losses, sampler=4, **settings))
+        aa.Experiment(graph).run_phase(aa.TrainPhase("train", data=ROWS, losses=losses, batch_size=4, **settings))
 
     with pytest.raises(PhaseError, match=r"BatchNorm1d in node 'net' mixes the rows.*write sync_batchnorm=True"):
         train(torch.nn.BatchNorm1d(3))

@@ -60,7 +60,7 @@ def seconds(features: aa.FeatureSet, nodes: list[aa.ModelNode | aa.ConcatNode], 
 
     losses = [aa.AppliedLoss("mse", on=label) for label in on]
     phase = aa.TrainPhase(
-        "fit", data=features, losses=losses, sampler=64, n_epochs=EPOCHS, residency=residency, callbacks=[Clock()]
+        "fit", data=features, losses=losses, batch_size=64, epochs=EPOCHS, residency=residency, callbacks=[Clock()]
     )
     aa.Experiment("e", aa.ModelGraph(nodes, "sgd")).run(phase)
     return times[-1] - times[0]

@@ -72,7 +72,7 @@ def graph(
 def training(epochs: int = 3, **settings: Any) -> aa.TrainPhase:
     sampler = aa.SimpleSampler(8, shuffle=True, seed=3)
     losses = [aa.AppliedLoss("mse", on="head")]
-    return aa.TrainPhase.from_split("train", split="train", sampler=sampler, losses=losses, n_epochs=epochs, **settings)
+    return aa.TrainPhase.from_split("train", split="train", sampler=sampler, losses=losses, epochs=epochs, **settings)
 
 
 def run(model_graph: aa.ModelGraph, *phases: Any) -> Any:

@@ -132,7 +132,7 @@ def test_counts_are_those_of_the_devices_over_a_phase() -> None:
         aa.ModelNode("head", torch.nn.Linear(4, 1), "body", accelerator=TWO),
     ]
     phase = aa.TrainPhase(
-        "fit", data=data, losses=[aa.AppliedLoss("mse", on="head")], sampler=16, n_epochs=2, residency="streamed"
+        "fit", data=data, losses=[aa.AppliedLoss("mse", on="head")], batch_size=16, epochs=2, residency="streamed"
     )
     experiment = aa.Experiment("e", aa.ModelGraph(nodes, "adam"))
     for device in DEVICES:

@@ -54,7 +54,8 @@ def graph_of(net: nn.Module, n_rows: int = 33, **settings: Any) -> aa.ModelGraph
 
 
 def trained(graph: aa.ModelGraph, **settings: Any) -> np.ndarray:
-    keywords = {"data": "all", "sampler": aa.SimpleSampler(32), "accelerator": "cpu", "losses": LOSSES} | settings
+    drawn = {} if "batch_size" in settings else {"sampler": aa.SimpleSampler(32)}
+    keywords = {"data": "all", "accelerator": "cpu", "losses": LOSSES, **drawn} | settings
     return graph.run(aa.TrainPhase("t", **keywords), progress="none").loss
 
 
@@ -93,7 +94,9 @@ def test_a_last_batch_of_one_row_is_refused_before_the_first_step(name: str) -> 
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
-@pytest.mark.parametrize("sampler", [31, aa.SimpleSampler(31), aa.SimpleSampler(32, drop_last=True)])
+@pytest.mark.parametrize(
+    "sampler", [aa.SimpleSampler(31, shuffle=True), aa.SimpleSampler(31), aa.SimpleSampler(32, drop_last=True)]
+)
 def test_what_the_hint_says_trains(sampler: Any) -> None:
     assert np.isfinite(trained(graph_of(plain()), sampler=sampler)).all()
 
@@ -127,18 +130,18 @@ def test_accumulated_batches_and_batches_of_one() -> None:
     with pytest.raises(PhaseError, match="step 1 of each epoch has a batch of one row"):
         trained(graph_of(plain()), accumulate=2)
     with pytest.raises(PhaseError, match=r"step 1 of each epoch.*Hint: draw batches of 3 rows\.$"):
-        trained(graph_of(plain()), sampler=1)
+        trained(graph_of(plain()), batch_size=1)
 
 
 @pytest.mark.parametrize(("n_rows", "size"), [(33, 32), (7, 2), (7, 3), (13, 2), (13, 4), (5, 1), (9, 4)])
 def test_both_parts_of_the_hint_are_followed(n_rows: int, size: int) -> None:
     with pytest.raises(PhaseError) as caught:
-        trained(graph_of(plain(), n_rows), sampler=size)
+        trained(graph_of(plain(), n_rows), batch_size=size)
     found = re.fullmatch(
         r"draw batches of (\d+) rows(, or leave that one out: sampler=(SimpleSampler\(.*\)))?", caught.value.hint
     )
     assert found is not None
-    trained(graph_of(plain(), n_rows), sampler=int(found[1]))
+    trained(graph_of(plain(), n_rows), batch_size=int(found[1]))
     if size > 1:  # of a batch size, which shuffles
         assert found[3] == f"SimpleSampler({size}, shuffle=True, drop_last=True)"
         trained(graph_of(plain(), n_rows), sampler=aa.SimpleSampler(size, shuffle=True, drop_last=True))
@@ -146,8 +149,8 @@ def test_both_parts_of_the_hint_are_followed(n_rows: int, size: int) -> None:
 
 def test_one_row_alone_has_no_batches_of_another_size() -> None:
     with pytest.raises(PhaseError, match=r"Hint: give more rows\.$"):
-        trained(graph_of(plain(), 1), sampler=32)
-    trained(graph_of(plain(), 2), sampler=32)
+        trained(graph_of(plain(), 1), batch_size=32)
+    trained(graph_of(plain(), 2), batch_size=32)
 
 
 def test_fit_refuses_it_too_and_takes_the_size_of_the_hint() -> None:
@@ -170,7 +173,7 @@ class Batches:
 
 @pytest.mark.parametrize("make", [plain, Functional])
 def test_a_batch_of_a_source_is_refused_in_its_step(make: Callable[[], nn.Module]) -> None:
-    source = aa.IterableSource("d", Batches(8, 8, 1), features="x", targets="y")
+    source = aa.IterableSource("d", Batches(8, 8, 1), features="x", target="y")
     graph = aa.ModelGraph([aa.ModelNode("net", make(), source.reference())], "sgd")
     with pytest.raises(
         PhaseError, match=r"node 'net' cannot be trained with a batch of 1 row: Expected more.*drop_last=True"

@@ -33,7 +33,9 @@ def measured(*modules, shape=(6,), remat="", **settings):
         nodes.append(aa.ModelNode(f"n{i}", module, f"n{i - 1}"))
     watch = Measuring()
     losses = [aa.AppliedLoss("mse", on=nodes[-1].label)]
-    phase = aa.TrainPhase("t", data="all", losses=losses, sampler=BATCH, callbacks=[watch], compile="off", **settings)
+    phase = aa.TrainPhase(
+        "t", data="all", losses=losses, batch_size=BATCH, callbacks=[watch], compile="off", **settings
+    )
     results = aa.Experiment(aa.ModelGraph(nodes, "adam"), progress="none").run_phase(phase)
     return watch.stats, results
 
@@ -90,7 +92,7 @@ def test_the_models_stay_as_they_are():
     data = aa.FeatureSet.from_dict("d", {"x": x, "y": x[:, :1]}, ["x"], ["y"])
     graph = aa.ModelGraph([aa.ModelNode("n0", plain, data.reference())], "adam")
     losses = [aa.AppliedLoss("mse", on="n0")]
-    phase = aa.TrainPhase("t", data="all", losses=losses, sampler=BATCH, compile="off")
+    phase = aa.TrainPhase("t", data="all", losses=losses, batch_size=BATCH, compile="off")
     results = aa.Experiment(graph, progress="none").run_phase(phase)
     assert [e.loss for e in results.epochs] == [e.loss for e in measured_results.epochs]
     for name, value in plain.state_dict().items():

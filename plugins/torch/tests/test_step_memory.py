@@ -28,7 +28,7 @@ data = aa.FeatureSet.from_dict("d", {"x": x, "y": x[:, :1]}, ["x"], ["y"])
 def case(net, optimizer):
     graph = aa.ModelGraph([aa.ModelNode("net", net, data.reference())], optimizer)
     losses = [aa.AppliedLoss("mse", on="net")]
-    phase = aa.TrainPhase("t", data="all", losses=losses, accelerator="sim", n_epochs=3)
+    phase = aa.TrainPhase("t", data="all", losses=losses, accelerator="sim", epochs=3)
     experiment = aa.Experiment("e", graph, progress="none")
     invented, here = experiment.plan(phase, "2x sim-1GB"), experiment.plan(phase)
     used = device.used

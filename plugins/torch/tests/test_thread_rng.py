@@ -28,7 +28,7 @@ def model() -> nn.Module:
 def train(source: Any, net: nn.Module, *, seed: int = 0, epochs: int = 2) -> np.ndarray:
     graph = aa.ModelGraph([aa.ModelNode("net", net, source.reference())], aa.Optimizer("sgd", lr=0.1), seed=seed)
     sampler = {"sampler": aa.SimpleSampler(4, shuffle=True)} if isinstance(source, aa.MapSource) else {}
-    phase = aa.TrainPhase("t", data=source, losses=[aa.AppliedLoss("mse", on="net")], n_epochs=epochs, **sampler)
+    phase = aa.TrainPhase("t", data=source, losses=[aa.AppliedLoss("mse", on="net")], epochs=epochs, **sampler)
     return np.asarray(aa.Experiment("e", graph, progress="none").run_phase(phase).loss)
 
 
@@ -42,7 +42,7 @@ def augmented(seconds: float, told: list[Any]) -> Any:
             told.append(batch)
             yield batch
 
-    return aa.IterableSource("src", batches, features="x", targets="y")
+    return aa.IterableSource("src", batches, features="x", target="y")
 
 
 def test_augmentation_and_dropout_do_not_take_each_others_random_numbers() -> None:
@@ -62,7 +62,7 @@ def test_augmentation_and_dropout_do_not_take_each_others_random_numbers() -> No
     np.testing.assert_array_equal(losses[1], losses[0])
     np.testing.assert_array_equal(losses[2], losses[0])
     epochs = iter([made[0][:10], made[0][10:]])
-    replayed = aa.IterableSource("src", lambda: next(epochs), features="x", targets="y")
+    replayed = aa.IterableSource("src", lambda: next(epochs), features="x", target="y")
     np.testing.assert_array_equal(train(replayed, model()), losses[0])
 
 
@@ -92,7 +92,7 @@ def test_a_map_source_is_augmented_alike_in_every_run() -> None:
     for _ in range(2):
         told: list[Any] = []
         torch.manual_seed(2)
-        losses = train(aa.MapSource("src", Noisy(told), features="x", targets="y"), model())
+        losses = train(aa.MapSource("src", Noisy(told), features="x", target="y"), model())
         runs.append((losses, [noise for _, noise in told[-80:]]))
     np.testing.assert_array_equal(runs[1][0], runs[0][0])
     for noise, other in zip(*(noises for _, noises in runs), strict=True):
@@ -105,7 +105,7 @@ def test_a_shuffled_loader_gives_one_order_for_one_seed() -> None:
         told: list[Any] = []
         loader = DataLoader(Noisy(told), batch_size=4, shuffle=True)
         torch.manual_seed(2)
-        train(aa.IterableSource("src", loader, features="x", targets="y"), model(), epochs=3)
+        train(aa.IterableSource("src", loader, features="x", target="y"), model(), epochs=3)
         orders.append([i for i, _ in told])
     assert orders[0] == orders[1]
     assert orders[0][40:80] != orders[0][80:120]

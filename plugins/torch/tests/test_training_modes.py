@@ -114,7 +114,7 @@ def test_modes_as_is_keep_each_part_in_its_mode(compile_mode: str) -> None:
     reference = copy.deepcopy(model)
     expected = by_hand(reference, data, epochs=2)
     node = aa.ModelNode("net", model, data.reference(), modes="as_is")
-    result = trained(node, n_epochs=2, validation="all", compile=compile_mode)
+    result = trained(node, epochs=2, validation="all", compile=compile_mode)
     assert result.loss[1] == pytest.approx(np.mean(expected[ROWS // BATCH :]), rel=1e-5)
     assert int(model.body[1].num_batches_tracked) == 0
     assert_equal(model, reference)

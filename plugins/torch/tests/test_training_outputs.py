@@ -78,7 +78,7 @@ LOSSES = [
 
 
 def phase(losses: Any = LOSSES, **settings: Any) -> aa.TrainPhase:
-    return aa.TrainPhase("train", data="train", losses=losses, sampler=aa.SimpleSampler(8), n_epochs=2, **settings)
+    return aa.TrainPhase("train", data="train", losses=losses, sampler=aa.SimpleSampler(8), epochs=2, **settings)
 
 
 def run(model_graph: aa.ModelGraph, one: Any) -> Any:

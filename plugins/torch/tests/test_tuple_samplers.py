@@ -74,7 +74,7 @@ def test_triplet_losses_train_as_by_hand(loss: Any, listened: bool, source: aa.F
         data=source,
         losses=[aa.AppliedLoss(loss, "n0", ["outputs", "n1", "n2"])],
         sampler=sampler,
-        n_epochs=3,
+        epochs=3,
         callbacks=[Listener()] if listened else [],
     )
     results = aa.Experiment("e", graph, progress="none").run_phase(phase)
@@ -99,7 +99,7 @@ def test_pair_loss_gets_columns_of_both_samples(source: aa.FeatureSet) -> None:
     kinds = torch.tensor(source.array("kind"))
     expected = by_hand(twin, source, sampler, lambda out, rows: contrastive(*out, kinds[rows[0]], kinds[rows[1]]), 4)
     loss = aa.AppliedLoss(contrastive, "n0", ["outputs", "n1", "data.kind", "data.kind@pair"])
-    phase = aa.TrainPhase("t", data=source, losses=[loss], sampler=sampler, n_epochs=4)
+    phase = aa.TrainPhase("t", data=source, losses=[loss], sampler=sampler, epochs=4)
     results = aa.Experiment("e", graph, progress="none").run_phase(phase)
     np.testing.assert_allclose(results.loss, expected, rtol=1e-5)
     assert results.loss[-1] < results.loss[0]
@@ -131,13 +131,13 @@ def test_alternating_samplers_equal_two_phases(optimizer: Any) -> None:
     both, models = graph("a", "b")
     losses = {name: aa.AppliedLoss("mse", f"n{name}") for name in sets}
     phase = aa.TrainPhase(
-        "t", data="all", losses=list(losses.values()), sampler=samplers, schedule="alternate_strict", n_epochs=2
+        "t", data="all", losses=list(losses.values()), sampler=samplers, schedule="alternate_strict", epochs=2
     )
     results = aa.Experiment("e", both, progress="none").run_phase(phase)
     assert {state.step for state in both.optimizer_states.values()} == {6} and results.epochs[0].steps == 6
     for name in sets:
         alone, own = graph(name)
-        phase = aa.TrainPhase("t", data="all", losses=[losses[name]], sampler=samplers[name], n_epochs=2)
+        phase = aa.TrainPhase("t", data="all", losses=[losses[name]], sampler=samplers[name], epochs=2)
         expected = aa.Experiment("e", alone, progress="none").run_phase(phase)
         np.testing.assert_allclose(results.losses(f"n{name}"), expected.loss, rtol=1e-5)
         torch.testing.assert_close(models[name].weight, own[name].weight)
@@ -149,13 +149,13 @@ def test_shared_model_continues_in_a_second_phase(schedule: str) -> None:
     drawn = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")
     sets = [aa.FeatureSet.from_dict(name, {"x": drawn, "y": drawn[:, :1]}, ["x"], ["y"]) for name in "ab"]
     graphs = []
-    for epochs in ((4,), (2, 2)):
+    for parts in ((4,), (2, 2)):
         torch.manual_seed(3)
         model = nn.Linear(3, 1)
         nodes = [aa.ModelNode(f"n{feature_set.label}", model, feature_set.reference()) for feature_set in sets]
         optimizer = aa.Optimizer("adam", lr=0.05, schedule=aa.Schedule("step", rate=0.5, every=4))
         graphs.append(graph := aa.ModelGraph(nodes, optimizer, seed=1))
-        for n_epochs in epochs:
+        for epochs in parts:
             losses = [aa.AppliedLoss("mse", node.label) for node in nodes]
             samplers = dict.fromkeys("ab", aa.SimpleSampler(8, shuffle=True))
             phase = aa.TrainPhase(
@@ -164,7 +164,7 @@ def test_shared_model_continues_in_a_second_phase(schedule: str) -> None:
                 losses=losses,
                 sampler=samplers,
                 schedule=schedule,
-                n_epochs=n_epochs,
+                epochs=epochs,
             )
             aa.Experiment("e", graph, progress="none").run_phase(phase)
     whole, parts = (graph.state() for graph in graphs)

@@ -34,7 +34,7 @@ def mlp() -> nn.Module:
 def train(net: nn.Module, data: aa.FeatureSet, average: aa.WeightAveraging, **settings: Any) -> aa.Experiment:
     graph = aa.ModelGraph([aa.ModelNode("net", net, data.reference())], aa.Optimizer("sgd", lr=0.1))
     experiment = aa.Experiment("average", graph, progress="none")
-    settings = {"losses": LOSSES, "sampler": aa.SimpleSampler(BATCH), "n_epochs": EPOCHS, **settings}
+    settings = {"losses": LOSSES, "sampler": aa.SimpleSampler(BATCH), "epochs": EPOCHS, **settings}
     experiment.run_phase(aa.TrainPhase("t", data="all", callbacks=[average], **settings))
     return experiment
 
@@ -83,9 +83,9 @@ def test_equals_torchs_averaged_model(decay: float | None, data: aa.FeatureSet) 
 
 def test_a_start_every_n_steps_and_phases_that_go_on(data: aa.FeatureSet) -> None:
     average = aa.WeightAveraging(0.5, every_n_steps=2, start_epoch=1)
-    experiment = train(mlp(), data, average, n_epochs=3)
+    experiment = train(mlp(), data, average, epochs=3)
     assert average.n_averaged == 4  # steps 2 and 4 of two epochs
-    phase = aa.TrainPhase("t", data="all", losses=LOSSES, sampler=BATCH, n_epochs=2, callbacks=[average])
+    phase = aa.TrainPhase("t", data="all", losses=LOSSES, batch_size=BATCH, epochs=2, callbacks=[average])
     experiment.run_phase(phase)
     assert average.n_averaged == 6
 
@@ -130,7 +130,7 @@ def test_a_node_that_is_trained_later_has_a_mean_of_its_own_epochs(data: aa.Feat
         def epoch_end(self, run: Any) -> None:
             weights.append(run.model("head").weight.detach().numpy().copy())
 
-    settings: dict[str, Any] = {"data": "all", "losses": aa.AppliedLoss("mse", on="head"), "n_epochs": 3}
+    settings: dict[str, Any] = {"data": "all", "losses": aa.AppliedLoss("mse", on="head"), "epochs": 3}
     experiment = aa.Experiment("average", graph, progress="none")
     experiment.run_phase(aa.TrainPhase("one", callbacks=[average], **settings))
     graph.unfreeze("head")

@@ -260,7 +260,7 @@ def test_the_version_of_torch_is_in_a_saved_folder(tmp_path):
     graph = aa.ModelGraph([aa.ModelNode("net", nn.Linear(6, 3), data.reference())], "adam")
     graph.save(tmp_path / "graph")
     losses = [aa.AppliedLoss("mse")]
-    graph.run(aa.TrainPhase("t", data="all", losses=losses, n_epochs=1, checkpoint=tmp_path / "run"), progress="none")
+    graph.run(aa.TrainPhase("t", data="all", losses=losses, epochs=1, checkpoint=tmp_path / "run"), progress="none")
     for manifest in (tmp_path / "graph/manifest.json", *tmp_path.glob("run/epoch-*/manifest.json")):
         written_by = json.loads(manifest.read_text())["written_by"]
         assert written_by["torch"] == torch.__version__

@@ -181,7 +181,7 @@ def test_steps_are_those_of_torch_over_all_that_counts_in_the_batch(case, how, a
     sampler = aa.SimpleSampler(12 // how.get("accumulate", 1))
     loss = aa.AppliedLoss(on="net", **applied)
     graph = graph_of(arrays, model, target)
-    run(graph, aa.TrainPhase("train", data="all", losses=loss, sampler=sampler, n_epochs=2, **how))
+    run(graph, aa.TrainPhase("train", data="all", losses=loss, sampler=sampler, epochs=2, **how))
     by_hand(mine, arrays, target, function, 12)
     for ours, theirs in zip(model.parameters(), mine.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)

@@ -48,7 +48,7 @@ def graph_of(model: object, optimizer: str = "adam") -> aa.ModelGraph:
 
 
 def phase(**settings: object) -> aa.TrainPhase:
-    keywords = {"sampler": aa.SimpleSampler(16), "n_epochs": 2, "accelerator": "cpu", "compile": "off"} | settings
+    keywords = {"sampler": aa.SimpleSampler(16), "epochs": 2, "accelerator": "cpu", "compile": "off"} | settings
     return aa.TrainPhase("t", data="all", losses=LOSSES, **keywords)
 
 
@@ -142,14 +142,14 @@ def test_files_of_before_with_the_names_of_the_wrapper_still_load(tmp_path: Path
 def test_averages_of_before_go_on_under_plain_names() -> None:
     average = aa.WeightAveraging(0.5)
     graph = graph_of(made())
-    graph.run(phase(n_epochs=1, callbacks=[average]), progress="none")
+    graph.run(phase(epochs=1, callbacks=[average]), progress="none")
     state = {
         ("net/parameters/_orig_mod.0.weight" if name == "net/parameters/0.weight" else name): value
         for name, value in average.state_dict().items()
     }
     resumed = aa.WeightAveraging(0.5)
     resumed.load_state_dict(state)
-    graph.run(phase(n_epochs=1, callbacks=[resumed, average]), progress="none")
+    graph.run(phase(epochs=1, callbacks=[resumed, average]), progress="none")
     wanted, got = average.state_dict(), resumed.state_dict()
     assert got.keys() == wanted.keys()
     assert all(np.array_equal(got[name], wanted[name]) for name in wanted)

@@ -154,7 +154,7 @@ def phase_of(
         data="train",
         sampler=aa.SimpleSampler(work.batch, shuffle=shuffle),
         losses=[aa.AppliedLoss("cross_entropy" if work.classes else "mse", on="head")],
-        n_epochs=epochs,
+        epochs=epochs,
         **settings,
     )
 

@@ -45,7 +45,7 @@ def run(tmp_path):
         data="all",
         losses=[AppliedLoss("mse", on="head")],
         sampler=SimpleSampler(6, shuffle=True, seed=0),
-        n_epochs=3,
+        epochs=3,
         checkpoint=Checkpoint(where, keep=5, keep_best="loss"),
     )
     graph().run(phase, progress="none")

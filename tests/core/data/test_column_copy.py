@@ -149,7 +149,7 @@ def test_more_columns_than_one_tile() -> None:
 
 def test_a_tag_is_loaded_from_rows_without_nulls() -> None:
     table = pa.table({"x": [1.0, 2.0, 3.0], "t": pa.array([None, 5, 6], pa.int64())})
-    fs = FeatureSet.from_arrow("data", table, ["x"], tag_keys=["t"])
+    fs = FeatureSet.from_arrow("data", table, ["x"], tags=["t"])
     np.testing.assert_array_equal(loadable_array(fs.take([2, 1]), ["t"], "int64"), [6, 5])
     np.testing.assert_array_equal(loadable_array(fs.take([2, 1]), ["x", "t"], "float32"), [[3, 6], [2, 5]])
 
@@ -330,7 +330,7 @@ def test_a_phase_gives_its_new_arrays_to_the_backend(
     phase = aa.TrainPhase(
         "train",
         data=fs,
-        sampler=4,
+        batch_size=4,
         losses=[aa.AppliedLoss("mse", on="mlp")],
         accelerator=aa.Accelerator("cpu", pin_memory=pinned),
     )

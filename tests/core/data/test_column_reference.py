@@ -29,7 +29,7 @@ def test_none_is_all_of_a_role(fs: FeatureSet) -> None:
 
 
 def test_chosen_columns_keep_their_order(fs: FeatureSet) -> None:
-    ref = fs.reference(features=["b", "a"], targets=(), tags="who")
+    ref = fs.reference(features=["b", "a"], target=(), tags="who")
     assert (ref.features, ref.targets, ref.tags) == (("b", "a"), (), ("who",))
 
 
@@ -55,9 +55,9 @@ def test_roles_without_columns() -> None:
     bare = FeatureSet.from_dict("bare", {"x": [1]}, "x")
     assert bare.reference().targets == ()
     with pytest.raises(
-        ColumnError, match=r"'bare' has no target 'y'. Available: targets: nothing. Hint: name it in target_keys"
+        ColumnError, match=r"'bare' has no target 'y'. Available: targets: nothing. Hint: name it in target"
     ):
-        bare.reference(targets="y")
+        bare.reference(target="y")
 
 
 def test_names_once(fs: FeatureSet) -> None:

@@ -180,7 +180,7 @@ def test_a_column_is_no_split(fs: FeatureSet) -> None:
 @pytest.mark.parametrize(
     ("given", "way"),
     [
-        (Frame(), r"from_pandas\(label, df, feature_cols=\[...\]\)"),
+        (Frame(), r"from_pandas\(label, df, features=\[...\]\)"),
         ({"x": [1]}, r"from_dict\(label, arrays, "),
         ("file.parquet", r"from_parquet\(label, path, "),
     ],

@@ -49,7 +49,7 @@ def test_a_parquet_stream_reads_its_files_after_the_working_folder_has_changed(p
     for name in ("rows.parquet", "folder/rows.parquet"):
         parquet.write_table(pa.table({"x": np.arange(8.0), "y": np.arange(8.0)}), tmp_path / name)
     monkeypatch.chdir(tmp_path)
-    stream = aa.ParquetStream("s", path, features=["x"], targets=["y"], sampler=4)
+    stream = aa.ParquetStream("s", path, features=["x"], target=["y"], batch_size=4)
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert sorted(float(x) for batch in stream.batches(0) for x in batch["x"]) == list(range(8))
 
@@ -88,7 +88,7 @@ READERS = {
     "from_csv": (lambda path: aa.FeatureSet.from_csv("d", path, "x", "y"), ".csv"),
     "from_parquet": (lambda path: aa.FeatureSet.from_parquet("d", path, "x", "y"), ".parquet"),
     "list": (lambda path: aa.FeatureSet.from_parquet("d", [path], "x", "y"), ".parquet"),
-    "stream": (lambda path: aa.ParquetStream("d", path, features="x", targets="y", sampler=2), ".parquet"),
+    "stream": (lambda path: aa.ParquetStream("d", path, features="x", target="y", batch_size=2), ".parquet"),
     "fit csv": (lambda path: fitted(path), ".csv"),
     "fit parquet": (lambda path: fitted(path), ".parquet"),
     "predict": (lambda path: fitted({"x": [1.5, 2.5], "y": [1.5, 2.5]}).predict(path), ".csv"),

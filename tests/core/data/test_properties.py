@@ -32,7 +32,7 @@ def test_arrays_come_back_bit_by_bit(values: np.ndarray) -> None:
 
 @given(ARRAYS, st.data())
 def test_arrow_there_and_back(values: np.ndarray, data: st.DataObject) -> None:
-    role = data.draw(st.sampled_from(["target_keys", "tag_keys"]))
+    role = data.draw(st.sampled_from(["target", "tags"]))
     fs = FeatureSet.from_dict("fs", {"x": values, "other": values}, "x", **{role: "other"})
     again = FeatureSet.from_arrow("fs", fs.to_arrow())
     assert again.to_arrow().equals(fs.to_arrow(), check_metadata=True)

@@ -84,7 +84,7 @@ def test_large_integers_are_compared_exactly() -> None:
 
 def test_times_of_nanoseconds() -> None:
     stamps = np.array(["2024-01-01T00:00:00.000000001", "2024-06-01"], "datetime64[ns]")
-    fs = FeatureSet.from_dict("fs", {"x": [1, 2], "at": stamps}, "x", tag_keys="at")
+    fs = FeatureSet.from_dict("fs", {"x": [1, 2], "at": stamps}, "x", tags="at")
     assert rows({"at": lambda at: at > datetime(2024, 3, 1)}, fs) == [1]
     assert rows({"at": stamps[1]}, fs) == [1]
 
@@ -237,7 +237,7 @@ def test_select_keeps_columns_of_a_feature_set_with_its_splits() -> None:
     assert kept["a"].columns == kept.columns
     assert fs.columns[0] == "x"
     assert fs.select().columns == fs.columns
-    assert fs.select(targets=(), tags=()).columns == ("x", "volt")
+    assert fs.select(target=(), tags=()).columns == ("x", "volt")
 
 
 def test_select_keeps_columns_of_a_view() -> None:

@@ -96,9 +96,9 @@ DATA = [
     ),
     Row(
         "a target misspelt",
-        lambda: data().reference(targets=["yy"]),
+        lambda: data().reference(target=["yy"]),
         r"no target 'yy'.*Hint: did you mean 'y'\?",
-        lambda: data().reference(targets=["y"]),
+        lambda: data().reference(target=["y"]),
     ),
     Row(
         "a missing number",
@@ -121,8 +121,8 @@ DATA = [
     Row(
         "batches as of a loader",
         lambda: data().batch(32),
-        r"Hint: a phase draws batches: TrainPhase\(\.\.\., sampler=32\)",
-        lambda: run(train(sampler=32)),
+        r"Hint: a phase draws batches: TrainPhase\(\.\.\., batch_size=32\)",
+        lambda: run(train(batch_size=32)),
     ),
     Row(
         "dtype as in NumPy",
@@ -136,6 +136,6 @@ DATA = [
         r"Hint: use len\(\.\.\.\) for rows",
         lambda: (len(data()), data().array("x").shape),
     ),
-    Row("a loader of torch", lambda: aa.DataLoader, r"Hint: a phase draws batches", lambda: train(sampler=32)),
+    Row("a loader of torch", lambda: aa.DataLoader, r"Hint: a phase draws batches", lambda: train(batch_size=32)),
     Row("a data set", lambda: aa.Dataset, r"Hint: write FeatureSet\.from_dict", data),
 ]

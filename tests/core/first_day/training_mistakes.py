@@ -64,22 +64,22 @@ TRAINING = [
         "no loss", lambda: run(train(losses=[])), r"has no loss.*Hint: give losses=\[AppliedLoss", lambda: run(train())
     ),
     Row(
-        "epochs=",
-        lambda: train(epochs=3),
-        r"no setting 'epochs'.*Hint: did you mean 'n_epochs'\?",
+        "n_epochs=",
         lambda: train(n_epochs=3),
+        r"no setting 'n_epochs'.*Hint: write epochs=10",
+        lambda: train(epochs=3),
     ),
     Row(
         "epochs as text",
-        lambda: train(n_epochs="3"),
-        r"n_epochs=.3. is not an int.*Hint: write n_epochs=1",
-        lambda: train(n_epochs=1),
+        lambda: train(epochs="3"),
+        r"epochs=.3. is not an int.*Hint: write epochs=1",
+        lambda: train(epochs=1),
     ),
     Row(
-        "batch_size=",
-        lambda: train(batch_size=16),
-        r"no setting 'batch_size'\. Hint: write sampler=16",
-        lambda: run(train(sampler=16)),
+        "batchsize=",
+        lambda: train(batchsize=16),
+        r"no setting 'batchsize'. Hint: write batch_size=16",
+        lambda: run(train(batch_size=16)),
     ),
     Row(
         "shuffle=",
@@ -90,8 +90,8 @@ TRAINING = [
     Row(
         "a sampler by name",
         lambda: train(sampler="random"),
-        r"sampler must be a Sampler or a batch size.*Hint: write sampler=32",
-        lambda: run(train(sampler=32)),
+        r"sampler must be a Sampler, or a mapping.*Hint: write batch_size=32",
+        lambda: run(train(batch_size=32)),
     ),
     Row(
         "a batch larger than the data",

@@ -55,7 +55,7 @@ def test_it_is_the_parts_that_it_returns():
     data = aa.FeatureSet.from_dict("data", numbers(), ["a", "b"], ["value"])
     data.split_random({"train": 0.75, "validation": 0.25}, seed=3)
     graph = aa.ModelGraph([aa.ModelNode(aa.SequentialMLP(1), data)], aa.Optimizer("adam", lr=0.01), seed=3)
-    phase = aa.TrainPhase(data="train", losses=aa.AppliedLoss("mse"), n_epochs=2, validation="validation")
+    phase = aa.TrainPhase(data="train", losses=aa.AppliedLoss("mse"), epochs=2, validation="validation")
     expected = aa.Experiment(graph, progress="none").run_phase(phase)
     np.testing.assert_array_equal(fitted.results.loss, expected.loss)
     np.testing.assert_array_equal(fitted.results.figure("val_loss"), expected.figure("val_loss"))
@@ -175,7 +175,7 @@ def test_a_share_beside_splits_of_the_same_name_is_an_error():
         untrained = aa.FeatureSet.from_dict("data", numbers(), ["a", "b"], ["value"])
         untrained.add_split("val", [1, 2])
         fit(untrained, target=None, validation="val")
-    with pytest.raises(PhaseError, match=r"'data' has no target\. Hint: say so where .*target_keys=\[\.\.\.\]"):
+    with pytest.raises(PhaseError, match=r"'data' has no target\. Hint: say so where .*target=\[\.\.\.\]"):
         fit(aa.FeatureSet.from_dict("data", numbers(), ["a", "b"]), target=None)
     with pytest.raises(ColumnError, match=r"fit: column 'value' of 'data' is not a feature of it\. Available: a, b"):
         fit(aa.FeatureSet.from_dict("data", numbers(), ["a", "b"], ["value"]), features="value", target=None)

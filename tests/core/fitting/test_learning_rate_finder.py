@@ -43,7 +43,7 @@ def test_losses_are_those_of_a_training_whose_rate_rises_step_by_step(data: aa.F
     rates = np.geomspace(1e-4, 1e-1, 40)
     rising = aa.Optimizer("adam", lr=1.0, schedule=lambda step: rates[step])
     losses = Losses()
-    graph_of(data, rising).run(phase(n_epochs=8, callbacks=[losses]), progress="none")
+    graph_of(data, rising).run(phase(epochs=8, callbacks=[losses]), progress="none")
     np.testing.assert_allclose(test.losses, losses.values, rtol=1e-6)
     np.testing.assert_allclose(test.rates, rates, rtol=1e-12)
     mean, smoothed = 0.0, []
@@ -62,7 +62,7 @@ def test_it_ends_where_the_losses_grow_and_suggests_a_rate_that_trains(data: aa.
 
     def last_loss(rate: float) -> float:
         graph = graph_of(data, aa.Optimizer("adam", lr=rate))
-        return float(graph.run(phase(n_epochs=4), progress="none").loss[-1])
+        return float(graph.run(phase(epochs=4), progress="none").loss[-1])
 
     assert last_loss(test.suggestion) < 0.5 * min(last_loss(test.suggestion / 100), last_loss(test.rates[-1]))
     assert f"suggestion {test.suggestion:.3g}" in repr(test)
@@ -72,14 +72,14 @@ def test_the_graph_and_its_training_go_on_as_if_there_had_been_no_test(data: aa.
     optimizer = aa.Optimizer("adam", lr=1e-3, schedule=aa.Schedule("cosine", steps=100))
     graph, other = graph_of(data, optimizer), graph_of(data, optimizer)
     for each in (graph, other):
-        each.run(phase(n_epochs=2), progress="none")
+        each.run(phase(epochs=2), progress="none")
     before = {name: array.copy() for name, array in graph.state().items()}
     aa.find_learning_rate(graph, phase(), max_lr=1.0, n_steps=20)
     after = graph.state()
     assert after.keys() == before.keys()
     assert all(np.array_equal(after[name], array) for name, array in before.items())
     assert graph.optimizer is optimizer
-    results = [each.run(phase(n_epochs=2), progress="none") for each in (graph, other)]
+    results = [each.run(phase(epochs=2), progress="none") for each in (graph, other)]
     assert list(results[0].loss) == list(results[1].loss)
 
 
@@ -88,7 +88,7 @@ def test_the_graph_is_as_it_was_after_an_error(data: aa.FeatureSet) -> None:
         yield {"x": X[:8], "y": Y[:8]}
         raise RuntimeError("the source broke")
 
-    source = aa.IterableSource("data", breaks, features="x", targets="y")
+    source = aa.IterableSource("data", breaks, features="x", target="y")
     net = aa.ModelNode("net", aa.SequentialMLP((1,)), source.reference())
     graph = aa.ModelGraph([net], "adam")
     graph.build()
@@ -109,9 +109,9 @@ def test_what_a_phase_has_beside_its_steps_is_left_out(data: aa.FeatureSet, tmp_
             self.calls += 1
 
     counts, folder = Counts(), tmp_path / "run"
-    given = phase(n_epochs=3, validation="val", callbacks=[counts], checkpoint=folder)
+    given = phase(epochs=3, validation="val", callbacks=[counts], checkpoint=folder)
     aa.find_learning_rate(graph_of(data), given, n_steps=12, max_lr=0.1)
-    assert (counts.calls, given.n_epochs, given.callbacks) == (0, 3, (counts,))
+    assert (counts.calls, given.epochs, given.callbacks) == (0, 3, (counts,))
     assert given.validation is not None
     assert not folder.exists()
 

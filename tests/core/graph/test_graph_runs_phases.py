@@ -29,9 +29,9 @@ import numpy as np
 from anyaccel.data import FeatureSet
 from anyaccel.numpy_backend import Dense
 rows = {"x": np.ones((8, 2), np.float32), "y": np.ones((8, 1), np.float32)}
-data = FeatureSet.from_dict("d", rows, feature_keys=["x"], target_keys=["y"])
+data = FeatureSet.from_dict("d", rows, features=["x"], target=["y"])
 graph = ModelGraph([ModelNode("net", Dense(1), data.reference())], "sgd")
-phase = TrainPhase(data="all", losses=AppliedLoss("mse", on="net"), n_epochs=2)
+phase = TrainPhase(data="all", losses=AppliedLoss("mse", on="net"), epochs=2)
 assert [assignment.node for assignment in phase.plan(graph).assignments] == ["net"]
 results = graph.run(phase, progress="none")
 assert len(results.epochs) == 2 and results.number == 0
@@ -47,7 +47,7 @@ def test_two_imports_are_enough_to_plan_and_run() -> None:
 
 @pytest.fixture
 def graph() -> ModelGraph:
-    data = FeatureSet.from_dict("d", {"x": np.arange(12, dtype=np.float32).reshape(6, 2)}, feature_keys=["x"])
+    data = FeatureSet.from_dict("d", {"x": np.arange(12, dtype=np.float32).reshape(6, 2)}, features=["x"])
     return ModelGraph([ModelNode("net", Dense(1), data.reference())])
 
 

@@ -115,7 +115,7 @@ def graph(**settings: Any) -> aa.ModelGraph:
 
 def train(**settings: Any) -> aa.TrainPhase:
     losses = [aa.AppliedLoss("mse", on=name) for name in ("net", "whole")]
-    return aa.TrainPhase("train", data="all", losses=losses, sampler=4, **settings)
+    return aa.TrainPhase("train", data="all", losses=losses, batch_size=4, **settings)
 
 
 @pytest.mark.parametrize("setting", [{"device_map": "auto"}, {"max_memory": {"cpu": 5}}, {"offload": "cpu"}])

@@ -63,7 +63,7 @@ def test_aligned_targets_are_those_of_their_row(mlp):
     fs = FeatureSet.from_dict("fs", {"x": np.ones((8, 2), "float32"), "y": y}, ["x"], ["y"])
     graph = one(mlp(1, 1), fs).build()
     guess = graph["a"].model(fs.array("x")).reshape(8)
-    phase = TrainPhase("t", data="all", losses=[AppliedLoss("mse", on="a")], sampler=8)
+    phase = TrainPhase("t", data="all", losses=[AppliedLoss("mse", on="a")], batch_size=8)
     loss = Experiment("e", graph).run_phase(phase).loss[0]
     assert loss == pytest.approx(np.mean((guess - y) ** 2), rel=1e-6)
 
@@ -244,7 +244,7 @@ def test_a_loss_without_targets_says_where_to_name_them(table, mlp):
     assert "the loss on 'a' has the input 'targets', but the data that feed this node have no targets" in str(
         caught.value
     )
-    assert "name target_keys in the feature set, or columns in reference(targets=[...])" in str(caught.value)
+    assert "name target in the feature set, or columns in reference(target=[...])" in str(caught.value)
 
 
 def test_several_targets_that_could_be_meant_are_listed(table, mlp):

@@ -39,7 +39,7 @@ def raw(seed=0):
 
 def trained(data):
     graph = ModelGraph([ModelNode("net", SequentialMLP(), data.reference())], "adam", seed=1)
-    phase = TrainPhase("train", data="all", losses=[AppliedLoss("mse", on="net")], n_epochs=2)
+    phase = TrainPhase("train", data="all", losses=[AppliedLoss("mse", on="net")], epochs=2)
     Experiment("e", graph, progress="none").run_phase(phase)
     return graph
 

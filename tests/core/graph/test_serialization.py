@@ -148,7 +148,7 @@ def test_a_train_phase_round_trips():
         data={"one": "train", "two": "all"},
         losses=[AppliedLoss("mse", on="d", inputs=["outputs", "one.y"], weight=0.5, label="main")],
         sampler=SimpleSampler(16, shuffle=True, drop_last=True, seed=3),
-        n_epochs=5,
+        epochs=5,
         validation=EvalPhase("val", data="val", metrics=["rmse", Metric("r2", on="d", label="fit")], batch_size=8),
         validate_every=2,
         accelerator="cuda:0",
@@ -160,7 +160,7 @@ def test_a_train_phase_round_trips():
     again = Phase.from_config(config)
     assert type(again) is TrainPhase
     assert through_json(again.get_config()) == config
-    assert (again.sampler, again.losses, again.n_epochs) == (phase.sampler, phase.losses, 5)
+    assert (again.sampler, again.losses, again.epochs) == (phase.sampler, phase.losses, 5)
     assert [metric.label for metric in again.validation.metrics] == ["rmse", "fit"]
     assert (again.strict, again.policy, str(again.final_device)) == (True, "spread", "cpu:0")
 
@@ -171,7 +171,7 @@ def test_a_train_phase_round_trips():
         EvalPhase("e", data="all", metrics=["accuracy"], outputs=["a", "b"], batch_size=7),
         EvalPhase("e", data="all", losses=[AppliedLoss("mae", on="a")], outputs=None),
         EvalPhase("e", data="all", outputs=[]),
-        TrainPhase("t", data="all", losses=[AppliedLoss("ce", on="a")], validation="val", n_epochs=0),
+        TrainPhase("t", data="all", losses=[AppliedLoss("ce", on="a")], validation="val", epochs=0),
     ],
 )
 def test_every_phase_round_trips(phase):

@@ -33,14 +33,14 @@ def build(fs, where=(None, None), optimizer=RECIPE, seed=5):
     return ModelGraph(nodes, optimizer, seed=seed)
 
 
-def phase(n_epochs, **settings):
+def phase(epochs, **settings):
     sampler = SimpleSampler(7, shuffle=True, seed=1)
     losses = [AppliedLoss("mse", on="head")]
-    return TrainPhase("train", data="all", losses=losses, sampler=sampler, n_epochs=n_epochs, **settings)
+    return TrainPhase("train", data="all", losses=losses, sampler=sampler, epochs=epochs, **settings)
 
 
-def run(graph, n_epochs, **settings):
-    return Experiment("e", graph, progress="none").run_phase(phase(n_epochs, **settings))
+def run(graph, epochs, **settings):
+    return Experiment("e", graph, progress="none").run_phase(phase(epochs, **settings))
 
 
 def through_a_file(state):

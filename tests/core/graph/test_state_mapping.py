@@ -16,7 +16,7 @@ def graph(*labels: str) -> aa.ModelGraph:
     nodes = [aa.ModelNode(label, aa.SequentialMLP(hidden_dim=4), data.reference()) for label in labels]
     made = aa.ModelGraph(nodes, "adam", seed=len(labels))
     losses = [aa.AppliedLoss("mse", on=label) for label in labels]
-    made.run(aa.TrainPhase("t", data="all", losses=losses, n_epochs=1), progress="none")
+    made.run(aa.TrainPhase("t", data="all", losses=losses, epochs=1), progress="none")
     return made
 
 

@@ -56,7 +56,7 @@ def phase(losses, **settings) -> TrainPhase:
 
 def test_named_outputs_of_training_are_trained_as_by_hand(source):
     net = graph(source, outputs=["main", "aux"])
-    result = Experiment("test", net, progress="none").run_phase(phase(LOSSES, n_epochs=2, validation="val"))
+    result = Experiment("test", net, progress="none").run_phase(phase(LOSSES, epochs=2, validation="val"))
     weights = {"main": np.ones(3, "float32"), "aux": np.ones(3, "float32")}
     rows = source.split("train")
     x, y = rows.array("x"), rows.array("y")

@@ -99,7 +99,7 @@ def chain(table):
             model, up = Dense(1 if name == names[-1] else 3), nodes[-1].label if nodes else source.reference()
             nodes.append(ModelNode(name, model, up, accelerators and accelerators[i], framework=framework))
         graph = ModelGraph(nodes, Optimizer("sgd", lr=0.1, clip_norm=clip))
-        phase = TrainPhase("t", data=source, losses=[AppliedLoss("mse", on=names[-1])], sampler=8)
+        phase = TrainPhase("t", data=source, losses=[AppliedLoss("mse", on=names[-1])], batch_size=8)
         return Experiment("e", graph, progress="none"), phase
 
     return make
@@ -331,13 +331,13 @@ def test_orders_and_class_indices_come_in_the_dtype_of_the_framework(serve):
         "fs", {"x": draw.normal(size=(20, 4)).astype("float32"), "c": draw.integers(0, 3, 20)}, ["x"], ["c"]
     )
     graph = ModelGraph([ModelNode("a", Dense(3), source.reference(), framework="guest")], "sgd")
-    phase = TrainPhase("t", data=source, losses=[AppliedLoss("cross_entropy", on="a")], sampler=8, n_epochs=2)
+    phase = TrainPhase("t", data=source, losses=[AppliedLoss("cross_entropy", on="a")], batch_size=8, epochs=2)
     results = Experiment("e", graph, progress="none").run_phase(phase)
     assert {column.name: column.spec.dtype for column in results.plan.columns} == {"fs.x": "float32", "fs.c": "int32"}
     bad = FeatureSet.from_dict("fs", {"x": np.zeros((2, 4), "float32"), "c": np.array([0, 3])}, ["x"], ["c"])
     with pytest.raises(errors.ColumnError, match="class index 3"):
         Experiment("e", graph, progress="none").run_phase(
-            TrainPhase("u", data=bad, losses=[AppliedLoss("cross_entropy", on="a")], sampler=2)
+            TrainPhase("u", data=bad, losses=[AppliedLoss("cross_entropy", on="a")], batch_size=2)
         )
 
 
@@ -398,7 +398,7 @@ def states_of(serve, table, frameworks, middle, losses=None):
         up = nodes[-1].label if nodes else source.reference()
         nodes.append(ModelNode(name, model, up, framework=framework))
     graph = ModelGraph(nodes, Optimizer("sgd", lr=0.1), seed=3)
-    phase = TrainPhase("t", data=source, losses=losses or [AppliedLoss("mse", on="c")], sampler=8, n_epochs=2)
+    phase = TrainPhase("t", data=source, losses=losses or [AppliedLoss("mse", on="c")], batch_size=8, epochs=2)
     graph.freeze("a")
     Experiment("e", graph, progress="none").run_phase(phase)
     return graph.state()
@@ -439,7 +439,7 @@ def test_gradients_of_complex_values_do_not_cross(serve, table):
     source = table(x=((4,), "float32"), y=((4,), "float32"))
     nodes = [ModelNode("a", Rotation(), source.reference()), ModelNode("b", Magnitude(), "a", framework="guest")]
     graph = ModelGraph(nodes, "sgd")
-    phase = TrainPhase("t", data=source, losses=[AppliedLoss("mse", on="b")], sampler=8)
+    phase = TrainPhase("t", data=source, losses=[AppliedLoss("mse", on="b")], batch_size=8)
     with pytest.raises(errors.GraphError) as caught:
         Experiment("e", graph, progress="none").plan(phase)
     assert str(caught.value) == (

@@ -422,7 +422,7 @@ def test_optimizer_seed_and_progress_stay_as_they_are(fs, tmp_path):
     from anyaccel import AppliedLoss, TrainPhase
 
     graph = net(fs, 1)
-    graph.run(TrainPhase("train", data="all", losses=[AppliedLoss("mse", on="net")], n_epochs=1), progress="none")
+    graph.run(TrainPhase("train", data="all", losses=[AppliedLoss("mse", on="net")], epochs=1), progress="none")
     before = graph.state()
     graph.load_weights(arrays_of(net(fs, 5)))
     after = graph.state()

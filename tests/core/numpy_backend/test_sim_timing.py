@@ -49,7 +49,7 @@ def seconds(sims: Simulation, features: aa.FeatureSet, nodes: list[object], on: 
 
     losses = [aa.AppliedLoss("mse", on=label) for label in on]
     phase = aa.TrainPhase(
-        "fit", data=features, losses=losses, sampler=64, n_epochs=EPOCHS, residency=residency, callbacks=[Clock()]
+        "fit", data=features, losses=losses, batch_size=64, epochs=EPOCHS, residency=residency, callbacks=[Clock()]
     )
     aa.Experiment("e", aa.ModelGraph(nodes, "sgd"), progress="none").run_phase(phase)
     return times[-1] - times[0]

@@ -101,7 +101,10 @@ def train(data: FeatureSet) -> Callable[..., TrainPhase]:
     """`train(...)` is a TrainPhase of `net` over the split `train`, in batches of four, with any setting changed."""
 
     def make(label: str = "train", **settings: Any) -> TrainPhase:
-        return TrainPhase(label, **{"data": "train", "losses": [MSE], "sampler": 4, **settings})
+        return TrainPhase(
+            label,
+            **{"data": "train", "losses": [MSE], **({} if "sampler" in settings else {"batch_size": 4}), **settings},
+        )
 
     return make
 

@@ -179,7 +179,7 @@ def stack_of(frame: FrameType | None) -> list[str]:
 
 
 def run(graph: ModelGraph, **settings: Any) -> Route:
-    phase = TrainPhase("t", data="train", losses=[AppliedLoss("mse", on="net")], sampler=4, n_epochs=3, **settings)
+    phase = TrainPhase("t", data="train", losses=[AppliedLoss("mse", on="net")], batch_size=4, epochs=3, **settings)
     experiment = Experiment("e", graph, progress="none")
     with traced() as route:
         experiment.run_phase(phase)

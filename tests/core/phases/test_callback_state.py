@@ -19,10 +19,10 @@ def graph_of() -> aa.ModelGraph:
     return aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP(), data.reference())], aa.Optimizer("adam", lr=0.01))
 
 
-def train(graph: aa.ModelGraph, callbacks: list[aa.Callback], n_epochs: int = 1, **settings: Any) -> Any:
+def train(graph: aa.ModelGraph, callbacks: list[aa.Callback], epochs: int = 1, **settings: Any) -> Any:
     losses = [aa.AppliedLoss("mse", on="net")]
     phase = aa.TrainPhase(
-        "t", data="all", losses=losses, sampler=8, n_epochs=n_epochs, callbacks=callbacks, compile="off", **settings
+        "t", data="all", losses=losses, batch_size=8, epochs=epochs, callbacks=callbacks, compile="off", **settings
     )
     return aa.Experiment("e", graph, progress="none").run_phase(phase)
 
@@ -36,11 +36,11 @@ def assert_same(actual: dict[str, Any], expected: dict[str, Any]) -> None:
 @pytest.mark.parametrize("decay", [0.9, None])
 def test_an_average_goes_on_from_its_state(decay: float | None) -> None:
     whole, first, second = (aa.WeightAveraging(decay) for _ in range(3))
-    train(graph_of(), [whole], n_epochs=4)
+    train(graph_of(), [whole], epochs=4)
     graph = graph_of()
-    train(graph, [first], n_epochs=2)
+    train(graph, [first], epochs=2)
     second.load_state_dict(first.state_dict())
-    train(graph, [second], n_epochs=2)
+    train(graph, [second], epochs=2)
     assert second.n_averaged == whole.n_averaged == (20 if decay else 4)
     assert_same(second.state_dict(), whole.state_dict())
     assert "net/parameters/layers.0.weight" in whole.state_dict()

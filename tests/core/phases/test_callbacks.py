@@ -26,7 +26,7 @@ def scripted(data, line, experiment, train, evaluate):
         script = iter(figures)
         score = Metric(lambda outputs, targets: next(script), on="net", label="score")
         phase = train(
-            n_epochs=settings.pop("n_epochs", len(figures)),
+            epochs=settings.pop("epochs", len(figures)),
             validation=evaluate("check", losses=[], metrics=[score]),
             callbacks=callbacks,
             **settings,
@@ -84,7 +84,7 @@ def test_it_agrees_with_its_definition(figures, patience, mode, min_delta):
 
     class Fake:
         stopped, snapshots = "", 0
-        phase = type("P", (), {"validation": None, "n_epochs": 99, "on_nan": "ignore", "label": "t"})
+        phase = type("P", (), {"validation": None, "epochs": 99, "on_nan": "ignore", "label": "t"})
 
         def __init__(self):
             self.history = []
@@ -132,14 +132,12 @@ def test_it_tells_the_best_figure_as_it_was_given(scripted):
 
 
 def test_it_may_watch_the_training_loss(line, experiment, train):
-    result = experiment(line()).run_phase(
-        train(n_epochs=3, callbacks=[EarlyStopping("loss", patience=1, min_delta=99)])
-    )
+    result = experiment(line()).run_phase(train(epochs=3, callbacks=[EarlyStopping("loss", patience=1, min_delta=99)]))
     assert len(result.epochs) == 2 and result.stop_reason == "loss has not improved for 1 epochs"
 
 
 def test_epochs_without_a_validation_do_not_count(scripted):
-    result = scripted([3, 3, 0, 0], stopper(patience=1), n_epochs=8, validate_every=2)
+    result = scripted([3, 3, 0, 0], stopper(patience=1), epochs=8, validate_every=2)
     assert len(result.epochs) == 4
 
 
@@ -166,35 +164,35 @@ def test_it_goes_back_to_the_parameters_and_optimizer_of_the_best_epoch(
 ):
     graph, shadow = line(noisy()), line(noisy())
     scripted(figures, stopper(restore_best=True), graph=graph, accelerator=where)
-    experiment(shadow).run_phase(train(n_epochs=best + 1))
+    experiment(shadow).run_phase(train(epochs=best + 1))
     same(without_progress(shadow.state()), without_progress(graph.state()))
 
 
 def test_it_keeps_the_last_parameters_unless_it_is_asked_to(line, scripted, experiment, train, same):
     graph, shadow = line(noisy()), line(noisy())
     scripted([3, 1, 2, 2, 2], stopper(), graph=graph)
-    experiment(shadow).run_phase(train(n_epochs=4))
+    experiment(shadow).run_phase(train(epochs=4))
     same(shadow.state(), graph.state())
 
 
 def test_training_goes_on_from_the_best_epoch(line, scripted, experiment, train, same):
     graph, shadow = line(noisy()), line(noisy())
     scripted([3, 1, 2, 2], stopper(restore_best=True), graph=graph)
-    experiment(shadow).run_phase(train(n_epochs=2))
+    experiment(shadow).run_phase(train(epochs=2))
     shadow.progress["train"] = graph.progress["train"] == 4 and 4
     for one in (graph, shadow):
-        experiment(one).run_phase(train(n_epochs=2))
+        experiment(one).run_phase(train(epochs=2))
     same(shadow.state(), graph.state())
 
 
 def test_it_goes_back_where_another_callback_stopped_the_run(at, line, scripted, experiment, train, same):
     """Also one that is told of the end of the epoch after it, or in an epoch without a validation."""
     later = at("epoch_end", lambda run: run.stop("time is up") if run.epoch == 2 else None)
-    for more, best in (({}, 0), ({"validate_every": 2, "n_epochs": 9}, 1)):
+    for more, best in (({}, 0), ({"validate_every": 2, "epochs": 9}, 1)):
         graph, shadow = line(noisy()), line(noisy())
         result = scripted([1, 2, 3, 4], stopper(patience=9, restore_best=True), later, graph=graph, **more)
         assert (len(result.epochs), result.stop_reason) == (3, "time is up")
-        experiment(shadow).run_phase(train(n_epochs=best + 1))
+        experiment(shadow).run_phase(train(epochs=best + 1))
         same(without_progress(shadow.state()), without_progress(graph.state()))
 
 
@@ -206,7 +204,7 @@ def test_it_does_not_go_back_after_an_error(at, line, scripted, experiment, trai
     graph, shadow = line(noisy()), line(noisy())
     with pytest.raises(KeyboardInterrupt):
         scripted([1, 2, 3, 4], stopper(patience=9, restore_best=True), at("epoch_end", fail), graph=graph)
-    experiment(shadow).run_phase(train(n_epochs=3))
+    experiment(shadow).run_phase(train(epochs=3))
     same(shadow.state(), graph.state())
 
 
@@ -229,7 +227,7 @@ def test_snapshots_can_be_used_again_and_again(at, line, experiment, train, same
     for epochs in (1, 2, 4):
         graph = line(noisy())
         taken.clear()
-        experiment(graph).run_phase(train(n_epochs=epochs, callbacks=[at("epoch_end", look)]))
+        experiment(graph).run_phase(train(epochs=epochs, callbacks=[at("epoch_end", look)]))
         states.append(without_progress(graph.state()))
     same(states[0], states[1])
     same(states[0], states[2])
@@ -273,7 +271,7 @@ def test_a_figure_that_there_is_not_is_an_error_before_anything_is_trained(
         ours = Experiment("e", graph, progress="none", callbacks=[EarlyStopping(monitor, mode="min")])
     before = values(graph.build())
     with pytest.raises(PhaseError) as caught:
-        ours.run_phase(train(n_epochs=3))
+        ours.run_phase(train(epochs=3))
     assert str(caught.value) == message
     assert not ours.history[-1].epochs
     assert all(np.array_equal(value, before[name]) for name, value in values(graph).items())
@@ -281,8 +279,8 @@ def test_a_figure_that_there_is_not_is_an_error_before_anything_is_trained(
 
 def test_a_misspelt_figure_of_the_validation_is_an_error_when_the_phase_is_made(train):
     with pytest.raises(PhaseError, match=r"monitors 'val_los', .* Available: loss, loss.net, val_loss, val_loss.net"):
-        train(n_epochs=5, validation="val", validate_every=2, callbacks=[EarlyStopping("val_los", mode="min")])
-    train(n_epochs=5, validation="val", validate_every=2, callbacks=[EarlyStopping("val_loss")])
+        train(epochs=5, validation="val", validate_every=2, callbacks=[EarlyStopping("val_los", mode="min")])
+    train(epochs=5, validation="val", validate_every=2, callbacks=[EarlyStopping("val_loss")])
 
 
 @pytest.mark.parametrize(
@@ -308,7 +306,7 @@ def test_a_metric_that_is_better_when_high_is_watched_so(line, experiment, train
         script = iter(values)
         score = Metric(lambda outputs, targets: next(script), on="net", label=label)
         stop = EarlyStopping(f"val_{label}", patience=1, **settings)
-        phase = train(n_epochs=5, callbacks=[stop], validation=evaluate("check", losses=[], metrics=[score]))
+        phase = train(epochs=5, callbacks=[stop], validation=evaluate("check", losses=[], metrics=[score]))
         return len(experiment(line()).run_phase(phase).epochs)
 
     rising = [0.1, 0.2, 0.3, 0.4, 0.5]

@@ -147,7 +147,7 @@ def line(n: int) -> ModelGraph:
 def train(steps: int, epochs: int = 1, *, rest: int = 0, batch: int = 4, **settings: Any) -> Any:
     """A phase of so many steps in each epoch, of four rows, and a last one of `rest` rows."""
     graph = line(steps * batch + rest)
-    phase = TrainPhase("t", **{"data": "all", "losses": MSE, "sampler": batch, "n_epochs": epochs, **settings})
+    phase = TrainPhase("t", **{"data": "all", "losses": MSE, "batch_size": batch, "epochs": epochs, **settings})
     return Experiment("e", graph, progress="none").run_phase(phase)
 
 
@@ -286,7 +286,7 @@ def test_auto_waits_as_long_as_compiling_takes_if_the_phase_may_stop_early(
 def test_callbacks_of_the_experiment_count_as_stopping_early_too(speeds: Callable[..., SimpleNamespace]) -> None:
     programs = speeds(seconds=3.0)
     ours = Experiment("e", line(1000), progress="none", callbacks=[EARLY])
-    ours.run_phase(TrainPhase("t", data="all", losses=MSE, sampler=1, n_epochs=100))
+    ours.run_phase(TrainPhase("t", data="all", losses=MSE, batch_size=1, epochs=100))
     assert sum(count for kind, count, _, _ in programs.calls if kind == "plain") == pytest.approx(3000, rel=0.02)
 
 
@@ -592,7 +592,7 @@ def test_several_programs_say_that_steps_are_not_compiled(learner: Callable[[], 
         ("auto", []),
         ("off", []),
     ):
-        phase = TrainPhase("t", data="all", losses=MSE, sampler=4, n_epochs=2, compile=mode)
+        phase = TrainPhase("t", data="all", losses=MSE, batch_size=4, epochs=2, compile=mode)
         result = Experiment("e", graph, progress="none").run_phase(phase)
         assert told(result) == expected and why_not(result) == []
 
@@ -610,7 +610,7 @@ def test_auto_says_that_no_single_program_takes_steps_whole_where_one_could_comp
     data = numbers(12)
     graph = ModelGraph([ModelNode("net", Dense(1, dtype="float64"), data.reference())], "adam")
     graph.add_node(ModelNode("est", learner(), "net"))
-    phase = TrainPhase("t", data="all", losses=MSE, sampler=4, n_epochs=2)
+    phase = TrainPhase("t", data="all", losses=MSE, batch_size=4, epochs=2)
     result = Experiment("e", graph, progress="none").run_phase(phase)
     assert told(result) == []
     assert why_not(result) == ["steps are not compiled: no single program takes them whole"] * able
@@ -622,7 +622,7 @@ def test_all_modes_give_the_same_numbers(speeds: Callable[..., SimpleNamespace])
         speeds(computes=True, each=0.1)
         graph = ModelGraph([ModelNode("net", SequentialMLP((1,), 2, 4, "tanh"), _float32().reference())], "adam")
         sampler = SimpleSampler(4, shuffle=True)
-        phase = TrainPhase("t", data="all", losses=MSE, sampler=sampler, n_epochs=20, compile=mode)
+        phase = TrainPhase("t", data="all", losses=MSE, sampler=sampler, epochs=20, compile=mode)
         Experiment("e", graph, progress="none").run_phase(phase)
         states.append(graph.state())
     for name, array in states[0].items():
@@ -676,7 +676,7 @@ def test_an_interrupt_while_compiling_ends_the_phase(
     programs = speeds(fails=error, computes=True)
     graph = line(80)
     ours = Experiment("e", graph, progress="none")
-    phase = TrainPhase("t", data="all", losses=MSE, sampler=4, compile="steps")
+    phase = TrainPhase("t", data="all", losses=MSE, batch_size=4, compile="steps")
     with pytest.raises(type(error)) as caught:
         ours.run_phase(phase)
     assert caught.value is error and ours.last_run.error is error and programs.calls == []

@@ -204,7 +204,7 @@ def test_predictions_do_not_change_when_training_goes_on(line, experiment, train
 def test_an_evaluation_changes_no_state(where, line, experiment, train, evaluate, values, same):
     graph = line(Sequential(Dense(4), BatchNorm(), Dropout(0.5), Dense(1)))
     ours = experiment(graph)
-    ours.run_phase(train(accelerator=where, n_epochs=2))
+    ours.run_phase(train(accelerator=where, epochs=2))
     before, progress = values(graph), dict(graph.progress)
     first = ours.run_phase(evaluate(accelerator=where, metrics=["mse"], batch_size=3))
     second = ours.run_phase(evaluate(accelerator=where, metrics=["mse"], batch_size=5))

@@ -132,7 +132,7 @@ def test_progress_is_told_nothing_that_is_routine(line, experiment, train, caplo
         run.log_event("compile", "new")
 
     with caplog.at_level(logging.INFO, "anyaccel"):
-        result = experiment(line(), progress=Hears()).run_phase(train(n_epochs=1, callbacks=[at("epoch_end", say)]))
+        result = experiment(line(), progress=Hears()).run_phase(train(epochs=1, callbacks=[at("epoch_end", say)]))
     (new,) = heard
     assert (new.message, new.verbose) == ("new", False)
     assert [one.getMessage() for one in caplog.records] == [f"train: {new}"]

@@ -73,7 +73,7 @@ def test_callbacks_have_the_moments_of_plugins_with_the_same_arguments():
 @pytest.mark.parametrize("who", ["plugin", "callback"])
 def test_training_calls_the_moments_in_order(who, listen, line, experiment, train):
     seen, callback = listen()
-    experiment(line()).run_phase(train(n_epochs=2, callbacks=[callback]))
+    experiment(line()).run_phase(train(epochs=2, callbacks=[callback]))
     heard = names(seen, who)
     epoch = ["epoch_start", *["step_end"] * 4, "epoch_end"]
     assert [each for each in heard if each != "steps_done"] == [*BEFORE_LOOP, *epoch, *epoch, "phase_end"]
@@ -100,7 +100,7 @@ def test_callbacks_of_the_experiment_come_before_those_of_the_phase(spy, line, e
 @pytest.mark.parametrize("phase", ["eval", "nothing"])
 def test_phases_without_epochs_call_the_other_moments(phase, listen, line, experiment, train, evaluate):
     seen, callback = listen()
-    made = evaluate(callbacks=[callback]) if phase == "eval" else train(n_epochs=0, callbacks=[callback])
+    made = evaluate(callbacks=[callback]) if phase == "eval" else train(epochs=0, callbacks=[callback])
     experiment(line()).run_phase(made)
     assert names(seen, "plugin") == [*BEFORE_LOOP, "phase_end"]
 
@@ -172,21 +172,21 @@ def test_an_evaluation_that_fails_leaves_none(listen, line, experiment, evaluate
 def test_a_run_counts_epochs_and_steps_from_nought(at, line, experiment, train):
     heard = []
     steps = at("step_end", lambda run: heard.append((run.epoch, run.step)))
-    experiment(line()).run_phase(train(n_epochs=2, callbacks=[steps]))
+    experiment(line()).run_phase(train(epochs=2, callbacks=[steps]))
     assert heard == [(epoch, step) for epoch in range(2) for step in range(4)]
 
 
 def test_an_epoch_is_in_the_history_when_its_end_is_told(at, line, experiment, train):
     heard = []
     ends = at("epoch_end", lambda run: heard.append([epoch.number for epoch in run.history]))
-    experiment(line()).run_phase(train(n_epochs=3, callbacks=[ends]))
+    experiment(line()).run_phase(train(epochs=3, callbacks=[ends]))
     assert heard == [[0], [0, 1], [0, 1, 2]]
 
 
 def test_the_losses_of_a_step_can_be_asked_for(at, line, experiment, train):
     heard = []
     steps = at("step_end", lambda run: heard.append(run.step_losses()["net"]))
-    result = experiment(line()).run_phase(train(sampler=8, callbacks=[steps]))
+    result = experiment(line()).run_phase(train(batch_size=8, callbacks=[steps]))
     assert len(heard) == 2
     assert result.loss[0] == pytest.approx(sum(heard) / 2)
 
@@ -585,7 +585,7 @@ def listened(*callbacks, n_rows=44, **settings):
     graph = ModelGraph([ModelNode("net", Dense(1), data.reference())], Optimizer("sgd", lr=0.1), seed=3)
     losses = [AppliedLoss("mse", on="net")]
     phase = TrainPhase(
-        "t", data="all", losses=losses, sampler=SimpleSampler(4), n_epochs=2, callbacks=callbacks, **settings
+        "t", data="all", losses=losses, sampler=SimpleSampler(4), epochs=2, callbacks=callbacks, **settings
     )
     return Experiment("e", graph, progress="none").run_phase(phase)
 
@@ -716,7 +716,7 @@ def test_plugins_hear_of_batches_too(numpy_only, line, experiment, train):
         heard.extend(steps.numbers)
 
     numpy_only.register(plugin_module("listens", steps_done=steps_done), "listens")
-    experiment(line()).run_phase(train(n_epochs=2))
+    experiment(line()).run_phase(train(epochs=2))
     assert heard == [0, 1, 2, 3] * 2
 
 

@@ -105,7 +105,7 @@ def train(*callbacks: aa.Callback, folder: Path | None = None, **settings: Any) 
     data = aa.FeatureSet.from_dict("data", {"x": X, "y": X[:, :1]}, ["x"], ["y"])
     graph = aa.ModelGraph([aa.ModelNode("net", Mine((1,), dropout=0.2), data.reference())], "adam", seed=1)
     losses = [aa.AppliedLoss("mse", on="net")]
-    settings = {"n_epochs": 2, "sampler": aa.SimpleSampler(4, shuffle=True), "losses": losses, **settings}
+    settings = {"epochs": 2, "sampler": aa.SimpleSampler(4, shuffle=True), "losses": losses, **settings}
     if folder is not None:
         settings["checkpoint"] = aa.Checkpoint(folder, every=2, wait=True)
     return graph, graph.run(aa.TrainPhase("t", data="all", callbacks=callbacks, **settings), progress="none")
@@ -115,7 +115,7 @@ def test_moments_come_in_order(extensions: Callable[..., None]) -> None:
     """Five steps of four rows and one of three: the last is a range of its own."""
     toy = Toy()
     extensions(lambda plain: [*plain, toy])
-    train(n_epochs=1)
+    train(epochs=1)
     assert toy.seen[:3] == ["run_begins", "epoch_begins", "steps_begin"]
     assert toy.seen[-5:] == ["rows_end", "steps_end", "epoch_ends", "run_ends", "ended"]
     assert toy.seen[3] == "before_steps" and toy.seen.count("before_steps") == 2

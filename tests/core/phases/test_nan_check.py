@@ -35,7 +35,7 @@ def graph(data: FeatureSet, *features: str) -> ModelGraph:
 def test_nan_in_features_is_one_warning_and_a_note_in_the_plan(experiment):
     data = houses(area=30)
     with pytest.warns(NaNWarning) as told:
-        result = experiment(graph(data)).run_phase(TrainPhase("t", data="all", losses=[MSE], n_epochs=2))
+        result = experiment(graph(data)).run_phase(TrainPhase("t", data="all", losses=[MSE], epochs=2))
     note = (
         "features 'area' hold NaN in 30 of 120 rows; losses will be NaN. "
         "Hint: build the graph on houses.fit_transform(SimpleImputer(), ['area'], fit_on='all')"

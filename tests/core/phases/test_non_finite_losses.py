@@ -47,7 +47,7 @@ def line(data: FeatureSet) -> ModelGraph:
 
 
 def phase(**settings) -> TrainPhase:
-    return TrainPhase("t", **{"data": "train", "losses": [OWN], "sampler": SimpleSampler(4), "n_epochs": 3, **settings})
+    return TrainPhase("t", **{"data": "train", "losses": [OWN], "sampler": SimpleSampler(4), "epochs": 3, **settings})
 
 
 class EveryStep(Callback):

@@ -48,8 +48,8 @@ def line(model: Any = None, **settings: Any) -> ModelGraph:
 
 
 def train(**settings: Any) -> TrainPhase:
-    drawn = SimpleSampler(BATCH, shuffle=True, seed=1)
-    return TrainPhase("t", **{"data": "train", "losses": MSE, "sampler": drawn, "n_epochs": 3, **settings})
+    drawn = {} if "batch_size" in settings else {"sampler": SimpleSampler(BATCH, shuffle=True, seed=1)}
+    return TrainPhase("t", **{"data": "train", "losses": MSE, "epochs": 3, **drawn, **settings})
 
 
 def run(graph: ModelGraph, phase: Phase) -> Any:
@@ -161,9 +161,9 @@ def test_steps_are_computed_in_microbatches_if_rows_are_independent(
 ) -> None:
     """The same losses and parameters after 102 steps."""
     graph, plain = line(clip_norm=clip), line(clip_norm=clip)
-    expected = run(plain, train(n_epochs=17))
+    expected = run(plain, train(epochs=17))
     seen = device(most, after=after)
-    result = run(graph, train(n_epochs=17))
+    result = run(graph, train(epochs=17))
     same(graph, plain, within=1e-6)
     np.testing.assert_allclose(history(result), history(expected), rtol=1e-6)
     assert graph.optimizer_states["net"].step == 17 * 6
@@ -219,9 +219,9 @@ def test_single_rows_are_streamed_in_smaller_blocks(
     device: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph, plain = line(), line()
-    run(plain, train(sampler=1, n_epochs=1))
+    run(plain, train(batch_size=1, epochs=1))
     device(0, after=20, times=1)
-    result = run(graph, train(sampler=1, n_epochs=1, residency="streamed"))
+    result = run(graph, train(batch_size=1, epochs=1, residency="streamed"))
     same(graph, plain, within=0.0)
     assert [text for _, _, text in told(result)] == ["rows are streamed in smaller blocks now"]
 
@@ -367,7 +367,7 @@ def test_step_end_hooks_see_repeated_steps(
     monkeypatch.setattr(oom_recovery, "_SNAPSHOT_SHARE", 1e-12)  # one snapshot, at the start of the epoch
     device(0, after=9, times=1)
     heard: list[Any] = []
-    run(line(), train(n_epochs=2, callbacks=[at("step_end", lambda run: heard.append((run.epoch, run.step)))]))
+    run(line(), train(epochs=2, callbacks=[at("step_end", lambda run: heard.append((run.epoch, run.step)))]))
     assert heard == [(0, i) for i in range(6)] + [(1, i) for i in range(3)] + [(1, i) for i in range(6)]
 
 
@@ -430,10 +430,10 @@ def test_a_validation_on_a_device_that_is_too_small_for_one_of_its_batches() -> 
     """Blocks of streamed rows are parts of batches then."""
     with simulate(1, capacity=4000) as sims:
         graph = line()
-        result = run(graph, train(accelerator="sim:0", sampler=4, validation="train"))
+        result = run(graph, train(accelerator="sim:0", batch_size=4, validation="train"))
         assert sims[0].peak <= 4000
     plain = line()
-    expected = run(plain, train(sampler=4, validation="train"))
+    expected = run(plain, train(batch_size=4, validation="train"))
     same(graph, plain, within=1e-6)
     np.testing.assert_allclose(history(result), history(expected), rtol=1e-6)
 
@@ -492,13 +492,13 @@ def test_the_largest_batch_is_measured_with_the_update() -> None:
     """
     with simulate(1, capacity=9000):
         with pytest.raises(OutOfMemoryError) as caught:
-            run(mixed(), train(accelerator="sim:0", sampler=90, n_epochs=1))
+            run(mixed(), train(accelerator="sim:0", batch_size=90, epochs=1))
         fits = int(str(caught.value).partition(" rows would fit")[0].rpartition(" ")[2])
         assert 2 < fits < 90
     for size in (fits, 2 * fits):
         graph = mixed()
         with simulate(1, capacity=9000):
-            phase = train(accelerator="sim:0", sampler=size, n_epochs=1)
+            phase = train(accelerator="sim:0", batch_size=size, epochs=1)
             if size == fits:
                 run(graph, phase)
             else:
@@ -594,7 +594,7 @@ def test_a_phase_that_ends_by_memory_keeps_its_epochs_and_can_continue(device: C
     assert [epoch.number for epoch in ours.last_run.epochs] == [0, 1] and graph.progress == {"t": 2}
     assert [event.message.rpartition("; ")[2] for event in unusual(ours.last_run)][:1] == [STREAMED]
     made.most = 100
-    assert [epoch.number for epoch in ours.run_phase(train(n_epochs=1)).epochs] == [2]
+    assert [epoch.number for epoch in ours.run_phase(train(epochs=1)).epochs] == [2]
 
 
 # -- real memory, as far as it is counted ------------------------------------------------------------------------------
@@ -603,7 +603,7 @@ def test_a_phase_that_ends_by_memory_keeps_its_epochs_and_can_continue(device: C
 @pytest.fixture
 def expected() -> ModelGraph:
     graph = line()
-    run(graph, train(n_epochs=4, sampler=30, validation="val"))
+    run(graph, train(epochs=4, batch_size=30, validation="val"))
     return graph
 
 
@@ -611,7 +611,7 @@ def expected() -> ModelGraph:
 def test_a_device_of_any_size_gives_the_same_numbers(capacity: int, expected: ModelGraph) -> None:
     with simulate(1, capacity=capacity) as sims:
         graph = line()
-        result = run(graph, train(n_epochs=4, sampler=30, validation="val", accelerator="sim:0"))
+        result = run(graph, train(epochs=4, batch_size=30, validation="val", accelerator="sim:0"))
         assert sims[0].peak <= capacity
         assert bool(unusual(result)) == (capacity < 60_000)
         same(graph, expected, within=1e-6)
@@ -624,11 +624,11 @@ def test_nothing_is_left_on_a_device_that_was_full(owned: Callable[..., int]) ->
     gc.disable()
     try:
         with simulate(1, capacity=7_000) as sims:
-            ours.run_phase(train(n_epochs=2, sampler=30, accelerator="sim:0"))
+            ours.run_phase(train(epochs=2, batch_size=30, accelerator="sim:0"))
             assert unusual(ours.last_run) and sims[0].used == owned(graph, "sim:0")
         with simulate(1, capacity=2_000) as sims:
             with pytest.raises(OutOfMemoryError):
-                ours.run_phase(train(n_epochs=2, sampler=30, accelerator="sim:0"))
+                ours.run_phase(train(epochs=2, batch_size=30, accelerator="sim:0"))
             assert sims[0].used == owned(graph, "sim:0")
     finally:
         gc.enable()
@@ -643,7 +643,7 @@ def test_snapshots_are_given_up_before_a_phase_fails(monkeypatch: pytest.MonkeyP
     def fits(capacity: int) -> Any:
         with simulate(1, capacity=capacity):
             try:
-                return run(made(), train(accelerator="sim:0", sampler=4, n_epochs=2))
+                return run(made(), train(accelerator="sim:0", batch_size=4, epochs=2))
             except OutOfMemoryError:
                 return None
 
@@ -662,7 +662,7 @@ def test_snapshots_that_fill_the_memory_are_given_up_before_steps_get_smaller() 
         return line(Sequential(Dense(300, dtype="float64"), Dense(1, dtype="float64")))
 
     def phase() -> TrainPhase:
-        return train(sampler=4, n_epochs=2, residency="streamed", accelerator="sim:0")
+        return train(batch_size=4, epochs=2, residency="streamed", accelerator="sim:0")
 
     def fits(capacity: int) -> Any:
         with simulate(1, capacity=capacity):
@@ -687,7 +687,7 @@ def test_snapshots_that_fill_the_memory_are_given_up_before_steps_get_smaller() 
 
 def test_snapshots_are_given_up_only_for_steps_that_fit_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in micro-batches, between which gradients take memory: nothing ends that fits in smaller ones."""
-    phase = train(sampler=24, n_epochs=2, accelerator="sim:0", residency="resident")
+    phase = train(batch_size=24, epochs=2, accelerator="sim:0", residency="resident")
     monkeypatch.setattr(oom_recovery, "_SNAPSHOT_SHARE", 1e-12)  # one an epoch, whatever the time
 
     def outcome(capacity: int) -> list[str] | None:
@@ -710,7 +710,7 @@ def test_snapshots_are_given_up_only_for_steps_that_fit_without_them(monkeypatch
 def test_snapshots_that_take_little_of_the_memory_are_kept(device: Callable[..., Device]) -> None:
     """A phase that ends has the values of the last one."""
     graph, plain = mixed(), mixed()
-    run(plain, train(n_epochs=1))
+    run(plain, train(epochs=1))
     seen = device(0, after=8)
     with pytest.raises(OutOfMemoryError):
         run(graph, train(residency="resident"))
@@ -824,7 +824,7 @@ def test_a_callback_that_fails_after_a_late_failure_leaves_the_values_of_the_sna
     monkeypatch: pytest.MonkeyPatch, at: Callable[..., Callback]
 ) -> None:
     graph, plain = line(), line()
-    run(plain, train(n_epochs=1))
+    run(plain, train(epochs=1))
     Late(monkeypatch, 8)
 
     def fail(run: Run) -> None:

@@ -29,7 +29,7 @@ def train(**settings):
 
 
 def test_counts_may_be_integers_of_numpy() -> None:
-    counts = {name: np.int64(2) for name in ("n_epochs", "validate_every", "accumulate")}
+    counts = {name: np.int64(2) for name in ("epochs", "validate_every", "accumulate")}
     phase = TrainPhase("t", data="train", losses=[MSE], **counts)
     assert [(type(getattr(phase, name)), getattr(phase, name)) for name in counts] == [(int, 2)] * 3
 
@@ -52,14 +52,14 @@ def test_counts_may_be_integers_of_numpy() -> None:
         ),
         ({"callbacks": [print]}, PhaseError, "is not a Callback. Hint: derive it from anyaccel.Callback"),
         ({"callbacks": [Callback]}, PhaseError, "is not a Callback"),
-        ({"n_epochs": -1}, PhaseError, "phase 't': n_epochs=-1 is not an int of at least 0"),
-        ({"n_epochs": 1.5}, PhaseError, "n_epochs=1.5 is not an int of at least 0"),
-        ({"n_epochs": True}, PhaseError, "n_epochs=True is not an int of at least 0"),
+        ({"epochs": -1}, PhaseError, "phase 't': epochs=-1 is not an int of at least 0"),
+        ({"epochs": 1.5}, PhaseError, "epochs=1.5 is not an int of at least 0"),
+        ({"epochs": True}, PhaseError, "epochs=True is not an int of at least 0"),
         ({"validate_every": 0}, PhaseError, "validate_every=0 is not an int of at least 1"),
         (
             {"sampler": "all"},
             PhaseError,
-            "sampler must be a Sampler or a batch size, got 'all'. Hint: write sampler=32",
+            "for each feature set, got 'all'. Hint: write batch_size=32",
         ),
         (
             {"num_devices": 2},
@@ -71,9 +71,16 @@ def test_counts_may_be_integers_of_numpy() -> None:
         ({"bf16": True}, PhaseError, "TrainPhase has no setting 'bf16'. Hint: write precision='bf16-mixed'."),
         ({"fp16": True}, PhaseError, "'fp16'. Hint: write precision='fp16-mixed', which scales losses."),
         ({"gradient_checkpointing": True}, PhaseError, "Hint: it is a node's: ModelNode(..., remat='blocks')."),
-        ({"sampler": None}, PhaseError, "sampler must be a Sampler or a batch size, got None"),
-        ({"sampler": 0}, SamplerError, "batch_size=0 is below 1"),
-        ({"sampler": True}, SamplerError, "batch_size=True is not an integer"),
+        ({"sampler": 8}, PhaseError, "sampler must be a Sampler, got 8. Hint: write batch_size=8."),
+        ({"n_epochs": 3}, PhaseError, "TrainPhase has no setting 'n_epochs'. Hint: write epochs=10."),
+        ({"sampler": SimpleSampler(4), "batch_size": 8}, PhaseError, "has both a sampler and a batch_size"),
+        ({"batch_size": 0}, SamplerError, "batch_size=0 is below 1"),
+        (
+            {"sampler": True},
+            PhaseError,
+            "sampler must be a Sampler, or a mapping with one for each feature set, got True",
+        ),
+        ({"batch_size": True}, SamplerError, "batch_size=True is not an integer"),
         ({"label": "a.b"}, GraphError, "'a.b' is not a valid label of a phase"),
         (
             {"validation": 3},
@@ -116,7 +123,7 @@ def test_an_evaluation_that_cannot_be_is_refused():
 
 @pytest.mark.parametrize("size", [4, np.int64(4), np.uint8(4)])
 def test_any_integer_is_a_batch_size(size):
-    assert train(sampler=size).sampler == SimpleSampler(4, shuffle=True)
+    assert train(batch_size=size).sampler == SimpleSampler(4, shuffle=True)
     assert EvalPhase("e", data="val", batch_size=size).sampler.batch_size == 4
 
 
@@ -147,8 +154,8 @@ def test_a_phase_of_a_split_has_every_setting_in_its_signature_with_its_text(kin
 def test_a_phase_of_a_split_passes_every_setting_on():
     settings = {
         "losses": [MSE],
-        "sampler": 7,
-        "n_epochs": 3,
+        "batch_size": 7,
+        "epochs": 3,
         "validation": "val",
         "validate_every": 2,
         "accumulate": 2,
@@ -164,7 +171,8 @@ def test_a_phase_of_a_split_passes_every_setting_on():
     made = TrainPhase.from_split("t", split="train", **settings).get_config()
     assert made == TrainPhase("t", data="train", **settings).get_config()
     plain = TrainPhase("t", data="train").get_config()
-    assert not [name for name in settings if made[name] == plain[name]]
+    kept = {"sampler" if name == "batch_size" else name for name in settings}
+    assert not [name for name in kept if made[name] == plain[name]]
     settings = {"metrics": ["mse"], "outputs": ["net"], "batch_size": 3}
     assert EvalPhase.from_split(split="a", **settings).get_config() == EvalPhase(data="a", **settings).get_config()
 
@@ -206,7 +214,7 @@ PHASES = [
         label="whole",
         losses=[MSE, AppliedLoss("ce", on="sort", inputs=["outputs", "data.c"], weight=0.5, label="class")],
         sampler=SimpleSampler(7, shuffle=True, drop_last=True, seed=3),
-        n_epochs=5,
+        epochs=5,
         validation=EvalPhase("check", data="val", metrics=["mse", Metric("mae", on="net", label="far")], batch_size=9),
         validate_every=2,
         accelerator=Accelerator("cuda:1", pin_memory=True),

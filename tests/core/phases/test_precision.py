@@ -58,7 +58,7 @@ def test_a_run_of_which_all_steps_were_skipped_is_told() -> None:
     with pytest.warns(NaNWarning, match=r"phase 'train': all of its 6 steps were skipped.*nothing was learned. Hint: "):
         graph().run(phase(**settings))
     graph().run(phase(**settings, on_nan="ignore"))
-    graph().run(phase(**{**settings, "n_epochs": 8}))  # the scale has come down
+    graph().run(phase(**{**settings, "epochs": 8}))  # the scale has come down
 
 
 def bfloat16(array: Any) -> Any:
@@ -93,8 +93,8 @@ def test_what_enters_and_leaves_a_node_is_rounded(name: str, rounded: Any) -> No
 
 def test_no_precision_changes_nothing() -> None:
     plain, same = graph(), graph()
-    plain.run(phase(n_epochs=3))
-    same.run(phase(n_epochs=3, precision="float32"))
+    plain.run(phase(epochs=3))
+    same.run(phase(epochs=3, precision="float32"))
     for a, b in zip(plain.state().values(), same.state().values(), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -108,7 +108,7 @@ def test_steps_with_infinite_gradients_are_skipped_and_told() -> None:
             scales.append(run.loss_scale.scale)
 
     settings: dict[str, Any] = {"precision": "fp16-mixed", "loss_scale": scale, "on_nan": "ignore"}
-    results = network.run(phase(spoiled(), n_epochs=2, callbacks=[Listens()], **settings))
+    results = network.run(phase(spoiled(), epochs=2, callbacks=[Listens()], **settings))
     assert network.optimizer_states["net"].step == 10
     assert scales == [256.0, *[128.0] * 4, *[256.0] * 2, *[128.0] * 4, 256.0]
     told = [str(event) for event in results.events if event.kind == "precision"]
@@ -133,7 +133,7 @@ def test_skipped_steps_are_as_if_they_were_not_there() -> None:
 @pytest.mark.parametrize("step", [3, 6, 9])
 def test_a_run_goes_on_with_its_loss_scale(step: int, tmp_path: Any) -> None:
     settings: dict[str, Any] = {"precision": "fp16-mixed", "loss_scale": aa.LossScale(initial=256.0, growth_interval=4)}
-    settings |= {"on_nan": "ignore", "n_epochs": 2, "losses": LOSSES}
+    settings |= {"on_nan": "ignore", "epochs": 2, "losses": LOSSES}
 
     class Breaks(aa.Callback):
         def __init__(self, at: int | None) -> None:

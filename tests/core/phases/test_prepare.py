@@ -59,7 +59,9 @@ def house(sims, data, table, experiment, at):
     graph = ModelGraph(nodes, Optimizer("adam", lr=0.1))
     ours = experiment(graph)
     ours.run_phase(TrainPhase("first", data={"data": "train"}, losses=[MSE, BY_CLASS], accelerator="sim:0"))
-    ours.run_phase(TrainPhase("far", data=other, losses=[AppliedLoss("mse", on="far")], accelerator="sim:0", sampler=8))
+    ours.run_phase(
+        TrainPhase("far", data=other, losses=[AppliedLoss("mse", on="far")], accelerator="sim:0", batch_size=8)
+    )
 
     def refused(phase, error, *words):
         for sim in sims:
@@ -91,7 +93,16 @@ def fit_to(data, **columns):
 
 
 def training(**settings):
-    return TrainPhase("bad", **{"data": "train", "losses": [MSE], "accelerator": "sim:1", "sampler": 4, **settings})
+    return TrainPhase(
+        "bad",
+        **{
+            "data": "train",
+            "losses": [MSE],
+            "accelerator": "sim:1",
+            **({} if "sampler" in settings else {"batch_size": 4}),
+            **settings,
+        },
+    )
 
 
 def evaluation(**settings):

@@ -79,7 +79,7 @@ def test_a_training_is_warned_once_where_its_validation_has_the_outputs():
     data = FeatureSet.from_dict("d", {"x": LOGITS, "y": classes(20)}, ["x"], ["y"])
     nodes = [ModelNode("body", SequentialMLP(3), data.reference()), ModelNode("net", Softmax(), "body")]
     check = EvalPhase(data="all", metrics=["accuracy"])
-    phase = TrainPhase(data="all", losses=AppliedLoss("cross_entropy", on="net"), n_epochs=3, validation=check)
+    phase = TrainPhase(data="all", losses=AppliedLoss("cross_entropy", on="net"), epochs=3, validation=check)
     with pytest.warns(UserWarning, match="cross_entropy takes logits") as caught:
         ModelGraph(nodes, "adam").run(phase, progress="none")
     assert len([each for each in caught if "takes logits" in str(each.message)]) == 1

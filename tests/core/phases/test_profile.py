@@ -26,7 +26,7 @@ def graph():
 
 
 def run(profile, model=None, **settings):
-    settings = {"n_epochs": 4, "sampler": 8, **settings}
+    settings = {"epochs": 4, "batch_size": 8, **settings}
     phase = aa.TrainPhase("my phase", data="all", losses=LOSSES, callbacks=[profile], **settings)
     return aa.Experiment(model or graph(), progress="none").run_phase(phase)
 
@@ -46,8 +46,8 @@ def told(results):
         ((0, 3), {}),
         ((10, 20), {}),  # over the ends of epochs of 8 steps
         ((5, 6), {"validation": "all"}),
-        ((3, 9), {"accumulate": 2, "n_epochs": 8}),
-        ((2, 5), {"sampler": 24, "n_epochs": 2}),  # a last, smaller batch
+        ((3, 9), {"accumulate": 2, "epochs": 8}),
+        ((2, 5), {"batch_size": 24, "epochs": 2}),  # a last, smaller batch
     ],
 )
 def test_exactly_the_steps_of_the_range_are_recorded(tmp_path, steps, settings):
@@ -102,7 +102,7 @@ def test_an_error_within_the_range_keeps_the_trace_and_ends_the_recording(tmp_pa
                 raise ZeroDivisionError
 
     profile = aa.Profile(steps=(2, 9), folder=str(tmp_path))
-    phase = aa.TrainPhase("t", data="all", losses=LOSSES, sampler=8, callbacks=[profile, Failing()])
+    phase = aa.TrainPhase("t", data="all", losses=LOSSES, batch_size=8, callbacks=[profile, Failing()])
     with pytest.raises(ZeroDivisionError):
         aa.Experiment(graph(), progress="none").run_phase(phase)
     assert [span["name"] for span in spans(profile)].count("head backward") == 3
@@ -117,7 +117,7 @@ def test_a_trace_that_cannot_be_written_does_not_end_the_run(tmp_path):
                 (tmp_path / "gone").rmdir()
 
     profile = aa.Profile(steps=(4, 10), folder=str(tmp_path / "gone"))
-    phase = aa.TrainPhase("t", data="all", losses=LOSSES, sampler=8, n_epochs=3, callbacks=[profile, Removing()])
+    phase = aa.TrainPhase("t", data="all", losses=LOSSES, batch_size=8, epochs=3, callbacks=[profile, Removing()])
     results = aa.Experiment(graph(), progress="none").run_phase(phase)
     assert len(results.epochs) == 3
     assert "could not be written" in told(results)[0]
@@ -169,7 +169,7 @@ def test_a_long_label_makes_a_file_too(tmp_path):
 def test_a_profile_of_an_experiment_leaves_its_evaluations_alone(tmp_path):
     profile = aa.Profile(steps=(1, 2), folder=str(tmp_path))
     experiment = aa.Experiment("e", graph(), callbacks=[profile], progress="none")
-    experiment.run_phase(aa.TrainPhase("t", data="all", losses=LOSSES, sampler=8))
+    experiment.run_phase(aa.TrainPhase("t", data="all", losses=LOSSES, batch_size=8))
     experiment.run_phase(aa.EvalPhase("v", data="all", losses=LOSSES))
     assert len(profile.files) == 1
 

@@ -35,7 +35,7 @@ class Watch(aa.Callback):
 
 def watched(graph, phase=aa.TrainPhase, **settings):
     watch = Watch()
-    more = {} if phase is aa.EvalPhase else {"n_epochs": 2, "sampler": 4}
+    more = {} if phase is aa.EvalPhase else {"epochs": 2, "batch_size": 4}
     aa.Experiment(graph, progress="none").run_phase(
         phase("it", data=ROWS, losses=[LOSS], callbacks=[watch], **more, **settings)
     )
@@ -67,7 +67,7 @@ def test_devices_have_what_their_backend_says_and_nodes_what_they_need():
 def test_the_speed_is_that_of_the_last_epoch():
     with aa.simulate(1):
         watch = Watch()
-        phase = aa.TrainPhase("it", data=ROWS, losses=[LOSS], callbacks=[watch], n_epochs=2, sampler=4)
+        phase = aa.TrainPhase("it", data=ROWS, losses=[LOSS], callbacks=[watch], epochs=2, batch_size=4)
         results = aa.Experiment(chain(), progress="none").run_phase(phase)
     last = results.epochs[-1]
     assert watch.seen[-1].steps_per_second == pytest.approx(last.steps / last.seconds)
@@ -98,7 +98,7 @@ def test_samples_are_those_of_the_steps_also_where_memory_ran_out_and_steps_were
     with aa.simulate(1, capacity=11_500):
         watch = Watch()
         phase = aa.TrainPhase(
-            "it", data=ROWS, losses=[LOSS], callbacks=[watch], n_epochs=2, sampler=5, accelerator="sim:0"
+            "it", data=ROWS, losses=[LOSS], callbacks=[watch], epochs=2, batch_size=5, accelerator="sim:0"
         )
         results = aa.Experiment(chain(), progress="none").run_phase(phase)
     assert "memory" in [event.kind for event in results.events]
@@ -128,7 +128,7 @@ def test_activations_of_numpy_are_what_simulated_devices_count():
 
     with aa.simulate(1):
         measuring = Measuring()
-        phase = aa.TrainPhase("it", data=ROWS, losses=[LOSS], callbacks=[measuring], n_epochs=1, sampler=4)
+        phase = aa.TrainPhase("it", data=ROWS, losses=[LOSS], callbacks=[measuring], epochs=1, batch_size=4)
         results = aa.Experiment(chain(), progress="none").run_phase(phase)
     first, head = measuring.seen[-1].nodes
     assert first.activations >= 4 * 5 * 4 and head.activations >= 4 * 1 * 4

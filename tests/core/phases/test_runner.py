@@ -67,7 +67,7 @@ def test_after_an_error_in_a_step_models_have_their_state_back(error, way, sims,
     ours = experiment(graph)
     before = graph.state()
     with pytest.raises(type(error)) as caught:
-        ours.run_phase(train(n_epochs=3, accelerator="sim:0", callbacks=way))
+        ours.run_phase(train(epochs=3, accelerator="sim:0", callbacks=way))
     assert caught.value is error
     (epoch,) = ours.history[-1].epochs
     assert (epoch.number, epoch.steps) == (0, 4)
@@ -85,7 +85,7 @@ def test_after_an_error_in_a_step_models_have_their_state_back(error, way, sims,
     ]
     assert str(NumpyBackend().device_of(graph["net"].model)) == "sim:0"
     assert owned(graph, "sim:0") == 21 * 3 * 4
-    result = ours.run_phase(train(n_epochs=2, accelerator="sim:0"))
+    result = ours.run_phase(train(epochs=2, accelerator="sim:0"))
     assert [epoch.number for epoch in result.epochs] == [1, 2]
     assert graph.progress == {"train": 3}
 
@@ -99,7 +99,7 @@ def test_an_interrupted_epoch_is_repeated_with_its_order(line, experiment, train
 
     graph = line()
     with pytest.raises(KeyboardInterrupt):
-        experiment(graph).run_phase(train(n_epochs=3, callbacks=[at("step_end", stop)]))
+        experiment(graph).run_phase(train(epochs=3, callbacks=[at("step_end", stop)]))
     assert graph.progress == {"train": 1}
 
 
@@ -111,10 +111,10 @@ def test_an_interrupt_between_epochs_loses_nothing(line, experiment, train, at, 
             raise KeyboardInterrupt
 
     whole, cut = line(), line()
-    experiment(whole).run_phase(train(n_epochs=4))
+    experiment(whole).run_phase(train(epochs=4))
     with pytest.raises(KeyboardInterrupt):
-        experiment(cut).run_phase(train(n_epochs=4, callbacks=[at("epoch_end", stop)]))
-    experiment(cut).run_phase(train(n_epochs=2))
+        experiment(cut).run_phase(train(epochs=4, callbacks=[at("epoch_end", stop)]))
+    experiment(cut).run_phase(train(epochs=2))
     same(values(whole), values(cut))
 
 
@@ -123,9 +123,9 @@ def test_out_of_memory_in_a_step_leaves_state_whole(line, experiment, train, own
     ours = experiment(graph)
     with simulate(1, capacity=9_000):
         with pytest.raises(OutOfMemoryError, match=r"not enough memory for \d+ bytes on sim:0"):
-            ours.run_phase(train(sampler=16, n_epochs=2, accelerator="sim:0"))
+            ours.run_phase(train(batch_size=16, epochs=2, accelerator="sim:0"))
         assert all(np.isfinite(array).all() for array in graph.state().values())
-    ours.run_phase(train(sampler=16))
+    ours.run_phase(train(batch_size=16))
     assert owned(graph, "sim:0") == 0
 
 
@@ -161,7 +161,7 @@ def test_an_error_in_a_validation_keeps_what_was_trained(line, experiment, train
     experiment(other).run_phase(train())
     monkeypatch.setattr(Dense, "apply", fail)
     with pytest.raises(RuntimeError, match="in the validation"):
-        experiment(graph).run_phase(train(n_epochs=2, validation="val"))
+        experiment(graph).run_phase(train(epochs=2, validation="val"))
     np.testing.assert_array_equal(graph["net"].model.parameters["weight"], other["net"].model.parameters["weight"])
     assert graph.progress == {"train": 1}
 
@@ -346,7 +346,7 @@ def test_an_error_in_a_step_does_not_keep_the_columns(where, nodes, sims, table,
     validation = EvalPhase("check", data="all", batch_size=100)
     ours = experiment(graph)
     with pytest.raises(RuntimeError):
-        ours.run_phase(train(data=many, accelerator="sim:0", sampler=50, validation=validation))
+        ours.run_phase(train(data=many, accelerator="sim:0", batch_size=50, validation=validation))
     assert sims[0].used < 5000 * 4
 
 
@@ -440,8 +440,8 @@ def test_a_second_phase_on_a_running_graph_is_refused(line, experiment, train, e
 
     graph, plain = line(), line()
     ours = experiment(graph)
-    result = ours.run_phase(train(n_epochs=2, callbacks=[at("epoch_end", nested)]))
-    experiment(plain).run_phase(train(n_epochs=2))
+    result = ours.run_phase(train(epochs=2, callbacks=[at("epoch_end", nested)]))
+    experiment(plain).run_phase(train(epochs=2))
     assert (
         told
         == [
@@ -491,13 +491,13 @@ def test_the_state_of_a_graph_at_the_end_of_an_epoch_is_that_of_the_epoch(
 
     taken, graph, plain, resumed = [], line(noisy()), line(noisy()), line(noisy())
     callbacks = [at(moment, take) for moment in ("step_end", "epoch_end")]
-    experiment(graph).run_phase(train(n_epochs=3, accelerator="sim:0", callbacks=callbacks))
-    experiment(plain).run_phase(train(n_epochs=3))
+    experiment(graph).run_phase(train(epochs=3, accelerator="sim:0", callbacks=callbacks))
+    experiment(plain).run_phase(train(epochs=3))
     assert len(taken) == 3 * (4 + 1)
     same(taken[-1], graph.state())
     same(plain.state(), graph.state())
     resumed.load_state(taken[4])
-    experiment(resumed).run_phase(train(n_epochs=2))
+    experiment(resumed).run_phase(train(epochs=2))
     same(resumed.state(), graph.state())
     assert sims[0].used == owned(graph, "sim:0")
 
@@ -524,7 +524,7 @@ def test_loading_a_state_into_a_running_graph_is_refused(line, experiment, train
 
 def test_a_run_can_be_executed_by_itself(line, train, data):
     graph = line()
-    run = Run(train(n_epochs=2), graph)
+    run = Run(train(epochs=2), graph)
     assert execute(run) is None
     assert repr(run) == "Run('train', 2 epochs done)"
     assert run.rows["data"] is data["train"]
@@ -533,5 +533,5 @@ def test_a_run_can_be_executed_by_itself(line, train, data):
 
 def test_a_training_phase_over_sgd_keeps_its_step_count(data, experiment):
     graph = ModelGraph([ModelNode("net", Dense(1), data.reference(["x"], ["y"]))], Optimizer("sgd", lr=0.1))
-    experiment(graph).run_phase(TrainPhase("t", data="train", losses=[MSE], sampler=4))
+    experiment(graph).run_phase(TrainPhase("t", data="train", losses=[MSE], batch_size=4))
     assert graph.optimizer_states["net"].step == 4

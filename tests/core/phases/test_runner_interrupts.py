@@ -79,7 +79,7 @@ def house(sims, data, experiment, at):
     ]
     graph = ModelGraph(nodes, Optimizer("adam", lr=0.05, clip_norm=1.0))
     ours = experiment(graph)
-    ours.run_phase(TrainPhase("t", data="train", losses=[MSE], sampler=8))
+    ours.run_phase(TrainPhase("t", data="train", losses=[MSE], batch_size=8))
     moments = []
     listen = [
         at("phase_start", lambda phase: moments.append("start")),
@@ -90,7 +90,7 @@ def house(sims, data, experiment, at):
 
     def phase(**settings):
         return TrainPhase(
-            "t", data="train", losses=[MSE], sampler=8, validation=validation, callbacks=listen, **settings
+            "t", data="train", losses=[MSE], batch_size=8, validation=validation, callbacks=listen, **settings
         )
 
     return ours, graph, phase, moments

@@ -36,7 +36,7 @@ nodes = st.sampled_from(MODELS)
 trainings = st.fixed_dictionaries(
     {
         "label": st.sampled_from(["first", "second"]),
-        "n_epochs": st.integers(0, 2),
+        "epochs": st.integers(0, 2),
         "sampler": st.builds(SimpleSampler, st.integers(2, 7), shuffle=st.booleans(), drop_last=st.booleans()),
         "validation": st.sampled_from([None, "val"]),
     }
@@ -139,7 +139,7 @@ class LifecycleMachine(RuleBasedStateMachine):
         if set(self.real.frozen) == set(MODELS):
             assert result is PhaseError
         else:
-            assert len(result.epochs) == setting["n_epochs"]
+            assert len(result.epochs) == setting["epochs"]
 
     @rule(setting=trainings, where=wheres, step=st.integers(1, 6))
     def interrupt_training(self, setting, where, step) -> None:

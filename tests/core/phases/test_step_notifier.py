@@ -60,7 +60,7 @@ def graph() -> aa.ModelGraph:
 
 
 def train(graph: aa.ModelGraph, *callbacks: aa.Callback, rows: int = 2, **settings: Any) -> Any:
-    settings = {"n_epochs": 2, "sampler": aa.SimpleSampler(rows, shuffle=True), **settings}
+    settings = {"epochs": 2, "sampler": aa.SimpleSampler(rows, shuffle=True), **settings}
     return graph.run(aa.TrainPhase("t", data="all", losses=LOSSES, callbacks=callbacks, **settings), progress="none")
 
 

@@ -73,7 +73,7 @@ def test_what_is_between_epochs_is_no_calls_time(monkeypatch: pytest.MonkeyPatch
     data.split_random({"train": 1.0})
     graph = ModelGraph([ModelNode("net", Dense(1), data.reference())], "sgd")
     losses = [AppliedLoss("mse", "net")]
-    phase = TrainPhase("t", data="train", sampler=SimpleSampler(64), losses=losses, n_epochs=3, callbacks=[Slow()])
+    phase = TrainPhase("t", data="train", sampler=SimpleSampler(64), losses=losses, epochs=3, callbacks=[Slow()])
     Experiment("e", graph, progress="none").run_phase(phase)
     assert len(taken) == 3
     assert max(taken) < 500.0
@@ -142,7 +142,7 @@ def test_calls_of_a_run_take_less_than_half_a_second_unless_one_step_does(
     for module in (step_pacing, train_loop):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0], sleep=None))
     monkeypatch.setattr(ArrayProgram, "train_steps", timed)
-    experiment(line(source=many)).run_phase(train(data=many, sampler=1 if most > 1 else 100))
+    experiment(line(source=many)).run_phase(train(data=many, batch_size=1 if most > 1 else 100))
     assert sum(counts) == (6000 if most > 1 else 60)
     doubling = [1 << i for i in range(most.bit_length())]
     assert counts[: len(doubling)] == doubling

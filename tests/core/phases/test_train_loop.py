@@ -51,12 +51,12 @@ def numbered(n: int) -> FeatureSet:
     return FeatureSet.from_dict("rows", {"x": rows, "y": rows * 0.1}, ["x"], ["y"])
 
 
-def recorded(n: int, sampler, n_epochs=1, runs=1):
+def recorded(n: int, sampler=None, epochs=1, runs=1, batch_size=32):
     """The batches of each epoch, as row numbers."""
     rows, model = numbered(n), Recorder()
     graph = ModelGraph([ModelNode("net", model, rows.reference())], Optimizer("sgd", lr=1e-9))
     ours = Experiment("e", graph, progress="none")
-    phase = TrainPhase("t", data=rows, losses=[MSE], sampler=sampler, n_epochs=n_epochs)
+    phase = TrainPhase("t", data=rows, losses=[MSE], batch_size=batch_size, sampler=sampler, epochs=epochs)
     steps = [epoch.steps for _ in range(runs) for epoch in ours.run_phase(phase).epochs]
     assert sum(steps) == len(model.batches)
     ends = np.cumsum(steps).tolist()
@@ -71,18 +71,18 @@ def flat(batches):
 
 
 def test_shuffled_epochs_differ_from_each_other():
-    epochs = recorded(20, SimpleSampler(5, shuffle=True, seed=3), n_epochs=4)
+    epochs = recorded(20, SimpleSampler(5, shuffle=True, seed=3), epochs=4)
     assert all(sorted(flat(epoch)) == list(range(20)) for epoch in epochs)
     assert len({str(epoch) for epoch in epochs}) == 4
 
 
 def test_a_batch_size_alone_is_shuffled():
-    (epoch,) = recorded(20, 5)
+    (epoch,) = recorded(20, batch_size=5)
     assert sorted(flat(epoch)) == list(range(20)) != flat(epoch)
 
 
 def test_the_order_of_the_rows_is_kept_without_shuffling():
-    assert recorded(7, SimpleSampler(3), n_epochs=2) == [[[0, 1, 2], [3, 4, 5], [6]]] * 2
+    assert recorded(7, SimpleSampler(3), epochs=2) == [[[0, 1, 2], [3, 4, 5], [6]]] * 2
 
 
 def test_a_seed_gives_the_same_orders_again_and_another_seed_others():
@@ -93,14 +93,14 @@ def test_a_seed_gives_the_same_orders_again_and_another_seed_others():
 
 def test_a_second_run_goes_on_with_the_orders_of_the_first():
     sampler = SimpleSampler(4, shuffle=True)
-    assert recorded(20, sampler, n_epochs=2, runs=3) == recorded(20, sampler, n_epochs=6)
+    assert recorded(20, sampler, epochs=2, runs=3) == recorded(20, sampler, epochs=6)
 
 
 @settings(max_examples=25)
 @given(st.integers(2, 40), st.integers(1, 12), st.booleans(), st.booleans())
 def test_every_epoch_has_every_row_but_those_of_a_dropped_batch(n, size, shuffle, drop):
     size = min(size, n)
-    for epoch in recorded(n, SimpleSampler(size, shuffle=shuffle, drop_last=drop), n_epochs=2):
+    for epoch in recorded(n, SimpleSampler(size, shuffle=shuffle, drop_last=drop), epochs=2):
         sizes = [len(batch) for batch in epoch]
         full, last = divmod(n, size)
         assert sizes == [size] * full + ([last] if last and not drop else [])
@@ -121,7 +121,7 @@ def test_no_epochs_train_nothing(sims, line, experiment, train, values, same, ow
     graph = line()
     graph.build()
     before = values(graph)
-    result = experiment(graph).run_phase(train(n_epochs=0, accelerator="sim:0"))
+    result = experiment(graph).run_phase(train(epochs=0, accelerator="sim:0"))
     assert result.epochs == () and result.error is None and result.stop_reason == ""
     after = values(graph)
     assert after.pop("net/optimizer_step") == 0
@@ -182,7 +182,7 @@ def test_a_linear_model_trains_as_by_hand(listened, optimizer, where, exact, lin
     batches = batches_of(sampler, 23, 3)
     losses, w, b = descend(x, y, w, b, batches, optimizer.rate, optimizer.clip_norm or math.inf)
     callbacks = [at("step_end", lambda run: None)] if listened else []
-    phase = train(data=exact, sampler=sampler, n_epochs=3, accelerator=where, callbacks=callbacks)
+    phase = train(data=exact, sampler=sampler, epochs=3, accelerator=where, callbacks=callbacks)
     result = experiment(graph).run_phase(phase)
     np.testing.assert_allclose(result.loss, losses, rtol=1e-12)
     np.testing.assert_allclose(graph.state()["net/parameters/weight"], w, rtol=1e-11)
@@ -198,7 +198,7 @@ def test_a_loss_with_a_weight_trains_as_by_hand(exact, line, experiment, train):
     batches = batches_of(sampler, 23, 2)
     losses, w, b = descend(exact.array("x"), exact.array("y"), w, b, batches, lambda t: 0.1, weight=0.3)
     result = experiment(graph).run_phase(
-        train(data=exact, sampler=sampler, n_epochs=2, losses=[AppliedLoss("mse", on="net", weight=0.3)])
+        train(data=exact, sampler=sampler, epochs=2, losses=[AppliedLoss("mse", on="net", weight=0.3)])
     )
     np.testing.assert_allclose(result.loss, losses, rtol=1e-12)
     np.testing.assert_allclose(result.losses("net") * 0.3, losses, rtol=1e-12)
@@ -215,7 +215,7 @@ def test_the_total_is_the_weighted_sum_of_the_losses(data, experiment, train):
         AppliedLoss("mae", on="net", weight=0.0, label="aside"),
         AppliedLoss("cross_entropy", on="sort", inputs=["outputs", "data.c"], weight=0.5),
     ]
-    result = experiment(ModelGraph(nodes, "adam")).run_phase(train(losses=losses, n_epochs=2, sampler=5))
+    result = experiment(ModelGraph(nodes, "adam")).run_phase(train(losses=losses, epochs=2, batch_size=5))
     for epoch in result.epochs:
         assert list(epoch.losses) == ["net", "aside", "sort"]
         assert epoch.loss == pytest.approx(2.0 * epoch.losses["net"] + 0.5 * epoch.losses["sort"])
@@ -236,7 +236,7 @@ def test_each_node_may_have_its_own_optimizer(data, experiment, train, line):
     alone = {}
     for name, optimizer in (("net", slow), ("other", fast)):
         graph = ModelGraph([ModelNode(name, Dense(1), data.reference(["x"], ["y"]))], optimizer)
-        experiment(graph).run_phase(train(losses=[AppliedLoss("mse", on=name)], n_epochs=2))
+        experiment(graph).run_phase(train(losses=[AppliedLoss("mse", on=name)], epochs=2))
         alone[name] = graph.state()
     nodes = [
         ModelNode("net", Dense(1), data.reference(["x"], ["y"])),
@@ -244,7 +244,7 @@ def test_each_node_may_have_its_own_optimizer(data, experiment, train, line):
     ]
     both = ModelGraph(nodes, slow)
     losses = [AppliedLoss("mse", on="net"), AppliedLoss("mse", on="other")]
-    experiment(both).run_phase(train(losses=losses, n_epochs=2))
+    experiment(both).run_phase(train(losses=losses, epochs=2))
     for name, state in alone.items():
         for key in (key for key in state if key.startswith(name)):
             np.testing.assert_array_equal(both.state()[key], state[key], err_msg=key)
@@ -277,7 +277,7 @@ def test_a_graph_on_several_devices_trains_as_on_one(clip, sims, data, experimen
         ("sim:1", "cpu", None),
     ):
         graph = wide(data, devices, clip)
-        result = experiment(graph).run_phase(train(n_epochs=2, losses=WIDE_LOSSES, accelerator="sim:2"))
+        result = experiment(graph).run_phase(train(epochs=2, losses=WIDE_LOSSES, accelerator="sim:2"))
         states.append(values(graph))
         losses.append(result.loss)
         assert [str(result.plan.device(name)) for name in ("left", "right", "net")] == [
@@ -314,7 +314,7 @@ def test_a_node_with_only_dropout_is_random_in_training(data, experiment, train)
         ModelNode("net", Dense(1), "drop"),
     ]
     graph = ModelGraph(nodes, Optimizer("sgd", lr=1e-12))
-    losses = experiment(graph).run_phase(train(n_epochs=3, sampler=16)).loss
+    losses = experiment(graph).run_phase(train(epochs=3, batch_size=16)).loss
     assert np.ptp(losses) > 1e-3
 
 
@@ -342,7 +342,7 @@ def test_a_node_that_only_the_validation_needs_is_not_trained(data, experiment, 
 def test_a_step_end_hook_changes_no_number(model, line, experiment, train, at, values, same):
     graphs, losses = [line(model()), line(model())], []
     for graph, callbacks in zip(graphs, ([], [at("step_end", lambda run: run.step_losses())]), strict=True):
-        losses.append(experiment(graph).run_phase(train(sampler=3, n_epochs=4, callbacks=callbacks)).loss)
+        losses.append(experiment(graph).run_phase(train(batch_size=3, epochs=4, callbacks=callbacks)).loss)
     same(values(graphs[0]), values(graphs[1]))
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
 
@@ -352,7 +352,7 @@ def test_how_many_steps_a_call_takes_changes_no_number(line, experiment, train, 
     for fixed in (1, 2, 3, 100):
         monkeypatch.setattr(train_loop.StepPacing, "next", lambda self, fixed=fixed: fixed)
         graphs.append(line(SequentialMLP((1,), 2, 5, "tanh", 0.3)))
-        experiment(graphs[-1]).run_phase(train(sampler=2, n_epochs=3))
+        experiment(graphs[-1]).run_phase(train(batch_size=2, epochs=3))
     for graph in graphs[1:]:
         same(values(graphs[0]), values(graph))
 
@@ -362,7 +362,7 @@ def test_how_many_steps_a_call_takes_changes_no_number(line, experiment, train, 
 
 def test_an_epoch_takes_the_seconds_that_its_steps_take(line, experiment, train, at):
     began = time.perf_counter()
-    results = experiment(line()).run_phase(train(n_epochs=2, callbacks=[at("step_end", lambda run: time.sleep(0.005))]))
+    results = experiment(line()).run_phase(train(epochs=2, callbacks=[at("step_end", lambda run: time.sleep(0.005))]))
     most = time.perf_counter() - began
     assert all(epoch.seconds >= 0.005 * epoch.steps > 0 for epoch in results.epochs)
     assert sum(epoch.seconds for epoch in results.epochs) <= most
@@ -370,7 +370,7 @@ def test_an_epoch_takes_the_seconds_that_its_steps_take(line, experiment, train,
 
 def test_a_run_stopped_in_an_epoch_ends_after_it(line, experiment, train, at):
     stop = at("epoch_end", lambda run: run.stop("enough") if run.epoch == 1 else None)
-    result = experiment(line()).run_phase(train(n_epochs=9, callbacks=[stop]))
+    result = experiment(line()).run_phase(train(epochs=9, callbacks=[stop]))
     assert len(result.epochs) == 2
     assert result.stop_reason == "enough" and result.error is None
 
@@ -385,7 +385,7 @@ def test_a_run_stopped_in_a_step_ends_after_it_and_the_epoch_counts(line, experi
 
     graph = line()
     ends = at("epoch_end", lambda run: seen.append("end"))
-    result = experiment(graph).run_phase(train(n_epochs=9, callbacks=[at("step_end", stop), ends]))
+    result = experiment(graph).run_phase(train(epochs=9, callbacks=[at("step_end", stop), ends]))
     assert seen == [(0, 0), (0, 1), (0, 2), (0, 3), "end", (1, 0), (1, 1), "end"]
     assert [epoch.steps for epoch in result.epochs] == [4, 2]
     assert graph.progress == {"train": 2}
@@ -409,7 +409,7 @@ def test_a_run_stopped_before_an_epoch_does_not_begin_it(line, experiment, train
     stop = at("epoch_start", lambda run: run.stop("enough") if run.epoch == 1 else None)
     graph = line()
     listen = [at("epoch_start", lambda run: seen.append("start")), at("epoch_end", lambda run: seen.append("end"))]
-    result = experiment(graph).run_phase(train(n_epochs=9, validation="val", callbacks=[stop, *listen]))
+    result = experiment(graph).run_phase(train(epochs=9, validation="val", callbacks=[stop, *listen]))
     assert seen == ["start", "end", "start"]
     assert [epoch.number for epoch in result.epochs] == [0] and result.stop_reason == "enough"
     assert graph.progress == {"train": 1}
@@ -417,12 +417,12 @@ def test_a_run_stopped_before_an_epoch_does_not_begin_it(line, experiment, train
 
 def test_the_first_reason_to_stop_counts_and_none_is_a_reason_too(line, experiment, train, at):
     both = [at("epoch_end", lambda run: run.stop("")), at("epoch_end", lambda run: run.stop("second"))]
-    assert experiment(line()).run_phase(train(n_epochs=3, callbacks=both)).stop_reason == "asked to stop"
+    assert experiment(line()).run_phase(train(epochs=3, callbacks=both)).stop_reason == "asked to stop"
 
 
 def test_a_last_partial_batch_is_left_out_where_a_step_stopped_the_run(line, experiment, train, at):
     stop = at("step_end", lambda run: run.stop("enough") if run.step == 2 else None)
-    result = experiment(line()).run_phase(train(sampler=5, callbacks=[stop]))
+    result = experiment(line()).run_phase(train(batch_size=5, callbacks=[stop]))
     assert [epoch.steps for epoch in result.epochs] == [3]
 
 
@@ -449,7 +449,7 @@ def test_validation_changes_nothing(data, experiment, train, values, same):
     graphs, losses = [], []
     for validation in (None, "val", EvalPhase("check", data="all", metrics=["mse"], batch_size=3)):
         graph = ModelGraph([ModelNode("net", model(), data.reference(["x"], ["y"]))], Optimizer("adam", lr=0.05))
-        losses.append(experiment(graph).run_phase(train(n_epochs=3, validation=validation)).loss)
+        losses.append(experiment(graph).run_phase(train(epochs=3, validation=validation)).loss)
         graphs.append(graph)
     for graph, loss in zip(graphs[1:], losses[1:], strict=True):
         same(values(graphs[0]), values(graph))
@@ -461,7 +461,7 @@ def test_validation_changes_nothing(data, experiment, train, values, same):
     [(1, 3, [0, 1, 2]), (2, 5, [1, 3, 4]), (3, 6, [2, 5]), (7, 3, [2])],
 )
 def test_validation_comes_when_it_is_due_and_after_the_last_epoch(every, epochs, validated, line, experiment, train):
-    result = experiment(line()).run_phase(train(n_epochs=epochs, validation="val", validate_every=every))
+    result = experiment(line()).run_phase(train(epochs=epochs, validation="val", validate_every=every))
     assert [epoch.number for epoch in result.epochs if epoch.validated] == validated
     figure = result.figure("val_loss")
     assert np.flatnonzero(np.isfinite(figure)).tolist() == validated
@@ -530,7 +530,7 @@ def test_classes_are_counted_for_the_output_that_a_loss_names(data, experiment, 
         AppliedLoss("mse", on="net", inputs=["outputs.value", "data.y"], label="value"),
         AppliedLoss("cross_entropy", on="net", inputs=["outputs.class", "data.c"], label="class"),
     ]
-    result = experiment(graph).run_phase(train(losses=losses, n_epochs=2))
+    result = experiment(graph).run_phase(train(losses=losses, epochs=2))
     assert result.losses("class")[0] > 0 and list(result.epochs[0].losses) == ["value", "class"]
 
 
@@ -587,7 +587,7 @@ def test_an_epoch_moves_its_order_to_each_device_and_waits_for_nothing(
         at("epoch_start", lambda run: note("epoch")),
         *([at("step_end", lambda run: None)] if listened else []),
     ]
-    phase = train(losses=WIDE_LOSSES, n_epochs=3, callbacks=callbacks)
+    phase = train(losses=WIDE_LOSSES, epochs=3, callbacks=callbacks)
     result = experiment(graph).run_phase(phase)
     crossings = [
         (assignment.value, assignment.gradient)
@@ -605,7 +605,7 @@ def test_an_epoch_moves_its_order_to_each_device_and_waits_for_nothing(
 def test_a_fixed_order_is_moved_once_for_all_epochs(watch, sims, line, experiment, train, at):
     marks, note = watch
     callbacks = [at("epoch_start", lambda run: note("epoch"))]
-    phase = train(sampler=SimpleSampler(4), n_epochs=4, accelerator="sim:0", callbacks=callbacks)
+    phase = train(sampler=SimpleSampler(4), epochs=4, accelerator="sim:0", callbacks=callbacks)
     experiment(line()).run_phase(phase)
     into = [counts[0, 0] for counts in between(marks, "epoch", "before losses")]
     assert into == [1, 0, 0, 0]
@@ -615,7 +615,7 @@ def test_losses_come_to_the_host_together_at_the_end_of_the_epoch(watch, line, e
     for module in (step_pacing, train_loop):  # a clock that stands still: calls grow as if steps took no time
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: 100.0))
     marks, _ = watch
-    experiment(line()).run_phase(train(n_epochs=2, sampler=1, accelerator="sim:0"))
+    experiment(line()).run_phase(train(epochs=2, batch_size=1, accelerator="sim:0"))
     for counts in between(marks, "before losses", "after losses"):
         into, out, across, syncs = counts[0]
         assert into == across == 0
@@ -643,7 +643,7 @@ def test_validation_moves_nothing_but_its_losses(watch, sims, line, experiment, 
     marks, _ = watch
     graph = line()
     validation = evaluate("check", losses=[], batch_size=3)
-    experiment(graph).run_phase(train(n_epochs=3, accelerator="sim:0", validation=validation))
+    experiment(graph).run_phase(train(epochs=3, accelerator="sim:0", validation=validation))
     result = between(marks, "before validation", "after validation")
     assert len(result) == 3
     for counts in result:
@@ -667,7 +667,7 @@ def test_nothing_of_a_phase_stays_on_its_device(kept, sims, line, experiment, tr
     graph = line(SequentialMLP((1,), 3, 8))
     ours = experiment(graph)
     listening = [at(moment, lambda run: None) for moment in kept]
-    ours.run_phase(train(accelerator="sim:0", validation="val", n_epochs=2, callbacks=listening))
+    ours.run_phase(train(accelerator="sim:0", validation="val", epochs=2, callbacks=listening))
     assert sims[0].used == owned(graph, "sim:0") == 3 * 4 * (4 * 8 + 9 * 8 + 9)
     ours.run_phase(evaluate(accelerator="sim:0", metrics=["mse"]))
     assert sims[0].used == owned(graph, "sim:0")
@@ -680,9 +680,9 @@ def test_a_thousand_steps_need_no_more_memory_than_ten(table, line, experiment, 
     for n in (10, 1000):
         many, sims[0].peak = table(n), 0
         graph = line(source=many)
-        experiment(graph).run_phase(train(data=many, sampler=1, accelerator="sim:0"))
+        experiment(graph).run_phase(train(data=many, batch_size=1, accelerator="sim:0"))
         peaks.append(sims[0].peak - n * (3 + 1) * 4 - n * 8)
-        experiment(graph).run_phase(train(data=many, sampler=1))
+        experiment(graph).run_phase(train(data=many, batch_size=1))
     assert peaks[1] - peaks[0] <= 1000 * 2 * 4, "a step leaves its loss behind, which is stacked, and nothing else"
 
 

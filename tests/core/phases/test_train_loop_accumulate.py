@@ -57,7 +57,7 @@ def line(optimizer: Optimizer = OPTIMIZERS["adam"], model: Any = None) -> ModelG
 
 
 def trained(graph: ModelGraph, **settings: Any) -> tuple[Any, dict[str, np.ndarray]]:
-    phase = TrainPhase("t", **{"data": "train", "losses": MSE, "n_epochs": 3, **settings})
+    phase = TrainPhase("t", **{"data": "train", "losses": MSE, "epochs": 3, **settings})
     return Experiment("e", graph, progress="none").run_phase(phase), graph.state()
 
 
@@ -98,7 +98,7 @@ def test_dropped_batches_are_not_accumulated() -> None:
     assert [epoch.steps for epoch in result.epochs] == [3, 3, 3]
     ten = SimpleSampler(5, drop_last=True)
     several = trained(line(), sampler=ten, accumulate=2)
-    close(trained(line(), sampler=SimpleSampler(10, drop_last=True), n_epochs=3), several)
+    close(trained(line(), sampler=SimpleSampler(10, drop_last=True), epochs=3), several)
 
 
 @pytest.mark.parametrize("nbytes", [1, 2000, 2**20])
@@ -217,7 +217,7 @@ def test_a_step_is_an_update() -> None:
             heard.append((run.epoch, run.step, run.step_losses()["net"]))
 
     graph = line()
-    result, _ = trained(graph, sampler=drawn(5), accumulate=4, n_epochs=2, callbacks=[Ear()])
+    result, _ = trained(graph, sampler=drawn(5), accumulate=4, epochs=2, callbacks=[Ear()])
     assert [(epoch, step) for epoch, step, _ in heard] == [(epoch, step) for epoch in range(2) for step in range(3)]
     assert graph.optimizer_states["net"].step == 6
     rows = np.array([20, 20, 13])
@@ -232,9 +232,9 @@ def test_batch_normalization_sees_each_batch() -> None:
         r"accumulates batches, and the buffer 'net/buffers/1\.running_mean' and 1 more change in every call of the"
     )
     with pytest.warns(UserWarning, match=expected):
-        several = trained(line(model=model), sampler=SimpleSampler(5), accumulate=4, n_epochs=1)
+        several = trained(line(model=model), sampler=SimpleSampler(5), accumulate=4, epochs=1)
     other = Sequential(Dense(3, dtype="float64"), BatchNorm(dtype="float64"), Dense(1, dtype="float64"))
-    one = trained(line(model=other), sampler=SimpleSampler(20), n_epochs=1)
+    one = trained(line(model=other), sampler=SimpleSampler(20), epochs=1)
     assert not np.allclose(one[0].loss, several[0].loss, rtol=1e-6)
     assert np.isfinite(several[0].loss).all()
 

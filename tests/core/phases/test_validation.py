@@ -18,11 +18,11 @@ def graph(width=2):
     data = aa.FeatureSet.from_dict("d", {"x": X, **targets}, ["x"], list(targets))
     data.add_splits({"train": range(20), "val": range(20, 32)})
     target = "k" if width == 2 else "y"
-    return aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP(width), data.reference(targets=[target]))], "adam")
+    return aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP(width), data.reference(target=[target]))], "adam")
 
 
-def train(losses, validation, width=2, n_epochs=3, **settings):
-    phase = aa.TrainPhase("t", data="train", losses=losses, n_epochs=n_epochs, validation=validation, **settings)
+def train(losses, validation, width=2, epochs=3, **settings):
+    phase = aa.TrainPhase("t", data="train", losses=losses, epochs=epochs, validation=validation, **settings)
     trained = graph(width)
     return trained, aa.Experiment("e", trained, progress="none").run_phase(phase)
 
@@ -46,7 +46,7 @@ def test_nan_is_never_the_best_epoch(mode, best, tmp_path):
     stopping = aa.EarlyStopping("val_profit", mode=mode, patience=5)
     checkpoint = aa.Checkpoint(tmp_path, keep=1, keep_best="val_profit", mode=mode)
     with pytest.warns(NaNWarning) as told:
-        train([PLAIN], validation, n_epochs=5, callbacks=[stopping], checkpoint=checkpoint)
+        train([PLAIN], validation, epochs=5, callbacks=[stopping], checkpoint=checkpoint)
     assert stopping.best_epoch == best and stopping.best == {"max": 5.0, "min": 1.0}[mode]
     kept = sorted(path.name for path in tmp_path.glob("epoch-*"))
     assert kept == [f"epoch-{best + 1:06d}-step-000000000", "epoch-000005-step-000000000"]
@@ -61,7 +61,7 @@ def test_a_plateau_counts_nan_as_no_improvement():
     graph_ = graph()
     graph_.optimizer = aa.Optimizer("adam", schedule=plateau)
     validation = aa.EvalPhase("v", data="val", metrics=[scripted(1.0, np.nan, np.nan, 2.0)])
-    phase = aa.TrainPhase("t", data="train", losses=[PLAIN], n_epochs=4, validation=validation)
+    phase = aa.TrainPhase("t", data="train", losses=[PLAIN], epochs=4, validation=validation)
     with pytest.warns(NaNWarning, match="ReduceLROnPlateau monitors 'val_profit', which is NaN in epoch 2") as told:
         graph_.run(phase, progress="none")
     assert len(told) == 1 and (plateau.current, plateau.best) == (0.5, 2.0)
@@ -74,7 +74,7 @@ def test_the_checkpoint_of_a_metric_of_ones_own_needs_its_mode_and_the_hint_work
     def phase(**settings):
         validation = aa.EvalPhase("v", data="val", metrics=[scripted(3.0, 9.0, 4.0, 5.0)])
         checkpoint = aa.Checkpoint(tmp_path, keep=1, keep_best="val_profit", **settings)
-        return {"validation": validation, "n_epochs": 4, "checkpoint": checkpoint}
+        return {"validation": validation, "epochs": 4, "checkpoint": checkpoint}
 
     with pytest.raises(PhaseError) as caught:
         train([PLAIN], **phase())

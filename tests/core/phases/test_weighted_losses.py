@@ -68,8 +68,8 @@ def figures(results: Any) -> dict[str, float]:
     [(3, {"accumulate": 4}), (5, {"accumulate": 3}), (4, {"accumulate": 3, "residency": "streamed"})],
 )
 def test_accumulated_steps_of_several_weighted_losses_are_those_of_one_batch(size, settings):
-    whole, expected = trained(size * settings["accumulate"], n_epochs=2)
-    parts, values = trained(size, n_epochs=2, **settings)
+    whole, expected = trained(size * settings["accumulate"], epochs=2)
+    parts, values = trained(size, epochs=2, **settings)
     for name, array in expected.items():
         np.testing.assert_allclose(values[name], array, rtol=1e-6, atol=1e-9, err_msg=name)
     assert parts.loss == pytest.approx(whole.loss, rel=1e-6)

@@ -105,7 +105,7 @@ def test_a_call_goes_down_and_enters_no_module_in_two_roles(function: Callable[[
 def one_node() -> tuple[ModelGraph, TrainPhase]:
     rng = np.random.default_rng(0)
     arrays = {"x": rng.standard_normal((8, 3), np.float32), "y": rng.standard_normal((8, 1), np.float32)}
-    data = FeatureSet.from_dict("data", arrays, feature_keys=["x"], target_keys=["y"])
+    data = FeatureSet.from_dict("data", arrays, features=["x"], target=["y"])
     graph = ModelGraph([ModelNode("net", SequentialMLP(), data.reference())], "sgd").build()
     return graph, TrainPhase("t", data=data, losses=[AppliedLoss("mse", on="net")], accelerator="cpu")
 

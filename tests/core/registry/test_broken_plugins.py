@@ -24,7 +24,7 @@ def losses() -> list[float]:
     net = aa.ModelNode("net", SequentialMLP(output_shape=(1,), n_layers=1), data.reference(["x"], ["y"]))
     graph = aa.ModelGraph([net], aa.Optimizer("sgd", lr=0.05))
     train = aa.TrainPhase(
-        "train", data="all", accelerator="cpu", losses=[aa.AppliedLoss("mse", on="net")], n_epochs=2, sampler=4
+        "train", data="all", accelerator="cpu", losses=[aa.AppliedLoss("mse", on="net")], epochs=2, batch_size=4
     )
     result = aa.Experiment("e", graph).run_phase(train)
     return list(result.loss)

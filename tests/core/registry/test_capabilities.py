@@ -236,7 +236,7 @@ def test_core_profiles_numpy_by_the_installed_plugin_of_a_stranger(
     data = aa.FeatureSet.from_dict("data", {"x": [[0.0], [1.0]] * 8, "y": [[0.0], [1.0]] * 8}, ["x"], ["y"])
     graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP(), data.reference())], optimizer=aa.Optimizer("sgd"))
     profile = aa.Profile((2, 4), folder=str(tmp_path / "traces"))
-    train = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], n_epochs=8, callbacks=[profile])
+    train = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], epochs=8, callbacks=[profile])
     aa.Experiment("e", graph).run_phase(train)
     (file,) = profile.files
     assert "the stranger profiles numpy" in [event["name"] for event in read_trace(Path(file))]

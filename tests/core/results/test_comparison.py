@@ -26,7 +26,7 @@ def test_compare_is_public():
 
 
 def test_runs_of_an_experiment_stand_side_by_side(experiment):
-    phase = TrainPhase("t", data="all", losses=[LOSS], n_epochs=3, validation="last")
+    phase = TrainPhase("t", data="all", losses=[LOSS], epochs=3, validation="last")
     first, second, seen = experiment.run(phase, phase, EvalPhase("e", data="last", metrics=[Metric("rmse", "guess")]))
     table = experiment.compare()
     assert len(table) == 3

@@ -126,7 +126,7 @@ def test_predictions_of_different_numbers_of_rows_are_no_table(data):
 
 
 def test_the_graph_goes_on_from_phase_to_phase(experiment):
-    phase = TrainPhase("t", data="all", losses=[LOSS], n_epochs=2)
+    phase = TrainPhase("t", data="all", losses=[LOSS], epochs=2)
     first, second = experiment.run(phase, phase)
     assert [epoch.number for epoch in (*first.epochs, *second.epochs)] == [0, 1, 2, 3]
     assert second.loss[-1] < first.loss[0]
@@ -171,26 +171,26 @@ def fresh():
 
 
 def test_a_graph_runs_one_phase_as_an_experiment_does():
-    by_graph = fresh().run(TrainPhase("t", data="all", losses=[LOSS], n_epochs=3), progress="none")
-    alone = Experiment("e", fresh(), progress="none").run_phase(TrainPhase("t", data="all", losses=[LOSS], n_epochs=3))
+    by_graph = fresh().run(TrainPhase("t", data="all", losses=[LOSS], epochs=3), progress="none")
+    alone = Experiment("e", fresh(), progress="none").run_phase(TrainPhase("t", data="all", losses=[LOSS], epochs=3))
     assert isinstance(by_graph, TrainResults)
     assert list(by_graph.loss) == list(alone.loss)
 
 
 def test_a_graph_runs_several_phases_or_a_list_and_goes_on_where_it_was():
-    phase, check = TrainPhase("t", data="all", losses=[LOSS], n_epochs=2), EvalPhase("e", data="all")
+    phase, check = TrainPhase("t", data="all", losses=[LOSS], epochs=2), EvalPhase("e", data="all")
     graph = fresh()
     several = graph.run(phase, check, progress="none")
     listed = graph.run([phase, check], progress="none")
     assert [type(one) for one in several] == [type(one) for one in listed] == [TrainResults, EvalResults]
-    whole = Experiment("e", fresh(), progress="none").run_phase(TrainPhase("t", data="all", losses=[LOSS], n_epochs=4))
+    whole = Experiment("e", fresh(), progress="none").run_phase(TrainPhase("t", data="all", losses=[LOSS], epochs=4))
     assert [*several[0].loss, *listed[0].loss] == pytest.approx(whole.loss, rel=1e-6)
     assert isinstance(graph.run([check], progress="none"), list)
 
 
 def test_a_graph_gives_phases_callbacks():
     stop = EarlyStopping("loss", patience=1, min_delta=1e9)
-    results = fresh().run(TrainPhase("t", data="all", losses=[LOSS], n_epochs=9), callbacks=[stop], progress="none")
+    results = fresh().run(TrainPhase("t", data="all", losses=[LOSS], epochs=9), callbacks=[stop], progress="none")
     assert len(results.loss) == 2
 
 

@@ -45,7 +45,7 @@ def ax(pyplot):
 @pytest.fixture
 def trained(experiment):
     validation = EvalPhase("val", data="last", metrics=["rmse"])
-    phase = TrainPhase("t", data="all", losses=[LOSS], sampler=4, n_epochs=5, validation=validation, validate_every=2)
+    phase = TrainPhase("t", data="all", losses=[LOSS], batch_size=4, epochs=5, validation=validation, validate_every=2)
     return experiment.run_phase(phase)
 
 
@@ -248,7 +248,7 @@ def test_without_targets_there_is_nothing_to_compare_with(ax):
 
 
 def test_runs_of_an_experiment_are_drawn_together(experiment, ax):
-    phase = TrainPhase("t", data="all", losses=[LOSS], n_epochs=2)
+    phase = TrainPhase("t", data="all", losses=[LOSS], epochs=2)
     first, _, third = experiment.run(phase, EvalPhase("e", data="all"), phase)
     assert experiment.plot(ax=ax) is ax
     assert texts(ax) == ["0 t", "2 t"] and ax.get_title() == "e"

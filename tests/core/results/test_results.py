@@ -34,7 +34,7 @@ from anyaccel.results import EvalResults, TrainResults, eval_results
 def trained(experiment):
     losses = [AppliedLoss("mse", on="guess"), AppliedLoss("mae", on="guess", weight=0.5, label="far")]
     validation = EvalPhase("val", data="last", metrics=["rmse"])
-    phase = TrainPhase("t", data="all", losses=losses, sampler=4, n_epochs=3, validation=validation, validate_every=2)
+    phase = TrainPhase("t", data="all", losses=losses, batch_size=4, epochs=3, validation=validation, validate_every=2)
     return experiment.run_phase(phase)
 
 
@@ -80,7 +80,7 @@ def test_a_figure_that_is_not_there_gets_the_list(ask, message, trained):
 
 
 def test_a_run_of_no_epoch_says_so(experiment):
-    phase = TrainPhase("t", data="all", losses=[AppliedLoss("mse", on="guess")], n_epochs=0)
+    phase = TrainPhase("t", data="all", losses=[AppliedLoss("mse", on="guess")], epochs=0)
     result = experiment.run_phase(phase)
     assert (result.epochs, result.figures, result.loss.shape) == ((), (), (0,))
     with pytest.raises(ResultError, match=r"run 't' has no figure 'loss'\. Hint: run at least"):
@@ -133,7 +133,7 @@ def test_what_ended_a_run_is_kept_with_what_was_complete(experiment):
             if run.epoch == 1:
                 raise RuntimeError("enough")
 
-    phase = TrainPhase("t", data="all", losses=[AppliedLoss("mse", on="guess")], n_epochs=5, callbacks=[Break()])
+    phase = TrainPhase("t", data="all", losses=[AppliedLoss("mse", on="guess")], epochs=5, callbacks=[Break()])
     with pytest.raises(RuntimeError, match=r"enough"):
         experiment.run_phase(phase)
     result = experiment.last_run
@@ -146,7 +146,7 @@ def test_why_a_run_was_stopped_is_kept(experiment):
         def epoch_end(self, run):
             run.stop("good enough")
 
-    phase = TrainPhase("t", data="all", losses=[AppliedLoss("mse", on="guess")], n_epochs=5, callbacks=[Stop()])
+    phase = TrainPhase("t", data="all", losses=[AppliedLoss("mse", on="guess")], epochs=5, callbacks=[Stop()])
     assert experiment.run_phase(phase).to_dict()["stop_reason"] == "good enough"
 
 
@@ -379,7 +379,7 @@ def test_nothing_of_a_run_is_left_on_a_device():
         node = ModelNode("net", SequentialMLP((1,), n_layers=2, hidden_dim=16), data.reference())
         experiment = Experiment("e", ModelGraph([node], "adam"))
         loss = AppliedLoss("mse", on="net")
-        phase = TrainPhase("t", data="all", losses=[loss], n_epochs=2, validation="all", accelerator="sim:0")
+        phase = TrainPhase("t", data="all", losses=[loss], epochs=2, validation="all", accelerator="sim:0")
         trained = experiment.run_phase(phase)
         parameters = 4 * (8 * 16 + 16 + 16 + 1)
         assert device.used == 3 * parameters  # each with the two moments of adam
@@ -415,7 +415,7 @@ def test_single_values_are_plain_columns_that_can_be_subtracted():
     x = np.arange(12, dtype="float32").reshape(6, 2)
     fs = FeatureSet.from_dict("fs", {"x": x, "price": x[:, :1] + 1, "pair": x}, "x", ["price", "pair"])
     fs.add_split("turned", [5, 0, 3])
-    graph = ModelGraph([ModelNode("net", SequentialMLP((1,), n_layers=1), fs.reference(targets="price"))])
+    graph = ModelGraph([ModelNode("net", SequentialMLP((1,), n_layers=1), fs.reference(target="price"))])
     result = Experiment("e", graph, progress="none").run_phase(EvalPhase("v", data="turned"))
     assert result.prediction("net").shape == (3, 1)
     table = result.to_arrow()

@@ -47,7 +47,7 @@ class OwnPhase(EvalPhase):
 
 
 def train(**settings):
-    return TrainPhase("t", data="all", losses=[LOSS], sampler=4, **settings)
+    return TrainPhase("t", data="all", losses=[LOSS], batch_size=4, **settings)
 
 
 def graph_of(data, label="graph"):
@@ -63,7 +63,7 @@ def saved(data, folder, *phases, **settings):
 
 
 def test_an_experiment_comes_back_and_goes_on(data, tmp_path):
-    first = Experiment("mine", graph_of(data), [train(n_epochs=2), EvalPhase("v", data="last")], progress="none")
+    first = Experiment("mine", graph_of(data), [train(epochs=2), EvalPhase("v", data="last")], progress="none")
     first.run()
     first.save(tmp_path)
     loaded = Experiment.load(tmp_path, feature_sets=[data], progress="none")
@@ -199,8 +199,8 @@ def test_a_malformed_folder_is_told(change, message, data, tmp_path):
 # -- going on ----------------------------------------------------------------------------------------------------------
 
 
-def checkpointed(folder, n_epochs, label="t"):
-    settings = {"sampler": SimpleSampler(2, shuffle=True), "n_epochs": n_epochs, "checkpoint": folder}
+def checkpointed(folder, epochs, label="t"):
+    settings = {"sampler": SimpleSampler(2, shuffle=True), "epochs": epochs, "checkpoint": folder}
     return TrainPhase(label, data="all", losses=[LOSS], **settings)
 
 
@@ -214,8 +214,8 @@ def test_a_graph_goes_on_from_a_checkpoint(data, tmp_path):
 
 
 def test_of_several_phases_those_with_a_checkpoint_go_on(data, tmp_path):
-    def phases(n_epochs):
-        later = checkpointed(tmp_path / "b", n_epochs, "later")
+    def phases(epochs):
+        later = checkpointed(tmp_path / "b", epochs, "later")
         return checkpointed(tmp_path / "a", 2), later, EvalPhase("v", data="all")
 
     graph_of(data).run(*phases(1), progress="none")

@@ -45,7 +45,7 @@ def again(results, folder):
 @pytest.fixture
 def trained(experiment):
     validation = EvalPhase("val", data="last", metrics=["rmse"])
-    phase = TrainPhase("t", data="all", losses=[LOSS], sampler=4, n_epochs=3, validation=validation, validate_every=2)
+    phase = TrainPhase("t", data="all", losses=[LOSS], batch_size=4, epochs=3, validation=validation, validate_every=2)
     return experiment.run_phase(phase)
 
 

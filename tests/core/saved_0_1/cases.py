@@ -67,7 +67,7 @@ MSE = aa.AppliedLoss("mse", on="head", inputs=["outputs", "data.y"], label="fit"
 
 
 def training(**settings: Any) -> aa.TrainPhase:
-    given = {"data": "train", "losses": [MSE], "sampler": aa.SimpleSampler(4, shuffle=True, seed=2), "n_epochs": 3}
+    given = {"data": "train", "losses": [MSE], "sampler": aa.SimpleSampler(4, shuffle=True, seed=2), "epochs": 3}
     return aa.TrainPhase("train", **{**given, **settings})
 
 
@@ -89,7 +89,7 @@ def models() -> dict[str, Any]:
 def read_graph(folder: Path) -> dict[str, Any]:
     graph = aa.ModelGraph.load(folder / "graph", models=models(), feature_sets=[data()])
     values = {**state_of(graph), **outputs_of(graph), "frozen": graph["frozen"].frozen}
-    results = aa.Experiment("e", graph, progress="none").run_phase(training(n_epochs=1))
+    results = aa.Experiment("e", graph, progress="none").run_phase(training(epochs=1))
     return {**values, "losses of one more epoch": plain(results.loss)}  # so the optimizer's state has been taken
 
 
@@ -124,7 +124,7 @@ def write_optimizers(folder: Path) -> None:
         rows = data()
         node = aa.ModelNode("head", aa.SequentialMLP((1,), n_layers=1, hidden_dim=2), rows.reference(["x"], ["y"]))
         graph = aa.ModelGraph([node], optimizer, seed=1)
-        aa.Experiment("e", graph, progress="none").run_phase(training(n_epochs=1, losses=[aa.AppliedLoss("mse")]))
+        aa.Experiment("e", graph, progress="none").run_phase(training(epochs=1, losses=[aa.AppliedLoss("mse")]))
         graph.save(folder / name)
 
 
@@ -133,7 +133,7 @@ def read_optimizers(folder: Path) -> dict[str, Any]:
     for saved in sorted(path for path in folder.iterdir() if path.is_dir()):
         graph = aa.ModelGraph.load(saved, feature_sets=[data()])
         values[f"{saved.name}: arrays"] = sorted(graph.state())
-        results = graph.run(training(n_epochs=1, losses=[aa.AppliedLoss("mse")]), progress="none")
+        results = graph.run(training(epochs=1, losses=[aa.AppliedLoss("mse")]), progress="none")
         values[f"{saved.name}: losses of one more epoch"] = plain(results.loss)
     return values
 
@@ -170,7 +170,7 @@ def phases() -> list[Any]:
     return [
         aa.FitPhase("fit", data="train", nodes=["means"]),
         aa.TrainPhase(
-            "train", data="train", losses=losses, sampler=6, n_epochs=2, validation=val, callbacks=[stopping]
+            "train", data="train", losses=losses, batch_size=6, epochs=2, validation=val, callbacks=[stopping]
         ),
         aa.EvalPhase("test", data="val", losses=losses, metrics=[aa.Metric("f1_macro", on="classes")]),
     ]
@@ -369,12 +369,12 @@ def run_pairs(folder: Path | None, at: int) -> Any:
 
 
 def run_source(folder: Path | None, at: int) -> Any:
-    source = aa.IterableSource("data", lambda: batches(), features="x", targets="y")
+    source = aa.IterableSource("data", lambda: batches(), features="x", target="y")
     return of_source(source, folder, at)
 
 
 def run_map(folder: Path | None, at: int) -> Any:
-    source = aa.MapSource("data", Rows(), features="x", targets="y")
+    source = aa.MapSource("data", Rows(), features="x", target="y")
     return of_source(source, folder, at, sampler=aa.SimpleSampler(4, shuffle=True, seed=5))
 
 
@@ -386,12 +386,12 @@ def run_parquet(folder: Path | None, at: int) -> Any:
         parquet.write_table(pyarrow.table(columns), file, row_group_size=6)
         sampler = aa.SimpleSampler(4, shuffle=True, seed=5)
         given: dict[str, Any] = {"sampler": sampler, "buffer_size": 10}
-        source = aa.ParquetStream("data", file, features=["a", "b"], targets="y", **given)
+        source = aa.ParquetStream("data", file, features=["a", "b"], target="y", **given)
         model = aa.SequentialMLP((1,), n_layers=1, hidden_dim=2, dropout=0.2)
         graph = aa.ModelGraph([aa.ModelNode("head", model, source.reference(["a", "b"], ["y"]))], "adam", seed=3)
         loss = aa.AppliedLoss("mse", on="head")
         given = {"losses": [loss], "callbacks": [BreakOff(at)], "checkpoint": checkpoint(folder)}
-        return run(graph, aa.TrainPhase("train", data=source, n_epochs=3, **given), folder)
+        return run(graph, aa.TrainPhase("train", data=source, epochs=3, **given), folder)
 
 
 def run_triplets(folder: Path | None, at: int) -> Any:
@@ -411,7 +411,7 @@ def run_triplets(folder: Path | None, at: int) -> Any:
 
 def of_source(source: Any, folder: Path | None, at: int, **given: Any) -> Any:
     given = {"losses": [aa.AppliedLoss("mse")], "callbacks": [BreakOff(at)], "checkpoint": checkpoint(folder), **given}
-    return run(one_node(source), aa.TrainPhase("train", data=source, n_epochs=3, **given), folder)
+    return run(one_node(source), aa.TrainPhase("train", data=source, epochs=3, **given), folder)
 
 
 def run_estimator(folder: Path | None, at: int) -> Any:
@@ -480,7 +480,7 @@ def write_epoch_end(folder: Path) -> None:
     """Two epochs of three are done, the best one is kept, too."""
     graph = network()
     saved = aa.Checkpoint(folder / "run", keep=1, keep_best="val_loss")
-    phase = training(n_epochs=2, validation=aa.EvalPhase("val", data="val", losses=[MSE]), checkpoint=saved)
+    phase = training(epochs=2, validation=aa.EvalPhase("val", data="val", losses=[MSE]), checkpoint=saved)
     run(graph, phase, folder)
 
 
@@ -491,7 +491,7 @@ def read_epoch_end(folder: Path) -> dict[str, Any]:
         graph = aa.ModelGraph.load(folder / "run" / name, models=models(), feature_sets=[data()])
         values |= {f"{name}: {key}": value for key, value in outputs_of(graph).items()}
     saved = aa.Checkpoint(folder / "run", keep=1, keep_best="val_loss")
-    phase = training(n_epochs=3, validation=aa.EvalPhase("val", data="val", losses=[MSE]), checkpoint=saved)
+    phase = training(epochs=3, validation=aa.EvalPhase("val", data="val", losses=[MSE]), checkpoint=saved)
     return {**values, **run(network(), phase, folder)}
 
 
@@ -529,7 +529,7 @@ def configured() -> dict[str, Any]:
         "applied loss": aa.AppliedLoss("mae", on="head", inputs=["outputs", "data.y"], weight=0.5, label="h"),
         "phase train": training(
             validation=val,
-            n_epochs=7,
+            epochs=7,
             validate_every=2,
             accumulate=2,
             on_nan="stop",
@@ -610,9 +610,17 @@ def read_configs(folder: Path) -> dict[str, Any]:
             continue
         made = read_again(name, every[name], config)
         again = json.loads(json.dumps(config if made is config else made.get_config()))
-        assert left_out(again, config) == config, name
+        now = renamed(config)
+        assert left_out(again, now) == now, name
         values[name] = "is the same"
     return values
+
+
+def renamed(config: Any) -> Any:
+    """A configuration of 0.1 with the keys that its settings have now."""
+    if isinstance(config, dict):
+        return {{"n_epochs": "epochs"}.get(name, name): renamed(value) for name, value in config.items()}
+    return [renamed(value) for value in config] if isinstance(config, list) else config
 
 
 def left_out(config: Any, old: Any) -> Any:

@@ -31,7 +31,7 @@ def checkpoint(tmp_path_factory) -> Path:
         "t",
         data="all",
         losses=[aa.AppliedLoss("mse", on="net")],
-        n_epochs=2,
+        epochs=2,
         checkpoint=aa.Checkpoint(folder, keep=1),
         callbacks=[aa.EarlyStopping("loss", patience=9, restore_best=True)],
     )

@@ -71,7 +71,7 @@ def run(folder, *, resume="auto"):
         "t",
         data="all",
         losses=[aa.AppliedLoss("mse", on="net")],
-        n_epochs=3,
+        epochs=3,
         sampler=aa.SimpleSampler(5),
         checkpoint=aa.Checkpoint(folder, keep=9 if resume == "auto" else 1),
         callbacks=callbacks,

@@ -43,7 +43,7 @@ def test_a_run_goes_on_as_it_did_then(folder):
         "train",
         data="all",
         losses=[aa.AppliedLoss("mse", on="net")],
-        n_epochs=4,
+        epochs=4,
         checkpoint=aa.Checkpoint(folder / "run", keep=1),
         callbacks=[aa.EarlyStopping("loss", patience=9, restore_best=True)],
     )

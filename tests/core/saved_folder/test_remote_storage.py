@@ -84,8 +84,8 @@ def new_graph():
     return aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP(), data().reference())], "adam", seed=1)
 
 
-def train(graph, n_epochs=2, resume="never", **settings):
-    phase = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], n_epochs=n_epochs, **settings)
+def train(graph, epochs=2, resume="never", **settings):
+    phase = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], epochs=epochs, **settings)
     return aa.Experiment("e", graph, progress="none").run_phase(phase, resume=resume)
 
 
@@ -283,7 +283,7 @@ def test_weights_that_cannot_be_written_or_read_are_told_with_the_url(url):
 
 def test_results_and_experiments_go_there_and_come_back(url):
     experiment = aa.Experiment("e", new_graph(), progress="none")
-    phase = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], n_epochs=2)
+    phase = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], epochs=2)
     results = experiment.run_phase(phase)
     results.save(f"{url}/results")
     assert aa.TrainResults.load(f"{url}/results") == results

@@ -68,9 +68,9 @@ class Interrupted:
         """At which stages a signal came."""
         self.raised_elsewhere: list[str] = []
 
-    def whole(self, n_epochs: int = 1) -> None:
+    def whole(self, epochs: int = 1) -> None:
         """A phase to its end."""
-        self._experiment.run_phase(self._mode.phase(n_epochs))
+        self._experiment.run_phase(self._mode.phase(epochs))
         self.check("a phase to its end")
 
     def time(self) -> None:
@@ -99,12 +99,12 @@ class Interrupted:
             why_lost=lambda: "\n".join(self.raised_elsewhere),
         )
         self._stages.aim(stage, calls, draw.random(), sender.later, sender.now)
-        self._catch(sender, n_epochs=2 if stage == "ending" else 10**6)
+        self._catch(sender, epochs=2 if stage == "ending" else 10**6)
         self.seen[sender.stage] += 1
         self.after(f"interrupt {number}, while {sender.stage}", before, n_signals)
 
-    def _catch(self, sender: Sender, n_epochs: int) -> None:
-        phase = self._mode.phase(n_epochs)
+    def _catch(self, sender: Sender, epochs: int) -> None:
+        phase = self._mode.phase(epochs)
         sender.start()
         self._raises = True
         try:

@@ -98,14 +98,14 @@ class Mode:
         named = {torch_model: "torch", jax_model: "jax", tensorflow_model: "tensorflow"}
         return tuple(named[model] for model in self.models if model in named)
 
-    def phase(self, n_epochs: int) -> aa.TrainPhase:
+    def phase(self, epochs: int) -> aa.TrainPhase:
         """A phase on the graph of `graph`."""
         data = self.data()
-        more = {} if isinstance(data, dict) else {"sampler": SIZE}
+        more = {} if isinstance(data, dict) else {"batch_size": SIZE}
         losses = [aa.AppliedLoss("mae", on=f"n{i}") for i in range(len(self.models))]
         validation = aa.EvalPhase("v", data=DATA, metrics=["mae"]) if self.validates else None
         return aa.TrainPhase(
-            "t", data=data, losses=losses, n_epochs=n_epochs, validation=validation, **more, **self.settings
+            "t", data=data, losses=losses, epochs=epochs, validation=validation, **more, **self.settings
         )
 
     def graph(self) -> aa.ModelGraph:
@@ -117,7 +117,7 @@ class Mode:
 
 
 def items_by_threads() -> Any:
-    return {"data": aa.MapSource("data", Items(), features="x", targets="y", workers=2)}
+    return {"data": aa.MapSource("data", Items(), features="x", target="y", workers=2)}
 
 
 WORKERS: dict[str, Any] = {

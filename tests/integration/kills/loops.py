@@ -128,8 +128,8 @@ class Loop:
             "train",
             data=data,
             losses=[aa.AppliedLoss("mse")],
-            sampler=16,
-            n_epochs=EPOCHS,
+            batch_size=16,
+            epochs=EPOCHS,
             validation=None if self.items else "val",
             callbacks=[] if self.items else [aa.EarlyStopping("val_loss", patience=50, restore_best=True)],
             checkpoint=None if folder is None else aa.Checkpoint(folder, every=self.every, keep=2, wait=self.wait),
@@ -137,7 +137,7 @@ class Loop:
         )
 
     def _data(self) -> Any:
-        return aa.MapSource("data", Items(), features="x", targets="y") if self.items else table()
+        return aa.MapSource("data", Items(), features="x", target="y") if self.items else table()
 
 
 TORCH: dict[str, Any] = {"plugin": "torch", "imports": ("torch", "anyaccel_torch")}

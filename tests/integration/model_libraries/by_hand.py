@@ -28,7 +28,7 @@ def feature_set(rows: Rows, targets: Sequence[str]) -> aa.FeatureSet:
 def mean_loss_in_a_node(node: aa.ModelNode, losses: Any) -> float:
     """The mean loss of three steps of a phase, which trains the model of the node."""
     graph = aa.ModelGraph([node], aa.Optimizer("sgd", lr=RATE))
-    phase = aa.TrainPhase("train", data="all", losses=losses, sampler=aa.SimpleSampler(BATCH), n_epochs=1)
+    phase = aa.TrainPhase("train", data="all", losses=losses, sampler=aa.SimpleSampler(BATCH), epochs=1)
     result = aa.Experiment("model", graph, progress="none").run_phase(phase)
     return float(result.loss[-1])
 

@@ -52,7 +52,7 @@ def main() -> None:
     node = aa.ModelNode("lm", Logits(model), data.reference())
     graph = aa.ModelGraph([node], aa.Optimizer("adamw", lr=1e-2, clip_norm=0.5))
     losses = [aa.AppliedLoss("cross_entropy", on="lm")]
-    phase = aa.TrainPhase("train", data=data, losses=losses, sampler=8, n_epochs=2, replicas=1)
+    phase = aa.TrainPhase("train", data=data, losses=losses, batch_size=8, epochs=2, replicas=1)
     results = aa.Experiment(graph, progress="none").run_phase(phase)
     values = {name: float(np.abs(value).sum()) for name, value in graph.state().items()}
     told = {"losses": results.loss.tolist(), "values": values, "local": local}

@@ -52,7 +52,7 @@ def in_a_node(model: Any, inputs: Inputs) -> tuple[float, Any]:
     graph = aa.ModelGraph([node], aa.Optimizer("sgd", lr=RATE))
     several = "net.logits" in graph.build().shapes.outputs["net"]
     loss = aa.AppliedLoss("cross_entropy", on="net", inputs=["outputs.logits" if several else "outputs", "targets"])
-    phase = aa.TrainPhase("train", data="all", losses=loss, sampler=aa.SimpleSampler(BATCH), n_epochs=1)
+    phase = aa.TrainPhase("train", data="all", losses=loss, sampler=aa.SimpleSampler(BATCH), epochs=1)
     result = aa.Experiment("model", graph, progress="none").run_phase(phase)
     return float(result.loss[-1]), graph["net"].model
 

@@ -108,7 +108,7 @@ def test_an_application_trains_as_by_hand(name: str) -> None:
     data = aa.FeatureSet.from_dict("data", {"images": images, "kinds": kinds}, "images", "kinds")
     graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference("images"))], aa.Optimizer("sgd", lr=RATE))
     loss, sampler = aa.AppliedLoss("cross_entropy", on="net"), aa.SimpleSampler(BATCH)
-    phase = aa.TrainPhase("train", data="all", losses=loss, sampler=sampler, n_epochs=1)
+    phase = aa.TrainPhase("train", data="all", losses=loss, sampler=sampler, epochs=1)
     result = aa.Experiment("model", graph, progress="none").run_phase(phase)
     np.testing.assert_allclose(result.loss[-1], expected, rtol=1e-5)
     for own_value, (path, value) in zip(values(own).values(), values(model).items(), strict=True):

@@ -60,7 +60,7 @@ def test_what_remat_saves_is_what_the_allocator_says(name: str) -> None:
     rows = MODELS[name][3]
     data = aa.FeatureSet.from_dict("d", {"x": rows, "y": np.ones((len(rows), 1), "float32")}, ["x"], ["y"])
     graph = aa.ModelGraph([aa.ModelNode("net", Net(name), data.reference(), remat="blocks")], "adam")
-    phase = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], sampler=ROWS)
+    phase = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], batch_size=ROWS)
     plan = aa.Experiment("e", graph, progress="none").plan(phase)
     (activations,) = plan.activations
     net, x = Net(name), torch.tensor(rows[:ROWS])

@@ -23,7 +23,7 @@ def trained() -> aa.ModelGraph:
     data = aa.FeatureSet.from_dict("data", {"x": x, "y": x}, ["x"], ["y"])
     net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4))
     graph = aa.ModelGraph([aa.ModelNode("net", net, data.reference())], "adam")
-    graph.run(aa.TrainPhase("train", data="all", losses=[aa.AppliedLoss("mse")], n_epochs=2), progress="none")
+    graph.run(aa.TrainPhase("train", data="all", losses=[aa.AppliedLoss("mse")], epochs=2), progress="none")
     return graph
 
 
@@ -52,7 +52,7 @@ def test_a_model_of_transformers_is_read_from_the_weights_of_a_graph(tmp_path: P
     inputs = {"input_ids": data.reference("ids"), "labels": data.reference("labels")}
     graph = aa.ModelGraph([aa.ModelNode("gpt", GPT2LMHeadModel(config), inputs)], "adam")
     losses = [aa.AppliedLoss.from_output("gpt", "loss")]
-    graph.run(aa.TrainPhase("train", data="all", losses=losses, n_epochs=2, sampler=4), progress="none")
+    graph.run(aa.TrainPhase("train", data="all", losses=losses, epochs=2, batch_size=4), progress="none")
     config.save_pretrained(tmp_path)
     graph.save_weights(tmp_path / "model.safetensors")
     reader = GPT2LMHeadModel.from_pretrained(tmp_path)

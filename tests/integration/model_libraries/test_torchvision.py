@@ -70,7 +70,7 @@ def test_a_detector_trains_in_a_step_of_your_own_as_by_hand(name: str) -> None:
     detector = models.get_model(name, weights=None, weights_backbone=None, num_classes=3)
     expected = copy.deepcopy(detector).train()
     graph = aa.ModelGraph([aa.ModelNode("net", InGraph(detector), data.reference())], aa.Optimizer("sgd", lr=1e-3))
-    phase = aa.TrainPhase(data="all", step=detect, sampler=aa.SimpleSampler(2), n_epochs=2)
+    phase = aa.TrainPhase(data="all", step=detect, sampler=aa.SimpleSampler(2), epochs=2)
     results = graph.run(phase, progress="none")
     optimizer, losses = torch.optim.SGD(expected.parameters(), lr=1e-3), []
     for rows_of_step in ((0, 1), (2, 3)) * 2:

@@ -199,7 +199,7 @@ def graph_of(model: Any, optimizer: Any) -> aa.ModelGraph:
 
 
 def training(**settings: Any) -> aa.TrainPhase:
-    given = {"data": "train", "losses": [aa.AppliedLoss("mse")], "n_epochs": 3}
+    given = {"data": "train", "losses": [aa.AppliedLoss("mse")], "epochs": 3}
     sampler = aa.SimpleSampler(4, shuffle=True, seed=2)
     return aa.TrainPhase("train", **{"sampler": sampler, **given, **settings})
 
@@ -238,7 +238,7 @@ def of_graph(make: Callable[[], Any], suffixes: tuple[str, ...]) -> tuple[Any, A
 
     def write(folder: Path) -> None:
         graph = graph_of(make(), adamw())
-        experiment = aa.Experiment("e", graph, [training(n_epochs=2)], progress="none")
+        experiment = aa.Experiment("e", graph, [training(epochs=2)], progress="none")
         experiment.run()
         experiment.run_phase(aa.EvalPhase("test", data="val", losses=[aa.AppliedLoss("mse")], metrics=["mae"]))
         graph.save(folder / "graph")
@@ -253,7 +253,7 @@ def of_graph(make: Callable[[], Any], suffixes: tuple[str, ...]) -> tuple[Any, A
         graph = aa.ModelGraph.load(folder / "graph", **given)
         values: dict[str, Any] = {"outputs": outputs_of(graph)}
         values |= {f"state of {name}": plain(array) for name, array in graph.state().items()}
-        results = aa.Experiment("e", graph, progress="none").run_phase(training(n_epochs=1))
+        results = aa.Experiment("e", graph, progress="none").run_phase(training(epochs=1))
         values["losses of one more epoch"] = plain(results.loss)
         given["models"] = {"net": make()}
         experiment = aa.Experiment.load(folder / "experiment", progress="none", **given)
@@ -333,14 +333,14 @@ def of_source(make: Callable[[], Any], source: Callable[[], Any]) -> tuple[Any, 
 
     def goes(folder: Path | None, at: int) -> Any:
         given = source()
-        node = aa.ModelNode("net", make(), aa.IterableSource("data", given, features="x", targets="y").reference())
+        node = aa.ModelNode("net", make(), aa.IterableSource("data", given, features="x", target="y").reference())
         graph = aa.ModelGraph([node], adamw(), seed=3)
         checkpoint = None if folder is None else aa.Checkpoint(folder, keep=1)
         losses = [aa.AppliedLoss("mse")]
-        rows_of = aa.IterableSource("data", given, features="x", targets="y")
+        rows_of = aa.IterableSource("data", given, features="x", target="y")
         callbacks = [BreakOff(at)]
         phase = aa.TrainPhase(
-            "train", data=rows_of, losses=losses, n_epochs=3, callbacks=callbacks, checkpoint=checkpoint
+            "train", data=rows_of, losses=losses, epochs=3, callbacks=callbacks, checkpoint=checkpoint
         )
         return finished(graph, phase, "never" if at or not folder else "auto")
 

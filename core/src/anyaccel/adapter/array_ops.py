@@ -97,9 +97,7 @@ class ArrayOps(ABC):
         """
 
     def optimizer_state(self, model: Any) -> NodeState | None:
-        """Return an optimizer state that is part of the model, from which a node without state continues; None by
-        default.
-        """
+        """Return an optimizer state that is part of the model, from which a node without state continues, else None."""
         return None
 
     def write_optimizer_state(self, model: Any, state: NodeState) -> None:
@@ -135,7 +133,7 @@ class ArrayOps(ABC):
 
     @abstractmethod
     def move(self, array: Any, device: Device) -> Any:
-        """Return the array on a device; the same object if it is there already."""
+        """Return the array on a device; the same object if it is on that device already."""
 
     @abstractmethod
     def gather_rows(self, column: Any, start: int, stop: int, order: Any) -> Any:

@@ -25,7 +25,7 @@ class MixedTensors:
 
     Attributes:
         node: Label of the node that was computing; `""` for none.
-        line: `file:line` of the user's code that raised; `""` if there is none.
+        line: `file:line` of the user's code that raised, or `""`.
         tensors: The tensors that the line names: name, device, and with a ledger the line that moved it there.
     """
 

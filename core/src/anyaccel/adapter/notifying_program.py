@@ -16,7 +16,7 @@ AfterStep = Callable[[Callable[[], Any]], bool]
 class NotifyingProgram(ABC):
     """Capability of a `MultiStepProgram`: report each step of a call. Without it, each step is a separate call.
 
-    It is for programs that run their steps in sequence anyway.
+    It suits programs that run their steps in sequence anyway.
     """
 
     @abstractmethod

@@ -25,8 +25,8 @@ class OuterContexts:
 
     Attributes:
         set_aside: Contexts that do not apply inside, in words, each with what the phase does instead.
-        casts: By kind of device, a context that sets the precision, as it was written, and the closest `precision` of a
-            phase. A phase without a precision is refused.
+        casts: By kind of device, a context that sets the precision, as written, and the closest `precision` of a phase.
+            A phase without a precision is refused.
         in_threads: Function that creates a context in which a thread that works for the phase has the settings of the
             phase's thread.
     """

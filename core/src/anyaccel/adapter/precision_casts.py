@@ -1,4 +1,4 @@
-"""A model computed in another precision: arrays are cast on their way in, and back on their way out."""
+"""Computation of a model in another precision: arrays are cast before the call, and results are cast back."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def apply_in_precision(
     inputs: tuple[Any, ...],
     scope: AbstractContextManager[Any] | None = None,
 ) -> OutputsAndBuffers:
-    """What `apply(parameters, buffers, inputs)` gives, computed in a precision; differentiable as the casts are.
+    """Call `apply(parameters, buffers, inputs)` in a precision, differentiably.
 
-    Floating parameters and inputs are cast, buffers too unless the precision is mixed. Outputs come back in the dtype
-    of the parameters (of the inputs, where there are none), and buffers in their own.
+    Floating parameters and inputs are cast, and so are buffers unless the precision is mixed. Outputs are returned in
+    the dtype of the parameters, or of the inputs if no parameter is floating; buffers in their original dtypes.
 
     Args:
-        ops: the framework.
-        precision: in which to compute.
-        dtype: the framework's own dtype for it.
-        apply: the model.
-        parameters: by name.
-        buffers: by name.
-        inputs: of the model.
-        scope: a context in which the model's own library casts, so that nothing is cast on the way in.
+        ops: The framework.
+        precision: Precision of the computation.
+        dtype: The framework's dtype for it.
+        apply: Function that applies the model.
+        parameters: Parameters by name.
+        buffers: Buffers by name.
+        inputs: Inputs of the model.
+        scope: Context in which the model's library casts by itself; then nothing is cast before the call.
     """
     if scope is not None:
         with scope:
@@ -55,12 +55,12 @@ def apply_in_precision(
 
 
 def cast_floating(ops: ArrayOps, array: Any, dtype: Any) -> Any:
-    """Return the array in a dtype if it is floating; others are as they are."""
+    """Return the array in a dtype if it is floating; other arrays are returned unchanged."""
     return cast(ops, array, dtype) if ops.kind(array) == "floating" else array
 
 
 def own_dtype(ops: ArrayOps, parameters: Mapping[str, Any], inputs: tuple[Any, ...]) -> Any:
-    """Return the dtype of the first floating parameter, otherwise input; None without any."""
+    """Return the dtype of the first floating parameter, or else of the first floating input; None if neither exists."""
     floating = (array.dtype for array in (*parameters.values(), *inputs) if ops.kind(array) == "floating")
     return next(floating, None)
 

@@ -1,7 +1,7 @@
-"""Python values that code depends on: read recursively, so that two readings tell whether any of them has changed.
+"""Python values that code depends on, read recursively. Two readings differ if any of the values has changed.
 
-What compiled code has read (globals, closures, defaults, attributes of configurations and models, arrays) stays in it
-as it was. Values of variables are not read: compiled code is given those.
+Compiled code keeps the values that it has read: globals, closures, defaults, attributes of configurations and models,
+arrays. Values of variables are not read, because they are arguments of compiled code.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def array_key(value: Any) -> Any:
 
 
 def object_key(value: Any) -> Any:
-    """Return the identity of an object; itself, if it cannot be referenced weakly and has a value, as a device has."""
+    """Return the identity of an object; or the object, if it supports no weak reference but compares by value."""
     try:
         return IdentityKey(value)
     except TypeError:
@@ -100,17 +100,17 @@ _CLASS_BOOKKEEPING = {
 
 
 class ValueReader:
-    """Reads values into `pairs`, each object once.
+    """Read values into `pairs`, each object once.
 
-    Code of libraries counts as constant, their objects by identity and simple attributes. Other functions are followed
-    into what they read, other objects into their attributes and classes.
+    Code of libraries counts as constant, and their objects count by identity and simple attributes. Other functions are
+    followed into the values that they read, other objects into their attributes and classes.
 
     Args:
-        is_part: whether a value is not to be read, as compiled code is given it.
-        libraries: top-level modules of libraries, besides NumPy and Python's own.
+        is_part: Function that returns whether a value is skipped, because it is an argument of compiled code.
+        libraries: Top-level modules of libraries other than NumPy and Python's standard library.
 
     Attributes:
-        pairs: of paths and keys, so far.
+        pairs: Pairs of path and key, so far.
     """
 
     def __init__(self, is_part: Callable[[Any], bool] = lambda _: False, libraries: Container[str] = ()) -> None:
@@ -139,7 +139,7 @@ class ValueReader:
                 self._depth -= 1
 
     def read_attributes(self, path: str, part: Any, ignored: Container[str]) -> None:
-        """Read an object's class, and its attributes except some."""
+        """Read an object's class and its attributes, without the ignored ones."""
         self.read(type(part).__qualname__, type(part))
         for name, value in sorted((_attributes(part) or {}).items()):
             if name not in ignored:
@@ -200,7 +200,7 @@ class ValueReader:
             self._read_global(name, value, names.attributes)
 
     def _read_global(self, name: str, value: Any, attributes: frozenset[str]) -> None:
-        """A global; of a module, what the code reads of it."""
+        """Read a global; if it is a module, only the attributes that the code reads."""
         if not isinstance(value, types.ModuleType):
             self.read(name, value)
             return
@@ -294,10 +294,11 @@ def attributes_key(
     """Return a key from the attributes of a model's parts, and from the code of their classes.
 
     Args:
-        parts: the path of each part, and the part.
-        ignored: the names of attributes of a part that do not matter.
-        is_part: whether a value is itself among `parts`, or a variable, whose value compiled functions are given.
-        libraries: as of `ValueReader`.
+        parts: Pairs of path and part.
+        ignored: Function that returns the names of the attributes of a part to ignore.
+        is_part: Function that returns whether a value is among `parts`, or is a variable, whose value is an argument of
+            compiled functions.
+        libraries: See `ValueReader`.
     """
     reader = ValueReader(is_part, libraries)
     for path, part in parts:
@@ -307,14 +308,14 @@ def attributes_key(
 
 
 def values_of(path: str, value: Any, libraries: Container[str] = ()) -> Values:
-    """Return a value and everything that it depends on."""
+    """Return the keys of a value and of everything that it depends on."""
     reader = ValueReader(libraries=libraries)
     reader.read(path, value)
     return tuple(reader.pairs)
 
 
 def changed_paths(before: Values, after: Values) -> list[str]:
-    """Paths of the values that have changed from one reading to the other, without those that cannot be compared."""
+    """Return paths of the values that changed between two readings, except those that cannot be compared."""
     old, new = _by_path(before), _by_path(after)
     names = (name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name))
     return [name for name in names if not _has_incomparable(old.get(name)) and not _has_incomparable(new.get(name))]
@@ -332,7 +333,7 @@ def _has_incomparable(keys: list[Any] | None) -> bool:
 
 
 def _attributes(obj: Any) -> dict[str, Any] | None:
-    """Attributes of an object in its `__dict__` and slots; None if it has neither."""
+    """Return the attributes of an object in its `__dict__` and slots; None if it has neither."""
     slots = [name for cls in type(obj).__mro__ for name in _slot_names(cls)]
     held = getattr(obj, "__dict__", None)
     if held is None and not slots:
@@ -348,7 +349,7 @@ def _slot_names(cls: type) -> Iterator[str]:
 
 
 def _is_simple(value: Any, levels: int = 2) -> bool:
-    """Whether a value of a library's object is a setting, and no bookkeeping."""
+    """Whether a value of a library's object is a setting, not bookkeeping."""
     if isinstance(value, (*PLAIN, types.FunctionType, functools.partial, np.ndarray)):
         return True
     if isinstance(value, Mapping):
@@ -375,7 +376,7 @@ _names_in = functools.lru_cache(maxsize=4096)(_Names)
 
 
 def _names_read(code: types.CodeType) -> Iterator[tuple[str, str]]:
-    """Pairs of instruction and name."""
+    """Yield pairs of instruction and name."""
     yield from ((each.opname, each.argval) for each in dis.get_instructions(code) if isinstance(each.argval, str))
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

@@ -301,7 +301,7 @@ class SegmentFunctions:
 
         Args:
             batch_size: Rows of the step.
-            n_microbatches: Number of parts of equal size in which they are computed.
+            n_microbatches: Number of micro-batches of equal size.
             state: Values that change: `parameters`, `slots`, `buffers`, and `loss_scale` if losses are scaled.
             rest: Values that do not change: `columns`, `orders`, `key`, and the parameters that are `constant` or
                 `idle`.
@@ -341,7 +341,9 @@ class SegmentFunctions:
         return {"parameters": parameters, "slots": slots}
 
     def _unscaled(self, gradients: Any, state: Any) -> tuple[Any, Any]:
-        """Gradients by owner divided by the loss scale, and whether all are finite; as they are, and None without."""
+        """Return gradients by owner divided by the loss scale, and whether all are finite; unchanged and None without a
+        scale.
+        """
         if KEY not in state:
             return gradients, None
         inverse = 1.0 / state[KEY][0]
@@ -355,7 +357,7 @@ class SegmentFunctions:
     def _microbatch(
         self, size: int, flattening: ParameterFlattening, trained: Any, rest: Any, scalars: Any, buffers: Any, i: Any
     ) -> tuple[Any, Any]:
-        """Buffers after the i-th micro-batch of a step, and its flattened gradients and losses."""
+        """Return the buffers after the i-th micro-batch of a step, and its flattened gradients and losses."""
         columns = zip(self._segment.inputs, rest["columns"], rest["orders"], strict=True)
         start, draw = scalars["start"], scalars["draw"]
         if not (isinstance(i, int) and i == 0):
@@ -375,7 +377,7 @@ class SegmentFunctions:
         return {**buffers, **results["buffers"]}, {"gradients": gradients, "losses": results["losses"]}
 
     def _microbatch_scale(self, batch_size: int, n_microbatches: int, rest: Any, scalars: Any) -> dict[str, Any]:
-        """Factors of sums in each micro-batch, before gradients are averaged, of losses that weigh rows."""
+        """Return factors of sums in each micro-batch, before gradients are averaged, of losses that weigh rows."""
         weighted = self._dataflow.weighted
         needed = {name for names in weighted.values() for name in names}
         columns = zip(self._segment.inputs, rest["columns"], rest["orders"], strict=True)
@@ -403,7 +405,7 @@ class SegmentFunctions:
             yield self._optimizer.update(group, state["parameters"], state["slots"], grads, coefficients, scale)
 
     def _mean_losses(self, losses: Mapping[str, Any]) -> Iterator[Any]:
-        """Mean losses, and weights of those that weigh rows, in one dtype, on the device of the first."""
+        """Yield mean losses, and weights of those that weigh rows, in one dtype, on the device of the first."""
         first, dtype = self._segment.losses[0], losses[self._segment.losses[0].label][0].dtype
         for term in self._segment.losses:
             total, weight = losses[term.label]
@@ -414,7 +416,7 @@ class SegmentFunctions:
             yield cast(self._ops, self._moved(weight, term.device, first.device), dtype)
 
     def _moved(self, array: Any, home: Device, device: Device) -> Any:
-        """Return an array on another device; a traced array cannot say where it is."""
+        """Return an array on another device; `home` is its device, which a traced array does not know."""
         return array if home == device else self._ops.move(array, device)
 
 
@@ -424,7 +426,7 @@ class TrainStep:
     Args:
         functions: Functions of a segment.
         batch_size: Rows of a step.
-        n_microbatches: Number of parts in which they are computed.
+        n_microbatches: Number of micro-batches of a step.
     """
 
     def __init__(self, functions: SegmentFunctions, batch_size: int, n_microbatches: int) -> None:
@@ -469,7 +471,7 @@ class SegmentLayout:
         owner_device: Device by owner.
         trained: Labels of the operations that learn.
         groups: By parameter group, its owners, each once.
-        home: By name of value, the device on which it is computed.
+        home: Device of the computation by name of value.
         needs_cotangent: Names of the values whose cotangents matter.
 
     Raises:
@@ -555,7 +557,7 @@ class GradientFlow:
     """Where gradients flow in a segment that is differentiated as a whole.
 
     Attributes:
-        ends: Values with a cotangent that losses or other segments take: where gradients enter.
+        ends: Values with a cotangent, where gradients enter: losses or other segments take them.
         trained_owners: Owners of trained operations.
         constant_owners: Owners whose parameters some operation takes as constants.
     """

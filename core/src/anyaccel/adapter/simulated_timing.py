@@ -1,6 +1,6 @@
 """Timing: simulated time of a device that computes and copies at the same time, as a GPU with copy engines does.
 
-Nothing really waits: each stream has the time at which its work ends, and the host the time until which it has waited.
+Nothing really waits: each stream has the time when its work ends, and the host the time until which it has waited.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Timing:
         self.copy_seconds = {INTO: 0.0, OUT: 0.0}
 
     def elapsed(self) -> float:
-        """Return the time at which all work ends."""
+        """Return the time when all work ends."""
         return max(self._clock.time, *self._streams.values(), *self._engines.values())
 
     def compute(self, nbytes: int) -> None:

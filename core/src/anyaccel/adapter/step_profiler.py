@@ -77,7 +77,7 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
     """Return the events of a compressed trace.
 
     Raises:
-        OSError, ValueError: there is no such file, or it is not a trace.
+        OSError, ValueError: the file does not exist, or it is not a trace.
     """
     trace = json.loads(gzip.decompress(path.read_bytes()))
     events: list[dict[str, Any]] = trace["traceEvents"]

@@ -129,7 +129,7 @@ class TracedProgram(ArrayProgram):
         return {} if self._loss_scale is None else {KEY: self._ops.scalar(self.loss_scale_state().scale)}
 
     def _settle_loss_scale(self) -> None:
-        """Optimizers count only steps that were not skipped, which is known here."""
+        """Correct the steps of the optimizers: they count only steps that were not skipped, which is known here."""
         skipped = 0 if self._loss_scale is None else self._loss_scale.settle()
         if skipped:
             owners = [owner for owners in self._compiled.functions.reached.values() for owner in owners]
@@ -150,7 +150,9 @@ class TracedProgram(ArrayProgram):
         losses: Sequence[str],
         cotangents: Sequence[Any],
     ) -> tuple[Any, ...]:
-        """The pullback, once the compiled function, its seeds, and the inputs and losses of the step are bound."""
+        """Run the pullback. The compiled function, its seeds, and the inputs and losses of the step are bound
+        beforehand.
+        """
         pairs = zip(self.segment.outputs, cotangents, strict=True)
         extra = {name: cotangent for name, cotangent in pairs if cotangent is not None and name in seeds}
         active_ends, back = self._flow.active_ends(extra, losses), {}
@@ -179,7 +181,7 @@ class TracedProgram(ArrayProgram):
         """Run `n_steps` training steps in a single call; return mean losses [at least n_steps, losses].
 
         They are on the device of the first loss. Steps are compiled if that was requested, or is never slower. A batch
-        of another size than the requested ones runs eagerly until that has taken as long as compiling it.
+        of a size that was not requested runs eagerly until that has taken as much time as compiling it would.
         """
         if self._loss_scale is not None and n_steps > MAX_STEPS_PER_CALL:
             # Many steps in several calls: after each, the host learns how many were skipped.
@@ -225,7 +227,7 @@ class TracedProgram(ArrayProgram):
         *,
         quick: bool = False,
     ) -> Any:
-        """Compiled steps; with `n_steps=0` they are only compiled."""
+        """Run compiled steps; with `n_steps=0` only compile them."""
         self._settle_loss_scale()
         reached = [(group, owner) for group, owners in self._compiled.functions.reached.items() for owner in owners]
         state, rest = self._step_arguments(reached, columns, orders)
@@ -364,7 +366,7 @@ class TracedProgram(ArrayProgram):
         """Continue with copies of the arrays that others hold now, if steps destroy the state.
 
         Raises:
-            OutOfMemoryError: no room for the copies; the state is what it was.
+            OutOfMemoryError: no room for the copies; the state is unchanged.
         """
         if not self._traced.donates:
             return
@@ -385,7 +387,7 @@ class TracedProgram(ArrayProgram):
 
 
 def _batch_shapes(columns: Sequence[Any], orders: Sequence[Any], batch_size: int, n_microbatches: int) -> BatchShapes:
-    """What a function of whole steps is compiled for."""
+    """Return the shapes that a function of whole steps is compiled for."""
     return (batch_size, n_microbatches, *(int(array.shape[0]) for array in (*columns, *orders)))
 
 
@@ -429,7 +431,9 @@ class CompileEstimator:
         return _COMPILE_BASE + _COMPILE_PER_ITEM * self._size
 
     def _step_ratio(self, max_steps: int) -> float:
-        """What compiling leaves of a step: the arithmetic, and its share of one call for all steps."""
+        """Return the fraction of a step that remains after compilation: its arithmetic, and a part of the call for all
+        steps.
+        """
         if self._step_seconds is None:
             return _MIN_RATIO
         compiled = max(self._step_seconds - _OVERHEAD_PER_ITEM * self._size, 0.0)
@@ -482,7 +486,7 @@ def multi_step_runner(
 
 
 def _call_sizes(count: int) -> Iterator[int]:
-    """Steps of each call; a single call of no steps where there are none."""
+    """Yield the number of steps of each call; 0 once if `count` is 0."""
     yield min(MAX_STEPS_PER_CALL, count)
     for begin in range(MAX_STEPS_PER_CALL, count, MAX_STEPS_PER_CALL):
         yield min(MAX_STEPS_PER_CALL, count - begin)
@@ -510,7 +514,7 @@ def is_faster(first: Callable[[int], Any], second: Callable[[int], Any], step_co
 
 
 def _shortest_seconds(call: Callable[[], Any]) -> float:
-    """Of a call, or of the shorter of two if the first is short: another process may have had the processor."""
+    """Time a call, or return the shorter of two if the first is short: another process may have had the processor."""
     taken = _seconds(call)
     return taken if taken > _LONG_SECONDS else min(taken, _seconds(call))
 

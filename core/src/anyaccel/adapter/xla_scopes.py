@@ -107,9 +107,7 @@ def _possible(
 
 
 def node_in(scope: str, nodes: Mapping[str, str]) -> str | None:
-    """Return the label of the outermost part of a scope that is a node, even where it was differentiated; None without
-    one.
-    """
+    """Return the label of the outermost part of a scope that is a node, even where it was differentiated, or None."""
     parts = (_WRAPPERS.sub("", part) for part in scope.split("/"))
     return next((nodes[part] for part in parts if part in nodes), None)
 

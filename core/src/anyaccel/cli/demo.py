@@ -127,7 +127,7 @@ def make_phases(device: str, epochs: int, seed: int) -> tuple[TrainPhase, EvalPh
     loss = AppliedLoss("cross_entropy", on="head")
     sampler = SimpleSampler(32, shuffle=True, seed=seed)
     train = TrainPhase.from_split(
-        "train", split="train", sampler=sampler, losses=[loss], n_epochs=epochs, accelerator=device
+        "train", split="train", sampler=sampler, losses=[loss], epochs=epochs, accelerator=device
     )
     return train, EvalPhase.from_split("test", split="test", losses=[loss], metrics=["accuracy"], accelerator=device)
 

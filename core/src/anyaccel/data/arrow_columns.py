@@ -57,7 +57,7 @@ def not_numbers(name: str, found_type: str) -> ColumnError:
     return ColumnError(
         f"column {name!r} cannot be read as numbers: it is of type {found_type}",
         cause=f"features and targets are of {_DTYPES}, of one shape in all rows",
-        hint=f"name it in tag_cols/tag_keys, {encode}; of texts store token ids; column() reads a tag as it is"
+        hint=f"name it in tags, {encode}; of texts store token ids; column() reads a tag as it is"
         if found_type.startswith(_TEXTS)
         else "convert it to numbers first, or pass it as a tag and read it with column()",
     )

@@ -24,7 +24,7 @@ _LARGEST_ROW = 2**24  # elements of what a column of lists has per entry
 class DataSchema(FeatureSet):
     """The columns, roles and transforms of a feature set, without its rows; a loaded graph is connected to it.
 
-    `new.transform_like(schema)` applies its transforms to new rows, as they were fitted. It has no rows and no splits.
+    `new.transform_like(schema)` applies its transforms to new rows, as fitted. It has no rows and no splits.
     """
 
     @classmethod

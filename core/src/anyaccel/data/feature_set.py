@@ -50,7 +50,7 @@ from anyaccel.suggestions import did_you_mean
 
 OTHER_NAMES = {
     "train_test_split random_split split_train_test": "use split_random({'train': 0.8, 'test': 0.2})",
-    "shuffle batch dataloader loader repeat prefetch": "a phase draws batches: TrainPhase(..., sampler=32)",
+    "shuffle batch dataloader loader repeat prefetch": "a phase draws batches: TrainPhase(..., batch_size=32)",
     "map transform scale normalize standardize": "use fit_transform(StandardScaler(), 'COLUMN', fit_on='train')",
     "x X data": "use array('COLUMN')",
     "y Y labels": "use array('COLUMN')",
@@ -98,12 +98,12 @@ class _SplitRows(AttributeHints, Rows):
             SplitError: no row meets them.
             DataError: no conditions, a value of a kind that the column does not have, or a mask of another shape or
                 dtype.
-            ColumnError: there is no such column.
+            ColumnError: the column does not exist.
 
         Example:
             >>> import anyaccel as aa, numpy as np
             >>> columns = {"x": np.arange(6.0), "site": list("aabbcc")}
-            >>> data = aa.FeatureSet.from_dict("d", columns, ["x"], tag_keys=["site"])
+            >>> data = aa.FeatureSet.from_dict("d", columns, ["x"], tags=["site"])
             >>> data.filter({"site": ["a", "c"], "x": lambda x: x > 0}).array("x")
             array([1., 4., 5.])
         """
@@ -159,7 +159,7 @@ class _SplitRows(AttributeHints, Rows):
         Example:
             >>> import anyaccel as aa, numpy as np
             >>> columns = {"x": np.arange(6.0), "year": [1, 1, 1, 2, 2, 3]}
-            >>> data = aa.FeatureSet.from_dict("d", columns, ["x"], tag_keys=["year"])
+            >>> data = aa.FeatureSet.from_dict("d", columns, ["x"], tags=["year"])
             >>> splits = data.split_by_condition({"train": {"year": 1}, "test": {"year": [2, 3]}})
             >>> splits["test"].array("x")
             array([3., 4., 5.])
@@ -259,7 +259,7 @@ class FeatureSetView(_SplitRows):
         again.
 
         Raises:
-            ColumnError: there is no such column, or it is a tag that is not numeric or has nulls in these rows.
+            ColumnError: the column does not exist, or it is a tag that is not numeric or has nulls in these rows.
         """
         if self.role(name) == "tag" and not is_readable(self._feature_set.column(name)):
             self.spec(name)  # nulls may all be in other rows
@@ -276,7 +276,7 @@ class FeatureSetView(_SplitRows):
         """Return a column in these rows as an Arrow chunked array; a slice if the rows are contiguous.
 
         Raises:
-            ColumnError: there is no such column.
+            ColumnError: the column does not exist.
         """
         self.role(name)
         return self._of_these_rows(self._feature_set.column(name))
@@ -289,7 +289,7 @@ class FeatureSetView(_SplitRows):
         """Return the view itself."""
         return self
 
-    def select(self, features: Names = None, targets: Names = None, tags: Names = None) -> FeatureSetView:
+    def select(self, features: Names = None, target: Names = None, tags: Names = None) -> FeatureSetView:
         """Choose columns: return the same rows with fewer columns, as a view of the same feature set and name.
 
         None keeps all columns of the role, `()` none.
@@ -297,7 +297,7 @@ class FeatureSetView(_SplitRows):
         Raises:
             ColumnError: a name that is not a column of that role, or given twice, or no feature is left.
         """
-        columns = selected(self._label, self._roles, features, targets, tags)
+        columns = selected(self._label, self._roles, features, target, tags)
         return FeatureSetView(self._feature_set, self._name, self._rows, columns)
 
     def take(self, positions: Sequence[int] | np.ndarray, *, name: str | None = None) -> FeatureSetView:
@@ -362,7 +362,7 @@ class Reference:
 
     Args:
         feature_set: The feature set of the columns.
-        features, targets, tags: Names of columns of that role; None takes all of them, in their order. Targets that you
+        features, target, tags: Names of columns of that role; None takes all of them, in their order. Targets that you
             name as features become an input, for models that compute their loss; a node takes them only by keyword.
         stream: Stream of a phase's sampler that the rows come from, such as `"pair"`; None is its first.
 
@@ -387,7 +387,7 @@ class Reference:
         self,
         feature_set: FeatureSet,
         features: Names = None,
-        targets: Names = None,
+        target: Names = None,
         tags: Names = None,
         stream: str | None = None,
     ) -> None:
@@ -400,7 +400,7 @@ class Reference:
             "features",
             columns_of_role(feature_set, "feature", feature_set.features, features, feature_set.targets),
         )
-        object.__setattr__(self, "targets", columns_of_role(feature_set, "target", feature_set.targets, targets))
+        object.__setattr__(self, "targets", columns_of_role(feature_set, "target", feature_set.targets, target))
         object.__setattr__(self, "tags", columns_of_role(feature_set, "tag", feature_set.tags, tags))
         object.__setattr__(self, "stream", checked_stream(feature_set.label, stream))
 
@@ -482,9 +482,9 @@ class FeatureSet(_SplitRows):
         cls,
         label: str,
         data: Mapping[str, Any],
-        feature_keys: NamesOrRest,
-        target_keys: NamesOrRest = (),
-        tag_keys: NamesOrRest = (),
+        features: NamesOrRest,
+        target: NamesOrRest = (),
+        tags: NamesOrRest = (),
         *,
         pad: Mapping[str, float | Pad] | None = None,
     ) -> Self:
@@ -495,7 +495,7 @@ class FeatureSet(_SplitRows):
         Args:
             label: Label of the feature set.
             data: The columns.
-            feature_keys, target_keys, tag_keys: Names of columns, or `...` for one role.
+            features, target, tags: Names of columns, or `...` for one role.
             pad: For each column whose rows differ in length (lists or arrays [length, *shape]): the padding value, as a
                 number or a Pad. Each batch of a phase is padded to its longest row.
 
@@ -513,7 +513,7 @@ class FeatureSet(_SplitRows):
                    [8, 1, 2]])
         """
         check_label(label)
-        given = RoleNames(feature_keys, target_keys, tag_keys)
+        given = RoleNames(features, target, tags)
         return cls(label, dataframes.table_from_dict(label, data, given, pad))
 
     @classmethod
@@ -521,9 +521,9 @@ class FeatureSet(_SplitRows):
         cls,
         label: str,
         table: Any,
-        feature_keys: NamesOrRest = None,
-        target_keys: NamesOrRest = None,
-        tag_keys: NamesOrRest = None,
+        features: NamesOrRest = None,
+        target: NamesOrRest = None,
+        tags: NamesOrRest = None,
         *,
         pad: Mapping[str, float | Pad] | None = None,
     ) -> Self:
@@ -548,7 +548,7 @@ class FeatureSet(_SplitRows):
             array([1., 2.])
         """
         check_label(label)
-        given = RoleNames(feature_keys, target_keys, tag_keys)
+        given = RoleNames(features, target, tags)
         joined, splits = hf_datasets.joined_splits(label, table) or (table, {})
         made = cls(label, dataframes.table_from_arrow(label, joined, given, pad))
         made.add_splits(splits)
@@ -559,13 +559,10 @@ class FeatureSet(_SplitRows):
         cls,
         label: str,
         df: Any,
-        feature_cols: NamesOrRest = None,
-        target_cols: NamesOrRest = None,
-        tag_cols: NamesOrRest = None,
+        features: NamesOrRest = None,
+        target: NamesOrRest = None,
+        tags: NamesOrRest = None,
         *,
-        feature_keys: NamesOrRest = None,
-        target_keys: NamesOrRest = None,
-        tag_keys: NamesOrRest = None,
         pad: Mapping[str, float | Pad] | None = None,
     ) -> Self:
         """Create a feature set from a data frame of pandas or another library.
@@ -573,8 +570,8 @@ class FeatureSet(_SplitRows):
         Chosen columns of pandas are copied once and keep their dtype, including nullable and Arrow dtypes; the index is
         left out. Frames with `__arrow_c_stream__` (Polars, DuckDB relations) are read as by `from_arrow`, without a
         copy; those that have only `__dataframe__` are copied. For a lazy frame of Polars, only the named columns are
-        computed. `feature_keys`, `target_keys` and `tag_keys` are other names for `feature_cols`, `target_cols` and
-        `tag_cols`. Columns of lists that differ in length need `pad`, as in `from_dict`.
+        computed. `features`, `target` and `tags` are other names for `features`, `target` and
+        `tags`. Columns of lists that differ in length need `pad`, as in `from_dict`.
 
         Raises:
             DataError: `df` is not a data frame, or has no rows.
@@ -582,17 +579,17 @@ class FeatureSet(_SplitRows):
                 nullable and Arrow dtypes, of Polars and of DuckDB are refused in features and targets.
         """
         check_label(label)
-        cols, keys = RoleNames(feature_cols, target_cols, tag_cols), RoleNames(feature_keys, target_keys, tag_keys)
-        return cls(label, dataframes.table_from_frame(label, df, dataframes.one_spelling(label, cols, keys), pad))
+        given = RoleNames(*(() if names is None else names for names in (features, target, tags)))
+        return cls(label, dataframes.table_from_frame(label, df, given, pad))
 
     @classmethod
     def from_csv(
         cls,
         label: str,
         path: str | os.PathLike[str],
-        feature_keys: NamesOrRest = None,
-        target_keys: NamesOrRest = None,
-        tag_keys: NamesOrRest = None,
+        features: NamesOrRest = None,
+        target: NamesOrRest = None,
+        tags: NamesOrRest = None,
         *,
         delimiter: str = ",",
     ) -> Self:
@@ -601,11 +598,11 @@ class FeatureSet(_SplitRows):
         Args:
             label: Label of the feature set.
             path: The file.
-            feature_keys, target_keys, tag_keys: Names of columns, or `...` for one role.
+            features, target, tags: Names of columns, or `...` for one role.
             delimiter: One character.
 
         Raises:
-            MissingFileError: there is no such file.
+            MissingFileError: the file does not exist.
             OSError: the file cannot be opened.
             DataError: not a CSV file, or no rows.
             ColumnError: see `from_arrow`; an empty cell, and one with NA, null or NaN, is a null unless it is quoted.
@@ -618,16 +615,16 @@ class FeatureSet(_SplitRows):
             ('x',)
         """
         check_label(label)
-        return cls.from_arrow(label, table_from_csv(label, path, delimiter), feature_keys, target_keys, tag_keys)
+        return cls.from_arrow(label, table_from_csv(label, path, delimiter), features, target, tags)
 
     @classmethod
     def from_parquet(
         cls,
         label: str,
         path: Paths,
-        feature_keys: NamesOrRest = None,
-        target_keys: NamesOrRest = None,
-        tag_keys: NamesOrRest = None,
+        features: NamesOrRest = None,
+        target: NamesOrRest = None,
+        tags: NamesOrRest = None,
         *,
         row_groups: int | Sequence[int] | None = None,
         pad: Mapping[str, float | Pad] | None = None,
@@ -641,22 +638,22 @@ class FeatureSet(_SplitRows):
             path: A file; a list of files, read in its order; or a folder. From a folder, all files ending in
                 `.parquet`, `.parq` or `.pq` are read in the order of their paths, including those in subfolders, except
                 for names that start with a dot or an underscore.
-            feature_keys, target_keys, tag_keys: Names of columns, or `...` for one role. Without any, the roles that
-                `to_arrow` wrote into the schema (of the first file, if they differ). Below a folder, a folder named
-                `key=value` becomes a column `key`: int64 if all values are integers, otherwise text, null for
+            features, target, tags: Names of columns, or `...` for one role. Without any, the roles that `to_arrow`
+                wrote into the schema (of the first file, if they differ). Below a folder, a folder named `key=value`
+                becomes a column `key`: int64 if all values are integers, otherwise text, null for
                 `__HIVE_DEFAULT_PARTITION__`; if the files themselves have a column with that name, theirs is read.
             row_groups: Number or numbers of the row groups to read, for a single file.
             pad: Padding value for lists that differ in length; see `from_dict`.
 
         Raises:
-            MissingFileError: there is no such file.
+            MissingFileError: the file does not exist.
             OSError: a file cannot be opened.
             DataError: no file in a folder or list, an invalid Parquet file, a row group that does not exist, or no
                 rows.
             ColumnError: see `from_arrow`; or a column that a file lacks or holds in another type than the first.
         """
         check_label(label)
-        given = RoleNames(feature_keys, target_keys, tag_keys)
+        given = RoleNames(features, target, tags)
         return cls(label, parquet.table_from_parquet(label, path, given, row_groups, pad))
 
     def __repr__(self) -> str:
@@ -698,7 +695,7 @@ class FeatureSet(_SplitRows):
         whose rows differ in length is padded to the longest.
 
         Raises:
-            ColumnError: there is no such column, or it is a tag that is not numeric or has nulls.
+            ColumnError: the column does not exist, or it is a tag that is not numeric or has nulls.
         """
         self.role(name)
         return self._store.array(name)
@@ -707,7 +704,7 @@ class FeatureSet(_SplitRows):
         """Return a column as an Arrow chunked array. Use it to read tags of any type.
 
         Raises:
-            ColumnError: there is no such column.
+            ColumnError: the column does not exist.
         """
         self.role(name)
         return self._store.column(name)
@@ -724,7 +721,7 @@ class FeatureSet(_SplitRows):
         """Return the split with this name, or the view of all rows for `"all"`.
 
         Raises:
-            SplitError: there is no such split.
+            SplitError: the split does not exist.
         """
         return self.view() if name == ALL else self._splits.get(name, self.columns)
 
@@ -783,7 +780,7 @@ class FeatureSet(_SplitRows):
         arguments.flag(ColumnError, "cast: ", "keep_splits", keep_splits)
         return self._copy(cast_table(self, dtypes), self._transforms, keep_splits)
 
-    def select(self, features: Names = None, targets: Names = None, tags: Names = None) -> FeatureSet:
+    def select(self, features: Names = None, target: Names = None, tags: Names = None) -> FeatureSet:
         """Choose columns: return a new feature set with the same label, rows, splits and transforms, on the same
         memory.
 
@@ -792,23 +789,23 @@ class FeatureSet(_SplitRows):
         Raises:
             ColumnError: a name that is not a column of that role, or given twice, or no feature is left.
         """
-        names = selected(self._label, self._roles, features, targets, tags)
+        names = selected(self._label, self._roles, features, target, tags)
         return self._copy(self.to_arrow().select(names), self._transforms)
 
     def reference(
-        self, features: Names = None, targets: Names = None, tags: Names = None, stream: str | None = None
+        self, features: Names = None, target: Names = None, tags: Names = None, stream: str | None = None
     ) -> Reference:
         """Choose columns for a graph; None takes all columns of that role.
 
         Args:
-            features, targets, tags: Names of columns of that role.
+            features, target, tags: Names of columns of that role.
             stream: Stream of a phase's sampler that the rows come from, such as `"pair"`; None is its first.
 
         Raises:
             ColumnError: a name that is not a column of that role, or given twice.
             SamplerError: an invalid name of a stream.
         """
-        return Reference(self, features, targets, tags, stream)
+        return Reference(self, features, target, tags, stream)
 
     def fit_transform(
         self,
@@ -838,15 +835,15 @@ class FeatureSet(_SplitRows):
         Raises:
             TransformError: `fit_on` is missing; the transform does not fit these columns, returns other rows or NaN for
                 finite numbers, or finds unseen categories; or a tag becomes numbers and `role` is missing.
-            SplitError: there is no such split.
-            ColumnError: there is no such column, or it has nulls inside samples, or nulls among integers that float64
+            SplitError: the split does not exist.
+            ColumnError: the column does not exist, or it has nulls inside samples, or nulls among integers that float64
                 cannot hold.
         """
         fit: Any = load(SETTINGS, "FeatureSet.fit_transform")
         return self._copy(*fit(self, self._transforms, transform, columns, fit_on=fit_on, role=role, into=into))
 
     def transform_like(self, other: FeatureSet | FeatureSetView) -> FeatureSet:
-        """Apply the transforms of another feature set, as they were fitted there, and return a new feature set.
+        """Apply the transforms of another feature set, as fitted there, and return a new feature set.
 
         Transforms of targets and tags that are missing here are skipped; `inverse` still knows them.
 
@@ -893,7 +890,7 @@ class FeatureSet(_SplitRows):
 
         Raises:
             TransformError: a transform has no inverse, fails, or needs more columns (PCA for one of three).
-            ColumnError: there is no such column.
+            ColumnError: the column does not exist.
         """
         return self._transforms.inverse(self, values, columns)
 

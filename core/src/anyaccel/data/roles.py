@@ -240,7 +240,7 @@ def read_roles(label: str, schema: Any) -> dict[str, str]:
         raise ColumnError(
             f"no column of {label!r} has a role",
             cause=f"columns: {listed(schema.names)}; none has 'anyaccel.role' in its metadata",
-            hint="name the columns: feature_keys=[...], target_keys=[...]",
+            hint="name the columns: features=[...], target=[...]",
         )
     for name, role in roles.items():
         if role not in ROLES:
@@ -271,5 +271,5 @@ def _check(label: str, columns: Iterable[str], roles: Mapping[str, str], *, need
         raise ColumnError(
             f"{label!r} has no feature",
             available=f"columns: {listed(columns)}",
-            hint="name at least one in feature_keys",
+            hint="name at least one in features",
         )

@@ -48,7 +48,7 @@ class Rows(WithRoles, ABC):
         """Return `"feature"`, `"target"` or `"tag"`.
 
         Raises:
-            ColumnError: there is no such column.
+            ColumnError: the column does not exist.
         """
         if not isinstance(name, str) or name not in self._roles:
             raise no_column(self._label, name, self._roles)
@@ -58,7 +58,7 @@ class Rows(WithRoles, ABC):
         """Return the shape per sample and the dtype of a column; for rows that differ in length, of the longest.
 
         Raises:
-            ColumnError: there is no such column, or it is a tag that is not numeric.
+            ColumnError: the column does not exist, or it is a tag that is not numeric.
         """
         self.role(name)
         return field_spec(self._schema.field(name))
@@ -67,7 +67,7 @@ class Rows(WithRoles, ABC):
         """Return whether the rows of a column differ in length, so that a batch is padded to its longest row.
 
         Raises:
-            ColumnError: there is no such column.
+            ColumnError: the column does not exist.
         """
         self.role(name)
         padding = padding_of(self._schema.field(name))
@@ -77,7 +77,7 @@ class Rows(WithRoles, ABC):
         """Return a column whose rows differ in length as flat values; None for any other column.
 
         Raises:
-            ColumnError: there is no such column.
+            ColumnError: the column does not exist.
         """
         self.role(name)
         whole = flat_column(self._schema.field(name), self.base.column(name))
@@ -95,7 +95,7 @@ class Rows(WithRoles, ABC):
         """Return the values of a column, [n, *shape] in its own dtype, read-only.
 
         Raises:
-            ColumnError: there is no such column, or it is a tag that is not numeric or has nulls.
+            ColumnError: the column does not exist, or it is a tag that is not numeric or has nulls.
         """
 
     @abstractmethod
@@ -103,7 +103,7 @@ class Rows(WithRoles, ABC):
         """Return a column as an Arrow chunked array. Use it to read tags of any type.
 
         Raises:
-            ColumnError: there is no such column.
+            ColumnError: the column does not exist.
         """
 
     @abstractmethod
@@ -119,7 +119,7 @@ class Rows(WithRoles, ABC):
         """Return these rows as a view of their feature set."""
 
     @abstractmethod
-    def select(self, features: Names = None, targets: Names = None, tags: Names = None) -> Rows:
+    def select(self, features: Names = None, target: Names = None, tags: Names = None) -> Rows:
         """Choose columns of the same rows; None keeps all columns of the role, `()` none.
 
         Raises:

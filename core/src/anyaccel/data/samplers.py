@@ -162,7 +162,7 @@ class SimpleSampler(Sampler):
         """Return orders with every row once, in its place.
 
         Raises:
-            SamplerError: there are no rows.
+            SamplerError: the number of rows is 0.
         """
         if not isinstance(rows, Mapping) or not rows or not all(isinstance(part, Rows) for part in rows.values()):
             raise SamplerError(f"{shown(rows)} is not a mapping of rows", hint="write {'LABEL': feature_set}")
@@ -175,7 +175,7 @@ class SimpleSampler(Sampler):
         """Return the order of `n` rows in an epoch (0 is the first), int64 [n]: each of `range(n)` once.
 
         Raises:
-            SamplerError: there are no rows.
+            SamplerError: the number of rows is 0.
         """
         check_rows(n)
         order = (np.arange(n, dtype=np.int64),)

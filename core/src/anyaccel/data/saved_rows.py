@@ -103,7 +103,7 @@ class SavedRows(Rows):
         """
         raise self._no_view()
 
-    def select(self, features: Names = None, targets: Names = None, tags: Names = None) -> NoReturn:
+    def select(self, features: Names = None, target: Names = None, tags: Names = None) -> NoReturn:
         """Raise a SplitError, because there is no view.
 
         Raises:

@@ -83,7 +83,8 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     """
     defaults = MLP_DEFAULTS if isinstance(model, str) else DEFAULTS
     epochs = arguments.integer(PhaseError, "fit: ", "epochs", defaults["epochs"] if epochs is None else epochs, 0, 10)
-    batch_size = defaults["batch_size"] if batch_size is None else batch_size
+    if batch_size is None:  # a sampler has its own
+        batch_size = defaults["batch_size"] if sampler is None else DEFAULTS["batch_size"]
     optimizer = defaults["optimizer"] if optimizer is None else optimizer
     table_model = TableModel(model, framework, accelerator)
     has_rules = loss is None and step is None and not table_model.is_sized
@@ -118,8 +119,9 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     phase = TrainPhase(
         data=prepared.train,
         losses=applied if step is None else (),
-        sampler=batch_size if sampler is None else sampler,
-        n_epochs=epochs,
+        batch_size=batch_size,
+        sampler=sampler,
+        epochs=epochs,
         validation=_validation(validation, prepared, metrics, () if step is None else applied),
         validate_every=validate_every,
         accumulate=accumulate,

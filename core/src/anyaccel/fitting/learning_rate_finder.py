@@ -218,7 +218,7 @@ def _weights(phase: TrainPhase) -> dict[str, float] | None:
 def _test_phase(phase: TrainPhase, n_steps: int, watch: Callback) -> TrainPhase:
     """The phase with at least so many steps, and nothing beside them."""
     test = copy.copy(phase)
-    test.n_epochs, test.callbacks = n_steps, (watch,)
+    test.epochs, test.callbacks = n_steps, (watch,)
     test.validation, test.checkpoint, test.on_nan = None, None, "ignore"
     test.compile = "off" if phase.compile == "auto" else phase.compile
     return test

@@ -318,7 +318,7 @@ def _dtype(data: FeatureSet, name: str) -> str | None:
 
 
 TRAIN, VALIDATION = "train", "validation"
-_ROLES = "say so where the feature set is made: FeatureSet.from_dict(..., feature_keys=[...], target_keys=[...])"
+_ROLES = "say so where the feature set is made: FeatureSet.from_dict(..., features=[...], target=[...])"
 
 
 @dataclass(frozen=True)
@@ -436,6 +436,7 @@ def raw_table(given: Any, features: Names | Mapping[str, Names], target: Names, 
     for name in (*how.drop, *how.categories):
         if name in targets:
             raise ColumnError(f"column {name!r} is the target, and named in drop= or categories=", hint="name it once")
+    chosen: list[str] | None
     if pair_features is not None:
         chosen = [name for name in names_of(pair_features) if name not in how.drop]
     else:

@@ -87,7 +87,7 @@ class DeviceAssigner:
     """Assigns devices to the nodes of a graph.
 
     Attributes:
-        accelerator: Accelerator of the phase; None if it has none.
+        accelerator: Accelerator of the phase, or None.
         strict: Whether a node that cannot run on the phase's device is an error; otherwise it runs on the CPU.
         policy: Name of the placement policy, if any.
         replicas: Devices that the phase already has; nodes without an accelerator are on the first.
@@ -315,7 +315,7 @@ _MOST = 12  # candidates of one request
 
 @dataclass(frozen=True, slots=True)
 class LevelRequest:
-    """The request of a level, as it was written."""
+    """The request of a level, as written."""
 
     level: str
     spec: str

@@ -216,7 +216,7 @@ class ModelGraph(AttributeHints):
             node: The new node.
 
         Raises:
-            GraphError: there is no such node, or the new one does not fit; the graph then stays unchanged.
+            GraphError: the node does not exist, or the new one does not fit; the graph then stays unchanged.
         """
         label = topology.label_of(label, self._nodes, self.label)
         states = self.optimizer_states.without(label)
@@ -229,7 +229,7 @@ class ModelGraph(AttributeHints):
         """Remove a node of this graph, given as the node or its label.
 
         Raises:
-            GraphError: there is no such node, or other nodes depend on it.
+            GraphError: the node does not exist, or other nodes depend on it.
         """
         label = topology.label_of(label, self._nodes, self.label)
         states = self.optimizer_states.without(label)
@@ -281,7 +281,7 @@ class ModelGraph(AttributeHints):
             resume: See `Experiment.run`.
 
         Raises:
-            AnyaccelError: there are no phases, or one of them cannot run.
+            AnyaccelError: `phases` is empty, or one of them cannot run.
         """
         is_list = len(phases) == 1 and isinstance(phases[0], (list, tuple))
         given = tuple(phases[0]) if is_list else phases

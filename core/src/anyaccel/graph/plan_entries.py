@@ -61,7 +61,7 @@ class Assignment:
             plan that was read.
         reason: The deciding level: `node`, `policy`, `phase`, `environment`, `default`, `fallback`, or, for a
             ConcatNode, `neighbour`.
-        requested: The device as it was written; the policy's name; for a ConcatNode the neighbour's label.
+        requested: The device as written; the policy's name; for a ConcatNode the neighbour's label.
         parameters, nbytes: Number and bytes of the model's parameters.
         precision: Precision of the computation; `""` for that of the model.
         precision_reason: Who set it, `node` or `phase`; `""` for no one.

@@ -1312,7 +1312,7 @@ def targets_of(loss: AppliedLoss, nodes: Mapping[str, Node]) -> ColumnSelection:
     if not selections:
         raise ColumnError(
             f"the loss on {loss.on!r} has the input 'targets', but the data that feed this node have no targets",
-            hint="name target_keys in the feature set, or columns in reference(targets=[...])",
+            hint="name target in the feature set, or columns in reference(target=[...])",
         )
     raise ColumnError(
         f"the loss on {loss.on!r} has the input 'targets', but several data sets with targets feed this node",

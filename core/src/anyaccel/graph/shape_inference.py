@@ -54,7 +54,7 @@ class Shapes:
             compute.
         inputs, outputs: Names of each node's values; an unfitted estimator, and every node that it feeds, has no
             outputs.
-        specs: Spec of every value: columns as they are stored, outputs as the models return them.
+        specs: Spec of every value: columns as stored, outputs as the models return them.
         dtypes: Dtype to which each node's floating inputs are cast, or None.
         arguments: By node, the path of each input in the call of its model; empty if they are positional.
         returned: By node, the return value of its model in evaluation; its outputs are those with a batch.

@@ -25,7 +25,7 @@ def run_bounded(
 
     Raises:
         subprocess.TimeoutExpired: it did not end in time, and was killed.
-        OSError: there is no such program.
+        OSError: the program does not exist.
     """
     pipe, none = subprocess.PIPE, subprocess.DEVNULL
     child = subprocess.Popen(

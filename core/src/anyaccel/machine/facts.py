@@ -51,7 +51,7 @@ class Machine:
         cores: Cores that this process may use, 0 if unknown.
         locked_memory: Bytes that the process may lock; None for no limit, or unknown.
         shared_memory: Size of the file system for shared memory in bytes, 0 if there is none or it is unknown.
-        cxx: Path of a C++ compiler, `""` if there is none.
+        cxx: Path of a C++ compiler, or `""`.
         version_of: Function that returns the version of an installed distribution, `""` if it is not installed.
     """
 

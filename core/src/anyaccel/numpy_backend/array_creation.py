@@ -21,7 +21,7 @@ def handle(device: Device) -> SimDevice | None:
     """Return the simulated device with that name; None for the CPU.
 
     Raises:
-        DeviceUnavailableError: there is no such simulated device.
+        DeviceUnavailableError: the simulated device does not exist.
     """
     if device == HOST:
         return None
@@ -43,7 +43,7 @@ def scoped(device: Device) -> Iterator[None]:
     """Let `array` and `zeros` create arrays on `device` inside this context, in this thread or task.
 
     Raises:
-        DeviceUnavailableError: there is no such device.
+        DeviceUnavailableError: the device does not exist.
     """
     handle(device)
     token = _scope.set(device)

@@ -164,24 +164,33 @@ class SequentialCNN(SequentialCNNConstructor, SpecModel[CNNSpec]):
 class TabularMLP(TabularMLPConstructor, SpecModel[TabularSpec]):
     """A perceptron for rows of a table, which embeds categories; the same initial weights as in every framework.
 
-    Takes one array [batch, n_numbers + len(cardinalities)], the numbers first, and gives [batch, n_outputs]; see
-    `TabularSpec`.
+    The input is one array [batch, n_numbers + len(cardinalities)], the numbers first; the output is [batch, n_outputs].
+    See `TabularSpec`.
 
     Args:
-        n_numbers: columns that are numbers.
-        cardinalities: for each category column the number of its codes, 0 (missing or unseen) included.
-        n_outputs: values for each row.
-        hidden: outputs of each layer but the last.
-        dropout: rate of the dropout after each hidden layer.
-        category_dropout: share of the codes that training replaces by 0.
+        n_numbers: Number of numeric columns.
+        cardinalities: Number of codes of each category column, including 0 for missing or unknown categories.
+        n_outputs: Number of outputs for each row.
+        hidden: Number of outputs of each hidden layer.
+        dropout: Rate of the dropout after each hidden layer.
+        category_dropout: Fraction of the codes that training replaces by 0.
         dtype: `"float32"` or `"float64"`.
 
     Raises:
         SpecError: a setting out of range.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> table = np.array([[0.5, 1], [0.1, 2]], "float32")  # a number, and the code of a category
+        >>> data = aa.FeatureSet.from_dict("rows", {"x": table}, ["x"])
+        >>> net = aa.TabularMLP(1, cardinalities=[3], n_outputs=2, hidden=[8])
+        >>> graph = aa.ModelGraph([aa.ModelNode("net", net, data)]).build()
+        >>> graph.shapes.specs["net"].shape
+        (2,)
     """
 
     def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
-        """One input [batch, columns] to [batch, n_outputs]."""
+        """Compute [batch, n_outputs] from one input [batch, columns]."""
         x = inputs[0].reshape(len(inputs[0]), -1)
         numbers, codes = x[:, : self.spec.n_numbers], x[:, self.spec.n_numbers :]
         cardinalities = self.spec.cardinalities

@@ -284,7 +284,7 @@ def _from_environment(text: str) -> Sequence[SimDevice]:
 
 
 def _not_a_count(text: str) -> str:
-    """Return the error in the text of the environment variable, `""` if there is none."""
+    """Return the error in the text of the environment variable, or `""`."""
     valid = not text or (text.isdecimal() and len(text) < 9 and int(text) <= _MAX_DEVICES)
     return "" if valid else f"{SWITCH}={shown(text)} is not a count from 0 to {_MAX_DEVICES}"
 

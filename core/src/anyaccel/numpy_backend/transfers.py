@@ -18,12 +18,13 @@ _GARBAGE = 0xA5  # every byte of an array that has not arrived, so that computin
 
 
 def moved(tensor: Any, device: Device) -> Any:
-    """Return the same values on `device`; the same object if it is there already. Simulated devices count the transfer.
+    """Return the same values on `device`; the same object if it is on that device already. Simulated devices count the
+    transfer.
 
     Raises:
         MoveError: not an array of numbers, or a dtype that the device does not support.
         OutOfMemoryError: the device is full.
-        DeviceUnavailableError: there is no such device.
+        DeviceUnavailableError: the device does not exist.
     """
     if not isinstance(tensor, (np.ndarray, np.generic)):
         raise MoveError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -57,6 +58,7 @@ class Iterations:
     def __init__(self, steps_done: Callable[[], object], *, needs_last: bool) -> None:
         self._steps_done, self.needs_last = steps_done, needs_last
         self._active: list[LoopLoader] = []
+        self._ended: LoopLoader | None = None
         self.share: Share | None = None
 
     def begin(self, loader: LoopLoader) -> None:
@@ -71,6 +73,7 @@ class Iterations:
     def end(self, loader: LoopLoader) -> None:
         """It is not iterated over any more."""
         self._active = [other for other in self._active if other is not loader]
+        self._ended = loader
         if self._active:
             self.share = self._active[-1].share
 
@@ -78,6 +81,11 @@ class Iterations:
     def outermost(self) -> LoopLoader | None:
         """The loader that is being iterated over, and in whose iteration those of others are."""
         return self._active[0] if self._active else None
+
+    @property
+    def n_rows_of_loop(self) -> int | None:
+        """How many rows this process had in the loop that has ended last; None within a loop, and before any."""
+        return None if self._active or self._ended is None else self._ended.n_rows
 
     @property
     def training_share(self) -> Share | None:
@@ -106,6 +114,7 @@ class LoopLoader(DeviceLoader):
         epoch: number of the epoch that goes on or comes next, from 0.
         given: batches of it that the loop was given.
         share: of the batch that was given last.
+        n_rows: of this process, that were given since it was last iterated over.
     """
 
     ways: ClassVar[tuple[str, ...]] = ("global", "per_replica")
@@ -122,7 +131,7 @@ class LoopLoader(DeviceLoader):
     ) -> None:
         super().__init__(loader, accelerator, framework)
         self.processes, self._iterations, self.batch = processes, iterations, batch
-        self.epoch = self.given = 0
+        self.epoch = self.given = self.n_rows = 0
         self.share: Share | None = None
         self._order_of: int | None = None
         self._order = Order()
@@ -151,33 +160,43 @@ class LoopLoader(DeviceLoader):
 
     def __iter__(self) -> Iterator[Any]:
         skipped, go_on = 0, cast("Callable[[bool], object]", _nothing)
+        generators = RandomStates(self.loader).once()
         if self._resumed is None:
             self._check_alike()
-            self._states = RandomStates(self.loader).states(frameworks=True)
+            self._states = generators.states(frameworks=True)
             self.given = 0
         else:
             self._states, skipped, go_on = self._resumed
             self._resumed = None
-            RandomStates(self.loader).load(self._states)
-        self._stream = None
-        self._order = self.processes.order(self.loader, self._order_of)
+            generators.load(self._states)
+        self._stream, self.n_rows = None, 0
+        is_stream = self.processes.size > 1 and _length(self.loader) is None
+        self._order = self.processes.order(generators, self._states, self._order_of)
         self._iterations.begin(self)
         batches = cast("Generator[tuple[Any, Share]]", super().__iter__())
         try:
             read_again = self._skip(skipped)
             for _ in range(read_again):
                 next(batches)
-            draws_next = bool(self._in_turn and read_again)  # from the generators that the loop draws from
-            if draws_next:
+            has_gone_on = bool(self._in_turn and read_again)  # it draws from the generators that the loop draws from
+            if has_gone_on:
                 go_on(True)
             for number, (batch, share) in enumerate(batches, start=skipped):
-                if number == skipped and not draws_next:
+                if not has_gone_on:
                     go_on(bool(self._reads_elsewhere or self._in_turn))
+                    has_gone_on = True
+                if is_stream:
+                    self._check_together(number, share)
                 self.given, self.share = number + 1, share
+                self.n_rows += share.rows or 0
                 self._iterations.share = share
                 yield batch
                 del batch  # it must not outlive the next
                 self._iterations.next(self)
+            if not has_gone_on:  # the checkpoint was written after the last batch
+                go_on(True)
+            if is_stream:
+                self._check_together(self.given, None)
             if self.share is not None and not self.share.is_last and _length(self.loader) is not None:
                 raise DataError(
                     f"{self.loader!r} gave {self.given} batches, and its length is {len(self)}",
@@ -198,6 +217,8 @@ class LoopLoader(DeviceLoader):
         """Whether nothing that must be alike in all processes is drawn after the first batch of an epoch."""
         return self.processes.size == 1
 
+    _draws_nothing = False
+    """Whether batches come from a list or the like, which draws nothing."""
     _stand_in_rows = 1
     """How many rows of another process a process is given where it has none, which count nowhere."""
     _reads_elsewhere = False
@@ -208,7 +229,7 @@ class LoopLoader(DeviceLoader):
         return n_batches
 
     def _drawing_in_turn(self) -> AbstractContextManager[Any]:
-        if self._draws_alike or self._order.key is None:
+        if self._draws_nothing or self._draws_alike or self._order.key is None:
             return nullcontext()
         if self._stream is None:
             self._stream = SourceRandomness(self._order.key, in_turn=True)
@@ -228,6 +249,7 @@ class LoopLoader(DeviceLoader):
             yield from self._own_batches()
             return
         batches = self._batches()
+        self._draws_nothing = type(batches) in _OF_CONTAINERS
         count = _length(self.loader)
         if count is not None or not self._iterations.needs_last:
             for number, batch in enumerate(batches):
@@ -296,6 +318,26 @@ class LoopLoader(DeviceLoader):
                 hint="make the loader of the whole data set in every process, without a DistributedSampler",
             )
 
+    def _check_together(self, number: int, share: Share | None) -> None:
+        """All processes have a batch of this number of a stream, of as many rows, or have come to its end."""
+        every = self.processes.gather_plain(None if share is None else [share.total, share.is_last])
+        if all(other == every[0] for other in every):
+            return
+        ends = {rank: number + (other is not None) for rank, other in enumerate(every) if other is None or other[1]}
+        others = [rank for rank in range(len(every)) if rank not in ends]
+        if ends and (others or len(set(ends.values())) > 1):
+            told = [f"process {rank} after {n} batches" for rank, n in ends.items()]
+            goes_on = f"; it goes on in process {', '.join(map(str, others))}" if others else ""
+            raise DataError(
+                f"{self.loader!r}, a stream, has ended in {', in '.join(told)}{goes_on}",
+                hint="let it give the same batches in every process, of which each takes its rows",
+            )
+        rows = ", ".join(str(other[0]) for other in every if other is not None)
+        raise DataError(
+            f"batch {number} of {self.loader!r}, a stream, has other numbers of rows in the processes: {rows}",
+            hint="let it give the same batches in every process, of which each takes its rows",
+        )
+
     # -- where it is -----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -322,6 +364,9 @@ class LoopLoader(DeviceLoader):
             )
         self._resumed = (from_arrays(state["states"]), given, go_on) if given else None
         self.given = given
+
+
+_OF_CONTAINERS = {type(iter(container)) for container in ([], (), deque(), {}.values())}
 
 
 def _length(loader: Any) -> int | None:

@@ -6,6 +6,7 @@ import gc
 import math
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,7 +16,7 @@ import numpy as np
 from anyaccel.accelerator import Accelerator
 from anyaccel.arguments import shown
 from anyaccel.call_hints import constructor_hints
-from anyaccel.containers import map_leaves
+from anyaccel.containers import leaves, map_leaves
 from anyaccel.data.streaming.random_states import frameworks_of, from_arrays, imported_backends, to_arrays
 from anyaccel.errors import CapabilityError, ConfigError, DataError, StateError
 from anyaccel.launched import launched
@@ -33,6 +34,7 @@ from anyaccel.phases.process_groups import shared_groups
 from anyaccel.phases.settings import AUTO
 from anyaccel.precision import checked_precision
 from anyaccel.registry import registry
+from anyaccel.user_level import user_level
 
 OF_MODELS = "model "
 """Begins the names of random states that models hold."""
@@ -145,6 +147,7 @@ class Loop:
         self._iterations = Iterations(self._steps_done, needs_last=needs_last)
         self.tracking = Tracking(log, writes=self.is_main_process)
         self._prepared_loaders: list[LoopLoader] = []
+        self._undo: list[Callable[[], object]] = []  # what prepare has changed, oldest first
         self._run = os.urandom(8).hex()
         self._saving: Saving | None = None
         self._processes.begin()
@@ -173,6 +176,9 @@ class Loop:
             StateError: it is of other models.
         """
         raise NotImplementedError
+
+    def _drop_update(self) -> None:
+        """Forget the gradients of an update that has not come."""
 
     def _model_states(self) -> dict[str, Any]:
         """The random states that models hold in this process, by names that begin with `OF_MODELS`."""
@@ -256,7 +262,8 @@ class Loop:
         ```
 
         Args:
-            train: makes its model, optimizer and loader itself, so that nothing of a failed call is left.
+            train: makes its model, optimizer and loader itself, and prepares them, so that nothing of a failed call is
+                left; each call begins with the same random numbers.
             start: the first batch size.
 
         Raises:
@@ -268,6 +275,7 @@ class Loop:
                 "find_batch_size() in several processes: the others would wait for the one whose memory has run out",
                 hint="find it in one process, and write Loop(accumulate=2) for batches of half the size",
             )
+        prepared, step, epoch, states = len(self._undo), self.step, self.epoch, self._processes.random_states()
         while True:
             try:
                 return train(start)
@@ -277,7 +285,10 @@ class Loop:
                 if start <= 1:
                     raise
                 release_frames(error)
+            self._release(prepared)
             gc.collect()
+            self.step, self.epoch = step, epoch
+            self._processes.set_random_states(states)
             start //= 2
 
     def print(self, *values: Any, **settings: Any) -> None:
@@ -353,13 +364,28 @@ class Loop:
             raise ConfigError(f"{loader!r} is prepared already", hint="prepare the loader that was made by hand, once")
         made = self._make_loader(loader, self.accelerator, self.framework, self._processes, self._iterations, batch)
         self._prepared_loaders.append(made)
+        self._undo.append(lambda: self._prepared_loaders.remove(made))
         return made
+
+    def close(self) -> None:
+        """Give models, optimizers and schedules back as they were, for another Loop; trackers write what they hold.
+
+        What the loop has trained stays trained. Nothing is to be done where a program ends with its loop.
+        """
+        self._release(0)
+        self.tracking.close()
+
+    def _release(self, n_kept: int) -> None:
+        """Undo all but so many of what `prepare` has done."""
+        self._drop_update()
+        while len(self._undo) > n_kept:
+            self._undo.pop()()
 
     # -- epochs and batches ----------------------------------------------------------------------------------------
 
     def epochs(
         self,
-        n_epochs: int,
+        epochs: int,
         *,
         save: str | os.PathLike[str] | None = None,
         every: Any = "epoch",
@@ -369,7 +395,7 @@ class Loop:
         """The numbers of the epochs, from 0; with `save` the loop is written to a folder, and goes on from it.
 
         Args:
-            n_epochs: how many, together with those of the run that it goes on from.
+            epochs: how many, together with those of the run that it goes on from.
             save: folder of the checkpoints of this run; None writes none.
             every: `"epoch"`, a number of updates, or a duration such as `"10min"`.
             keep: the newest so many are kept.
@@ -388,11 +414,11 @@ class Loop:
             self._saving = Saving(folder, every, keep, self.step)
         first = self.epoch
         try:
-            for epoch in range(first, n_epochs):
+            for epoch in range(first, epochs):
                 self.epoch = epoch
                 yield epoch
                 self.epoch = epoch + 1
-                is_last = epoch + 1 == n_epochs
+                is_last = epoch + 1 == epochs
                 if self._saving is not None and self._saving.after_epoch(is_last=is_last):
                     if self._is_whole or is_last:  # after the last, what an update lacks does not come
                         self._saving.folder.write(self._checkpoint({}), keep)
@@ -459,7 +485,8 @@ class Loop:
         Args:
             value: a number, tensor, or dict, list or tuple of such.
             how: `"mean"`, `"sum"`, `"max"` or `"min"`. A mean weighs each process by the rows that it has of the batch
-                that was given last.
+                that was given last, also after the loop over a loader: give what is of all its batches as sums, with
+                their `count`.
             count: with `"mean"`: `value` is a sum over so many terms, such as tokens; the sums are divided by the count
                 of all.
 
@@ -477,8 +504,23 @@ class Loop:
                 return value
             return map_leaves(value, lambda leaf: leaf / (float(count) or 1.0), registry().owners)
         on_host = self._on_host(value)
-        every = self._processes.gather((on_host, rows, None if count is None else float(count)))
-        return self._from_host(_reduced(every, how))
+        of_loop = None if how != "mean" or hasattr(value, "anyaccel_share") else self._iterations.n_rows_of_loop
+        every = self._processes.gather((on_host, rows, None if count is None else float(count), of_loop))
+        result = _reduced([own[:3] for own in every], how)
+        if count is None and None not in [own[3] for own in every]:
+            self._warn_of_weights(result, _reduced([(own[0], float(own[3]), None) for own in every], how))
+        return self._from_host(result)
+
+    def _warn_of_weights(self, of_batch: Any, of_loop: Any) -> None:
+        pairs = zip(leaves(of_batch, registry().owners), leaves(of_loop, registry().owners), strict=True)
+        if self.is_main_process and any(not np.allclose(a, b, rtol=1e-6, equal_nan=True) for a, b in pairs):
+            warnings.warn(
+                "reduce() after a loop weighs the mean of each process by its rows of the last batch, which are not in "
+                "proportion to those of all batches. Hint: give a mean over all batches as a sum and its count: "
+                "loop.reduce(total, count=n_rows); and reduce the loss of a batch within the loop",
+                RuntimeWarning,
+                stacklevel=user_level(),
+            )
 
     def _on_host(self, value: Any) -> Any:
         """A structure with NumPy arrays in place of tensors."""
@@ -601,7 +643,9 @@ def _loop_class(framework: str | None) -> type[Loop]:
         able = {backend.framework for backend in imported_backends() if backend.capability(OwnLoops) is not None}
         if len(able) != 1:
             raise ConfigError(
-                f"a Loop is of one framework, and {' and '.join(sorted(able)) or 'none'} has been imported",
+                f"a Loop is of one framework, and {' and '.join(sorted(able)) or 'none'} "
+                f"{'have' if able else 'has'} been imported",
+                available=", ".join(f"Loop(framework={name!r})" for name in sorted(able)),
                 hint=f"name it: Loop(framework={min(able)!r})" if able else "import the framework before",
             )
         (framework,) = able

@@ -69,7 +69,7 @@ class LoopProcesses:
     def part(self) -> None:
         """From here on each process but the first draws numbers of its own, such as those of dropout."""
         if self.rank > 0:
-            self.seed_all(key(_text(self.random_states()), "process", self.rank))
+            self.seed_all(key(_text(to_arrays(self.random_states())), "process", self.rank))
 
     def random_states(self) -> dict[str, Any]:
         """Of the global generators of Python, NumPy and frameworks."""
@@ -85,37 +85,40 @@ class LoopProcesses:
         np.random.seed(seed % 2**32)
         self._seed_framework(seed)
 
-    def order(self, source: Any, number: int | None) -> Order:
+    def order(self, generators: RandomStates, states: Mapping[str, Any], number: int | None) -> Order:
         """What an epoch draws its order from; the same in all processes.
 
         Args:
-            source: the loader, whose generators count, too.
+            generators: those of a loader count, too.
+            states: of all of them as the epoch begins.
             number: of the epoch where it was set by the user.
         """
         if number is not None:
             return _SeededOrder(self, key(self.seed or 0, "order", number))
         if self.size == 1:
             return Order()
-        states = RandomStates(source).states(frameworks=True)
-        return _SharedOrder(self, source, from_arrays(self.gather(to_arrays(states))[0]))
+        first = self.gather(to_arrays(states) if self.rank == 0 else {})[0]
+        return _SharedOrder(self, generators, first)
 
 
 class _SharedOrder(Order):
     """The generators of the first process, in all."""
 
-    def __init__(self, processes: LoopProcesses, source: Any, states: Mapping[str, Any]) -> None:
-        self._processes, self._source, self._states = processes, source, states
-        self.key = key(_text(states), "stream")
+    def __init__(self, processes: LoopProcesses, generators: RandomStates, arrays: Mapping[str, np.ndarray]) -> None:
+        self._processes, self._generators, self._arrays = processes, generators, arrays
+        self.key = key(_text(arrays), "stream")
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
+        if self._processes.rank == 0:  # they are as they were told
+            yield
+            return
         kept = self._processes.random_states()
-        RandomStates(self._source).load(self._states)
+        self._generators.load(from_arrays(self._arrays))
         try:
             yield
         finally:
-            if self._processes.rank > 0:
-                self._processes.set_random_states(kept)
+            self._processes.set_random_states(kept)
 
 
 class _SeededOrder(Order):
@@ -134,5 +137,5 @@ class _SeededOrder(Order):
             self._processes.set_random_states(kept)
 
 
-def _text(states: Mapping[str, Any]) -> str:
-    return "".join(array.tobytes().hex() for array in to_arrays(states).values())
+def _text(arrays: Mapping[str, np.ndarray]) -> str:
+    return "".join(array.tobytes().hex() for array in arrays.values())

@@ -43,7 +43,7 @@ def check_accumulation(
 
 
 def ignored_target(loss: Loss) -> int | None:
-    """Return the class index that a loss leaves out of its mean; None if there is none."""
+    """Return the class index that a loss leaves out of its mean, or None."""
     settings = _settings(loss)
     ignored = settings.get("ignore_index", settings.get("ignore_class"))
     return ignored if isinstance(ignored, int) else None

@@ -84,7 +84,7 @@ class CompilePolicy(LoopExtension):
     ) -> None:
         self._run, self._pipeline, self._may_change = run, pipeline, may_stop_early
         self._mode, self._max_call_steps = run.phase.compile, max_call_steps
-        self._steps_left = None if loader.n_steps is None else loader.n_steps * run.phase.n_epochs
+        self._steps_left = None if loader.n_steps is None else loader.n_steps * run.phase.epochs
         self._open_ended = may_stop_early or self._steps_left is None
         self._can_compile = pipeline.can_compile  # without, `auto` logs nothing
         self._one_shape, self._full_batch = loader.one_shape, batch_size

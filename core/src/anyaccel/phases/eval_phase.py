@@ -19,17 +19,18 @@ from anyaccel.phases.row_alignment import Combination, check_alignment
 from anyaccel.phases.run import Run
 from anyaccel.phases.runner import Phase, PhasePrograms
 from anyaccel.phases.settings import (
-    UNCHANGED,
     UNSAVED,
     Data,
     Samplers,
     Setting,
-    checked_samplers,
+    batch_size,
+    largest_batch,
     node_labels,
     of_split,
     offered,
     read,
     read_list,
+    samplers,
     samplers_config,
     samplers_from,
     save_labels,
@@ -45,22 +46,6 @@ def _metrics(phase: Any, name: str, given: Any) -> tuple[Metric, ...]:
         problem = f"phase {phase.label!r}: metrics must be a list, got {shown(given)}"
         raise PhaseError(problem, hint="write metrics=['mse']")
     return tuple(metric if isinstance(metric, Metric) else Metric(metric) for metric in given)
-
-
-def _batch_size(phase: Any, name: str, given: Any) -> object:
-    phase.sampler = SimpleSampler(given)
-    return UNCHANGED
-
-
-def _sampler(phase: Any, name: str, given: Any) -> Any:
-    if given is None:
-        return UNCHANGED
-    if phase.sampler.batch_size != 1024:
-        raise PhaseError(
-            f"phase {phase.label!r} has both a sampler and a batch_size",
-            hint="leave batch_size out: the sampler has one",
-        )
-    return checked_samplers(phase, name, given)
 
 
 @constructor_hints
@@ -121,9 +106,11 @@ class EvalPhase(Phase):
         ),
         "outputs": Setting(node_labels, save_labels),
         "replicas": Setting(offered("EvalPhase.replicas", None, 1)),
-        "batch_size": Setting(_batch_size, lambda phase, kept: kept if phase.sampled_by is None else UNSAVED),
+        "batch_size": Setting(
+            batch_size(shuffle=False), lambda phase, kept: kept if phase.sampled_by is None else UNSAVED
+        ),
         "sampler": Setting(
-            _sampler,
+            samplers(1024),
             lambda phase, kept: UNSAVED if phase.sampled_by is None else samplers_config(kept),
             read(samplers_from),
         ),
@@ -186,9 +173,7 @@ class EvalPhase(Phase):
     @property
     def batch_size(self) -> int:
         """Samples per forward pass."""
-        if isinstance(self.sampler, Sampler):
-            return self.sampler.batch_size
-        return max(sampler.batch_size for sampler in self.sampler.values())
+        return largest_batch(self.sampler)
 
     @property
     def sampled_by(self) -> Samplers | None:

@@ -122,7 +122,7 @@ def _mask(metric: Metric, feature_set: str, stream: str | None, graph: ModelGrap
 
 
 def trained_as(loss: AppliedLoss, trained: Iterable[AppliedLoss]) -> str | None:
-    """Return the label of the trained loss with the same values, ignoring label and weight; None without one."""
+    """Return the label of the trained loss with the same values, ignoring label and weight, or None."""
     own = _values_of(loss)
     return next((other.label for other in trained if _values_of(other) == own), None)
 
@@ -358,7 +358,7 @@ class Validation(LoopExtension):
 
     def epoch_ends(self) -> None:
         run, n_done = self._run, self._run.epoch + 1
-        if n_done % run.phase.validate_every and n_done < run.phase.n_epochs:
+        if n_done % run.phase.validate_every and n_done < run.phase.epochs:
             return
         self._progress.doing("validating")
         values = self._evaluation.run().named

@@ -35,7 +35,7 @@ def notes(
         plan: Plan of the phase.
         segments: Its segments, in the order of computation.
         rows: Data of the phase, by feature set.
-        arrays: Columns of the plan as they are loaded, by name; those of a source are not known beforehand.
+        arrays: Columns of the plan as loaded, by name; those of a source are not known beforehand.
     """
     if not phase.trains:
         return ()

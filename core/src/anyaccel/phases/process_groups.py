@@ -41,7 +41,7 @@ class ProcessGroups:
 
         Args:
             phase: The phase.
-            accelerator: Accelerator of the phase; None without one.
+            accelerator: Accelerator of the phase, or None.
             frameworks: Function that returns those of the graph.
             known: The backends; those of a described machine if it is planned for.
 

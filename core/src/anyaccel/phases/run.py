@@ -38,7 +38,7 @@ class Run:
     Args:
         phase: The phase.
         graph: The graph it runs on.
-        experiment: Label of the experiment, `""` without one.
+        experiment: Label of the experiment, or `""`.
 
     Attributes:
         phase, graph, experiment: The arguments.

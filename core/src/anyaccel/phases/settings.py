@@ -159,24 +159,52 @@ Samplers = Sampler | Mapping[str, Sampler]
 """A sampler for all feature sets, or a mapping with one for each label."""
 
 
-def checked_samplers(phase: Any, name: str, given: Any) -> Samplers:
-    """Return the samplers of a phase from its argument; integers (also NumPy's) are batch sizes.
+def batch_size(*, shuffle: bool) -> Check:
+    """The rows of a batch: makes the sampler of a phase, which the setting `sampler` may then replace."""
 
-    Raises:
-        PhaseError: they are neither.
+    def check(phase: Any, name: str, given: Any) -> object:
+        phase.sampler = SimpleSampler(given, shuffle=shuffle)
+        return UNCHANGED
+
+    return check
+
+
+def samplers(default: int) -> Check:
+    """Samplers in place of a batch size, which is then the default; None keeps what `batch_size` made.
+
+    In a mapping by feature set integers (NumPy's too) are batch sizes.
     """
-    samplers = {label: _sampler(one) for label, one in given.items()} if isinstance(given, Mapping) else _sampler(given)
-    for sampler in samplers.values() if isinstance(samplers, Mapping) and samplers else [samplers]:
-        if not isinstance(sampler, Sampler):
+
+    def check(phase: Any, name: str, given: Any) -> Any:
+        if given is None:
+            return UNCHANGED
+        where = f"phase {phase.label!r}"
+        if is_integer(given):
             raise PhaseError(
-                f"phase {phase.label!r}: sampler must be a Sampler or a batch size, got {shown(sampler)}",
-                hint="write sampler=32, or sampler=SimpleSampler(32, shuffle=True)",
+                f"{where}: sampler must be a Sampler, got {shown(given)}", hint=f"write batch_size={shown(given)}"
             )
-    return samplers
+        if phase.sampler.batch_size != default:
+            raise PhaseError(
+                f"{where} has both a sampler and a batch_size", hint="leave batch_size out: the sampler has one"
+            )
+        by_label = given.items() if isinstance(given, Mapping) else [("", given)]
+        checked = {label: SimpleSampler(it, shuffle=True) if is_integer(it) else it for label, it in by_label}
+        wrong = next((it for it in checked.values() if not isinstance(it, Sampler)), None if checked else given)
+        if wrong is not None:
+            raise PhaseError(
+                f"{where}: sampler must be a Sampler, or a mapping with one for each feature set, got {shown(wrong)}",
+                hint="write batch_size=32, or sampler=SimpleSampler(32, shuffle=True)",
+            )
+        return checked if isinstance(given, Mapping) else given
+
+    return check
 
 
-def _sampler(given: Any) -> Any:
-    return SimpleSampler(given, shuffle=True) if isinstance(given, bool) or is_integer(given) else given
+def largest_batch(samplers: Samplers) -> int:
+    """Rows of a batch; of several samplers those of the largest."""
+    if isinstance(samplers, Sampler):
+        return samplers.batch_size
+    return max(sampler.batch_size for sampler in samplers.values())
 
 
 def samplers_config(samplers: Samplers) -> dict[str, Any]:
@@ -213,10 +241,6 @@ def check_schedule(phase: Any, name: str, given: Any) -> str | None:
             hint="leave schedule out, or write sampler={'FEATURE_SET': 32, 'OTHER': 32}",
         )
     return str(given)
-
-
-SAMPLER = Setting(checked_samplers, lambda phase, kept: samplers_config(kept), samplers_from, samplers_config)
-"""The setting `sampler` of a TrainPhase."""
 
 
 MODES = ("auto", "off", "steps")
@@ -274,6 +298,8 @@ def of_split(function: Callable[_Settings, _Made]) -> Callable[_Settings, _Made]
 
 
 _PLAIN = Setting()
+_RENAMED = {"n_epochs": "epochs"}
+"""Names of settings in configurations that 0.1 saved."""
 _HINTS_FOR_COMPILE = {False: "write compile='off'"}
 _CALLBACKS = ("EarlyStopping", "ReduceLROnPlateau")
 
@@ -437,7 +463,7 @@ class PhaseSettings(AttributeHints, Runnable):
     # Settings that nobody asks other kinds of phases for.
     sampler: Samplers
     schedule: str | None
-    n_epochs: int
+    epochs: int
     validate_every: int
     microbatching: str
     on_nan: str
@@ -492,7 +518,7 @@ class PhaseSettings(AttributeHints, Runnable):
     attribute_hints: ClassVar[Mapping[str, str]] = {
         "run fit start execute train evaluate": "a graph runs phases: graph.run(phase)",
         "loss results history predictions prediction": "running gives results: results = graph.run(phase)",
-        "epochs": "it is n_epochs",
+        "n_epochs": "it is epochs",
         "device": "it is accelerator",
     }
 
@@ -618,7 +644,7 @@ class PhaseSettings(AttributeHints, Runnable):
             known = sorted({*PhaseSettings.kinds, *saved_names("phase")})
             available, hint = ", ".join(known), "give the dict that get_config() of a phase made"
             raise ConfigError(f"unknown type of phase {shown(kind)}", available=available, hint=hint)
-        settings = {key: value for key, value in config.items() if key != "type"}
+        settings = {_RENAMED.get(key, key): value for key, value in config.items() if key != "type"}
         for key in settings:
             if key not in ("label", *_settings_of(PhaseSettings.kinds[kind])):
                 error = _unknown_setting(PhaseSettings.kinds[kind], key)

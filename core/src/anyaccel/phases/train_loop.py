@@ -67,7 +67,7 @@ class TrainLoop:
             for begin in self._at.run_begins:
                 begin()
             self._in_progress.is_whole, step = True, run.step
-            for epoch in range(len(run.history), self._phase.n_epochs):
+            for epoch in range(len(run.history), self._phase.epochs):
                 if run.stopped:
                     break
                 self._epoch(epoch, step)
@@ -131,7 +131,7 @@ class TrainLoop:
         """The rest of an epoch; mean losses, or what ended it. It is over once all that was launched is computed."""
         self._in_progress.rows_at_once = 0
         loader = self._rows.loader
-        prefetches = self._run.epoch + 1 < self._phase.n_epochs
+        prefetches = self._run.epoch + 1 < self._phase.epochs
         try:
             with closing(loader.chunks(number, self._run.step)) as chunks:
                 for chunk in chunks:

@@ -25,21 +25,26 @@ from anyaccel.phases.row_alignment import Combination, check_alignment
 from anyaccel.phases.run import Run
 from anyaccel.phases.runner import Phase, PhasePrograms
 from anyaccel.phases.settings import (
-    SAMPLER,
     UNCHANGED,
     UNSAVED,
     Data,
     Samplers,
     Setting,
+    batch_size,
     check_schedule,
     choice,
     config,
     integer,
+    largest_batch,
     of_split,
     offered,
     read,
     same,
+    samplers,
+    samplers_config,
+    samplers_from,
     takes_settings,
+    unsaved,
 )
 from anyaccel.precision import LossScale
 from anyaccel.results import TrainResults
@@ -112,7 +117,7 @@ class TrainPhase(Phase):
         >>> data = aa.FeatureSet.from_dict("line", {"x": x, "y": 2 * x}, ["x"], ["y"])
         >>> splits = data.split_random({"train": 0.75, "val": 0.25}, seed=0)
         >>> graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP([1]), data)], "adam", seed=0)
-        >>> phase = aa.TrainPhase("train", data="train", losses=aa.AppliedLoss("mse"), n_epochs=3, validation="val")
+        >>> phase = aa.TrainPhase("train", data="train", losses=aa.AppliedLoss("mse"), epochs=3, validation="val")
         >>> results = graph.run(phase, progress="none")
         >>> results.figure("val_loss").shape
         (3,)
@@ -123,13 +128,14 @@ class TrainPhase(Phase):
             feature set to one of these. Also a source, or anything that IterableSource or MapSource takes (a
             DataLoader, a dataset, a generator function), which is streamed.
         losses: AppliedLoss objects, or one of them.
-        sampler: Batches and their order: a SimpleSampler, PairSampler, TripletSampler, or a batch size; or a mapping
-            with one of these for each feature set, whose row counts may then differ. A batch size shuffles: 32 means
-            `SimpleSampler(32, shuffle=True)`, whereas `SimpleSampler(32)` keeps the order of the rows.
+        batch_size: Rows of a batch; they are shuffled.
+        sampler: Batches and their order in place of `batch_size`: a SimpleSampler, PairSampler or TripletSampler, or a
+            mapping with one of these or a batch size for each feature set, whose row counts may then differ. A batch
+            size of 32 means `SimpleSampler(32, shuffle=True)`, whereas `SimpleSampler(32)` keeps the order of the rows.
         schedule: How to combine several samplers. `zip_strict`, the default: each step takes a batch from every
             sampler, and all must have equally many; `zip_cycle`: shorter ones restart until the longest ends.
             `alternate_strict` and `alternate_cycle` do the same, but each step takes a batch from one sampler in turn.
-        n_epochs: Number of epochs. 0 places and loads everything but does not train.
+        epochs: Number of epochs. 0 places and loads everything but does not train.
         validation: An EvalPhase or the name of a split. It is evaluated after every `validate_every` epochs, on the
             devices of the models; its losses are the losses of the training. If the sampler of the phase draws pairs or
             triplets, a split is evaluated in pairs or triplets, too.
@@ -151,7 +157,7 @@ class TrainPhase(Phase):
             a launcher started (`anyaccel run --replicas 2 SCRIPT`, torchrun), otherwise that many devices of this
             process, of the kind of `accelerator`. None uses all available processes or devices; 1 uses this process
             alone.
-        per_replica: Whether the batch sizes of `sampler` count the rows of each replica instead of the rows of all
+        per_replica: Whether batch sizes count the rows of each replica instead of the rows of all
             replicas.
         deterministic: Whether losses and values are bitwise equal for 1 to 8 replicas. Each batch is cut into 8 shards,
             for any number of replicas, and their gradients are added in one order; this takes more time.
@@ -190,9 +196,10 @@ class TrainPhase(Phase):
     trains = True
     settings: ClassVar[Mapping[str, Setting]] = {
         **Phase.settings,
-        "sampler": SAMPLER,
+        "batch_size": Setting(batch_size(shuffle=True), unsaved),
+        "sampler": Setting(samplers(32), lambda phase, kept: samplers_config(kept), samplers_from, samplers_config),
         "schedule": Setting(check_schedule, compare=same),
-        "n_epochs": Setting(integer(0), compare=same, on_resume=False),
+        "epochs": Setting(integer(0), compare=same, on_resume=False),
         "validation": Setting(_validation, config, read(Phase.from_config)),
         "validate_every": Setting(integer(1), compare=same, on_resume=False),
         "accumulate": Setting(integer(1), compare=same),
@@ -208,7 +215,8 @@ class TrainPhase(Phase):
         "sync_batchnorm": Setting(offered("TrainPhase.sync_batchnorm", False)),
     }
     misplaced_settings: ClassVar[Mapping[str, str]] = {
-        "batch_size batchsize": "write sampler=16 for batches of 16 (shuffled), or sampler=SimpleSampler(16)",
+        "n_epochs num_epochs max_epochs nb_epoch": "write epochs=10",
+        "batchsize bs": "write batch_size=16 for batches of 16 (shuffled), or sampler=SimpleSampler(16)",
         "shuffle": "write sampler=SimpleSampler(16, shuffle=True)",
         "seed": "write ModelGraph(..., seed=1), or sampler=SimpleSampler(16, shuffle=True, seed=1)",
         "lr learning_rate optimizer": (
@@ -247,9 +255,10 @@ class TrainPhase(Phase):
         *,
         data: Data,
         losses: AppliedLoss | Iterable[AppliedLoss] = (),
-        sampler: Sampler | int | Mapping[str, Sampler | int] = 32,
+        batch_size: int = 32,
+        sampler: Sampler | Mapping[str, Sampler | int] | None = None,
         schedule: str | None = None,
-        n_epochs: int = 1,
+        epochs: int = 1,
         validation: EvalPhase | str | None = None,
         validate_every: int = 1,
         accumulate: int = 1,
@@ -283,9 +292,10 @@ class TrainPhase(Phase):
         *,
         split: str,
         losses: AppliedLoss | Iterable[AppliedLoss] = (),
-        sampler: Sampler | int | Mapping[str, Sampler | int] = 32,
+        batch_size: int = 32,
+        sampler: Sampler | Mapping[str, Sampler | int] | None = None,
         schedule: str | None = None,
-        n_epochs: int = 1,
+        epochs: int = 1,
         validation: EvalPhase | str | None = None,
         validate_every: int = 1,
         accumulate: int = 1,
@@ -372,6 +382,11 @@ class TrainPhase(Phase):
             raise unknown_value(who, name, self.label, values, validates=validation is not None)
 
     # -- how it is planned and run ---------------------------------------------------------------------------------
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a batch."""
+        return largest_batch(self.sampler)
 
     @property
     def sampled_by(self) -> Samplers:

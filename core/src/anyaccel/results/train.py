@@ -31,7 +31,7 @@ class TrainResults(PhaseResults):
         >>> x = np.linspace(0, 1, 64, dtype="float32").reshape(64, 1)
         >>> data = aa.FeatureSet.from_dict("line", {"x": x, "y": 2 * x}, ["x"], ["y"])
         >>> graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP([1]), data)], "adam", seed=0)
-        >>> phase = aa.TrainPhase("train", data=data, losses=aa.AppliedLoss("mse"), n_epochs=5)
+        >>> phase = aa.TrainPhase("train", data=data, losses=aa.AppliedLoss("mse"), epochs=5)
         >>> results = graph.run(phase, progress="none")
         >>> results.loss.shape, results.figures
         ((5,), ('loss', 'loss.net'))

@@ -18,7 +18,7 @@ def trained(body: Any, head: Any, accelerator: str = "cpu") -> tuple[np.ndarray,
     """Losses and state after fifty steps of Adam: five epochs of ten batches."""
     data = aa.FeatureSet.from_dict("data", {"x": X, "y": X[:, :1] * X[:, 1:2]}, ["x"], ["y"])
     graph = aa.ModelGraph(
-        [aa.ModelNode("body", body, data.reference(targets=[])), aa.ModelNode("head", head, "body")],
+        [aa.ModelNode("body", body, data.reference(target=[])), aa.ModelNode("head", head, "body")],
         optimizer=aa.Optimizer("adam", lr=1e-2, clip_norm=1.0),
         seed=3,
     )
@@ -27,7 +27,7 @@ def trained(body: Any, head: Any, accelerator: str = "cpu") -> tuple[np.ndarray,
         data=data,
         sampler=aa.SimpleSampler(32, shuffle=True, seed=5),
         losses=[aa.AppliedLoss("mse", on="head", inputs=["outputs", "data.y"])],
-        n_epochs=5,
+        epochs=5,
         accelerator=accelerator,
     )
     results = aa.Experiment("parity", graph, progress="none").run_phase(phase)

@@ -1,7 +1,7 @@
 """Tools for anyaccel: conformance kit, transfer ledger, doctor, drawings and projects for plugins.
 
 - `testing`: the conformance kit, which a plugin's author runs over a backend.
-- `transfer_ledger`: what moves between devices and where the host waits; also `anyaccel.ledger` and `no_transfers`.
+- `transfer_ledger`: counts transfers between devices and waits of the host; also `anyaccel.ledger` and `no_transfers`.
 - `doctor`: checks of a machine, and the capability `HealthChecks` with which backends add theirs.
 - `drawing`: graphs as SVG.
 

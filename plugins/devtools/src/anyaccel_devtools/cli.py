@@ -21,7 +21,7 @@ def _finite(ctx: click.Context, parameter: click.Parameter, value: float) -> flo
 
 
 @click.command("doctor", cls=Command, short_help="Check the machine and what is installed.")
-@click.option("--probe", is_flag=True, help="Also compute on every device, which initialises it.")
+@click.option("--probe", is_flag=True, help="Also compute on every device, which initializes it.")
 @PLUGIN_TIMEOUT
 @JSON
 @click.pass_obj
@@ -31,9 +31,10 @@ def doctor(left_out: Sequence[Any], probe: bool, timeout: float, as_json: bool) 
     Imports no framework and initializes no device, unless --probe computes on them. The exit status is 1 if there are
     warnings, and 2 if something does not work.
 
-    
+    \b
     Examples:
-      anyaccel doctor anyaccel doctor --probe --json
+      anyaccel doctor
+      anyaccel doctor --probe --json
     """
     from anyaccel_devtools.commands.doctor import run
 

@@ -1,4 +1,4 @@
-"""NumpySubject: what the conformance kit needs to test the NumPy backend."""
+"""NumpySubject: the Subject with which the conformance kit tests the NumPy backend."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class NumpySubject(Subject):
 
     @pytest.fixture
     def models_that_share(self) -> Callable[[], tuple[Any, Any]]:
-        """One layer in two models."""
+        """Return two models with one layer in common."""
 
         def make() -> tuple[Sequential, Sequential]:
             layer = Dense(5)
@@ -46,7 +46,7 @@ class NumpySubject(Subject):
 
     @pytest.fixture
     def custom_loss(self) -> Callable[[Any, Any], Any]:
-        """With its gradient, as NumPy does not differentiate."""
+        """Return a loss with its gradient, because NumPy does not differentiate."""
         return squared_error
 
     @pytest.fixture

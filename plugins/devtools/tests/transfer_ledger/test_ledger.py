@@ -74,7 +74,7 @@ def test_counts_are_those_of_the_devices_over_a_phase(sims: Simulation) -> None:
         aa.ModelNode("head", aa.SequentialMLP(output_shape=(1,)), "body", accelerator="sim:1"),
     ]
     experiment = aa.Experiment("e", aa.ModelGraph(nodes, "adam"))
-    phase = aa.TrainPhase("fit", data=data, losses=[aa.AppliedLoss("mse", on="head")], sampler=8, n_epochs=2)
+    phase = aa.TrainPhase("fit", data=data, losses=[aa.AppliedLoss("mse", on="head")], batch_size=8, epochs=2)
     for each in sims:
         each.clear()
     with aa.ledger() as moved:
@@ -230,7 +230,7 @@ def test_no_transfers_inside_a_phase_names_the_edge(sims: Simulation) -> None:
             blocks.enter_context(aa.no_transfers())
 
     losses = [aa.AppliedLoss("mse", on="head")]
-    phase = aa.TrainPhase("fit", data=data, losses=losses, sampler=2, callbacks=[Strict()])
+    phase = aa.TrainPhase("fit", data=data, losses=losses, batch_size=2, callbacks=[Strict()])
     with pytest.raises(TransferError, match="in outputs of 'body' of node 'head' of phase 'fit'"), blocks:
         aa.Experiment("e", aa.ModelGraph(nodes, "adam")).run(phase)
 

@@ -1,11 +1,11 @@
-"""Training by several processes and on several devices: launchers, shares of batches, exchange, divided parameters.
+"""Training by several processes and on several devices: launchers, splitting of batches, exchange, sharded parameters.
 
 `anyaccel run`, and the settings `replicas`, `per_replica`, `deterministic`, `sharding` and `sync_batchnorm` of a phase.
 Stands on anyaccel's phases and on the contract of plugins, whose backends have these capabilities:
 
-- `Replicate`, `ReplicaGroup`: what several processes exchange that train one model.
+- `Replicate`, `ReplicaGroup`: the exchange between several processes that train one model.
 - `DeviceReplicas`: one process that trains a model on several devices.
-- `ShardParameters`: parameters that are divided among them.
+- `ShardParameters`: parameters that are sharded over them.
 """
 
 from anyaccel.launched import Launched, is_main_process, launched

@@ -22,12 +22,12 @@ GatherShards = Callable[[Program, Sequence[Sequence[Any]], Sequence[int]], list[
 
 @dataclass(frozen=True, slots=True)
 class ShardProcesses:
-    """Processes that compute some shards of each batch, of which every one has all rows.
+    """Processes that compute some shards of each batch; each of them has all rows.
 
     Attributes:
-        rank: which one this is.
-        size: how many there are.
-        gather: exchanges what the shards gave.
+        rank: Rank of this process.
+        size: Number of processes.
+        gather: Function that exchanges the results of the shards.
     """
 
     rank: int = 0
@@ -40,10 +40,10 @@ class Shard:
     """The rows of one replica, or a part of them.
 
     Attributes:
-        number: which one of the batch.
-        replica: which replica of this process computes it.
-        inputs: on the device of the replica.
-        weight: the part of the batch's rows that it has.
+        number: Number of the shard in the batch.
+        replica: Replica of this process that computes it.
+        inputs: Inputs, on the device of the replica.
+        weight: Fraction of the batch's rows.
     """
 
     number: int
@@ -72,14 +72,14 @@ class BatchCut:
 
 
 class BatchCutter:
-    """Cuts batches into shards for the replicas of a process.
+    """Splits batches into shards for the replicas of a process.
 
     Args:
-        label: of the segment.
-        backend: gathers and moves rows.
-        devices: of the replicas of this process, or one.
-        fixed_shards: into how many shards a batch is cut; None for one of each replica.
-        processes: that share the batch; each has replicas of its own, or one.
+        label: Label of the segment.
+        backend: Backend that gathers and moves rows.
+        devices: Devices of the replicas of this process, or one.
+        fixed_shards: Number of shards of a batch; None for one per replica.
+        processes: Processes that split the batch; each has its own replicas, or one.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ def share(n_rows: int, rank: int, size: int) -> tuple[int, int]:
 
 
 def rounds(shards: Sequence[Shard]) -> list[list[Shard]]:
-    """Shards that are computed at the same time: the first of each replica, then the second, and so on."""
+    """Return shards that are computed at the same time: the first of each replica, then the second, and so on."""
     result: list[list[Shard]] = []
     counts: dict[int, int] = {}
     for shard in shards:

@@ -23,12 +23,12 @@ Gather = Callable[[Any], list[Any]]
 
 
 class ReplicaComparison:
-    """Compares what the replicas of a phase have.
+    """Compares the state of the replicas of a phase.
 
     Args:
-        label: of the phase.
-        size: how many there are.
-        gather: exchanges plain values.
+        label: Label of the phase.
+        size: Number of replicas.
+        gather: Function that exchanges plain values.
     """
 
     def __init__(self, label: str, size: int, gather: Gather) -> None:
@@ -38,13 +38,13 @@ class ReplicaComparison:
         """Compare models, seeds and data of all replicas.
 
         Args:
-            graph: its nodes' values, and its seed.
-            rows_drawn: a digest of the rows that the samplers draw.
-            columns: host columns by value name, to the extent that they are in memory.
-            when: ends the message: "before the first step".
+            graph: Graph with the nodes' values and the seed.
+            rows_drawn: A digest of the rows that the samplers draw.
+            columns: Host columns by value name, if they are in memory.
+            when: End of the message: "before the first step".
 
         Raises:
-            PhaseError: they differ; names what, and in which replicas.
+            PhaseError: they differ; the message names the differences and the replicas.
         """
         own = {"the seed": str(graph.seed), "the rows that the samplers draw": rows_drawn}
         own |= {f"the values of {key!r}": digest(np.asarray(value)) for key, value in graph.state().items()}
@@ -53,7 +53,7 @@ class ReplicaComparison:
         self.check_same(own, when=when, hint=f"{hint}or load the same weights")
 
     def check_ended(self, graph: ModelGraph) -> dict[str, np.ndarray]:
-        """Compare what the replicas have trained; gives the first one's values of the buffers that are not alike.
+        """Compare the results of the replicas; return the first one's values of the buffers that differ.
 
         Raises:
             PhaseError: parameters or states of optimizers differ.
@@ -72,12 +72,12 @@ class ReplicaComparison:
         """Compare texts by name with those of all replicas.
 
         Args:
-            own: what this replica has; names are for people.
+            own: Texts of this replica; names are human-readable.
             when: "before the first step".
-            hint: what makes them alike.
+            hint: How to make them equal.
 
         Raises:
-            PhaseError: they differ; names what, and in which replicas.
+            PhaseError: they differ; the message names the differences and the replicas.
         """
         self._check(self._gather(dict(own)), when=when, hint=hint)
 
@@ -107,14 +107,14 @@ def from_plain(plain: Any) -> np.ndarray:
 
 
 def digest(array: np.ndarray) -> str:
-    """Shape, dtype and a hash of the values."""
+    """Return shape, dtype and a hash of the values."""
     contiguous = np.ascontiguousarray(array)
     values = contiguous.view(np.uint8).reshape(-1).data if math.prod(array.shape) else b""
     return f"{array.dtype}{list(array.shape)} {hashlib.blake2b(values, digest_size=16).hexdigest()}"
 
 
 def _differing(every: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the names, in order, under which not all have the same text."""
+    """Return the names, in order, whose texts differ between replicas."""
     names = dict.fromkeys(name for one in every for name in one)
     return [name for name in names if len({one.get(name) for one in every}) > 1]
 
@@ -124,9 +124,9 @@ def _is_array(value: Any) -> bool:
 
 
 def code_digests(phase: PhaseSettings, graph: ModelGraph) -> dict[str, str]:
-    """Digests by what they are of, in words: files of the script and of the models, settings of phase and optimizers.
+    """Return digests by name: files of the script and of the models, settings of phase and optimizers.
 
-    A file is named without its folder, which may differ between machines; what cannot be read is left out.
+    A file is named without its folder, which may differ between machines; unreadable files are left out.
     """
     digests = dict(_files(graph))
     if phase.trains:

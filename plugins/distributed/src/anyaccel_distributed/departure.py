@@ -25,7 +25,7 @@ class Departure:
         self._failed = True
 
     def watch(self) -> None:
-        """Hear of errors that end Python, and of its end."""
+        """Watch for errors that end Python, and for its end."""
         shown = sys.excepthook
 
         def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

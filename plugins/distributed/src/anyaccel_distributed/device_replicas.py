@@ -1,4 +1,4 @@
-"""Device replicas: what a backend needs so that one process trains one model on several devices. For plugins."""
+"""Device replicas: the interface with which one process trains one model on several devices. For plugins."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class DeviceReplicas(Capability):
     """Capability `device_replicas`: programs of this backend are replicas of each other on several devices.
 
     A program for each device is built over a copy of the models, and each steps with the gradients of all. The defaults
-    are for frameworks whose models `copy.deepcopy` copies, and whose tensors have `+` and `*`.
+    are for frameworks with models that `copy.deepcopy` copies and tensors with `+` and `*`.
     """
 
     divides_nodes: ClassVar[bool] = False
     """Whether parameters of some nodes may stay whole; without it, `whole` is not given, and such graphs refused."""
 
     def copy_models(self, models: Sequence[Any], device: Device) -> list[Any]:
-        """Copies of models on a device, with values of their own; what the models share, the copies share."""
+        """Return copies of models on a device, with separate values; values that the models share, the copies share."""
         return [self.backend.place(model, device) for model in copy.deepcopy(list(models))]
 
     def gradients(self, program: Program) -> Gradients:
@@ -52,34 +52,34 @@ class DeviceReplicas(Capability):
             raise _other_parameters(len(gradients), len(gradients) - len(left))
 
     def weighted_sums(self, tensors: Sequence[Gradients], weights: Sequence[float]) -> Gradients:
-        """For each position, the sum of `weight * tensor`, added in the order given; None counts as zero.
+        """Return, for each position, the sum of `weight * tensor`, added in the order given; None counts as zero.
 
         Args:
-            tensors: lists of equal length, all on one device.
-            weights: of each list.
+            tensors: Lists of equal length, all on one device.
+            weights: Weight of each list.
         """
         return [_weighted_sum(column, weights) for column in zip(*tensors, strict=True)]
 
     def build_over(
         self, segment: Segment, devices: Sequence[Device], *, divided: bool = False, whole: Collection[str] = ()
     ) -> Program | None:
-        """One program over all devices, where the framework has such; None, the default: one is made of several.
+        """Build one program over all devices, if the framework supports it; None, the default, combines several.
 
         It has the numbers of a program on one device. Its inputs, outputs and losses are on the first.
 
         Args:
-            segment: on the first device.
-            devices: of the replicas.
-            divided: whether each device has a part of the parameters and optimizer states only. Called only where
-                `undividable_reason` gave nothing.
-            whole: labels of the nodes whose parameters are on each device all the same.
+            segment: The segment, on the first device.
+            devices: Devices of the replicas.
+            divided: Whether each device has only a shard of the parameters and optimizer states. Passed only if
+                `undividable_reason` returned nothing.
+            whole: Labels of the nodes whose parameters are replicated anyway.
         """
         return None
 
     def undividable_reason(self, segment: Segment, *, whole: Collection[str] = ()) -> str:
-        """What keeps parameters from being divided among devices of one process, in words; `""` if nothing does.
+        """Return why parameters cannot be sharded over devices of one process; `""` if they can.
 
-        `whole` are the nodes whose parameters are not divided.
+        `whole` are the nodes whose parameters are not sharded.
         """
         return "its plugin divides parameters among processes at most"
 

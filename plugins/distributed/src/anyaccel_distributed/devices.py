@@ -1,4 +1,4 @@
-"""Replica devices: on which devices of this process a phase is computed, and what replicas on several cannot share."""
+"""Replica devices: the devices of this process on which a phase is computed, and the limits of several replicas."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def devices_of_process(
 def devices_of_kind(
     phase: PhaseSettings, first: Device, wanted: int, frameworks: Sequence[str], known: Registry | None
 ) -> tuple[Device, ...]:
-    """So many devices of a kind on which all frameworks run, from the first on."""
+    """Return the first devices of a kind on which all frameworks run, as many as requested."""
     found = [device for device in _listed(first.kind, frameworks, known) if device.index >= first.index]
     if len(found) < wanted:
         raise PhaseError(
@@ -80,11 +80,11 @@ def devices_of_kind(
 
 
 class DeviceGroup(SingleProcess):
-    """One process whose programs have replicas on several devices, or cut each batch into shards in a fixed order.
+    """One process whose programs have replicas on several devices, or split each batch into shards in a fixed order.
 
     Args:
-        plan: its devices, and what is divided among them.
-        deterministic: whether the sums of a step have a fixed order.
+        plan: Plan with its devices and its sharding.
+        deterministic: Whether the sums of a step have a fixed order.
     """
 
     def __init__(self, plan: Plan, *, deterministic: bool) -> None:
@@ -138,14 +138,14 @@ _APART = {
 
 
 def _one_device(plan: Plan) -> str:
-    """What to write where a phase cannot have replicas."""
+    """Return what to write if a phase cannot have replicas."""
     if not plan.replicas:
         return "leave deterministic out"
     return f"leave replicas out, and ask for one device: accelerator={str(plan.replicas[0])!r}"
 
 
 def _unshareable(phase: PhaseSettings, resolution: Resolution, learners: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """What keeps a phase from being shared, and what to do."""
+    """Yield why a phase cannot be split, and what to do."""
     plan, one_device = resolution.plan, _one_device(resolution.plan)
     if phase.step is not None:
         yield "its step is your own", one_device
@@ -183,7 +183,7 @@ def _coupled_rows(resolution: Resolution, one_device: str) -> Iterator[tuple[str
 
 
 def replica_notes(phase: PhaseSettings, plan: Plan, batch_size: int | None) -> tuple[str, ...]:
-    """What a plan says of its replicas: who decided, and how many rows each takes."""
+    """Return notes for a plan about its replicas: who decided, and the number of rows of each."""
     replicas = plan.replicas
     if not replicas:
         return ()

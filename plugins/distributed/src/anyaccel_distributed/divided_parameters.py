@@ -1,4 +1,4 @@
-"""Sharding of a TrainPhase: what is divided among replicas, what cannot be, and what the plan says of it."""
+"""Sharding of a TrainPhase: what is sharded over replicas, what cannot be, and the notes in the plan."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ def whole_nodes(plan: Plan) -> tuple[str, ...]:
 
 
 def is_sharded(phase: PhaseSettings, plan: Plan) -> bool:
-    """Whether parameters that a phase trains are divided; not in a process that trains on its own."""
+    """Return whether trained parameters of a phase are sharded; False in a process that trains alone."""
     if not divided_nodes(plan):
         return False
     return phase.replicas != 1 and launched() is not None
 
 
 def divides(plan: Plan) -> bool:
-    """Whether parameters that a phase trains are divided among several devices of this process."""
+    """Return whether trained parameters of a phase are sharded over several devices of this process."""
     return bool(divided_nodes(plan)) and bool(plan.replicas)
 
 
 def offloads(plan: Plan) -> bool:
-    """Whether what is divided is stored in host memory."""
+    """Return whether sharded values are stored in host memory."""
     return "full offload" in divided_nodes(plan).values()
 
 
 def check_sharding(phase: PhaseSettings, resolution: Resolution) -> None:
-    """Check that what a phase trains can be divided among its replicas.
+    """Check that the trained parameters of a phase can be sharded over its replicas.
 
     Raises:
         CapabilityError: the backend has no sharding, or none of single nodes.
-        PhaseError: the graph or the phase has something that cannot be divided.
+        PhaseError: a part of the graph or the phase cannot be sharded.
     """
     if divides(resolution.plan):
         _check_divisible(phase, resolution)
@@ -80,7 +80,7 @@ def _who(phase: PhaseSettings, resolution: Resolution) -> str:
 
 
 def _check_single_nodes(phase: PhaseSettings, resolution: Resolution, backend: ComputingBackend, *, able: bool) -> None:
-    """An older plugin divides all nodes or none."""
+    """Check for sharding of single nodes: an older plugin shards all nodes or none."""
     whole = [op.label for op in _trained(resolution) if op.label in whole_nodes(resolution.plan)]
     if whole and not able:
         raise CapabilityError(
@@ -91,7 +91,7 @@ def _check_single_nodes(phase: PhaseSettings, resolution: Resolution, backend: C
 
 
 def _check_divisible(phase: PhaseSettings, resolution: Resolution) -> None:
-    """Check that what a phase trains can be divided among devices of this process; `check_replicable` has passed."""
+    """Check that trained parameters can be sharded over devices of this process; `check_replicable` has passed."""
     (segment,), (backend,) = resolution.segments, resolution.backends
     replicas, shards = backend.required(DeviceReplicas), backend.capability(ShardParameters)
     whole = whole_nodes(resolution.plan)
@@ -137,7 +137,7 @@ def _trained(resolution: Resolution) -> Iterator[Operation]:
 
 
 def sharding_notes(phase: PhaseSettings, resolution: Resolution) -> tuple[str, ...]:
-    """What the plan says of sharding; nothing without it."""
+    """Return notes for the plan about sharding; nothing without it."""
     plan = resolution.plan
     nodes = divided_nodes(plan)
     if not nodes:

@@ -9,7 +9,7 @@ from anyaccel.program import Program
 
 
 def gradients_of(programs: Iterable[Program]) -> list[Any]:
-    """Return the gradients of programs, in the order of `Program.map_gradients`; they stay as they are."""
+    """Return the gradients of programs, unchanged, in the order of `Program.map_gradients`."""
     gradients: list[Any] = []
 
     def keep(gradient: Any) -> Any:

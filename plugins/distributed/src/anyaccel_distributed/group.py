@@ -1,4 +1,4 @@
-"""Replica group: what the processes that train one model exchange. Part of the plugin contract."""
+"""Replica group: the exchange between the processes that train one model. Part of the plugin contract."""
 
 from __future__ import annotations
 
@@ -34,41 +34,42 @@ class ReplicaGroup(ABC):
     def average_gradients(self, programs: Sequence[Program], weight: float) -> None:
         """Replace the gradients of these programs by their means over all replicas.
 
-        A parameter that has a gradient in some replicas counts as zero in the others; one that has none in any of them
-        keeps none.
+        A parameter that has a gradient in some replicas counts as zero in the others; one without a gradient in all of
+        them gets none.
 
         Args:
-            programs: of this backend; the same segments in every replica.
-            weight: how much the gradients of this replica weigh: the rows that they are a mean over.
+            programs: Programs of this backend; the same segments in every replica.
+            weight: Weight of this replica's gradients: the number of rows in their mean.
 
         Raises:
-            FrameworkError: another replica has ended, or does not answer.
+            FrameworkError: another replica has ended, or does not respond.
         """
 
     def overlap_gradients(self, programs: Sequence[Program], weight: float, part: float) -> Sequence[Program]:
-        """The next pullback of each program is the last of a step: give those that exchange gradients as they come.
+        """Prepare the last pullback of a step: return the programs that exchange gradients while they are computed.
 
         `average_gradients` follows with the same weight; until then nothing reads or changes these gradients. They are
-        then the means over all replicas, as if they had been multiplied by `part / weight` before. The default is none.
+        then the means over all replicas, as if they had been multiplied by `part / weight` before. The default returns
+        none.
 
         Args:
-            programs: of this backend, whose parameters are trained; the same segments in every replica.
-            weight: as of `average_gradients`.
-            part: over how many rows the gradients of this replica are a mean.
+            programs: Trained programs of this backend; the same segments in every replica.
+            weight: See `average_gradients`.
+            part: Number of rows in the mean of this replica's gradients.
 
         Raises:
-            FrameworkError: another replica has ended, or does not answer.
+            FrameworkError: another replica has ended, or does not respond.
         """
         return ()
 
     @abstractmethod
     def gather(self, value: Any) -> list[Any]:
-        """Return the plain values that all replicas give, by rank.
+        """Return the plain values of all replicas, by rank.
 
-        Plain are None, bool, int, float, str, bytes, and lists and dicts of these.
+        Plain values are None, bool, int, float, str, bytes, and lists and dicts of these.
 
         Raises:
-            FrameworkError: another replica has ended, or does not answer.
+            FrameworkError: another replica has ended, or does not respond.
         """
 
     def sums(self, values: Sequence[float]) -> list[float]:
@@ -80,33 +81,33 @@ class ReplicaGroup(ABC):
         return [math.fsum(each) for each in zip(*self.gather(list(values)), strict=True)]
 
     def loss_weights(self, programs: Sequence[ProgramInputs], n_rows: float) -> list[dict[str, Any]]:
-        """For each program, by label: what `Program.loss_weights` gives for the rows of all replicas together.
+        """Return, for each program, by label: `Program.loss_weights` for the rows of all replicas together.
 
-        Each is multiplied by the part of all rows that this replica has, so that a loss divided by it has gradients
-        whose average, weighted by rows, is the gradient of the loss over all rows.
+        Each is multiplied by this replica's fraction of all rows. A loss divided by it then has gradients whose
+        average, weighted by rows, is the gradient of the loss over all rows.
 
         Args:
-            programs: of this backend, each with its inputs; the same segments in every replica.
-            n_rows: of this replica.
+            programs: Programs of this backend, each with its inputs; the same segments in every replica.
+            n_rows: Number of rows of this replica.
 
         Raises:
-            FrameworkError: another replica has ended, or does not answer.
+            FrameworkError: another replica has ended, or does not respond.
         """
         raise NotImplementedError
 
     def gather_tensors(
         self, program: Program, shards: Sequence[Sequence[Any]], counts: Sequence[int]
     ) -> list[list[Any]]:
-        """What the shards of a batch gave in all replicas, in their order, on the device of this one.
+        """Return the results of the shards of a batch in all replicas, in their order, on the device of this one.
 
         Args:
-            program: that computed them.
-            shards: of this replica: for each its gradients, as `DeviceReplicas.gradients` gives them, and after them
+            program: The program that computed them.
+            shards: Shards of this replica: for each its gradients, from `DeviceReplicas.gradients`, followed by
                 scalars, which are tensors or numbers.
-            counts: how many shards each replica has, by rank; at least one.
+            counts: Number of shards of each replica, by rank; at least one.
 
         Raises:
-            FrameworkError: another replica has ended, or does not answer.
+            FrameworkError: another replica has ended, or does not respond.
         """
         raise NotImplementedError
 
@@ -118,23 +119,23 @@ class ReplicaGroup(ABC):
         raise NotImplementedError
 
     def begin_step(self, programs: Sequence[Program], sizes: Sequence[int]) -> None:
-        """A step begins, of which this replica computes parts of that many rows, in sequence.
+        """Begin a step of which this replica computes parts with these numbers of rows, in sequence.
 
-        Needed where parameters are divided: there the gradients of each part are summed over all replicas at once.
+        Required if parameters are sharded: the gradients of each part are then summed over all replicas together.
         """
 
     def begin_parts(self, program: Program, n_replicas: int) -> None:
-        """The rows of the next steps of a program of `build_together` are those of that many replicas put together.
+        """Announce that the rows of the next steps of a `build_together` program come from `n_replicas` replicas.
 
-        1 where each gives all rows, as where it is not called. Needed where a backend `computes_together`.
+        1, the default, means that each replica passes all rows. Required if a backend `computes_together`.
         """
         raise NotImplementedError
 
     def abandon(self, programs: Sequence[Program]) -> None:
-        """This replica has failed, and the others may wait elsewhere: from now on nothing is exchanged.
+        """Stop all exchange from now on, because this replica has failed and the others may wait elsewhere.
 
         Args:
-            programs: those whose parameters are divided.
+            programs: Programs with sharded parameters.
         """
 
 
@@ -149,30 +150,30 @@ class Replicate(Capability):
         """Return the group of this process; the same object each time.
 
         Args:
-            rank: which replica this process is, from 0.
-            size: how many there are; the address at which they meet is in the environment, as the launcher has set it.
+            rank: Rank of this process, from 0.
+            size: Number of replicas. They meet at the address that the launcher has set in the environment.
 
         Raises:
             FrameworkError: the replicas cannot be joined.
         """
 
     def build_together(self, segment: Segment, group: ReplicaGroup) -> Program:
-        """As `Compute.build`, one program that all replicas call alike: each gives it all rows of a step.
+        """Build one program that all replicas call in the same way, each with all rows of a step.
 
         It computes a part of them together with the others. Random numbers are those of one process, layers that mix
-        the rows of a batch see all of them, and nothing is exchanged beside it: `average_gradients` has nothing to do.
-        Parameters are whole in each replica; what it gives is whole, too.
+        the rows of a batch see all of them, and nothing else is exchanged: `average_gradients` has nothing to do.
+        Parameters and results are whole in each replica.
 
         Args:
-            segment: what to compute; its models are placed.
-            group: the replicas.
+            segment: The segment to compute; its models are placed.
+            group: The replicas.
         """
         raise NotImplementedError
 
     def unshareable_reason(self, model: Any) -> str:
-        """What keeps replicas from sharing a model that is trained, in words; `""`, the default, if nothing does."""
+        """Return why replicas cannot train a model together; `""`, the default, if they can."""
         return ""
 
     def unsynchronizable(self, model: Any) -> str:
-        """Name of a layer that mixes the rows of a batch, and cannot do so over all replicas; `""` if there is none."""
+        """Return a layer that mixes the rows of a batch, and cannot do so over all replicas, or `""`."""
         return type(model).__name__

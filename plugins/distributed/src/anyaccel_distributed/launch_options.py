@@ -1,4 +1,6 @@
-"""Launch options: what `anyaccel run` asks of a launcher, and launchers of plugins. Part of the plugin contract."""
+"""Launch options: the request of `anyaccel run` to a launcher, and launchers of plugins. Part of the plugin
+contract.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,13 @@ class LaunchOptions:
     """A script to run in several processes.
 
     Attributes:
-        target: path of the script, or name of the module.
-        is_module: whether it is a module.
-        arguments: what follows it on the command line.
-        replicas: how many processes; of an elastic run, the most.
-        min_replicas: with how many it continues when there is no place for more.
-        max_restarts: how often all are started from scratch when one has failed.
-        timeout: how many seconds a replica waits for the others; None leaves it to the framework.
+        target: Path of the script, or name of the module.
+        is_module: Whether it is a module.
+        arguments: Arguments after it on the command line.
+        replicas: Number of processes; in an elastic run, the maximum.
+        min_replicas: Minimum number of processes with which it continues.
+        max_restarts: How often all are restarted from scratch when one has failed.
+        timeout: Seconds that a replica waits for the others; None leaves it to the framework.
     """
 
     target: str
@@ -54,11 +56,11 @@ def find_launcher(name: str, launchers: Mapping[str, Callable[[], Launch]] | Non
     """Return the launcher of an installed plugin.
 
     Args:
-        name: as `--on` has it.
-        launchers: by name, each with what loads it; by default those that are installed.
+        name: Name, as in `--on`.
+        launchers: Functions that load a launcher, by name; by default the installed ones.
 
     Raises:
-        ConfigError: none of this name is installed.
+        ConfigError: no launcher with this name is installed.
     """
     found = {entry.name: entry.load for entry in entry_points(LAUNCHERS)} if launchers is None else launchers
     if name not in found:
@@ -71,7 +73,7 @@ def find_launcher(name: str, launchers: Mapping[str, Callable[[], Launch]] | Non
 
 
 def _hint(name: str) -> str:
-    """What to do about a launcher that is not there."""
+    """Return what to do about a missing launcher."""
     command = next((command for names, command in _COMMANDS.items() if name.lower() in names.split()), "")
     if command:
         return f"start the script by the command itself: {command}"
@@ -79,10 +81,11 @@ def _hint(name: str) -> str:
 
 
 def replica_timeout(environment: Mapping[str, str] | None = None) -> float | None:
-    """How many seconds a replica waits for the others, by ANYACCEL_REPLICA_TIMEOUT; None leaves it to the framework.
+    """Return how many seconds a replica waits for the others, by ANYACCEL_REPLICA_TIMEOUT; None for the framework's
+    default.
 
     Raises:
-        ConfigError: it is no positive number.
+        ConfigError: it is not a positive number.
     """
     text = (os.environ if environment is None else environment).get(TIMEOUT_VARIABLE)
     if not text:

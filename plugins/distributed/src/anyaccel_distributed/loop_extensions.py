@@ -18,13 +18,13 @@ _LOST = (
 
 
 class LoopReplicas(Protocol):
-    """What the replicas of a training loop exchange; called by all of them in the same order."""
+    """The exchange between the replicas of a training loop; all of them call it in the same order."""
 
     sharded: bool
 
     @property
     def where(self) -> str:
-        """Which replica this is, and at which step, in words."""
+        """Rank of this replica and its step, in words."""
 
     def begin_epoch(self, epoch: int, step: int) -> None:
         """An epoch of the run begins, or continues after its first `step` steps."""
@@ -67,13 +67,15 @@ class ReplicatedEpochs(LoopExtension):
         self._replicas.end_steps()
 
     def failed(self, failure: BaseException, losses: object) -> bool:
-        """Before values are settled, which may wait; where memory ran out, the error that says so is made first."""
+        """Abandon the exchange before values are settled, which may wait; create the error of an out-of-memory
+        first.
+        """
         if not isinstance(failure, MemoryError):
             self._replicas.abandon()
         return False
 
     def run_ends(self) -> None:
-        """Seeds that models keep are equal in all again."""
+        """Make seeds that models keep equal in all replicas again."""
         self._pipeline.seed(rng.key(self._run.graph.seed, "end", self._run.phase.label))
 
     def run_fails(self, error: BaseException) -> None:

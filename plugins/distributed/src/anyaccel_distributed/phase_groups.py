@@ -82,7 +82,7 @@ class ReplicaGroups(ProcessGroups):
         return (requested_of_process(asked, there, place),)
 
     def changes(self, phase: PhaseSettings, devices: Sequence[Device]) -> dict[str, Any]:
-        """With `per_replica`, a sampler whose batches have the rows of all."""
+        """Return, with `per_replica`, a sampler whose batches have the rows of all."""
         if not phase.per_replica:
             return {}
         place = None if phase.replicas == 1 else launched()
@@ -101,7 +101,7 @@ class ReplicaGroups(ProcessGroups):
         return (*replica_notes(phase, resolution.plan, batch_size), *sharding_notes(phase, resolution))
 
     def plan_of_one(self, phase: PhaseSettings, plan: Plan, devices: Sequence[Device]) -> Plan:
-        """What depends on the number of replicas is not covered."""
+        """Return the plan without figures that depend on the number of replicas."""
         place = launched() if phase.replicas != 1 else None
         number = len(devices) or (1 if place is None else place.size)
         if number < 2 or not phase.trains:
@@ -154,7 +154,7 @@ def _without(memory: DeviceMemory, names: Sequence[str], why: str) -> DeviceMemo
 
 
 def _of_all(samplers: Samplers, n_replicas: int) -> Samplers:
-    """Samplers whose batches have so many times as many rows: theirs count the rows of each replica."""
+    """Return samplers with batches `n_replicas` times as large: the given ones count the rows of each replica."""
     if isinstance(samplers, Mapping):
         return {name: _larger(sampler, n_replicas) for name, sampler in samplers.items()}
     return _larger(samplers, n_replicas)
@@ -239,18 +239,18 @@ def may_compute_together(phase: PhaseSettings, resolution: Resolution) -> bool:
 def check_shareable(
     phase: PhaseSettings, resolution: Resolution, learners: Sequence[str], *, together: bool = False
 ) -> bool:
-    """Check that a step over all rows of a batch can be computed from shares of them.
+    """Check that a step over all rows of a batch can be computed from parts of them.
 
     Args:
-        phase, resolution: what is trained.
-        learners: estimators that learn in the phase.
-        together: whether one program may compute a step over the rows of all replicas.
+        phase, resolution: Phase and resolution of the training.
+        learners: Estimators that learn in the phase.
+        together: Whether one program may compute a step over the rows of all replicas.
 
     Returns:
-        whether layers mix the rows of a batch, and need such a program.
+        Whether layers mix the rows of a batch, and need such a program.
 
     Raises:
-        PhaseError: something in it takes the whole batch.
+        PhaseError: something in it needs the whole batch.
     """
     may_sync, together = together, together and phase.sync_batchnorm
     reason = next(_unshareable(phase, resolution, learners, together=together), None)
@@ -270,7 +270,7 @@ def check_shareable(
 def _unshareable(
     phase: PhaseSettings, resolution: Resolution, learners: Sequence[str], *, together: bool
 ) -> Iterator[str]:
-    """What keeps a phase from being shared, in words."""
+    """Yield reasons why a phase cannot be split."""
     if phase.step is not None:
         yield "its step is your own"
     if phase.deterministic and divided_nodes(resolution.plan):
@@ -295,7 +295,7 @@ def _unshareable_models(resolution: Resolution) -> Iterator[str]:
 
 
 def _coupled_rows(resolution: Resolution, *, synced: bool = False) -> list[str]:
-    """What mixes the rows of a batch, in words; with `synced`, what cannot do so over all replicas."""
+    """Return what mixes the rows of a batch; with `synced`, what cannot do so over all replicas."""
     found = []
     for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
         for operation in segment.operations:
@@ -346,7 +346,7 @@ def check_apart(label: str, plan: Plan, gather: Callable[[Any], list[Any]]) -> N
 
 
 def _identity(assignment: Assignment, host: str) -> str:
-    """What tells a device from all others: that of its vendor, or its name on this machine."""
+    """Return the identity of a device: that of its vendor, or its name on this machine."""
     info = registry().ask(assignment.backend, "device_info", assignment.device)
     return info.identity or f"{host} {assignment.device}"
 
@@ -369,11 +369,11 @@ def check_weights(phase: PhaseSettings, resolution: Resolution, groups: Mapping[
 
 
 def check_fixed_order(phase: PhaseSettings, size: int, groups: Mapping[str, ReplicaGroup]) -> None:
-    """Check that so many replicas can add up gradients in an order that does not depend on their number.
+    """Check that this number of replicas can sum gradients in an order that does not depend on the number.
 
     Raises:
         PhaseError: there are too many.
-        CapabilityError: a backend cannot.
+        CapabilityError: a backend does not support it.
     """
     if not phase.deterministic:
         return
@@ -398,18 +398,18 @@ def check_fixed_order(phase: PhaseSettings, size: int, groups: Mapping[str, Repl
 def join(framework: str) -> Launched | None:
     """Join the other processes of a launcher, at the top of a script: before anything else uses the framework.
 
-    JAX needs this, as its devices are fixed when it starts. torch is joined by the first phase, or here.
+    JAX needs this, because its devices are fixed when it starts. torch is joined by the first phase, or here.
 
     Args:
-        framework: such as `"jax"`.
+        framework: A framework such as `"jax"`.
 
     Returns:
-        which process this one is; None, and nothing is done, where no launcher has started several.
+        The place of this process; None, and nothing is done, if no launcher has started several.
 
     Raises:
         FrameworkError: no plugin runs it, it has already started, or the others cannot be joined.
         CapabilityError: its backend has no replicas in several processes.
-        ConfigError: as of `launched`.
+        ConfigError: see `launched`.
     """
     replicate, place = registry().find(framework).capability(Replicate), launched()
     if replicate is None:

@@ -31,21 +31,21 @@ def run_replicas(
 ) -> int:
     """Run a command in `n_replicas` processes on this machine, and wait for all.
 
-    Each gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as from torchrun, and, where
-    OMP_NUM_THREADS is not set, its share of the cores. When one fails, the others are ended: by SIGTERM, and 10 seconds
+    Each gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as from torchrun, and, if
+    OMP_NUM_THREADS is not set, its part of the cores. When one fails, the others are ended: by SIGTERM, and 10 seconds
     later by force. SIGTERM and Ctrl-C end all in the same way.
 
     Args:
-        command: program and arguments.
-        n_replicas: how many processes.
-        environment: of each; by default that of this process.
-        max_restarts: how often all are started from scratch when one has failed.
-        variables: are set besides.
-        printed: gets each line that a process prints, which is also printed by this process, as a notebook shows no
-            output of others; by default they share its standard output and error.
+        command: Program and arguments.
+        n_replicas: Number of processes.
+        environment: Environment of each; by default that of this process.
+        max_restarts: How often all are restarted from scratch when one has failed.
+        variables: More variables to set.
+        printed: Function that receives each line that a process prints; this process then prints it, too, because a
+            notebook shows no output of others. By default they use its standard output and error.
 
     Returns:
-        the exit status: 0, or that of the process that failed first; 128 + signal where a signal ended it.
+        The exit status: 0, or that of the process that failed first; 128 + signal if a signal ended it.
     """
     shared = dict(os.environ if environment is None else environment) | dict(variables or {})
     shared.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // n_replicas)))
@@ -100,7 +100,7 @@ def _attempt(
 
 
 def _reader(process: subprocess.Popen[bytes], printed: Callable[[str], object]) -> threading.Thread:
-    """Return a thread that prints what a process prints, line by line."""
+    """Return a thread that prints the output of a process, line by line."""
 
     def read() -> None:
         assert process.stdout is not None
@@ -136,7 +136,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], then: str) -> int:
 
 
 def _free_port() -> int:
-    """Return a port that is free, as are those after it, at which some frameworks meet."""
+    """Return a free port, followed by free ones, at which some frameworks meet."""
     while True:
         with ExitStack() as stack:
             first = stack.enter_context(socket.socket())

@@ -1,4 +1,6 @@
-"""Replica checks: losses and buffers for which shares of a batch do not make the step of the whole; each warns once."""
+"""Replica checks: losses and buffers for which parts of a batch do not compute the step of the whole; each warns
+once.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ class UnequalBuffers(LoopExtension):
 
 
 def replica_checks(phase: PhaseSettings, pipeline: Pipeline, group: ProcessGroup) -> list[LoopExtension]:
-    """Return the checks of a phase whose steps are made of shares, of accumulated batches, or of both."""
+    """Return the checks of a phase whose steps consist of parts, of accumulated batches, or of both."""
     programs = [stage.program for stage in pipeline.stages if isinstance(stage.program, ReplicatedProgram)]
     shared, accumulates = not group.reads_all_rows or bool(programs), phase.accumulate > 1
     if not shared and not accumulates:

@@ -1,4 +1,4 @@
-"""ReplicatedProgram: one segment on several devices of a process, each with its share of every batch."""
+"""ReplicatedProgram: one segment on several devices of a process, each with its part of every batch."""
 
 from __future__ import annotations
 
@@ -101,18 +101,18 @@ def _moved_state(backend: ComputingBackend, state: NodeState, device: Device) ->
 class ReplicatedProgram(Program, ScalesLosses):
     """Programs of one segment on several devices, which stay equal: every one steps with the gradients of all.
 
-    Each step cuts its rows into shards of adjacent rows, one for each replica, or a fixed number of them. The gradients
-    of shards are added on the first device in the order of the shards, weighted by rows, and sent to all. Evaluations
-    are computed on the first device alone; the user's models are those of the first program.
+    Each step splits its rows into shards of adjacent rows, one for each replica, or a fixed number of them. The
+    gradients of shards are added on the first device in the order of the shards, weighted by rows, and sent to all.
+    Evaluations are computed only on the first device; the user's models are those of the first program.
 
     Args:
-        segment: on the first device. It has no inputs whose cotangents are wanted.
-        backend: of all programs.
-        programs: one for each device, of equal values.
-        devices: of the programs.
-        fixed_shards: into how many shards each batch is cut whatever the number of devices, each with random numbers
-            of its own; None for one shard on each device.
-        processes: that compute shards of each batch; without them, all are computed here.
+        segment: The segment, on the first device. It has no inputs that need cotangents.
+        backend: Backend of all programs.
+        programs: One for each device, with equal values.
+        devices: Devices of the programs.
+        fixed_shards: Number of shards of each batch, for any number of devices, each with separate random numbers; None
+            for one shard on each device.
+        processes: Processes that compute shards of each batch; without them, all are computed here.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class ReplicatedProgram(Program, ScalesLosses):
 
     @property
     def has_fixed_shards(self) -> bool:
-        """Whether each batch is cut into a fixed number of shards, whatever the number of devices."""
+        """Whether each batch is split into a fixed number of shards, for any number of devices."""
         return self._fixed_shards is not None
 
     # -- random numbers --------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class ReplicatedProgram(Program, ScalesLosses):
             program.seed(rng.key(key, f"replica {i}") if i else key)
 
     def random_state(self) -> Mapping[str, Any] | None:
-        """That of every replica; of fixed shards the number of draws, from which all follows."""
+        """Return the state of every replica; for fixed shards the number of draws, which determines it."""
         if self._fixed_shards is not None:
             return {"draws": np.array(self._draws, dtype=np.int64)}
         states = [program.random_state() for program in self._programs]
@@ -163,10 +163,10 @@ class ReplicatedProgram(Program, ScalesLosses):
         return {f"{i}/{name}": array for i, state in enumerate(states) for name, array in (state or {}).items()}
 
     def load_random_state(self, state: Mapping[str, Any]) -> None:
-        """Continue where `random_state` was taken.
+        """Continue from the output of `random_state`.
 
         Raises:
-            StateError: it is that of another number of replicas.
+            StateError: it belongs to another number of replicas.
         """
         if self._fixed_shards is not None:
             if set(state) != {"draws"}:
@@ -191,17 +191,17 @@ class ReplicatedProgram(Program, ScalesLosses):
     # -- forward and back ------------------------------------------------------------------------------------------
 
     def forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], LossSums]:
-        """Outputs and losses in evaluation mode, of the first replica."""
+        """Compute outputs and losses in evaluation mode, on the first replica."""
         return self._programs[0].forward(inputs)
 
     def loss_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
-        """As of `Program`, of all rows."""
+        """Return the weights over all rows."""
         return self._programs[0].loss_weights(inputs)
 
     def forward_pullback(
         self, inputs: Sequence[Any], scale: Mapping[str, Any] | None = None
     ) -> tuple[tuple[Any, ...], LossSums, Callable[[Sequence[Any]], tuple[Any, ...]]]:
-        """Losses in training mode and the pullback; outputs are None, as they are on several devices.
+        """Compute losses in training mode and the pullback; outputs are None, because they are on several devices.
 
         Raises:
             PhaseError: there are fewer rows than replicas.
@@ -235,7 +235,7 @@ class ReplicatedProgram(Program, ScalesLosses):
     def _of_all(
         self, cut: BatchCut, gradients: Mapping[int, Gradients], losses: Mapping[int, LossSums]
     ) -> tuple[dict[int, Gradients], dict[int, LossSums]]:
-        """Gradients and losses of the shards of all processes, given those of this one."""
+        """Return gradients and losses of the shards of all processes, given those of this one."""
         assert self._processes.gather is not None
         labels = list(losses[min(losses)])
         own = [[*gradients[n], *(x for label in labels for x in losses[n][label])] for n in sorted(gradients)]
@@ -245,7 +245,9 @@ class ReplicatedProgram(Program, ScalesLosses):
         return {n: each[:end] for n, each in enumerate(every)}, dict(enumerate(pairs))
 
     def _forward(self, shard: Shard, factors: Mapping[str, Any]) -> tuple[LossSums, Callable[..., Any]]:
-        """Losses and pullback of a shard, whose gradients are weighted by rows later; factors are for all rows."""
+        """Compute losses and pullback of a shard, whose gradients are weighted by rows later; factors are for all
+        rows.
+        """
         program = self._programs[shard.replica]
         program.zero_grad()
         if self._fixed_shards is not None:
@@ -266,7 +268,7 @@ class ReplicatedProgram(Program, ScalesLosses):
         return {label: (sums[i], sums[len(labels) + i]) for i, label in enumerate(labels)}
 
     def _add(self, cut: BatchCut, gradients: Mapping[int, Gradients], _: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the pullback: adds the gradients of the shards to those that are there."""
+        """Return the pullback, which adds the gradients of the shards to the existing ones."""
         before = [] if self._total is None else [self._total]
         tensors = [[self._sent(tensor, 0) for tensor in gradients[number]] for number in range(cut.n_shards)]
         weights = [1.0] * len(before) + cut.weights
@@ -289,14 +291,14 @@ class ReplicatedProgram(Program, ScalesLosses):
     # -- gradients and updates -------------------------------------------------------------------------------------
 
     def grad_stats(self) -> dict[str, tuple[Any, Any]]:
-        """Squared norm and finiteness by group, of the gradients of all replicas."""
+        """Return squared norm and finiteness by group, for the gradients of all replicas."""
         if self._total is not None and not self._is_set:
             self._replicas.set_gradients(self._programs[0], self._total)
             self._is_set = True
         return self._programs[0].grad_stats()
 
     def clip_factor(self, limit: float, squares: Sequence[Any]) -> Any:
-        """As of `Program`, on the first device."""
+        """Return the clipping factor on the first device."""
         return self._programs[0].clip_factor(limit, squares)
 
     def map_gradients(self, fn: Callable[[Any], Any]) -> None:
@@ -306,7 +308,7 @@ class ReplicatedProgram(Program, ScalesLosses):
             self._is_set = False
 
     def optimizer_step(self, scale: Mapping[str, Any] | None = None) -> None:
-        """The same step of every replica; then discard the gradients."""
+        """Run the same step in every replica; then discard the gradients."""
         total, self._total = self._total, None
         for i, program in enumerate(self._programs):
             if total is not None and (i or not self._is_set):
@@ -328,16 +330,16 @@ class ReplicatedProgram(Program, ScalesLosses):
         return [cast("ScalesLosses", program) for program in self._programs]
 
     def loss_scale_state(self) -> LossScaleState:
-        """As of `ScalesLosses`; that of every replica is the same."""
+        """Return the loss scale state, which is equal in every replica."""
         return self._scaled[0].loss_scale_state()
 
     def load_loss_scale_state(self, state: LossScaleState) -> None:
-        """As of `ScalesLosses`, in every replica."""
+        """Restore the loss scale state in every replica."""
         for program in self._scaled:
             program.load_loss_scale_state(state)
 
     def update_loss_scale(self, *, finite: bool) -> None:
-        """As of `ScalesLosses`, in every replica: a step is skipped by all."""
+        """Update the loss scale in every replica: a step is skipped by all."""
         for program in self._scaled:
             program.update_loss_scale(finite=finite)
 
@@ -349,7 +351,7 @@ class ReplicatedProgram(Program, ScalesLosses):
             program.synchronize()
 
     def snapshot(self) -> Any:
-        """Of every replica."""
+        """Return snapshots of every replica."""
         return [program.snapshot() for program in self._programs], self._key, self._draws
 
     def restore(self, snapshot: Any) -> None:
@@ -368,12 +370,14 @@ class ReplicatedProgram(Program, ScalesLosses):
         self._programs[0].sync_models()
 
     def unequal_buffers(self) -> list[str]:
-        """Buffers, as `NODE/buffers/NAME`, that are not alike in all replicas, as each computes them from its rows."""
+        """Return buffers, as `NODE/buffers/NAME`, that differ between replicas, because each computes them from its
+        rows.
+        """
         every = [self._buffers(program) for program in self._programs]
         return [name for name in every[0] if len({own[name].tobytes() for own in every}) > 1]
 
     def _buffers(self, program: Program) -> dict[str, np.ndarray]:
-        """Floating buffers of what a replica trains; others count, or are of random numbers."""
+        """Return floating buffers of trained nodes of a replica; others are counters or random states."""
         program.sync_models()
         trained = [op for op in program.segment.operations if op.trainable and op.model is not None]
         states = {f"{op.label}/{name}": array for op in trained for name, array in self._state_of(op.model)}
@@ -383,7 +387,7 @@ class ReplicatedProgram(Program, ScalesLosses):
         return self._backend.state(model).items()
 
     def renew_compiled(self) -> Sequence[str]:
-        """As of `Program`, of all replicas."""
+        """Return the changed Python values of all replicas."""
         return list(dict.fromkeys(name for program in self._programs for name in program.renew_compiled()))
 
     def close(self) -> dict[str, NodeState]:

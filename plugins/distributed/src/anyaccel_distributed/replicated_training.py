@@ -1,4 +1,4 @@
-"""Replicated training: a TrainPhase in the processes that a launcher started, each with its share of every batch."""
+"""Replicated training: a TrainPhase in the processes that a launcher started, each with its part of every batch."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ _READS_MODELS = "reads the models"
 
 
 class ReplicatedTraining(ProcessGroup):
-    """What the replicas of a TrainPhase exchange.
+    """The exchange between the replicas of a TrainPhase.
 
     Args:
-        label: of the phase.
-        place: which replica this process is, and of how many.
-        groups: for each framework of the graph.
-        sharded: whether parameters are divided among the replicas.
-        offload: whether these are stored in host memory.
-        whole: labels of the nodes whose parameters each replica keeps all the same.
-        global_batches: whether each replica gives its program all rows of a step.
-        sync_batchnorm: whether layers normalize by the rows of all replicas.
-        fixed_order: whether each replica has all rows of a step, computes some shards of them, and has the losses and
+        label: Label of the phase.
+        place: Rank of this process and number of replicas.
+        groups: Replica groups of the frameworks of the graph.
+        sharded: Whether parameters are sharded over the replicas.
+        offload: Whether these are stored in host memory.
+        whole: Labels of the nodes whose parameters are replicated anyway.
+        global_batches: Whether each replica passes its program all rows of a step.
+        sync_batchnorm: Whether layers normalize by the rows of all replicas.
+        fixed_order: Whether each replica has all rows of a step, computes some shards of them, and has the losses and
             gradients of all.
-        accumulate: batches of a step.
+        accumulate: Batches of a step.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class ReplicatedTraining(ProcessGroup):
 
     @property
     def global_batches(self) -> bool:
-        """Whether all replicas compute each step by one program, to which each gives all rows."""
+        """Whether all replicas compute each step by one program, and each passes it all rows."""
         return self._global_batches.given
 
     def choose_rows(self, *, in_memory: bool, batches: bool) -> None:
@@ -102,7 +102,7 @@ class ReplicatedTraining(ProcessGroup):
         self._global_batches = chosen
 
     def build(self, segment: Segment, backend: ComputingBackend) -> Program:
-        """Return the program of a segment, with what it trains divided among the replicas if that is asked for."""
+        """Build the program of a segment, with trained parameters sharded over the replicas if requested."""
         group = self._groups.get(backend.framework)
         if group is None:  # an evaluation, which needs one to gather by
             return backend.build(segment)
@@ -129,7 +129,7 @@ class ReplicatedTraining(ProcessGroup):
     def _gather_shards(
         self, group: ReplicaGroup, program: Program, shards: Sequence[Sequence[Any]], counts: Sequence[int]
     ) -> list[list[Any]]:
-        """As `ReplicaGroup.gather_tensors`; the last batch of a step ends it."""
+        """Gather tensors like `ReplicaGroup.gather_tensors`; the last batch of a step ends it."""
         self._gathered += 1
         ends = self._gathered == self._accumulate
         if ends and self._batches is not None:
@@ -162,23 +162,21 @@ class ReplicatedTraining(ProcessGroup):
 
     @property
     def keeps_snapshots(self) -> bool:
-        """Not where parameters are divided for want of room."""
+        """False if parameters are sharded, because there is too little memory."""
         return not self.sharded
 
     def before_hooks(self, run: Run, pipeline: Pipeline) -> Sequence[LoopExtension]:
         return (ReplicatedEpochs(run, pipeline, self),)
 
     def after_hooks(self, run: Run, pipeline: Pipeline) -> Sequence[LoopExtension]:
-        """See `ProcessGroup`; calls are shared where a program takes several steps."""
+        """Return the extensions after hooks; calls are agreed on if a program takes several steps."""
         return (AgreedStop(run, self), *([SharedCalls(self)] if pipeline.multi_step else []))
 
     def step_checks(self, phase: Any, pipeline: Pipeline) -> Sequence[LoopExtension]:
         return replica_checks(phase, pipeline, self)
 
     def share_batches(self, source: str) -> BatchesShare:
-        """Return the share that this replica takes of the batches of a source, which are then compared in every
-        step.
-        """
+        """Return this replica's part of the batches of a source; they are then compared in every step."""
         batches: deque[tuple[int, int]] = deque()
         self._batches, self._source, parts = batches, source, self._global_batches.parts
         return BatchShare(
@@ -190,10 +188,10 @@ class ReplicatedTraining(ProcessGroup):
         )
 
     def share_epochs(self, epochs: EpochPlan) -> EpochPlan:
-        """What this replica takes of the steps of a training; the order of rows is compared with the others'.
+        """Return this replica's part of the steps of a training; the order of rows is compared with the others'.
 
         Raises:
-            PhaseError: the steps cannot be shared.
+            PhaseError: the steps cannot be split.
         """
         return ReplicaEpochs(self._label, epochs, self.rank, self.size, self.see_orders, whole=self.reads_all_rows)
 
@@ -202,16 +200,16 @@ class ReplicatedTraining(ProcessGroup):
         return not (self.sharded or self.reads_all_rows) and len(epochs.epoch(0).steps) >= self.size
 
     def share_evaluation(self, epochs: EpochPlan) -> EpochPlan:
-        """Neighbouring batches."""
+        """Return neighbouring batches."""
         return ReplicaEvaluation(epochs, self.rank, self.size)
 
     @property
     def random_key(self) -> tuple[str, ...]:
-        """The first draws what a single process does, and so do all that read all rows."""
+        """Key of the random numbers: the first replica, and all that read all rows, draw those of a single process."""
         return (f"replica {self.rank}",) if self.rank > 0 and not self.reads_all_rows else ()
 
     def step(self, stages: Sequence[PipelineStage], log_event: LogEvent) -> CrossSegmentStep:
-        """Steps that exchange gradients, unless the programs do by themselves."""
+        """Return steps that exchange gradients, unless the programs do it themselves."""
         if self.global_batches:
             multi_step = self._batches is None  # else each step compares its batches with those of the others
             begin = self._begin_parts if self._global_batches.parts else lambda: 1
@@ -234,7 +232,7 @@ class ReplicatedTraining(ProcessGroup):
             self._compare_batches(self._batches, ended=True)
 
     def _compare_batches(self, batches: deque[tuple[int, int]], *, ended: bool = False) -> None:
-        """Compare the batches of this step with those of all replicas, of which each knows whether they are equal."""
+        """Compare the batches of this step with those of all replicas; each then knows whether they are equal."""
         seen = 0
         for _ in range(0 if ended else min(self._accumulate, len(batches))):
             seen = (31 * seen + batches.popleft()[0]) & 0xFFFFF
@@ -258,7 +256,7 @@ class ReplicatedTraining(ProcessGroup):
 
     @property
     def where(self) -> str:
-        """Which replica this is, and at which step, in words."""
+        """Rank of this replica and its step, in words."""
         return f"replica {self.rank} of {self.size}, epoch {max(self._epoch, 0)}, step {self._step}"
 
     def compare_step(self) -> None:
@@ -270,7 +268,7 @@ class ReplicatedTraining(ProcessGroup):
         self._step += 1
 
     def begin_last_part(self, stages: Sequence[PipelineStage], weight: float, part: float) -> set[int]:
-        """See `StepReplicas`; what is compared is compared before, as all replicas exchange in one order."""
+        """Begin the last part of a step, after comparisons, because all replicas exchange in one order."""
         self.compare_step()
         overlapped = set[int]()
         with self._naming_this_replica():
@@ -317,7 +315,7 @@ class ReplicatedTraining(ProcessGroup):
         return [{name: from_plain(array) for name, array in named.items()} for one in every for named in one]
 
     def outputs_of_all(self, outputs: dict[str, list[np.ndarray]]) -> dict[str, list[np.ndarray]]:
-        """See `ProcessGroup`; nothing is exchanged where no outputs are wanted."""
+        """Return the outputs of all processes; nothing is exchanged if no outputs are requested."""
         parts = {name: list[np.ndarray]() for name in outputs}
         own = [{name: array} for name, arrays in outputs.items() for array in arrays]
         for named in (self.arrays_of_all(own) or ()) if outputs else ():
@@ -326,10 +324,10 @@ class ReplicatedTraining(ProcessGroup):
         return parts
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the plain values that all replicas give, by rank; called by all at once.
+        """Return the plain values of all replicas, by rank; all call this together.
 
         Raises:
-            PhaseError: another replica reads models meanwhile.
+            PhaseError: another replica reads models at the same time.
         """
         with self._naming_this_replica():
             every = self._host.gather(value)
@@ -363,7 +361,7 @@ class ReplicatedTraining(ProcessGroup):
             raise FrameworkError(problem, available=error.available, hint=error.hint) from error
 
     def total(self, sums: Mapping[str, tuple[float, float]]) -> LossSums:
-        """Sums and weights of losses over all replicas, added in the order of their ranks; or those that all have."""
+        """Return sums and weights of losses over all replicas, added in the order of their ranks; or common ones."""
         if self.reads_all_rows:
             return dict(sums)
         every = self.gather({label: list(pair) for label, pair in sums.items()})
@@ -380,11 +378,11 @@ class ReplicatedTraining(ProcessGroup):
             self._orders.update(f"{key} {digest(np.asarray(orders[key]))}".encode())
 
     def stop_reason_of_all(self, own: str) -> str:
-        """Why a replica is asked to stop: what the first says that was, `""` if none was; called by all at once."""
+        """Return why a replica is asked to stop, from the first that reports it, or `""`; all call this together."""
         return next((reason for reason in self.gather(own) if reason), "")
 
     def end_epoch(self, stop_reason: str) -> str:
-        """Exchange at the end of an epoch why the run is asked to stop: what the first replica says that was asked.
+        """Exchange the stop reason at the end of an epoch; return the one of the first replica that has it.
 
         Raises:
             PhaseError: the replicas have drawn other rows.
@@ -406,7 +404,7 @@ class ReplicatedTraining(ProcessGroup):
         self._comparison.check_alike(graph, self._orders.hexdigest(), columns, when=when)
 
     def check_end(self, graph: ModelGraph) -> dict[str, np.ndarray]:
-        """See `ProcessGroup`; the first replica warns of buffers that are not alike."""
+        """Compare the results; the first replica warns of buffers that differ."""
         buffers = self._comparison.check_ended(graph)
         if buffers and self.rank == 0:
             first, *others = sorted(buffers)
@@ -424,7 +422,7 @@ class ReplicatedTraining(ProcessGroup):
         return buffers
 
     def check_same(self, texts: Mapping[str, str], *, when: str, hint: str) -> None:
-        """See `ReplicaComparison.check_same`."""
+        """Compare texts; see `ReplicaComparison.check_same`."""
         self._comparison.check_same(texts, when=when, hint=hint)
 
 
@@ -439,24 +437,26 @@ def _by_framework(stages: Iterable[PipelineStage]) -> dict[str, list[Program]]:
 
 
 class StepReplicas(Protocol):
-    """What the replicas of a step exchange; called by all of them in the same order."""
+    """The exchange between the replicas of a step; all of them call it in the same order."""
 
     sharded: bool
     """Whether gradients are summed over the replicas as soon as they are computed."""
 
     def begin_step(self, sizes: Sequence[int]) -> None:
-        """Where they are summed so: a step begins, in parts of that many rows."""
+        """Begin a step in parts with these numbers of rows, if gradients are summed by parts."""
 
     def begin_reading(self) -> None:
-        """Where parameters are divided: models are read next, for which all replicas gather them."""
+        """Announce that models are read next, for which all replicas gather sharded parameters."""
 
     def loss_weights(
         self, inputs: Sequence[tuple[PipelineStage, Sequence[Any]]], n_rows: float
     ) -> list[dict[str, Any]]:
-        """As `ReplicaGroup.loss_weights`, for stages with the inputs that their losses are weighed by."""
+        """Return `ReplicaGroup.loss_weights` for stages with the weight inputs of their losses."""
 
     def begin_last_part(self, stages: Sequence[PipelineStage], weight: float, part: float) -> set[int]:
-        """As `ReplicaGroup.overlap_gradients`; the `id`s of stages."""
+        """Begin the last part; return the `id`s of stages that overlap the exchange
+        (`ReplicaGroup.overlap_gradients`).
+        """
 
     def average(self, stages: Iterable[PipelineStage], weight: float) -> None:
         """Replace the gradients of these stages by their means over all replicas, weighted by rows."""
@@ -466,11 +466,11 @@ class StepReplicas(Protocol):
 
 
 class ReplicatedStep(CrossSegmentStep):
-    """Steps of which each replica computes the rows that are its share.
+    """Steps of which each replica computes its part of the rows.
 
     Args:
-        stages, log_event: see `CrossSegmentStep`.
-        replicas: that share each step.
+        stages, log_event: See `CrossSegmentStep`.
+        replicas: Replicas that split each step.
     """
 
     multi_step = False  # each has a program of its own
@@ -504,15 +504,15 @@ class ReplicatedStep(CrossSegmentStep):
 
 
 class GlobalBatchStep(CrossSegmentStep):
-    """Steps that the replicas compute together by one program, which exchanges by itself.
+    """Steps that the replicas compute together by one program, which exchanges data itself.
 
     Args:
-        stages, log_event: see `CrossSegmentStep`.
-        begin_step: is called when a step begins; gives of how many replicas its rows are put together: 1 where each
-            gives all of them.
-        compare: is called when the gradients of a step are computed.
-        end_step: is called when it is done.
-        multi_step: see `CrossSegmentStep`; not where batches are compared in every step.
+        stages, log_event: See `CrossSegmentStep`.
+        begin_step: Function called when a step begins; it returns from how many replicas its rows come: 1 if each
+            passes all of them.
+        compare: Function called when the gradients of a step are computed.
+        end_step: Function called when it is done.
+        multi_step: See `CrossSegmentStep`; not if batches are compared in every step.
     """
 
     is_share = True

@@ -1,4 +1,4 @@
-"""Row shares: which rows of each batch one replica is given: its part of them, or all, of which it computes a part."""
+"""Row shares: the rows of each batch for one replica: its part, or all rows, of which it computes a part."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class BatchShare:
     """The rows of each batch of a source that one replica takes.
 
     Args:
-        label: of the phase.
-        source: label of the source.
-        rank, size: which replica of how many.
-        on_batch: is told a fingerprint of each whole batch, which is the same in all replicas if their batches are,
-            and how many rows it has.
-        on_begin: is called when batches begin to be read, also where they are read again.
-        whole: whether each takes all rows, and computes a part of them.
-        parts: whether each takes its part only of batches in equal parts, and of others all rows.
+        label: Label of the phase.
+        source: Label of the source.
+        rank, size: Rank of this replica and number of replicas.
+        on_batch: Function that receives a fingerprint of each whole batch, which is equal in all replicas with equal
+            batches, and its number of rows.
+        on_begin: Function called when batches begin to be read, even if they are read again.
+        whole: Whether each takes all rows, and computes a part of them.
+        parts: Whether each takes its part only of batches in equal parts, and all rows of others.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class BatchShare:
 
 
 def fingerprint(batch: Batch) -> int:
-    """20 bits of the names and shapes of a batch, and of its first, middle and last row."""
+    """Return 20 bits of the names and shapes of a batch, and of its first, middle and last row."""
     found = 0
     for name in sorted(batch):
         column = np.asarray(batch[name])
@@ -103,17 +103,17 @@ def fingerprint(batch: Batch) -> int:
 
 
 class ReplicaEpochs(EpochPlan):
-    """The epochs of all replicas, of which this one takes its share of every step, in the order of the epoch.
+    """The epochs of all replicas, of which this one takes its part of every step, in the order of the epoch.
 
     Args:
-        label: of the phase.
-        epochs: of all.
-        rank, size: which replica of how many.
-        on_orders: is told the row orders of all, of each epoch that is drawn.
-        whole: whether each takes all rows of every step, and computes a part of them.
+        label: Label of the phase.
+        epochs: Epochs of all.
+        rank, size: Rank of this replica and number of replicas.
+        on_orders: Function that receives the row orders of all, for each epoch that is drawn.
+        whole: Whether each takes all rows of every step, and computes a part of them.
 
     Raises:
-        PhaseError: a batch has fewer rows than there are replicas, or its feature sets cannot be shared alike.
+        PhaseError: a batch has fewer rows than there are replicas, or its feature sets cannot be split equally.
     """
 
     splittable = False
@@ -187,10 +187,10 @@ class ReplicaEpochs(EpochPlan):
 
 
 def check_shares(label: str, batches: SampledBatches, n_replicas: int) -> None:
-    """Check that each of that many replicas can take a share of every batch.
+    """Check that each of `n_replicas` replicas can take a part of every batch.
 
     Raises:
-        PhaseError: a batch has fewer rows than there are replicas, or its feature sets cannot be shared alike.
+        PhaseError: a batch has fewer rows than there are replicas, or its feature sets cannot be split equally.
     """
     if batches.equal_batches is not None:
         _, size, last = batches.equal_batches
@@ -222,11 +222,11 @@ def _check_equal(label: str, sizes: set[int], n_replicas: int) -> None:
 
 
 class ReplicaEvaluation(EpochPlan):
-    """An evaluation of which this replica computes some whole batches, as one process does; neighbours are together.
+    """An evaluation of which this replica computes some whole, adjacent batches, as one process does.
 
     Args:
-        epochs: of all.
-        rank, size: which replica of how many; there are at least as many batches.
+        epochs: Epochs of all.
+        rank, size: Rank of this replica and number of replicas; there are at least as many batches.
     """
 
     splittable = True
@@ -244,7 +244,9 @@ class ReplicaEvaluation(EpochPlan):
 
 
 def _microbatch_size(steps: StepRange, size: int) -> int | None:
-    """Rows of a micro-batch of a replica, of which all have equally many: parts of a step may be computed together."""
+    """Return the rows of a micro-batch of a replica, with equally many in all: parts of a step may be computed
+    together.
+    """
     if steps.microbatch_size is None:
         return None
     own, least = -(-steps.microbatch_size // size), steps.batch_size // size
@@ -275,19 +277,19 @@ class GlobalBatches:
     needed: bool = False
 
     def chosen(self, label: str, size: int, *, in_memory: bool, batches: bool) -> GlobalBatches:
-        """The same once it is known where the rows are.
+        """Return the choice once it is known where the rows are.
 
-        Not of items that samplers draw, of which each replica reads its share: to know which rows of a block are of
-        which step, all would be read by each. Nor where a step accumulates batches that are read.
+        Items that samplers draw are excluded, because each replica reads only its part: to know which rows of a block
+        belong to which step, each would read all. Steps that accumulate batches of a source are excluded, too.
 
         Args:
-            label: of the phase.
-            size: how many replicas there are.
-            in_memory: whether each process has all rows in memory.
-            batches: whether a source gives the batches, each a step.
+            label: Label of the phase.
+            size: Number of replicas.
+            in_memory: Whether each process has all rows in memory.
+            batches: Whether a source yields the batches, each a step.
 
         Raises:
-            PhaseError: it is needed, and not given.
+            PhaseError: it is required, and not possible.
         """
         if self.given or not self.allowed:
             return self

@@ -1,4 +1,4 @@
-"""Sharding: parameters and optimizer states that are divided among replicas. Part of the plugin contract."""
+"""Sharding: parameters and optimizer states that are sharded over replicas. Part of the plugin contract."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from anyaccel_distributed.group import ReplicaGroup, Replicate
 
 
 class ShardParameters(Replicate):
-    """Capability `shard_parameters`: each replica keeps a part of the parameters, gradients and optimizer states.
+    """Capability `shard_parameters`: each replica keeps a shard of the parameters, gradients and optimizer states.
 
-    Steps of such a program are computed by all replicas together, and so are `forward`, `sync_models`,
-    `optimizer_states` and `close`: each is called by all of them in the same order. What these give is whole.
+    All replicas compute the steps of such a program together, and call `forward`, `sync_models`, `optimizer_states` and
+    `close` in the same order. The results of these are whole.
     """
 
     global_batches: ClassVar[bool] = False
@@ -29,9 +29,9 @@ class ShardParameters(Replicate):
 
     @abstractmethod
     def unshardable_reason(self, segment: Segment, *, offload: bool, whole: Collection[str] = ()) -> str:
-        """What keeps the parameters of a segment from being divided, in words; `""` if nothing does.
+        """Return why the parameters of a segment cannot be sharded; `""` if they can.
 
-        `segment.precision` may keep them from it, too. `whole` are the nodes whose parameters are not divided.
+        `segment.precision` may prevent it, too. `whole` are the nodes whose parameters are not sharded.
         """
 
     @abstractmethod
@@ -42,17 +42,17 @@ class ShardParameters(Replicate):
     def build_sharded(
         self, segment: Segment, group: ReplicaGroup, *, offload: bool, whole: Collection[str] = ()
     ) -> Program:
-        """As `Compute.build`, with what is trained divided among the replicas of a group.
+        """Build a program whose trained parameters are sharded over the replicas of a group.
 
         The models keep their class, and have no values until `sync_models` or `close`. Gradients are those of all
-        replicas: before each step `ReplicaGroup.begin_step` says what part of it is computed here, and
-        `average_gradients` leaves them as they are; those of parameters that are whole it adds up.
+        replicas: before each step `ReplicaGroup.begin_step` announces which part of it is computed here.
+        `average_gradients` leaves them unchanged, and sums those of whole parameters.
 
         Args:
-            segment: what to compute; its models are placed.
-            group: the replicas.
-            offload: keep what is divided in host memory: parameters, gradients and optimizer states.
-            whole: labels of the nodes whose parameters each replica keeps.
+            segment: The segment to compute; its models are placed.
+            group: The replicas.
+            offload: Keep sharded parameters, gradients and optimizer states in host memory.
+            whole: Labels of the nodes whose parameters are replicated.
         """
 
     def sharded_bytes(self, program: Program) -> int | None:

@@ -21,18 +21,18 @@ getattr(importlib.import_module(module), name)(**arguments)
 
 
 def spawn(function: Callable[..., object], *, replicas: int, arguments: Mapping[str, Any] | None = None) -> None:
-    """Call a function in several new processes of this machine, which share the batches of its training phases.
+    """Call a function in several new processes of this machine, which split the batches of its training phases.
 
-    What they print is printed here. A function returns nothing to this process: save results in it, and load them here.
+    Their output is printed here. The function returns nothing to this process: save results in it, and load them here.
 
     Args:
-        function: of a module that can be imported; one that was written in a notebook cannot.
-        replicas: how many processes.
-        arguments: of the function, by name: values that JSON has.
+        function: A function of a module that can be imported; one that was written in a notebook cannot.
+        replicas: Number of processes.
+        arguments: Arguments of the function, by name, as JSON values.
 
     Raises:
         ConfigError: the function cannot be imported, the arguments are not JSON, or `replicas` is below 1.
-        FrameworkError: a replica failed; the end of what it printed, with its traceback, is in the message.
+        FrameworkError: a replica failed; the message has the end of its output, with its traceback.
     """
     if not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 1:
         raise ConfigError(f"spawn: replicas={replicas!r} is no number of processes", hint="write replicas=2")
@@ -49,7 +49,7 @@ def spawn(function: Callable[..., object], *, replicas: int, arguments: Mapping[
 
 
 def _importable(function: Callable[..., object]) -> tuple[str, str]:
-    """Module and name of a function, if another process finds it there."""
+    """Return module and name of a function, if another process finds it there."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if not callable(function) or not isinstance(module, str):
         raise ConfigError(f"spawn: {function!r} is no function", hint="give a function of a module")

@@ -2,7 +2,7 @@
 
 Offers `JaxBackend`, the models `SequentialMLP`, `SequentialCNN` and `TabularMLP`, and the wrappers `Function`, `Linen`
 and `Equinox` for functions and modules that do not hold their values. Stands on `anyaccel.backend` and
-`anyaccel.adapter`. Importing this package does not import JAX: what needs it is imported on first use.
+`anyaccel.adapter`. Importing this package does not import JAX: modules that need it are imported on first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Objects of JAX and its libraries: what they belong to, the arrays in them, and the same object with other arrays."""
+"""Objects of JAX and its libraries: their owner, the arrays in them, and the same object with other arrays."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def arrays_in(obj: Any) -> Iterator[Any]:
 def map_arrays(obj: Any, function: Callable[[Any], Any]) -> Any:
     """Return the object with `function` applied to its arrays: models and NNX objects are changed, pytrees are new.
 
-    A pytree in which nothing changed is the same object.
+    A pytree in which nothing changed is returned itself.
     """
     import jax
 

@@ -51,21 +51,21 @@ class JaxCompute(JaxPlacement, KeywordCompute):
         return False
 
     def data_format(self, model: Any) -> tuple[str, str]:
-        """For single layers and plain sequences of them."""
+        """Return the format of single layers and plain sequences of them."""
         return _model(model).data_format
 
     def batch_coupling(self, model: Any) -> str:
-        """For layers of Flax, Equinox and Keras; of a `Function` nothing is known."""
+        """Return the coupling in layers of Flax, Equinox and Keras; for a `Function` it is unknown."""
         return _model(model).batch_coupling
 
     def untrainable_reason(self, model: Any) -> str:
-        """For models of Keras."""
+        """Return a reason for models of Keras."""
         return _model(model).untrainable_reason
 
     def infer_outputs(
         self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path], seed: int
     ) -> tuple[OutputSpec, ...]:
-        """On shapes alone, in evaluation mode."""
+        """Infer the outputs from shapes only, in evaluation mode."""
         from anyaccel_jax.shape_inference import infer_outputs
 
         return infer_outputs(_model(model), inputs, arguments, seed)
@@ -76,17 +76,17 @@ class JaxCompute(JaxPlacement, KeywordCompute):
     def infer_training(
         self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()
     ) -> tuple[OutputSpec, ...]:
-        """On shapes alone."""
+        """Infer the outputs from shapes only, in training mode."""
         from anyaccel_jax.shape_inference import infer_training
 
         return infer_training(_model(model), inputs, arguments)
 
     def dtype_of(self, model: Any) -> str | None:
-        """That of the first floating parameter, or the one that an unbuilt model will have."""
+        """Return the dtype of the first floating parameter, or the one that an unbuilt model will have."""
         return _model(model).dtype
 
     def parameters(self, model: Any) -> Mapping[str, TensorSpec]:
-        """As `Compute.parameters`.
+        """Return the specs of the parameters by name.
 
         Raises:
             StateError: the model is not built yet.
@@ -115,7 +115,9 @@ class JaxCompute(JaxPlacement, KeywordCompute):
     def build_over_processes(
         self, segment: Segment, group: Any, *, divided: bool, whole: Collection[str] = ()
     ) -> Program:
-        """As `ShardParameters.build_sharded`, or with whole parameters, for a group of JAX."""
+        """Build a sharded program for a group of JAX, or one with whole parameters; see
+        `ShardParameters.build_sharded`.
+        """
         from anyaccel_jax.losses import keras_library
         from anyaccel_jax.process_mesh import ProcessMesh, ProcessMeshProgram
         from anyaccel_jax.replica_group import corresponding_devices
@@ -139,7 +141,7 @@ class JaxCompute(JaxPlacement, KeywordCompute):
         return size >= DONATED_BYTES
 
     def state(self, model: Any) -> dict[str, np.ndarray]:
-        """As `Compute.state`.
+        """Return copies of the model's arrays in host memory.
 
         Raises:
             StateError: the model is not built yet.
@@ -163,19 +165,21 @@ class JaxCompute(JaxPlacement, KeywordCompute):
         built.write(parameters, {name: values[f"buffers/{name}"] for name in built.buffers})
 
     def models(self) -> Mapping[str, type]:
-        """SequentialMLP, SequentialCNN and TabularMLP."""
+        """Return SequentialMLP, SequentialCNN and TabularMLP."""
         from anyaccel_jax.models.builtin import SequentialCNN, SequentialMLP, TabularMLP
 
         return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN, "TabularMLP": TabularMLP}
 
     def loss_targets(self, loss: Loss) -> LossTargets | None:
-        """Of losses of Keras."""
+        """Return the targets of losses of Keras."""
         from anyaccel_jax.losses import keras_library
 
         return keras_library().loss_targets(loss)
 
     def unsupported_reason(self, spec: Optimizer | Loss) -> str:
-        """Supports Optax's transformations, factories of them, and Keras's losses."""
+        """Return why an optimizer or loss is not supported; Optax's transformations, their factories, and Keras's
+        losses are.
+        """
         own = spec.own
         is_like_optax = (callable(own) or hasattr(own, "init")) and not isinstance(own, type)
         if isinstance(spec, Optimizer) and is_like_optax:
@@ -199,7 +203,7 @@ class JaxPrecision(ComputesPrecision):
     )
 
     def precision_reason(self, model: Any, precision: str, device: Device) -> str:
-        """float64 is a setting of JAX, and Keras has policies of its own."""
+        """Return why a precision is not possible: float64 is a setting of JAX, and Keras has its own policies."""
         import jax
 
         if precision == "float64" and jax.dtypes.canonicalize_dtype("float64") != "float64":
@@ -207,14 +211,14 @@ class JaxPrecision(ComputesPrecision):
         return _model(model).precision_reason(precision)
 
     def matmul_precision(self, value: Any) -> AbstractContextManager[Any]:
-        """By `jax.default_matmul_precision`."""
+        """Set the precision with `jax.default_matmul_precision`, inside a context."""
         import jax
 
         context: AbstractContextManager[Any] = jax.default_matmul_precision(value)
         return context
 
     def float32_note(self, model: Any, device: Device) -> str:
-        """Products in TF32, which is JAX's default on GPUs that have it."""
+        """Return a note on matrix multiplications in TF32, which is JAX's default on GPUs that have it."""
         if device.kind != "gpu" or setting("jax_default_matmul_precision") not in (None, "default"):
             return ""
         return (
@@ -223,15 +227,15 @@ class JaxPrecision(ComputesPrecision):
         )
 
     def remat_blocks(self, model: Any, remat: str) -> Sequence[str]:
-        """`jax.checkpoint` of the whole model, which has no parts by name."""
+        """Return the whole model for `jax.checkpoint`, because it has no named parts."""
         return ("",) if remat == "blocks" else ()
 
 
 class JaxMemoryFigures(MemoryFigures):
-    """Buffers; what a step takes is not told, as XLA decides it for each device."""
+    """Report buffers. The memory of a step is not covered, because XLA decides it for each device."""
 
     def buffers(self, model: Any) -> Mapping[str, TensorSpec]:
-        """Of a model that is built, otherwise a StateError."""
+        """Return the specs of the buffers of a built model; otherwise raise a StateError."""
         return _specs(_built(model).buffers)
 
 

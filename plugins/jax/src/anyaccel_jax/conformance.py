@@ -27,23 +27,24 @@ ENTRIES_OF_ANY_SIZE = {
 class JaxSubject(Subject):
     """JAX on the best device of this machine, with the models that every framework has.
 
-    What JAX compiles is kept for the other tests of the run: many trace the same program of another model object.
+    JAX's compiled programs are cached for the other tests of the run: many trace the same program of another model
+    object.
     """
 
     @pytest.fixture(autouse=True)
     def compile_once(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-        """Keep what is compiled in a folder of the run, unless the user has set one."""
+        """Cache compiled programs in a folder of the run, unless the user has set one."""
         with compilation_cache_in(tmp_path_factory.getbasetemp() / "jax-compiled"):
             yield
 
     @pytest.fixture
     def backend(self) -> Backend:
-        """Serves gpu, tpu and cpu."""
+        """Return the backend, which serves gpu, tpu and cpu."""
         return JaxBackend()
 
     @pytest.fixture
     def new_tensor(self) -> Callable[[], Any]:
-        """On the framework's default device."""
+        """Create a tensor on the framework's default device."""
         return lambda: jnp.zeros(3)
 
     @pytest.fixture
@@ -53,7 +54,7 @@ class JaxSubject(Subject):
 
     @pytest.fixture
     def custom_loss(self) -> Callable[[Any, Any], Any]:
-        """Of jax.numpy."""
+        """Return a loss in jax.numpy."""
         return lambda outputs, targets: jnp.mean((outputs - targets) ** 2)
 
     @pytest.fixture
@@ -73,12 +74,12 @@ class JaxSubject(Subject):
 
 
 def difference(parameters: Any, minuend: jax.Array, subtrahend: jax.Array) -> dict[str, Any]:
-    """As Subject.keyword_model."""
+    """Return the difference, as `Subject.keyword_model` requires."""
     return {"difference": minuend - subtrahend, "parts": {"first": minuend}}
 
 
 def train_step(state: Any, batch: Any) -> Any:
-    """As Subject.custom_step."""
+    """Run a step for `Subject.custom_step`."""
     node = state["node"]
 
     def loss_of(params: Any) -> Any:
@@ -91,7 +92,9 @@ def train_step(state: Any, batch: Any) -> Any:
 
 @contextmanager
 def compilation_cache_in(folder: Path) -> Iterator[None]:
-    """JAX's compilation cache in a folder, with entries of any size; where a folder is set already, nothing changes."""
+    """Put JAX's compilation cache into a folder, with entries of any size; if a folder is set already, change
+    nothing.
+    """
     settings: dict[str, Any] = {FOLDER: str(folder), **ENTRIES_OF_ANY_SIZE}
     before = {name: getattr(jax.config, name) for name in settings}
     if before[FOLDER]:

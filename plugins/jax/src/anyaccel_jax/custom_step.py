@@ -25,7 +25,7 @@ _EXAMPLE = "def step(state, batch): ... return {**state, 'NODE': changed}, {'los
 
 
 class Values(NamedTuple):
-    """What a step changes of a node."""
+    """The values of a node that a step changes."""
 
     params: dict[str, Any]
     buffers: dict[str, Any]
@@ -34,15 +34,15 @@ class Values(NamedTuple):
 
 
 class CustomStep:
-    """A step of the user's own.
+    """A custom step.
 
     Args:
-        step: the function of (state, batch).
-        segment: what is trained.
-        ops: of the program.
-        layout: of the segment.
-        state: parameters and optimizer state, which the steps change.
-        off: do not compile.
+        step: Function of (state, batch).
+        segment: The segment to train.
+        ops: Ops of the program.
+        layout: Layout of the segment.
+        state: Parameters and optimizer state, which the steps change.
+        off: Do not compile.
 
     Raises:
         PhaseError: the function does not take these arguments.
@@ -88,11 +88,11 @@ class CustomStep:
         """Return the figures of the step; the state is changed.
 
         Args:
-            batch: columns by name.
-            key: random key of the step, as data.
+            batch: Columns by name.
+            key: Random key of the step, as data.
 
         Raises:
-            PhaseError: what the step gave is no state with figures.
+            PhaseError: the step did not return a state with figures.
         """
         self._tables.advance(self._counts)
         parameters = self._state.parameters
@@ -123,12 +123,11 @@ class CustomStep:
         return {owner: int(step) for owner, step in self._steps.items()}
 
     def collect(self) -> Mapping[str, Mapping[str, Any]]:
-        """As in `CustomStepRunner`; waits for the last step."""
+        """Write the state to the program and return the buffers, after waiting for the last step."""
         self._state.set_steps(self._counts())
         return self._buffers
 
     def begin_epoch(self) -> None:
-        """Schedules may say something else from now on."""
         self._tables.invalidate()
 
     def renew(self) -> list[str]:
@@ -136,7 +135,7 @@ class CustomStep:
         return self._compiler.renew()
 
     def close(self) -> None:
-        """As in `CustomStepRunner`: nothing."""
+        """Do nothing."""
 
 
 def _functions(

@@ -39,7 +39,7 @@ class JaxExpectedDevices(ExpectedDevices):
     """The devices that JAX will have once it has started."""
 
     def expected_of_kind(self, kind: str, machine: Machine) -> list[DeviceInfo] | None:
-        """None for those that a PJRT plugin adds."""
+        """Return the expected devices of a kind, None for those that a PJRT plugin adds."""
         if kind not in ("cpu", *_VENDORS) or not is_installed():
             return None
         count = expected_count(kind)

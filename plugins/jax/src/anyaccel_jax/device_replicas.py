@@ -29,14 +29,14 @@ class JaxReplicas(DeviceReplicas):
     def build_over(
         self, segment: Segment, devices: Sequence[Device], *, divided: bool = False, whole: Collection[str] = ()
     ) -> Program | None:
-        """One compiled step over a mesh, whose devices are all different."""
+        """Build one compiled step over a mesh, whose devices are all different."""
         if len({*devices}) < len(devices):
             return None
         program: Program = self.backend.build_mesh(segment, devices, divided=divided, whole=whole)
         return program
 
     def undividable_reason(self, segment: Segment, *, whole: Collection[str] = ()) -> str:
-        """Layers of Keras, whose variables are on one device."""
+        """Return a reason for layers of Keras, whose variables are on one device."""
         return undividable_reason(segment, whole)
 
 

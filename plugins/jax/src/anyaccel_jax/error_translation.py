@@ -18,10 +18,10 @@ _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory", "std::
 
 @contextmanager
 def translate_errors(subject: str) -> Iterator[None]:
-    """Inside, errors about memory or about arrays on several devices become anyaccel's; others pass.
+    """Turn errors about memory or about arrays on several devices into anyaccel's inside this context; others pass.
 
     Args:
-        subject: what is being done, such as `"an array of 8 bytes on gpu:0"`.
+        subject: The operation or object, such as `"an array of 8 bytes on gpu:0"`.
     """
     try:
         yield
@@ -31,7 +31,7 @@ def translate_errors(subject: str) -> Iterator[None]:
 
 
 def with_translated_errors(function: Callable[..., Any], subject: str) -> Callable[..., Any]:
-    """Return the function, with errors as in `translate_errors`, which cost nothing where there are none."""
+    """Return the function, with errors as in `translate_errors`, at no cost if there are none."""
 
     @wraps(function)
     def run(*arguments: Any) -> Any:

@@ -28,13 +28,13 @@ class JaxExchange(JaxPlacement, Exchange):
         return str(jax.dtypes.canonicalize_dtype(dtype)) if "int" in dtype else dtype
 
     def from_host(self, array: np.ndarray, device: Device, *, pinned: bool = False) -> Any:
-        """Any strides and byte order."""
+        """Copy an array with any strides and byte order."""
         check_dtype(array.dtype)
         with translate_errors(f"an array of {array.nbytes} bytes on {device}"):
             return self._put(copy_on_host(array), device)
 
     def from_host_owned(self, array: np.ndarray, device: Device) -> Any:
-        """On the CPU the array's own memory, where that is dense and aligned."""
+        """Return a tensor; on the CPU it is the array's own memory, if that is dense and aligned."""
         if not is_own(array) or (device.kind == "cpu" and not is_aligned(array)):
             return self.from_host(array, device)
         return self._put(array, device)
@@ -44,9 +44,9 @@ class JaxExchange(JaxPlacement, Exchange):
         return aligned_empty(shape, dtype)
 
     def copy_async(self, array: np.ndarray, device: Device) -> AsyncCopy:
-        """Computations on a device wait for what is copied there.
+        """Start a copy; computations on the device wait for it.
 
-        On the CPU the copy is made at once: JAX would compute from the buffer itself.
+        On the CPU the copy is made immediately: JAX would compute from the buffer itself.
         """
         if device.kind == "cpu" or not is_dense(array):
             return AsyncCopy(self.from_host(array, device))
@@ -61,7 +61,7 @@ class JaxExchange(JaxPlacement, Exchange):
             return jax.device_put(array, self.jax_device(device))
 
     def to_host(self, tensor: Any) -> np.ndarray:
-        """Read-only, and on the CPU the array's own memory."""
+        """Return a read-only array; on the CPU it is the array's own memory."""
         try:
             with translate_errors(f"the computation of an array of {tensor.nbytes} bytes"):
                 return np.asarray(tensor)
@@ -84,7 +84,7 @@ class JaxExchange(JaxPlacement, Exchange):
         return array if array.device is self.jax_device(device) else self.move(array, device)
 
     def gather_rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
-        """Compiled once for each number of rows."""
+        """Gather rows, compiled once for each number of rows."""
         from anyaccel_jax.ops import gather_rows, slice_rows
 
         limit = len(column if order is None else order)
@@ -131,7 +131,7 @@ def _is_exportable(array: Any) -> bool:
 
 
 def _without_gaps(foreign: Any) -> Any:
-    """Return the tensor, or a copy without gaps where it says that it has some: JAX imports no others."""
+    """Return the tensor, or a copy without gaps if it reports some: JAX imports no others."""
     strides, shape = getattr(foreign, "strides", None), getattr(foreign, "shape", ())
     if isinstance(foreign, np.ndarray):
         return foreign if foreign.flags.c_contiguous or foreign.flags.f_contiguous else foreign.copy()

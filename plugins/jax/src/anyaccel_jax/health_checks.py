@@ -1,4 +1,4 @@
-"""Checks of the installed JAX beside a machine, without importing it."""
+"""Checks of the installed JAX on a machine, without importing it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _OFF = ("false", "0")
 
 
 class JaxHealthChecks(HealthChecks):
-    """Whether what is installed fits a machine."""
+    """Check whether the installed packages fit a machine."""
 
     def health_checks(self, machine: Machine) -> Iterator[Check]:
-        """By the packages that are installed."""
+        """Yield checks of the installed packages."""
         for vendor in _PLUGINS:
             if machine.gpus(vendor):
                 yield from _plugin(machine, vendor)
@@ -26,7 +26,7 @@ class JaxHealthChecks(HealthChecks):
 
 
 def _installed(machine: Machine, vendor: str) -> str:
-    """Return the installed package that makes JAX use the GPUs of a vendor, `""` if there is none."""
+    """Return the installed package that makes JAX use the GPUs of a vendor, or `""`."""
     return next((name for name in _PLUGINS[vendor] if machine.version_of(name)), "")
 
 
@@ -43,7 +43,7 @@ def _plugin(machine: Machine, vendor: str) -> Iterator[Check]:
 
 
 def _memory(machine: Machine) -> Check:
-    """Whether JAX and TensorFlow would both take a GPU's memory; anyaccel keeps them from it where it is the first."""
+    """Check whether JAX and TensorFlow would both take a GPU's memory; anyaccel prevents it if it starts first."""
     given = machine.environment
     jax_takes_all = given.get("XLA_PYTHON_CLIENT_PREALLOCATE", "").lower() not in _OFF
     tensorflow = machine.version_of("tensorflow")

@@ -13,10 +13,10 @@ ENABLE_X64 = 'jax.config.update("jax_enable_x64", True)'
 
 
 def copy_on_host(array: np.ndarray) -> np.ndarray:
-    """Return a C-contiguous copy in native byte order that no one else writes to, so that JAX may keep it.
+    """Return a C-contiguous copy in native byte order that no other code writes to, so JAX may keep it.
 
-    JAX aliases host arrays where their address allows it, whatever `may_alias` says: an array that somebody else may
-    change afterwards must be copied.
+    JAX aliases host arrays if their address allows it, regardless of `may_alias`: an array that other code may change
+    afterwards must be copied.
     """
     copy = aligned_empty(array.shape, array.dtype.newbyteorder("="))
     np.copyto(copy, array)

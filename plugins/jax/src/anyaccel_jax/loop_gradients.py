@@ -17,15 +17,15 @@ _RESULTS = "a mean over the rows, a value of each row, or a sum and its count, a
 
 
 class LossGradients:
-    """Computes what `jax.value_and_grad(loss)` does, in micro-batches and in a precision; to be called within a step.
+    """Compute `jax.value_and_grad(loss)` in micro-batches and in a precision; call it within a step.
 
     Args:
-        loss: called with the model or parameters, and what else this is called with.
-        n_micro: how many micro-batches the rows are cut into.
-        n_shards: among how many devices the rows are divided, each of which keeps its own.
-        dtype: floating-point arrays are cast to it on their way into the loss; None casts nothing.
-        has_aux: whether the loss gives a pair whose second is returned as it is.
-        traced: called when a step is traced.
+        loss: Function of the model or parameters, and the other arguments of this call.
+        n_micro: Number of micro-batches of the rows.
+        n_shards: Number of devices over which the rows are sharded; each keeps its own.
+        dtype: Dtype to which floating-point arrays are cast on their way into the loss; None casts nothing.
+        has_aux: Whether the loss returns a pair; the second item is returned unchanged.
+        traced: Function called when a step is traced.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class LossGradients:
         """Return the loss, and its gradients with respect to the first argument.
 
         Args:
-            model: parameters, an NNX module or an Equinox module.
-            args, settings: go to the loss. Arrays with as many rows as the first of them are cut into micro-batches;
-                each micro-batch gets its own random key.
-            mask: [rows], which of them count; the loss gives a value of each row then.
+            model: Parameters, an NNX module or an Equinox module.
+            args, settings: Arguments of the loss. Arrays with as many rows as the first of them are split into
+                micro-batches; each micro-batch gets its own random key.
+            mask: Rows that count, [rows]; the loss then returns a value for each row.
         """
         self._traced()
         part = _part_of(model)
@@ -62,7 +62,9 @@ class LossGradients:
         return ((value, aux) if self._has_aux else value), grads
 
     def _terms(self, part: _Part, trained: Any, carried: Any, tree: Any) -> tuple[Any, Any, Any, Any]:
-        """A mean or a sum, its count, what the model has changed, and what else the loss gives; no count of a mean."""
+        """Return a mean or a sum, its count, changes of the model, and other results of the loss; a mean has no
+        count.
+        """
         args, settings, mask = tree
         model = part.rebuilt(self._cast(trained), carried)
         result = self._loss(model, *self._cast(args), **self._cast(settings))
@@ -93,7 +95,9 @@ class LossGradients:
         return value, grads, carried, aux
 
     def _in_parts(self, part: _Part, tree: Any) -> tuple[Any, Any, Any]:
-        """Micro-batch i has the rows i, i + n_micro, ..., so that no row leaves its device; what is left follows."""
+        """Compute micro-batches: number i has the rows i, i + n_micro, ..., so that no row leaves its device; the rest
+        follows.
+        """
         leaves, structure = jax.tree.flatten(tree)
         n_rows = next((leaf.shape[0] for leaf in leaves if np.ndim(leaf)), None)
         if n_rows is None:
@@ -141,13 +145,13 @@ _COUNTS = jnp.int32
 
 
 class _Part:
-    """What of a model is trained, and the rest.
+    """The trained part of a model, and the rest.
 
     Attributes:
-        trained, rest: pytrees.
-        rebuilt: the model of both.
-        carried: what a model that was called has for the rest.
-        finish: called with that in the end.
+        trained, rest: Pytrees.
+        rebuilt: The model of both.
+        carried: The rest after a call of the model.
+        finish: Function called with it at the end.
     """
 
     def __init__(
@@ -183,13 +187,13 @@ def _part_of(model: Any) -> _Part:
 
 
 def _own_key(leaf: Any, number: Any) -> Any:
-    """Return a random key of a micro-batch, of that of the batch; anything else as it is."""
+    """Return a random key of a micro-batch, from that of the batch; anything else unchanged."""
     is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) and leaf.ndim == 0
     return jax.random.fold_in(leaf, number) if is_key else leaf
 
 
 def _counted(result: Any, mask: Any) -> tuple[Any, Any]:
-    """A sum and its count, of what a loss gives; of a mean the mean and None."""
+    """Return a sum and its count for the result of a loss; for a mean, the mean and None."""
     if isinstance(result, tuple):
         if len(result) != 2 or any(not hasattr(item, "shape") for item in result):
             raise _wrong(result, _RESULTS)

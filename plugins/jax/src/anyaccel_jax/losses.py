@@ -12,7 +12,7 @@ from anyaccel.specs import Loss
 
 
 def keras_library() -> LayerLibrary:
-    """Keras, where somebody has imported it; else a library that nothing belongs to."""
+    """Return Keras if it is imported, otherwise a library that nothing belongs to."""
     keras = sys.modules.get("keras")
     return LayerLibrary(keras if hasattr(keras, "Layer") else None)
 

@@ -9,10 +9,10 @@ from anyaccel_jax import runtime_config
 
 
 class JaxMemory(Memory):
-    """Figures of an accelerator are those of this process's allocator; of the CPU only its size is known."""
+    """Memory of an accelerator as this process's allocator reports it; for the CPU only its size is known."""
 
     def memory(self, device: Device) -> MemoryInfo:
-        """Free is what JAX's allocator may still hand out, less than is free on the device."""
+        """Return the memory; free is what JAX's allocator can still provide, less than what is free on the device."""
         stats = self.backend.jax_device(device).memory_stats() or {}
         if not stats:
             total, free = host_memory()

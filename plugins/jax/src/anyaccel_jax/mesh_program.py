@@ -1,4 +1,4 @@
-"""A program over several devices of a process: one compiled step, whose arrays are divided by `jax.sharding`."""
+"""A program over several devices of a process: one compiled step with arrays sharded by `jax.sharding`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _AXIS = "replicas"
 
 
 class DeviceMesh:
-    """Where arrays are on several devices: rows of a batch are shared, the state is everywhere, or divided.
+    """The placement of arrays on several devices: rows of a batch are sharded, the state is replicated or sharded.
 
     Args:
-        devices: of JAX, of one process.
-        divides: whether parameters and optimizer state are divided, each along its longest axis that so many devices
-            can divide; those without one are everywhere.
-        whole: labels of nodes whose parameters and optimizer state are everywhere all the same.
+        devices: JAX devices of one process.
+        divides: Whether parameters and optimizer state are sharded, each along its longest axis that the number of
+            devices divides; those without one are replicated.
+        whole: Labels of nodes whose parameters and optimizer state are always replicated.
     """
 
     chooses_by_time: ClassVar[bool] = True
@@ -49,7 +49,7 @@ class DeviceMesh:
         return NamedSharding(self._mesh, spec(*axes))
 
     def of_state(self, shape: Sequence[int]) -> NamedSharding:
-        """That of a parameter or a slot."""
+        """Return the sharding of a parameter or a slot."""
         n = len(self.devices)
         axes = [axis for axis, size in enumerate(shape) if size and size % n == 0] if self.divides else []
         if not axes:
@@ -63,13 +63,13 @@ class DeviceMesh:
         return NodeState(state.step, jax.tree.map(lambda x: self.put(x, where(np.shape(x))), dict(state.slots)))
 
     def of_rows(self, n_rows: int) -> NamedSharding:
-        """That of the rows of a batch: each device has all of them where they cannot be divided evenly."""
+        """Return the sharding of the rows of a batch: each device has all of them if they cannot be split evenly."""
         return self.rows if n_rows and n_rows % len(self.devices) == 0 else self.everywhere
 
     def divide(self, rows: Any) -> Any:
-        """Rows of a batch, of which each device computes a part; within `dividing_rows` also of a ragged one.
+        """Shard the rows of a batch over the devices; within `dividing_rows` also a ragged one.
 
-        XLA pads such a batch, and leaves the padding out of all that mixes rows, of losses as of layers.
+        XLA pads such a batch, and ignores the padding in everything that mixes rows, in losses and layers.
         """
         constrain: Any = jax.lax.with_sharding_constraint
         where = self.of_rows(rows.shape[0])
@@ -80,7 +80,9 @@ class DeviceMesh:
         return constrain(rows, where)
 
     def dividing_rows(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function to be compiled as a whole, in which rows of any number are divided, unless XLA cannot."""
+        """Return a function to be compiled as a whole, in which any number of rows is sharded, unless XLA cannot do
+        it.
+        """
 
         @wraps(function)
         def traced(*args: Any) -> Any:
@@ -100,7 +102,7 @@ class DeviceMesh:
         return jax.device_put(array, sharding)
 
     def home(self, tree: Any) -> Any:
-        """Arrays of a tree, whole on the first device."""
+        """Return the arrays of a tree, whole on the first device."""
         return jax.tree.map(self._home, tree)
 
     def _home(self, array: Any) -> Any:
@@ -112,13 +114,13 @@ class DeviceMesh:
 
 
 class _RaggedRows(Exception):
-    """A function takes rows of which not all devices can have equally many."""
+    """The rows of a function cannot be split equally over the devices."""
 
 
 def _has_other_indices(jaxpr: Any) -> bool:
-    """Whether something is gathered or scattered by indices that are not int32, as in the gradient of a sort.
+    """Return whether a gather or scatter uses indices that are not int32, as in the gradient of a sort.
 
-    Where rows are divided unevenly XLA pads all indices with an int32, and ends the process if they are others.
+    If rows are sharded unevenly, XLA pads all indices with an int32, and ends the process if they have another dtype.
     """
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         if equation.primitive.name.startswith(("gather", "scatter")) and equation.invars[1].aval.dtype != np.int32:
@@ -133,9 +135,9 @@ class MeshOps(JaxOps):
     """Models and steps over a mesh. Parameters are whole while a model is applied to the rows of a device.
 
     Args:
-        move_array: puts an array on a device.
-        mesh: the devices.
-        whole: the models whose parameters are on all devices, also where those of others are divided.
+        move_array: Function that puts an array on a device.
+        mesh: The devices.
+        whole: Models whose parameters are on all devices, even if those of others are sharded.
     """
 
     def __init__(
@@ -156,17 +158,17 @@ class MeshOps(JaxOps):
         return type(self)(self._move_array, self._mesh, keeps_models=False)  # nobody asks it for parameters
 
     def parameters(self, model: Any) -> Mapping[str, Any]:
-        """As in `Model`, over the mesh; arrays that two models share are shared."""
+        """Return the parameters over the mesh; arrays that two models share are shared."""
         divided = id(model) not in self._whole
         return {name: self._place(array, divided=divided) for name, array in super().parameters(model).items()}
 
     def optimizer_state(self, model: Any) -> NodeState | None:
-        """As of `JaxOps`, over the mesh."""
+        """Return the optimizer state of the model over the mesh."""
         state = super().optimizer_state(model)
         return None if state is None else self._mesh.placed_state(state, divided=id(model) not in self._whole)
 
     def buffers(self, model: Any) -> Mapping[str, Any]:
-        """As in `Model`, on all devices."""
+        """Return the buffers, on all devices."""
         return {name: self._place(array, divided=False) for name, array in super().buffers(model).items()}
 
     def _place(self, array: Any, *, divided: bool) -> Any:
@@ -176,11 +178,11 @@ class MeshOps(JaxOps):
         return self._placed[id(array)][1]
 
     def forget_placed(self) -> None:
-        """Let go of the arrays of models, which were placed."""
+        """Release the placed arrays of models."""
         self._placed.clear()
 
     def write(self, model: Any, parameters: Mapping[str, Any], buffers: Mapping[str, Any]) -> None:
-        """As of `JaxOps`, on the first device."""
+        """Store the values in the model, on the first device."""
         super().write(model, self._mesh.home(dict(parameters)), self._mesh.home(dict(buffers)))
 
     def write_divided(self, model: Any, parameters: Mapping[str, Any], buffers: Mapping[str, Any]) -> None:
@@ -188,25 +190,26 @@ class MeshOps(JaxOps):
         self.model(model).write(parameters, buffers)
 
     def apply(self, model: Any, parameters: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """As of `JaxOps`, with whole parameters."""
+        """Apply a model with whole parameters."""
         constrain: Any = jax.lax.with_sharding_constraint
         whole = {name: constrain(array, self._mesh.everywhere) for name, array in parameters.items()}
         return super().apply(model, whole if self._mesh.divides else parameters, *args, **kwargs)
 
     def gather_batch(self, column: Any, order: Any, start: Any, size: int) -> Any:
-        """As of `JaxOps`, with a part of the rows on each device."""
+        """Gather rows, with a part of them on each device."""
         return self._mesh.divide(super().gather_batch(column, order, start, size))
 
     def jit(self, function: Callable[..., Any], donated: tuple[int, ...] = ()) -> Callable[..., Any]:
-        """As of `JaxOps`; rows are divided in it."""
+        """Compile a function in which rows are sharded."""
         return super().jit(self._mesh.dividing_rows(function), donated)
 
     def compile_value_and_pullback(
         self, function: Callable[..., Any]
     ) -> Callable[[Any, Any], tuple[Any, Any, Callable[[Any], Any]]]:
-        """As of `JaxOps`; where rows do not divide evenly and losses alone have gradients, these are computed at once.
+        """Compile a function with its pullback. If rows do not divide evenly and only losses have gradients, compute
+        these immediately.
 
-        What one compiled function leaves to another is whole on each device, if it cannot be divided evenly.
+        A value that one compiled function passes to another is whole on each device if it cannot be split evenly.
         """
         apart = super().compile_value_and_pullback(function)
         if not self._mesh.computes_alone:
@@ -230,33 +233,32 @@ class MeshOps(JaxOps):
         return run
 
     def move(self, array: Any, device: Device) -> Any:
-        """To the mesh."""
+        """Move an array to the mesh."""
         if isinstance(array, jax.core.Tracer) or len(array.devices()) > 1:
             return array
         return self._mesh.put(array, self._mesh.of_state(array.shape))
 
     def compile_steps(self, body: StepFunction, *, quick: bool = False) -> StepLoop:
-        """As of `JaxOps`; what is divided stays divided, parameter by parameter."""
+        """Compile steps; sharded arrays stay sharded, parameter by parameter."""
         body = _DividedStep(body, self._mesh) if self._mesh.divides else body
         mesh = self._mesh
         return compile_loop(body, self.jit, donates=self.donates, put=mesh.put, times_ways=mesh.chooses_by_time)
 
 
 class DonatingMeshOps(MeshOps):
-    """As `DonatingOps`."""
+    """Mesh ops that donate the state, like `DonatingOps`."""
 
     donates = True
 
 
 class _DividedStep(StepFunction):
-    """A step whose state is divided after it as before; not flattened, which would gather it."""
+    """A step whose state is sharded before and after it; it is not flattened, which would gather it."""
 
     def __init__(self, body: StepFunction, mesh: DeviceMesh) -> None:
         self.batch_size, self.__name__ = body.batch_size, body.__name__
         self._body, self._mesh = body, mesh
 
     def __call__(self, state: Any, rest: Any, scalars: Any) -> tuple[Any, Any]:
-        """As of the body."""
         after, losses = self._body(state, rest, scalars)
         kept = {
             name: {
@@ -276,20 +278,20 @@ class _DividedStep(StepFunction):
         return constrain(array, self._mesh.everywhere)
 
     def flatten(self, state: Any) -> tuple[Any, Any, Any]:
-        """Return the state as it is."""
+        """Return the state unchanged."""
         return state, self, lambda after: after
 
 
 class MeshProgram(JaxProgram):
-    """A segment over several devices, with the numbers of one: the framework divides each step and adds gradients.
+    """A segment over several devices, with the numbers of one: the framework splits each step and adds gradients.
 
-    Inputs come on the first device, and outputs, losses and states are given there. With divided parameters the
-    user's models hold them divided after each step, and whole on the first device after `sync_models` and `close`.
+    Inputs arrive on the first device, and outputs, losses and states are returned there. With sharded parameters, the
+    user's models hold them sharded after each step, and whole on the first device after `sync_models` and `close`.
 
     Args:
-        segment: on the first device.
-        ops: over the mesh.
-        mesh: the devices.
+        segment: The segment, on the first device.
+        ops: Ops over the mesh.
+        mesh: The devices.
     """
 
     def __init__(self, segment: Segment, ops: MeshOps, mesh: DeviceMesh) -> None:
@@ -308,21 +310,21 @@ class MeshProgram(JaxProgram):
         self._release()
 
     def _release(self) -> None:
-        """Let the models hold what is divided, so that nothing whole is kept."""
+        """Let the models hold the sharded arrays, so that no whole ones are kept."""
         if self._mesh.divides:
             for label, model in self._layout.models.items():
                 self._mesh_ops.write_divided(model, self._state.parameters[label], self._buffers[label])
 
     def _rows(self, inputs: Sequence[Any]) -> list[Any]:
-        """Rows of a batch, shared by the devices."""
+        """Return the rows of a batch, sharded over the devices."""
         return [None if x is None else self._mesh.put(x, self._mesh.of_rows(int(x.shape[0]))) for x in inputs]
 
     def _step_rows(self, inputs: Sequence[Any]) -> list[Any]:
-        """Rows of a training step, which may be given otherwise than those of an evaluation."""
+        """Return the rows of a training step, whose form may differ from those of an evaluation."""
         return self._rows(inputs)
 
     def _everywhere(self, columns: Sequence[Any]) -> list[Any]:
-        """Columns on all devices; those of the last call are not copied again."""
+        """Return columns on all devices; those of the last call are not copied again."""
         before, self._columns = self._columns, {}
         return [None if x is None else self._known_or_copied(x, before) for x in columns]
 
@@ -355,7 +357,7 @@ class MeshProgram(JaxProgram):
         return self._training_outputs(outputs), self._at_home(losses), pullback
 
     def _training_outputs(self, outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Outputs of a training step as the caller gets them."""
+        """Return the outputs of a training step in the form for the caller."""
         at_home: tuple[Any, ...] = self._at_home(outputs)
         return at_home
 

@@ -38,7 +38,7 @@ class Namespace:
         return getattr(jnp, name)
 
     def zeros_like(self, array: Any) -> Any:
-        """As `jnp.zeros_like`, on the array's device."""
+        """Return `jnp.zeros_like`, on the array's device."""
         if isinstance(array, jax.core.Tracer):
             return jnp.zeros_like(array)
         return put_alike(np.zeros(array.shape, array.dtype), array.sharding)
@@ -50,7 +50,7 @@ _KEY_IMPLEMENTATION = "threefry2x32"  # whatever the user's default is
 
 
 class _Way(NamedTuple):
-    """How a model is applied, besides to what."""
+    """How a model is applied, apart from its arguments."""
 
     train: bool
     layout: CallLayout
@@ -60,13 +60,13 @@ class _Way(NamedTuple):
 
 @partial(jax.jit, static_argnums=2)
 def slice_rows(column: Any, begin: Any, size: int) -> Any:
-    """`column[begin : begin + size]`; compiled once for each size."""
+    """Return `column[begin : begin + size]`; compiled once for each size."""
     return jax.lax.dynamic_slice_in_dim(column, begin, size)
 
 
 @partial(jax.jit, static_argnums=3)
 def gather_rows(column: Any, order: Any, begin: Any, size: int) -> Any:
-    """`column[order[begin : begin + size]]`; compiled once for each size."""
+    """Return `column[order[begin : begin + size]]`; compiled once for each size."""
     return jnp.take(column, jax.lax.dynamic_slice_in_dim(order, begin, size), axis=0)
 
 
@@ -92,7 +92,7 @@ class JaxOps(TracedOps):
         self._compiled: dict[tuple[int, _Way], Any] = {}
 
     def named_scope(self, name: str) -> AbstractContextManager[Any]:
-        """`jax.named_scope`, which costs nothing once a function is compiled."""
+        """Return `jax.named_scope`, which costs nothing once a function is compiled."""
         return jax.named_scope(name)
 
     def model(self, model: Any) -> Model:
@@ -108,7 +108,7 @@ class JaxOps(TracedOps):
         return type(self)(self._move_array, keeps_models=False)
 
     def cache_key(self, model: Any) -> Any:
-        """As in `Model`, of the model as it is now."""
+        """Return the cache key of the model in its current state."""
         return as_model(model).cache_key
 
     def forget_compiled(self) -> None:
@@ -127,20 +127,20 @@ class JaxOps(TracedOps):
         return self.model(model).constraints
 
     def optimizer_state(self, model: Any) -> NodeState | None:
-        """That of a TrainState of Flax."""
+        """Return the optimizer state of a Flax TrainState."""
         return getattr(self.model(model), "optimizer_state", None)
 
     def write_optimizer_state(self, model: Any, state: NodeState) -> None:
-        """To a TrainState of Flax."""
+        """Store the optimizer state in a Flax TrainState."""
         held = self.model(model)
         if hasattr(held, "optimizer_state"):
             held.optimizer_state = state
 
     def write(self, model: Any, parameters: Mapping[str, Any], buffers: Mapping[str, Any]) -> None:
-        """As in `Model`, once the values are computed.
+        """Store the values in the model, once they are computed.
 
         Raises:
-            StateError: there are none, since the step that should compute them failed; the model is unchanged.
+            StateError: there are none, because the step that computes them failed; the model is unchanged.
         """
         arrays = [*parameters.values(), *buffers.values()]
         if any(array.is_deleted() for array in arrays):
@@ -164,7 +164,7 @@ class JaxOps(TracedOps):
         precision: NodePrecision | None = None,
         remat: str = "",
     ) -> OutputsAndBuffers:
-        """`Model.apply`, compiled by itself: a segment on several devices is not compiled as a whole."""
+        """Run `Model.apply`, compiled separately: a segment on several devices is not compiled as a whole."""
         way = _Way(train, layout, precision, remat)
         if self.eager:
             return _apply(self.model(model), way, parameters, buffers, inputs, key)
@@ -183,19 +183,19 @@ class JaxOps(TracedOps):
         layout: Any = POSITIONAL,
         precision: NodePrecision | None = None,
     ) -> tuple[Any, ...]:
-        """In evaluation mode; random numbers, if any, are the same in every call."""
+        """Compute in evaluation mode; random numbers, if any, are the same in every call."""
         return self.apply(model, parameters, buffers, inputs, False, self.key(0), layout, precision)[0]
 
     # -- functions -------------------------------------------------------------------------------------------------
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`jax.jit`."""
+        """Compile with `jax.jit`."""
         return _jit(function)
 
     def value_and_pullback(
         self, function: Callable[..., Any], primals: Any, rest: Any
     ) -> tuple[Any, Any, Callable[[Any], Any]]:
-        """`jax.vjp`."""
+        """Differentiate with `jax.vjp`."""
         values, pullback, others = jax.vjp(lambda primals: function(primals, rest), primals, has_aux=True)
         return values, others, lambda cotangents: pullback(cotangents)[0]
 
@@ -221,7 +221,7 @@ class JaxOps(TracedOps):
         return run
 
     def jit(self, function: Callable[..., Any], donated: tuple[int, ...] = ()) -> Callable[..., Any]:
-        """`jax.jit` of a function that destroys some of its arguments, with this framework's errors."""
+        """Compile with `jax.jit` a function that destroys some of its arguments, with this framework's errors."""
         return _jit(function, donated)
 
     def compile_steps(self, body: StepFunction, *, quick: bool = False) -> StepLoop:
@@ -229,7 +229,7 @@ class JaxOps(TracedOps):
         return compile_loop(body, self.jit, donates=self.donates)
 
     def accumulate(self, body: Callable[..., Any], carried: Any, count: int) -> tuple[Any, Any]:
-        """`jax.lax.fori_loop`."""
+        """Loop with `jax.lax.fori_loop`."""
         _, shapes = jax.eval_shape(body, carried, jnp.int32(0))
         zeros = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
 
@@ -252,19 +252,19 @@ class JaxOps(TracedOps):
         return self._move_array(array, device)
 
     def gather_rows(self, column: Any, start: int, stop: int, order: Any) -> Any:
-        """As `Exchange.gather_rows`, within the column."""
+        """Gather rows within the column; see `Exchange.gather_rows`."""
         return self.gather_batch(column, order, np.int32(start), stop - start)
 
     def gather_batch(self, column: Any, order: Any, start: Any, size: int) -> Any:
-        """As `gather_rows`, also in a traced function."""
+        """Gather rows, also in a traced function."""
         return slice_rows(column, start, size) if order is None else gather_rows(column, order, start, size)
 
     def copy(self, array: Any) -> Any:
-        """`jnp.copy`."""
+        """Copy with `jnp.copy`."""
         return jnp.copy(array)
 
     def wait(self, arrays: Any) -> None:
-        """`jax.block_until_ready`: JAX computes later, and says only then that memory ran out."""
+        """Wait with `jax.block_until_ready`: JAX computes later, and only then reports that memory ran out."""
         wait: Any = jax.block_until_ready
         with translate_errors("a training step"):
             wait(arrays)
@@ -276,7 +276,7 @@ class JaxOps(TracedOps):
         return np.array([seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF], dtype=np.uint32)
 
     def fold(self, key: Any, number: Any) -> Any:
-        """`jax.random.fold_in`."""
+        """Fold with `jax.random.fold_in`."""
         return jax.random.key_data(jax.random.fold_in(_wrap_key(key), number))
 
     def custom_loss(self, loss: Loss) -> LossFunction:
@@ -287,7 +287,7 @@ class JaxOps(TracedOps):
         return self.model(model).parameter_tree
 
     def update_rule(self, optimizer: Optimizer) -> UpdateRule:
-        """By the formulas, by Optax, or by Keras."""
+        """Return the rule by the formulas, Optax, or Keras."""
         if optimizer.own is None:
             return super().update_rule(optimizer)
         library = keras_library()
@@ -341,7 +341,7 @@ def _apply(model: Model, way: _Way, parameters: Any, buffers: Any, inputs: Any, 
 def _apply_referenced(
     reference: Any, way: _Way, parameters: Any, buffers: Any, inputs: Any, key: Any
 ) -> OutputsAndBuffers:
-    """With a weak reference to the model, which exists while functions are traced."""
+    """Apply with a weak reference to the model, which exists while functions are traced."""
     return _apply(as_model(reference()), way, parameters, buffers, inputs, key)
 
 

@@ -33,10 +33,10 @@ def optax_rule(optimizer: Optimizer) -> UpdateRule:
 
 
 class OptaxRule(UpdateRule):
-    """A gradient transformation over the parameters of one node, in the tree in which the model's library holds them.
+    """A gradient transformation over the parameters of one node, in the tree of the model's library.
 
-    The state of the transformation that belongs to a parameter is held with this parameter, named by the path in the
-    state that leads to it; what belongs to all of them is held with the first parameter by name.
+    State of the transformation that belongs to a parameter is stored with this parameter, named by its path in the
+    state; state of all parameters is stored with the first by name.
     """
 
     def __init__(self, optimizer: Optimizer, tree: ParameterTree | None = None) -> None:
@@ -49,7 +49,7 @@ class OptaxRule(UpdateRule):
             self.needs_value = self._check_update()
 
     def for_tree(self, tree: ParameterTree) -> OptaxRule:
-        """With the parameters in a tree, without which it computes nothing."""
+        """Return the rule with the parameters in a tree, without which it computes nothing."""
         return type(self)(self.optimizer, tree)
 
     def coefficients(self, step: int) -> dict[str, float]:
@@ -75,7 +75,7 @@ class OptaxRule(UpdateRule):
             raise self._tree_error(error) from error
 
     def _state_structure(self, parameters: Arrays) -> Any:
-        """Return the state with shapes in place of values; kept, as steps that are not compiled ask for it again."""
+        """Return the state with shapes instead of values; it is cached for steps that are not compiled."""
         key = tuple((name, array.shape, array.dtype) for name, array in parameters.items())
         if key not in self._structures:
             self._structures[key] = jax.eval_shape(self._initial_state, dict(parameters))
@@ -134,7 +134,7 @@ class OptaxRule(UpdateRule):
         return False
 
     def slots(self, xp: Any, kept: Slots, parameters: Arrays) -> Slots:
-        """What was kept; for other parameters their part of the initial state, on their devices."""
+        """Return the kept slots; for other parameters their part of the initial state, on their devices."""
         known = {name: kept[name] for name in parameters if name in kept}
         if len(known) == len(parameters):
             return known
@@ -150,7 +150,7 @@ class OptaxRule(UpdateRule):
         return {**initial, **known}
 
     def fits(self, slots: Slots, parameters: Arrays) -> bool:
-        """Whether slots are what the transformation keeps for these parameters."""
+        """Return whether slots match the state of the transformation for these parameters."""
         split = self._tree.split_state
         expected = jax.eval_shape(lambda arrays: split(self._initial_state(arrays), arrays), dict(parameters))
         return _shapes({name: slots.get(name, {}) for name in expected}) == _shapes(expected)
@@ -158,7 +158,7 @@ class OptaxRule(UpdateRule):
     def step(
         self, xp: Any, parameters: Arrays, gradients: Arrays, slots: Slots, coefficients: Mapping[str, Any]
     ) -> tuple[dict[str, Any], Slots]:
-        """One update of all parameters."""
+        """Update all parameters."""
         tree, rate, before = self._tree, coefficients["rate"], {name: parameters[name] for name in gradients}
         state = self._with_rate(tree.join_state(self._state_structure(before), before, slots), rate)
         transformation = self._transformation(rate)
@@ -194,7 +194,7 @@ class FactoryRule(OptaxRule):
             raise SpecError(problem, hint="correct its settings") from error
 
     def _with_rate(self, state: Any, rate: Any) -> Any:
-        """With the rate where `optax.inject_hyperparams` keeps it, and reads it in place of that of its factory."""
+        """Return the state with the rate where `optax.inject_hyperparams` stores it, instead of that of its factory."""
 
         def is_injected(node: Any) -> bool:
             return "learning_rate" in getattr(node, "hyperparams", ()) and hasattr(node, "_replace")

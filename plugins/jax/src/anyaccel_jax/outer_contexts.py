@@ -22,7 +22,7 @@ class JaxContexts(LeavesContexts):
 
     @contextmanager
     def leave_contexts(self) -> Iterator[OuterContexts]:
-        """Leave a mesh and transfer guards; threads get 64 bits as they are here."""
+        """Leave a mesh and transfer guards; threads get the 64-bit setting of this thread."""
         set_aside: list[str] = []
         with ExitStack() as entered:
             guarded = [name for name in _GUARDS if "disallow" in (_guard(name) or "")]

@@ -159,6 +159,7 @@ class JaxLoop(AttributeHints, Loop):
         placed = [self._placed(given) for given in objects]
         if not frozen:
             self._states.prepared += [_Prepared(value) for value in placed]
+            self._undo += [self._states.prepared.pop] * len(placed)
         return placed
 
     def _check_alike(self, objects: Sequence[Any]) -> None:

@@ -1,4 +1,6 @@
-"""ParameterTree: the pytree in which a model's library holds its parameters, and what Optax keeps for each of them."""
+"""ParameterTree: the pytree in which a model's library holds its parameters, and the state of Optax for each of
+them.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,17 @@ class ParameterTree:
     """The pytree in which a model's library holds its parameters.
 
     Args:
-        tree: the name of each parameter in its place; None where the library has something that is not trained.
-        parameters: arrays by name.
-        source: how users get such a tree, for messages.
-        boxed: the same for a new state of an optimizer, if that is given the parameters in boxes, as Flax NNX does.
-        unbox: takes the boxes away.
-        variables: those that have the parameters as values, by name; none where the library has no such objects.
+        tree: Name of each parameter in its place; None for values that are not trained.
+        parameters: Arrays by name.
+        source: How users get such a tree, for messages.
+        boxed: The same for a new state of an optimizer, if it receives the parameters in boxes, as in Flax NNX.
+        unbox: Function that removes the boxes.
+        variables: Variables with the parameters as values, by name; none if the library has no such objects.
 
     Attributes:
-        specs: shapes and dtypes of the parameters, by name.
-        source: as given.
-        variables: as given, held weakly.
+        specs: Shapes and dtypes of the parameters, by name.
+        source: The argument.
+        variables: The argument, held weakly.
     """
 
     def __init__(
@@ -74,10 +76,10 @@ class ParameterTree:
     # -- state of an optimizer, by parameter -----------------------------------------------------------------------
 
     def split_state(self, state: Any, arrays: Arrays) -> dict[str, dict[str, Any]]:
-        """The leaves of a state of Optax over `join(arrays)`, by parameter and by name of slot.
+        """Return the leaves of an Optax state over `join(arrays)`, by parameter and by name of slot.
 
-        What belongs to a parameter is named by the path in the state without the path of the parameter. What belongs to
-        all of them stands with the first parameter by name. Random keys become their data, which can be saved.
+        A leaf of a parameter is named by its path in the state without the path of the parameter. Leaves of all
+        parameters are stored with the first by name. Random keys become their data, which can be saved.
         """
         slots: dict[str, dict[str, Any]] = {name: {} for name in arrays}
         for (name, slot), leaf in self._places(state, arrays):

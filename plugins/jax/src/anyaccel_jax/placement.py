@@ -26,7 +26,7 @@ class JaxPlacement(Backend):
     platforms: ClassVar[Mapping[str, str]] = {}  # JAX's name of a kind, where it is another one
 
     def devices(self) -> Sequence[Device]:
-        """Until JAX has started, from its settings and the drivers, so that it does not start."""
+        """List devices; until JAX has started, from its settings and the drivers, so that it does not start."""
         return [Device(kind, index) for kind in self.kinds for index in range(self._count(kind))]
 
     def _count(self, kind: str) -> int:
@@ -46,30 +46,31 @@ class JaxPlacement(Backend):
         return list(jax.local_devices(backend=self._platform(kind)))
 
     def unavailable_reason(self, device: Device) -> str:
-        """JAX's settings, or how it was installed."""
+        """Return a reason in JAX's settings, or in its installation."""
         return unavailable_reason(device, sum(each.kind == device.kind for each in self.devices()))
 
     def device_info(self, device: Device) -> DeviceInfo:
-        """The memory space of an NVIDIA GPU is its UUID, its memory what the driver says."""
+        """Describe a device; the memory space of an NVIDIA GPU is its UUID, its memory comes from the driver."""
         return describe(device, self.jax_device)
 
     def device_string(self, device: Device) -> str:
-        """`"gpu:1"`, `"tpu:0"`, `"cpu:0"`: the way JAX prints most devices; it does not parse any."""
+        """Return `"gpu:1"`, `"tpu:0"` or `"cpu:0"`, as JAX prints most devices; it does not parse any."""
         return f"{self._platform(device.kind)}:{device.index}"
 
     def jax_device(self, device: Device) -> Any:
-        """JAX's own object for a device, if there is such a one; starts JAX."""
+        """Return JAX's own object for a device, if it exists; starts JAX."""
         jax_devices = self._jax_devices(device.kind)
         if device.index < len(jax_devices):
             return jax_devices[device.index]
         raise DeviceUnavailableError(f"JAX has no {device}", available=", ".join(map(str, jax_devices)))
 
     def owns(self, obj: Any) -> bool:
-        """Objects of Keras only where it runs on JAX, and of this package the models."""
+        """Return whether it belongs to JAX: objects of Keras only if it runs on JAX, and the models of this package."""
         return is_own_model(obj) or is_keras(obj) or comes_from(obj, *self.import_roots[:-2])
 
     def device_of(self, obj: Any) -> Device | None:
-        """Where the first array of an array, model, optimizer or pytree is; None if it has none, or while tracing.
+        """Return the device of the first array of an array, model, optimizer or pytree; None without one, or while
+        tracing.
 
         Raises:
             DeviceMismatchError: the array is spread over several devices.
@@ -90,10 +91,10 @@ class JaxPlacement(Backend):
         return map_arrays(obj, lambda array: self._move_array(array, device))
 
     def move(self, tensor: Any, device: Device, *, pinned: bool = False) -> Any:
-        """Of anything but an array, the arrays in it. `pinned` has no effect.
+        """Move an array, or the arrays in any other object. `pinned` has no effect.
 
-        Arrays are committed, as JAX calls it, so that mixing devices is an error and no hidden copy. One that is there
-        uncommitted becomes another object in the same memory.
+        Arrays are committed, in JAX's terms, so that mixing devices is an error and not a hidden copy. An uncommitted
+        array on the device becomes another object in the same memory.
         """
         return map_arrays(tensor, lambda array: self._move_array(array, device))
 
@@ -107,6 +108,6 @@ class JaxPlacement(Backend):
         return jax.default_device(self.jax_device(device))  # type: ignore[no-any-return]
 
     def synchronize(self, device: Device) -> None:
-        """Waits for every array on the device."""
+        """Wait for every array on the device."""
         if runtime_config.is_started():
             wait_for(self.jax_device(device))

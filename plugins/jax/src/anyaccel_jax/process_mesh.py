@@ -48,7 +48,7 @@ class ProcessMesh(DeviceMesh):
         return jax.make_array_from_single_device_arrays(shape, sharding, [jax.device_put(part, self.own)])
 
     def joined(self, array: Any) -> Any:
-        """Return the rows of all processes, in sequence, of which this one gives its part."""
+        """Return the rows of all processes, in sequence; this process passes its part."""
         join: Any = jax.make_array_from_process_local_data
         return join(self.rows, array)
 
@@ -64,15 +64,15 @@ def _is_global(array: Any) -> bool:
 
 
 class ProcessMeshProgram(MeshProgram):
-    """A segment over the devices of several processes, which give it all rows of a step and call it alike.
+    """A segment over the devices of several processes, which pass it all rows of a step and make the same calls.
 
-    What it gives is whole in each process, once all have called: outputs, losses, models and states.
+    Its results are whole in each process, once all have called: outputs, losses, models and states.
 
     Args:
-        segment: on the device of this process.
-        ops: over the mesh.
-        mesh: one device of each process.
-        attempt: calls what may fail as another process has ended.
+        segment: The segment, on the device of this process.
+        ops: Ops over the mesh.
+        mesh: One device of each process.
+        attempt: Function for calls that may fail because another process has ended.
     """
 
     def __init__(self, segment: Segment, ops: MeshOps, mesh: ProcessMesh, attempt: Attempt) -> None:
@@ -82,7 +82,7 @@ class ProcessMeshProgram(MeshProgram):
         super().__init__(segment, ops, mesh)
 
     def begin_parts(self, n_replicas: int) -> None:
-        """The rows of the next step are those of that many processes."""
+        """Begin a step with the rows of `n_replicas` processes."""
         self._takes_parts = n_replicas > 1
 
     def _step_rows(self, inputs: Sequence[Any]) -> list[Any]:
@@ -108,7 +108,7 @@ class ProcessMeshProgram(MeshProgram):
     def forward_pullback(
         self, inputs: Sequence[Any], scale: Mapping[str, Any] | None = None
     ) -> tuple[tuple[Any, ...], dict[str, tuple[Any, Any]], Callable[[Sequence[Any]], tuple[Any, ...]]]:
-        """As of `MeshProgram`; outputs are None, as they are on several devices."""
+        """Compute losses and the pullback; outputs are None, because they are on several devices."""
         compute = partial(super().forward_pullback, inputs, scale)
         outputs, losses, pullback = self._attempt("compute a step", compute)
         return outputs, losses, lambda cotangents: self._attempt("compute gradients", partial(pullback, cotangents))
@@ -125,7 +125,7 @@ class ProcessMeshProgram(MeshProgram):
         batch_size: int,
         n_microbatches: int = 1,
     ) -> Any:
-        """As of `MeshProgram`; all processes take as many steps."""
+        """Run training steps; all processes run the same number."""
         before = self._state.snapshot(), self._buffers, self._draws
         compute = partial(super().train_steps, columns, orders, start, n_steps, batch_size, n_microbatches)
         try:
@@ -136,7 +136,7 @@ class ProcessMeshProgram(MeshProgram):
             raise
 
     def compile(self, columns: Sequence[Any], orders: Sequence[Any], batch_size: int, n_microbatches: int = 1) -> None:
-        """As of `MeshProgram`; called by all processes together."""
+        """Compile steps; all processes call this together."""
         compute = partial(super().compile, columns, orders, batch_size, n_microbatches)
         self._tried("compile steps", compute, lambda: self._state.parameters)
 
@@ -144,7 +144,7 @@ class ProcessMeshProgram(MeshProgram):
         self._tried("compute a step", partial(super().optimizer_step, scale), lambda: self._state.parameters)
 
     def _tried(self, what: str, call: Callable[[], Any], made: Callable[[], Any] | None = None) -> Any:
-        """What a call gives, computed where that tells of errors: this, or what it has `made`."""
+        """Return the result of a call, or of `made`, computed where errors become visible."""
         wait: Any = jax.block_until_ready
 
         def compute() -> Any:
@@ -156,7 +156,7 @@ class ProcessMeshProgram(MeshProgram):
         return self._attempt(what, compute)
 
     def sync_models(self) -> None:
-        """As of `MeshProgram`; called by all processes together where parameters are divided."""
+        """Write the models; all processes call this together if parameters are sharded."""
         if not self._loses_values:
             self._attempt("gather parameters", super().sync_models)
 
@@ -166,13 +166,13 @@ class ProcessMeshProgram(MeshProgram):
         return self._is_abandoned and self._mesh.divides
 
     def optimizer_states(self) -> dict[str, NodeState]:
-        """As of `MeshProgram`; called by all processes together."""
+        """Return the optimizer states; all processes call this together."""
         return self._lost_states() if self._loses_values else super().optimizer_states()
 
     def close(self) -> dict[str, NodeState]:
-        """As of `MeshProgram`; called by all processes together where parameters are divided.
+        """End the program; all processes call this together if parameters are sharded.
 
-        Where this one was abandoned before, they are NaN in its models.
+        If this one was abandoned before, they are NaN in its models.
         """
         if not self._loses_values:
             states: dict[str, NodeState] = self._attempt("gather parameters", super().close)
@@ -188,6 +188,6 @@ class ProcessMeshProgram(MeshProgram):
         return {node: NodeState(state.step) for node, state in self._state.all_states().items()}
 
     def _lost(self, array: Any) -> Any:
-        """Return an array of NaN, or of zeros where the dtype has none, on the device of this process."""
+        """Return an array of NaN, or of zeros if the dtype has no NaN, on the device of this process."""
         value = np.nan if jax.numpy.issubdtype(array.dtype, jax.numpy.inexact) else 0
         return jax.device_put(np.full(array.shape, value, array.dtype), self._own)

@@ -1,4 +1,4 @@
-"""JaxProgram: a TracedProgram whose errors are anyaccel's, also where steps are not compiled."""
+"""JaxProgram: a TracedProgram whose errors are anyaccel's, even if steps are not compiled."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from anyaccel_jax.ops import JaxOps
 class JaxProgram(CustomStepProgram):
     """A segment of models that JAX computes.
 
-    JAX computes later than it is called: a call that runs out of memory returns, and what it returned raises when it is
-    waited for. `synchronize` waits.
+    JAX computes asynchronously: a call that runs out of memory returns, and waiting for its result raises.
+    `synchronize` waits.
     """
 
     def __init__(self, segment: Segment, ops: JaxOps) -> None:
@@ -27,11 +27,13 @@ class JaxProgram(CustomStepProgram):
         self.raises_out_of_memory = all(operation.device.kind != "cpu" for operation in segment.operations)
 
     def scope(self, subject: str) -> AbstractContextManager[None]:
-        """Errors name the subject."""
+        """Return a context in which errors name the subject."""
         return translate_errors(subject)
 
     def create_custom_step(self, step: Callable[..., Any]) -> CustomStep:
-        """`step(state, batch)`, a pure function that gives (state, figures); `state` has a `TrainState` for each node.
+        """Create the runner of `step(state, batch)`, a pure function that returns (state, figures).
+
+        `state` has a `TrainState` for each node.
 
         Raises:
             PhaseError: it does not take these arguments.

@@ -43,14 +43,14 @@ def joined(rank: int, size: int) -> JaxReplicaGroup:
 
 
 class JaxReplicaGroup(ReplicaGroup):
-    """The processes that `jax.distributed` has joined, by a mesh of one device of each.
+    """The processes that `jax.distributed` has joined, with a mesh of one device of each.
 
-    Programs over all of them exchange by themselves (`process_mesh`). Its own sums and gatherings are for what these do
-    not compute: gradients in one order (`deterministic=True`), phases of several frameworks or segments, and steps of
-    which each process reads its share alone. What is compared goes over them in any case.
+    Programs over all of them exchange data themselves (`process_mesh`). The sums and gatherings of this class serve
+    everything else: gradients in one order (`deterministic=True`), phases of several frameworks or segments, and steps
+    of which each process reads only its part. Comparisons always use them.
 
     Args:
-        rank, size: of the launcher.
+        rank, size: Rank and size of the launcher.
 
     Raises:
         FrameworkError: see `join_cluster`.
@@ -65,7 +65,7 @@ class JaxReplicaGroup(ReplicaGroup):
         self._collectives: dict[Any, _Collectives] = {}
 
     def average_gradients(self, programs: Sequence[Program], weight: float) -> None:
-        """One all-reduce for all gradients of a device and dtype."""
+        """Average gradients with one all-reduce for each device and dtype."""
         programs = [program for program in programs if not isinstance(program, MeshProgram)]  # which have those of all
         gradients = gradients_of(programs)
         for positions in _positions(gradients):
@@ -83,7 +83,7 @@ class JaxReplicaGroup(ReplicaGroup):
         return np.asarray(self._try("gather values", lambda: self._over(array).gather(array)))
 
     def loss_weights(self, programs: Sequence[ProgramInputs], n_rows: float) -> list[dict[str, Any]]:
-        """One all-reduce for the losses of a device."""
+        """Return weights with one all-reduce for the losses of a device."""
         own = [cast("ArrayProgram", program).summed_weights(inputs) for program, inputs in programs]
         by_device: dict[Any, list[tuple[int, str]]] = {}
         for i, weights in enumerate(own):
@@ -103,7 +103,7 @@ class JaxReplicaGroup(ReplicaGroup):
     def gather_tensors(
         self, program: Program, shards: Sequence[Sequence[Any]], counts: Sequence[int]
     ) -> list[list[Any]]:
-        """One all-gather for all tensors of a device and dtype."""
+        """Gather with one all-gather for all tensors of a device and dtype."""
         given = [[jnp.asarray(value) for value in shard] for shard in shards]
         every: list[list[Any]] = [[None] * len(given[0]) for _ in range(sum(counts))]
         for positions in _positions(given[0]):
@@ -125,7 +125,7 @@ class JaxReplicaGroup(ReplicaGroup):
             cast("ProcessMeshProgram", program).abandon()
 
     def _over(self, array: Any) -> _Collectives:
-        """Collectives over the devices of all processes that correspond to that of an array."""
+        """Return collectives over the devices of all processes that correspond to that of an array."""
         device = single_device(array)
         if device not in self._collectives:
             self._collectives[device] = _Collectives(device, self.size)
@@ -141,7 +141,7 @@ class JaxReplicaGroup(ReplicaGroup):
         return self.attempt(what, compute)
 
     def attempt(self, what: str, call: Callable[[], Any]) -> Any:
-        """What a call gives that other replicas have a part in.
+        """Return the result of a call in which other replicas take part.
 
         Raises:
             FrameworkError: another has ended.
@@ -166,7 +166,7 @@ def corresponding_devices(device: Any, size: int) -> list[Any]:
 
 
 def on_host(array: np.ndarray) -> Any:
-    """Return an array for the collectives of CPUs, which need no GPU of their own, if this JAX has CPUs."""
+    """Return an array for the collectives of CPUs, which do not need a GPU, if this JAX has CPUs."""
     try:
         return jax.device_put(array, jax.local_devices(backend="cpu")[0])
     except RuntimeError:  # JAX_PLATFORMS=cuda
@@ -211,7 +211,7 @@ def _positions(arrays: Iterable[Any]) -> list[list[int]]:
 
 @jax.jit
 def _weighted(gradients: Sequence[Any], weight: Any) -> Any:
-    """Gradients times a weight, and the weight, in one array of at least float32."""
+    """Return gradients times a weight, and the weight, in one array of at least float32."""
     dtype = jnp.promote_types(gradients[0].dtype, jnp.float32)
     parts = [jnp.ravel(gradient).astype(dtype) * weight for gradient in gradients]
     return jnp.concatenate([*parts, jnp.asarray(weight, dtype)[None]])
@@ -219,7 +219,7 @@ def _weighted(gradients: Sequence[Any], weight: Any) -> Any:
 
 @jax.jit
 def _means(summed: Any, like: Sequence[Any]) -> list[Any]:
-    """What `_weighted` gave, summed, as means of the shapes and dtype of the gradients."""
+    """Return the summed output of `_weighted` as means in the shapes and dtype of the gradients."""
     flat, ends = summed[:-1] / summed[-1], np.cumsum([array.size for array in like])[:-1]
     return [
         part.reshape(array.shape).astype(array.dtype) for part, array in zip(jnp.split(flat, ends), like, strict=True)
@@ -228,14 +228,14 @@ def _means(summed: Any, like: Sequence[Any]) -> list[Any]:
 
 @jax.jit
 def _stacked(weights: Sequence[Any], n_rows: Any) -> Any:
-    """Weights of losses, and the number of rows, in one array of at least float32."""
+    """Return weights of losses, and the number of rows, in one array of at least float32."""
     dtype = jnp.result_type(jnp.float32, *(weight.dtype for weight in weights))
     return jnp.stack([*(weight.astype(dtype) for weight in weights), jnp.asarray(n_rows, dtype)])
 
 
 @jax.jit
 def _shares(summed: Any, n_rows: Any) -> list[Any]:
-    """What `_stacked` gave, summed, times the share of these rows; 1 in place of 0, where nothing counts."""
+    """Return the summed output of `_stacked` times the fraction of these rows; 1 instead of 0 if nothing counts."""
     return list(jnp.where(summed[:-1] == 0, 1, summed[:-1]) * (n_rows / summed[-1]))
 
 
@@ -315,11 +315,11 @@ def join_cluster(rank: int, size: int) -> Departure:
 
 
 def own_gpu(rank: int, size: int) -> dict[str, Any]:
-    """Return the GPU of this process, where its machine has several: without a word, each process would take all of
-    them.
+    """Return the setting for the GPU of this process, if its machine has several; otherwise each process would take
+    all.
 
     Raises:
-        FrameworkError: it has fewer than there are processes.
+        FrameworkError: the machine has fewer GPUs than processes.
     """
     place = launched()
     own = None if place is None else place.local_rank
@@ -371,9 +371,9 @@ def _check_coordinator(rank: int, seconds: float) -> None:
 
 
 def _leave(failed: bool) -> None:
-    """One that ends well waits for the others, as JAX does by itself; one that fails, for which they wait, does not.
+    """Leave the group: a process that ends normally waits for the others, as in JAX; a failed one does not.
 
-    They are told by the end of its connections.
+    The others notice the end of its connections.
     """
     if not failed:
         return

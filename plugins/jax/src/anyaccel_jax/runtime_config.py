@@ -36,7 +36,7 @@ def is_started() -> bool:
 
 
 def is_installed() -> bool:
-    """Whether JAX is there, as a package; imports nothing."""
+    """Return whether the JAX package is installed; imports nothing."""
     spec = find_spec("jax")
     return spec is not None and spec.submodule_search_locations is not None
 
@@ -70,13 +70,13 @@ def setting(name: str) -> Any:
 
 
 def _amd_gpu_count() -> int:
-    """Nodes of AMD's kernel driver that have compute units."""
+    """Return the number of nodes of AMD's kernel driver that have compute units."""
     nodes = AMD_NODES.glob("*/properties")
     return sum(re.search(r"^simd_count [1-9]", node.read_text(), re.MULTILINE) is not None for node in nodes)
 
 
 def disable_preallocation() -> str:
-    """Let JAX take GPU memory as it needs it; what the user has configured stays.
+    """Let JAX allocate GPU memory on demand; the user's configuration is kept.
 
     Returns:
         `""`, or why it is too late, and what to do.

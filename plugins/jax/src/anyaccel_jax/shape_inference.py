@@ -49,7 +49,7 @@ def infer_outputs(
 
 
 def infer_training(model: Model, inputs: Sequence[TensorSpec], arguments: Sequence[Path]) -> tuple[OutputSpec, ...]:
-    """What a built model returns in training mode; see `Compute.infer_training`.
+    """Return the outputs of a built model in training mode; see `Compute.infer_training`.
 
     Raises:
         ShapeError: it returns no arrays then, or none with a batch.

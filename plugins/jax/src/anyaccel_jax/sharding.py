@@ -18,44 +18,44 @@ class JaxSharding(ShardParameters):
     computes_together: ClassVar[bool] = True
 
     def replica_group(self, rank: int, size: int) -> ReplicaGroup:
-        """By jax.distributed."""
+        """Return a group by jax.distributed."""
         from anyaccel_jax.replica_group import joined
 
         return joined(rank, size)
 
     def unsynchronizable(self, model: Any) -> str:
-        """Any layer that mixes the rows of a batch."""
+        """Return any layer that mixes the rows of a batch."""
         return str(self.backend.batch_coupling(model))
 
     def build_together(self, segment: Segment, group: ReplicaGroup) -> Program:
-        """With whole parameters."""
+        """Build with whole parameters."""
         program: Program = self.backend.build_over_processes(segment, group, divided=False)
         return program
 
     def unshardable_reason(self, segment: Segment, *, offload: bool, whole: Collection[str] = ()) -> str:
-        """Offload, and layers of Keras."""
+        """Return a reason for offload, and for layers of Keras."""
         return "offload, which is there for torch alone" if offload else undividable_reason(segment, whole)
 
     def sharded_blocks(self, model: Any) -> Sequence[str]:
-        """None: the compiler gathers parameters as it needs them."""
+        """Return nothing: the compiler gathers parameters as it needs them."""
         return ()
 
     def build_sharded(
         self, segment: Segment, group: ReplicaGroup, *, offload: bool, whole: Collection[str] = ()
     ) -> Program:
-        """With divided parameters."""
+        """Build with sharded parameters."""
         program: Program = self.backend.build_over_processes(segment, group, divided=True, whole=whole)
         return program
 
     def sharded_bytes(self, program: Program) -> int | None:
-        """Of the parts in this process."""
+        """Return the bytes of the shards in this process."""
         from anyaccel_jax.process_mesh import ProcessMeshProgram
 
         return program.sharded_bytes() if isinstance(program, ProcessMeshProgram) else None
 
 
 def undividable_reason(segment: Segment, whole: Collection[str]) -> str:
-    """What keeps parameters from being divided: layers of Keras, whose variables are on one device."""
+    """Return what keeps parameters from being sharded: layers of Keras, whose variables are on one device."""
     from anyaccel_jax.array_trees import is_keras
 
     divided = (op for op in segment.operations if op.label not in whole)

@@ -1,4 +1,4 @@
-"""Step cost: what a node keeps for its backward pass, as JAX differentiates it; nothing is computed."""
+"""Step cost: the values that a node keeps for its backward pass, as JAX differentiates it; nothing is computed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class JaxStepCosts(StepCosts):
     """Activations; operations are not counted."""
 
     def step_cost(self, segment: Segment, batch_size: int) -> StepCost:
-        """Activations alone."""
+        """Return activations only."""
         return StepCost(activations=self.activations(segment, batch_size))
 
     def activations(self, segment: Segment, batch_size: int) -> dict[str, int]:
-        """Outputs, and residuals of `jax.vjp` that are neither parameters nor inputs."""
+        """Count outputs, and residuals of `jax.vjp` that are neither parameters nor inputs."""
         ops = _UnmovedOps()
         dataflow = SegmentDataflow(segment, ops)
         kept: dict[str, int] = {}
@@ -64,7 +64,7 @@ class _Node:
         self._values = dict(ops.parameters(op.model)), dict(ops.buffers(op.model)), ops.key(0)
 
     def outputs(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What it gives."""
+        """Return its outputs."""
         return self._outputs(self._values, inputs)
 
     def _outputs(self, values: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -73,7 +73,7 @@ class _Node:
         return apply(self._op.model, parameters, buffers, inputs, train, key, **self._keywords)[0]
 
     def kept(self, inputs: tuple[Any, ...]) -> int:
-        """Return bytes of what `jax.vjp` gives, in addition to what it was given."""
+        """Return the bytes of the result of `jax.vjp`, without its arguments."""
         active = [want and _is_floating(x) for want, x in zip(self._wanted, inputs, strict=True)]
 
         def forward(values: Any, inputs: tuple[Any, ...]) -> Any:

@@ -33,18 +33,19 @@ _device_put: Any = jax.device_put
 def compile_loop(
     body: StepFunction, compile_: Compile, *, donates: bool, put: Put = _device_put, times_ways: bool = True
 ) -> StepLoop:
-    """As `TracedOps.compile_steps`: a loop of up to `MAX_STEPS_PER_CALL` steps, compiled once for any number of them.
+    """Return a loop of up to `MAX_STEPS_PER_CALL` steps, compiled once for any number of them; see
+    `TracedOps.compile_steps`.
 
     The scalars of steps stay on the device, where the previous call left them. On a CPU, steps with convolutions are
-    called one by one where that is faster. Results have rows for whole calls of the loop: to cut them to the steps that
-    were run would compile again for every number of steps.
+    called one by one if that is faster. Results have rows for whole calls of the loop: cutting them to the completed
+    steps would compile again for every number of steps.
 
     Args:
-        body: one step.
-        compile_: compiles a function.
-        donates: whether the state is destroyed.
-        put: how arrays of the host come to where the orders of rows are.
-        times_ways: whether steps with convolutions are timed in both ways, without which they are called one by one.
+        body: One step.
+        compile_: Function that compiles a function.
+        donates: Whether the state is destroyed.
+        put: Function that puts host arrays on the devices of the row orders.
+        times_ways: Whether steps with convolutions are timed in both ways; otherwise they are called one by one.
     """
     has_convolutions: list[bool] = []
 
@@ -63,9 +64,9 @@ def compile_loop(
 
 
 def named_after(computation: Callable[..., Any], function: Callable[..., Any], what: str) -> None:
-    """Name a function that will be compiled after what it computes, in whose name are the nodes.
+    """Name a function that will be compiled after its computation, including the nodes.
 
-    JAX's cache on disk tells programs apart by names of functions, and not by the scopes in them.
+    JAX's cache on disk distinguishes programs by function names, and not by the scopes in them.
     """
     name = getattr(computation, "__name__", "")
     if name.isidentifier():
@@ -73,7 +74,7 @@ def named_after(computation: Callable[..., Any], function: Callable[..., Any], w
 
 
 def _put(put: Put, where: Any, array: np.ndarray) -> Any:
-    """On a JAX device, or all of a sharding; integers as int32, which JAX always has, random keys as they are."""
+    """Put an array on a JAX device or sharding; integers as int32, which JAX always has, random keys unchanged."""
     dtype = np.dtype(np.int32) if array.dtype.kind == "i" else jax.dtypes.canonicalize_dtype(array.dtype)
     return put(array.astype(dtype), where)
 
@@ -113,7 +114,7 @@ class _LoopOrSteps:
         return self._chosen(state, rest, table, numbers, count, size)
 
     def _choose(self, state: Any, rest: Any, table: Any, numbers: Any) -> Any:
-        """Return the state, in other memory where the loop does not keep it."""
+        """Return the state, in other memory if the loop does not keep it."""
         chosen: RunSteps = self._run_loop
         if next(iter(numbers.devices())).platform == "cpu":
             state, results, _ = self._loop(state, rest, table, numbers, self._put(np.int32(0), numbers.sharding))
@@ -157,16 +158,16 @@ def _zeros(shape: tuple[int, ...], dtype: Any) -> Any:
 def _run_single(
     body: StepFunction, state: Any, rest: Any, table: Any, numbers: Any, first: Any, results: Any
 ) -> tuple[Any, Any, Any]:
-    """One step: the state after it, the results with its own, and the numbers of the next step.
+    """Run one step; return the new state, the results with its own, and the numbers of the next step.
 
     Args:
-        body: the step.
-        state: what changes.
-        rest: what does not.
-        table: scalars of steps.
-        numbers: of this step.
-        first: those of the first step of the call.
-        results: of the steps before it.
+        body: The step.
+        state: Values that change.
+        rest: Values that do not.
+        table: Scalars of steps.
+        numbers: Numbers of this step.
+        first: Numbers of the first step of the call.
+        results: Results of the previous steps.
     """
     behind = steps_behind(state, _as_integer)
     state, result = body(state, rest, _row(table, numbers, 0, behind))
@@ -176,7 +177,7 @@ def _run_single(
 def _run_loop(
     body: StepFunction, has_convolutions: list[bool], state: Any, rest: Any, table: Any, numbers: Any, count: Any
 ) -> Any:
-    """`body` over the next `count` rows of the table; results beyond them are zeros."""
+    """Run `body` over the next `count` rows of the table; results beyond them are zeros."""
     batch_size, n_gathered = numbers[3], _steps_per_gather(body.batch_size, rest["columns"])
     state, step, unflatten = body.flatten(state)
     jaxpr, (_, result) = jax.make_jaxpr(partial(step, state, rest), return_shape=True)(_row(table, numbers, 0))
@@ -206,7 +207,9 @@ def _as_integer(number: Any) -> Any:
 
 
 def _row(table: Any, numbers: Any, i: Any, behind: Any = 0) -> dict[str, Any]:
-    """The scalars of the i-th step of a call, as of `StepCursor.scalars`; optimizers are so many steps `behind`."""
+    """Return the scalars of the i-th step of a call, like `StepCursor.scalars`; optimizers are `behind` steps
+    behind.
+    """
     start, draw, begin, batch_size, draws_per_step = numbers
     coefficients = jax.tree.map(lambda column: column[begin + i - behind], table)
     return {"start": start + i * batch_size, "draw": draw + i * draws_per_step, "coefficients": coefficients}
@@ -219,9 +222,9 @@ def _advance(numbers: Any, count: Any) -> Any:
 
 
 def _gather_block(rest: Any, begin: Any, size: int) -> tuple[Any, Any]:
-    """`rest` with the next rows of each column instead of columns and orders, and where the first of them is.
+    """Return `rest` with the next rows of each column instead of columns and orders, and the position of the first.
 
-    That is not at the start where fewer rows are left than are gathered at once.
+    It is not at the start if fewer rows are left than are gathered together.
     """
     shortest = min(order.shape[0] for order in rest["orders"])
     size = min(size, shortest)

@@ -20,7 +20,7 @@ class JaxProfiler(ProfilesSteps):
 
     @contextmanager
     def profile_steps(self, path: Path, nodes: Mapping[str, Any], devices: Sequence[Device]) -> Iterator[Mark]:
-        """With the scopes of compiled code."""
+        """Profile steps with the scopes of compiled code."""
         with TemporaryDirectory() as folder:
             _start(folder)
             try:

@@ -19,15 +19,15 @@ Arrays = Mapping[str, Any]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class NodeFunctions:
-    """What is constant of a node: compared by identity, as compiled steps hold it.
+    """The constants of a node: compared by identity, because compiled steps hold them.
 
     Attributes:
-        label: of the node.
-        model: its model as a pure function.
-        trainable: whether it learns.
-        group: name of its parameter group; `""` where it does not learn.
-        sharing: labels of the other nodes that learn with the same optimizer.
-        optimizer: the updates of all groups.
+        label: Label of the node.
+        model: Its model as a pure function.
+        trainable: Whether it learns.
+        group: Name of its parameter group; `""` if it does not learn.
+        sharing: Labels of the other nodes that learn with the same optimizer.
+        optimizer: Updates of all groups.
     """
 
     label: str
@@ -41,14 +41,14 @@ class NodeFunctions:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class TrainState:
-    """A node of the graph in a training step: values, and functions that give new values. It is never changed itself.
+    """A node of the graph in a training step: values, and functions that return new values. It never changes itself.
 
     Attributes:
-        params: the trained arrays by name, as `graph.state()` names them; `jax.grad` takes them.
-        buffers: the other arrays of the model by name: running statistics and the like.
-        opt_state: slots of the optimizer, by name of parameter and of slot.
-        step: updates so far, an int32 scalar.
-        key: a key of `jax.random`, another one in each step and node.
+        params: Trained arrays by name, as in `graph.state()`; pass them to `jax.grad`.
+        buffers: The other arrays of the model by name, such as running statistics.
+        opt_state: Slots of the optimizer, by name of parameter and of slot.
+        step: Number of updates so far, an int32 scalar.
+        key: A key of `jax.random`, another one in each step and node.
     """
 
     params: dict[str, Any]
@@ -69,15 +69,15 @@ class TrainState:
         buffers: Arrays | None = None,
         **named: Any,
     ) -> tuple[Any, dict[str, Any]]:
-        """What the model returns for these parameters and inputs, as it returns it, and its buffers afterwards.
+        """Return the model's result for these parameters and inputs, unchanged, and its new buffers.
 
         Args:
-            params: like `self.params`.
+            params: Parameters like `self.params`.
             inputs: [batch, ...] each, and more by keyword.
-            train: the mode; by default training, and evaluation for a frozen node.
-            key: from which everything random in the model follows; by default that of this step, so that two calls have
-                the same random numbers.
-            buffers: like `self.buffers`, such as another call gave them.
+            train: Mode; by default training, and evaluation for a frozen node.
+            key: Key that determines everything random in the model; by default that of this step, so that two calls
+                have the same random numbers.
+            buffers: Buffers like `self.buffers`, such as those of another call.
         """
         arguments: list[Path] = [*((i,) for i in range(len(inputs))), *((name,) for name in named)]
         mode = self.functions.trainable if train is None else train
@@ -96,7 +96,7 @@ class TrainState:
         """Return the state after one update by the node's optimizer, with its schedule and clipping.
 
         Args:
-            grads: like `params`, or a part of it; other parameters stay as they are.
+            grads: Gradients like `params`, or a part of it; other parameters do not change.
             value: the loss, for optimizers that need it (`optax.contrib.reduce_on_plateau`).
             changes: other attributes to replace, such as `buffers`.
 
@@ -155,11 +155,11 @@ State = dict[str, TrainState]
 
 
 def check_after(before: State, given: Any) -> tuple[State, Any]:
-    """Return the state and the figures that a step gave.
+    """Return the state and the figures of a step.
 
     Raises:
-        PhaseError: they are no such pair; or the state has other nodes, names, shapes or dtypes, or changes what is
-            frozen.
+        PhaseError: they are not such a pair; or the state has other nodes, names, shapes or dtypes, or changes frozen
+            values.
     """
     if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Mapping)):
         raise PhaseError(

@@ -1,9 +1,9 @@
-"""Transfer observer: what JAX copies between devices and the host, seen where JAX does it.
+"""Transfer observer: records copies between devices and the host where JAX makes them.
 
-Arguments of compiled functions are seen by the hook that JAX calls after each of them (by which it also looks for NaN),
-other values where its Python code hands them to the runtime, and what is read where an array becomes NumPy's. Scalars
-are not counted: they go along with a call, as those of a kernel do. An array on the CPU that becomes NumPy's counts as
-a transfer to the host, as the same code makes one on a GPU.
+Arguments of compiled functions are seen by the hook that JAX calls after each of them (also for its NaN check), other
+values where its Python code passes them to the runtime, and reads where an array becomes NumPy's. Scalars are not
+counted: they are part of a call, like those of a kernel. An array on the CPU that becomes NumPy's counts as a transfer
+to the host, because the same code makes one on a GPU.
 """
 
 # ruff: noqa: SLF001  (private names of JAX, which `missing_names` checks first)
@@ -47,11 +47,11 @@ class JaxTransfers(ObservesTransfers):
     """All transfers and waits; an array on the CPU that becomes NumPy's counts as one."""
 
     def observe_transfers(self, record: Record) -> AbstractContextManager[None]:
-        """By functions around JAX's own."""
+        """Observe by functions around JAX's own."""
         return observed(record, self.backend.device_named)
 
     def can_observe_transfers(self) -> bool:
-        """Whether this JAX has what the observer needs."""
+        """Return whether this JAX has what the observer needs."""
         return not missing_names()
 
     def unobserved_transfers(self) -> Sequence[str]:
@@ -105,7 +105,7 @@ class _Observer:
 
     @contextmanager
     def compiled_calls(self) -> Iterator[None]:
-        """Arguments of compiled functions, and of eager operations, which JAX compiles as well."""
+        """Observe arguments of compiled functions, and of eager operations, which JAX compiles as well."""
         state = api._post_hook_state
         own, local = state.get_global(), state.get_local()
         is_set = type(local) is not object  # JAX's mark for a thread without a hook of its own; None is one, too
@@ -180,7 +180,7 @@ class _Observer:
 
     @contextmanager
     def reads(self) -> Iterator[None]:
-        """Arrays that become NumPy's, for whatever reason; what was copied before is not copied again."""
+        """Observe arrays that become NumPy's, for any reason; cached copies are not copied again."""
         own: Any = _ARRAY.__dict__["_value"]
 
         def value(this: Any) -> Any:
@@ -213,7 +213,7 @@ class _Observer:
 
     @contextmanager
     def waits(self) -> Iterator[None]:
-        """`block_until_ready` of an array, and of a tree of arrays."""
+        """Observe `block_until_ready` of an array, and of a tree of arrays."""
         own: Any = _ARRAY.block_until_ready
         own_tree: Any = jax.block_until_ready
 

@@ -23,13 +23,14 @@ def single_device(array: Any) -> Any:
 
 
 def put(array: Any, target: Any, *, commit: bool = False) -> Any:
-    """Return the array on a JAX device; the same object if it is there. While tracing, an operation that moves it.
+    """Return the array on a JAX device; the same object if it is on that device already. While tracing, an operation
+    moves it.
 
     Args:
-        array: the array.
-        target: the JAX device.
-        commit: whether it shall be *committed* to the device, as JAX calls it. An array that is there uncommitted
-            becomes another object in the same memory then.
+        array: The array.
+        target: The JAX device.
+        commit: Whether to *commit* the array to the device, in JAX's terms. An uncommitted array on the device then
+            becomes another object in the same memory.
     """
     import jax
 

@@ -28,7 +28,7 @@ def backends() -> list[Any]:
 
 @hookimpl
 def phase_end(plan: Any) -> None:
-    """After a phase that used the Apple GPU, return the memory that torch caches there to the system."""
+    """Return the memory that torch caches on the Apple GPU to the system, after a phase that used it."""
     if plan is None or not any(node.framework == "torch" and node.device.kind == "mps" for node in plan.assignments):
         return
     import torch

@@ -29,7 +29,7 @@ class MpsMemory(Memory):
     """Memory of this process only: it is shared with the CPU, and other processes are not seen."""
 
     def memory(self, device: Device) -> MemoryInfo:
-        """Torch's cache counts as not free, and there is no peak."""
+        """Return the memory of this process. Torch's cache counts as neither free nor used, and the peak is unknown."""
         import torch
 
         total = total_memory()
@@ -47,7 +47,7 @@ class MpsExpectedDevices(ExpectedDevices):
     """One GPU on a Mac with an Apple GPU, whose system torch supports."""
 
     def expected_of_kind(self, kind: str, machine: Machine) -> Sequence[DeviceInfo] | None:
-        """By the facts of the machine."""
+        """Return the GPU that the facts of the machine tell of."""
         return expected_gpus(machine)
 
 
@@ -77,16 +77,16 @@ class MpsBackend(TorchBackend):
         return unavailable_reason(device, len(self.devices()))
 
     def device_info(self, device: Device) -> DeviceInfo:
-        """Without a memory space, as torch copies between CPU and MPS although they share memory."""
+        """Return the GPU without a memory space, as torch copies between CPU and MPS although they share memory."""
         return apple_gpu_info()
 
     def place(self, obj: Any, device: Device) -> Any:
-        """Nothing is moved if any tensor in `obj` has an unsupported dtype."""
+        """Place a model or tensor on MPS. Nothing is moved if any tensor in `obj` has an unsupported dtype."""
         check_tensors(obj, device, self.unsupported_dtypes)
         return super().place(obj, device)
 
     def move(self, tensor: Any, device: Device, *, pinned: bool = False) -> Any:
-        """Waits for the copy."""
+        """Move a tensor, and wait for the copy."""
         check_tensors(tensor, device, self.unsupported_dtypes)
         return super().move(tensor, device)
 
@@ -97,20 +97,23 @@ class MpsBackend(TorchBackend):
         torch.mps.synchronize()
 
     def from_host(self, array: np.ndarray, device: Device, *, pinned: bool = False) -> Any:
-        """Waits for the copy, and refuses an unsupported dtype before any."""
+        """Copy an array to MPS, and wait for the copy. An unsupported dtype is refused before anything is copied."""
         check_array(array.dtype, device, self.unsupported_dtypes)
         return super().from_host(array, device)
 
     def from_host_owned(self, array: np.ndarray, device: Device) -> Any:
-        """Return a copy, as Metal computes from memory of its own."""
+        """Return a copy, as Metal cannot compute on the array's own memory."""
         return self.from_host(array, device)
 
     def copy_async(self, array: np.ndarray, device: Device) -> AsyncCopy:
-        """Waits for the copy, since asynchronous copies to MPS have given garbage."""
+        """Copy an array to MPS, and wait for the copy, since asynchronous copies to MPS have given garbage."""
         return AsyncCopy(self.from_host(array, device))
 
     def build(self, segment: Segment) -> Program:
-        """After a dry run that finds the operators of a step; where torch falls back to the CPU, it warns.
+        """Check by a dry run that MPS has the operators of a step, and build a program.
+
+        Warns:
+            FallbackWarning: MPS lacks some of them, and torch computes these on the CPU.
 
         Raises:
             PhaseError: MPS lacks some of them, and PYTORCH_ENABLE_MPS_FALLBACK is not set.
@@ -140,7 +143,7 @@ _OLDEST_SYSTEM = "14.0"  # of macOS, that every supported torch finds MPS on
 
 
 def apple_gpu_info() -> DeviceInfo:
-    """Name, vendor and memory of the GPU; initializes Metal. `total_memory` is as of `total_memory()`."""
+    """Return name, vendor and memory of the GPU, with the `total_memory` of `total_memory()`. Initializes Metal."""
     import torch
 
     name = getattr(torch.backends.mps, "get_name", None)  # newer than the oldest supported torch
@@ -165,7 +168,7 @@ def expected_gpus(machine: Machine) -> list[DeviceInfo] | None:
 
 
 def unavailable_reason(device: Device, count: int) -> str:
-    """Why a device is not among the `count` Apple GPUs that torch sees; initializes nothing."""
+    """Return why a device is not among the `count` Apple GPUs that torch sees. Initializes nothing."""
     if count:
         return "" if device.index < count else "torch has one Apple GPU, mps:0"
     if platform.system() != "Darwin":
@@ -226,7 +229,7 @@ def check_array(dtype: Any, device: object, unsupported: frozenset[str]) -> None
 
 @cache
 def refusal(dtype: torch.dtype) -> str:
-    """Torch's own message if it cannot make a tensor of a dtype on MPS; `""` if it can, or has no MPS.
+    """Return torch's own message if it cannot make a tensor of a dtype on MPS; `""` if it can, or has no MPS.
 
     Support of bfloat16 and the 8-bit floats depends on the versions of torch and macOS.
     """

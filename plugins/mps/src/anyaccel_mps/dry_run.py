@@ -26,7 +26,8 @@ _BATCH_SIZE = 2  # batch normalisation needs more than one sample
 
 
 class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records each operator that takes or returns a meta tensor while it is active, and where it was called.
+    """Record each operator that takes or returns a meta tensor while the mode is active, and where it was called.
+
 
     Attributes:
         stage: the part of the step that runs, set by the caller.
@@ -60,10 +61,10 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def operators_of(segment: Segment) -> dict[OpOverload, list[str]]:
     """Return the operators that a step of a segment needs, each with the nodes or stages that call it.
 
-    Runs copies of the models in evaluation mode, and in training mode where something is trained, on meta tensors:
-    nothing is computed, no device memory is used, and the user's models are unchanged. The operators of a model that
-    does not run on meta tensors (it reads values, or has tensors that are neither parameters nor buffers) are found up
-    to there. What an operator calls internally is not seen.
+    Copies of the models run on meta tensors, in evaluation mode, and in training mode where something is trained. So
+    nothing is computed, no device memory is used, and the user's models do not change. A model that does not run on
+    meta tensors (it reads values, or has tensors that are neither parameters nor buffers) tells its operators up to
+    there. What an operator calls internally is not seen.
     """
     recorder = OperatorRecorder()
     with warnings.catch_warnings(), suppress(Exception):  # the real run has the better message
@@ -102,7 +103,7 @@ def _run_step(segment: Segment, recorder: OperatorRecorder) -> None:
 
 
 def _meta_copy(segment: Segment) -> Segment:
-    """The segment with copies of its models and losses on the meta device."""
+    """Return the segment with copies of its models and losses on the meta device."""
     memo: dict[int, Any] = {}
     for module in _modules(segment):
         for parameter in module.parameters():

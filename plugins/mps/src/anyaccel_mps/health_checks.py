@@ -9,10 +9,10 @@ from anyaccel_devtools.doctor import Check, HealthChecks
 
 
 class MpsHealthChecks(HealthChecks):
-    """Checks of a Mac; torch's own are of its plugin. None of a device, whose kernels the system compiles."""
+    """Checks of a Mac. Torch's plugin adds those of torch. A device has none: the system compiles its kernels."""
 
     def health_checks(self, machine: Machine) -> Iterator[Check]:
-        """Of a Mac with an Apple GPU: what it lacks, and settings that change results or speed in silence."""
+        """Check a Mac with an Apple GPU: what it lacks, and settings that change results or speed in silence."""
         if not any(device.kind == "mps" for device in machine.devices):
             return
         yield Check(

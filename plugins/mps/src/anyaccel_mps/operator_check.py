@@ -48,7 +48,7 @@ def check_operators(segment: Segment, support: OperatorSupport) -> None:
 
 
 def _fallback_is_on() -> bool:
-    """As torch reads it: a number other than zero."""
+    """Whether the variable is a number other than zero, as torch reads it."""
     try:
         return int(os.environ.get(SWITCH, "0")) != 0
     except ValueError:

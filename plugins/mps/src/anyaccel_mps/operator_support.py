@@ -16,12 +16,12 @@ _CPU_FALLBACK = "MPSFallback"  # the source file of MPS kernels that compute on 
 
 
 class OperatorSupport:
-    """Queries torch's dispatcher by private functions of torch; where they have changed, nothing is known.
+    """Query torch's dispatcher by private functions of torch; where they have changed, nothing is known.
 
     `has` and `registered` are the only queries; a subclass may answer them from another source.
 
     Args:
-        key: dispatch key of the backend.
+        key: Dispatch key of the backend.
     """
 
     def __init__(self, key: str = "MPS") -> None:
@@ -54,9 +54,7 @@ class OperatorSupport:
             return False
 
     def registered(self, name: str) -> str:
-        """Return the line of the dispatcher's dump that says where the backend's kernel is registered; `""` if
-        unknown.
-        """
+        """Return the line of the dispatcher's dump about the kernel of the backend; `""` if unknown."""
         dump: str = getattr(torch._C, "_dispatch_dump", lambda _: "")(name)  # noqa: SLF001
         return next((line for line in dump.splitlines() if line.startswith(f"{self.key}:")), "")
 

@@ -64,7 +64,7 @@ class Case:
         self.experiment = aa.Experiment("test", self.graph, progress="none")
 
     def train_phase(self, label: str = "train", **settings: Any) -> aa.TrainPhase:
-        settings = {"accelerator": ONE, "n_epochs": 3, "compile": "off", **settings}
+        settings = {"accelerator": ONE, "epochs": 3, "compile": "off", **settings}
         losses, sampler = aa.AppliedLoss("mse", on="net"), aa.SimpleSampler(4)
         return aa.TrainPhase(label, data=self.data, losses=losses, sampler=sampler, **settings)
 

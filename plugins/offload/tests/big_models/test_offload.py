@@ -274,7 +274,7 @@ def results_of(model: nn.Module, kind: str, device: str) -> dict[str, float]:
     if kind == "train":
         steps = aa.SimpleSampler(1)
         experiment.run_phase(
-            aa.TrainPhase("t", data="train", losses=losses, sampler=steps, n_epochs=2, accelerator=device)
+            aa.TrainPhase("t", data="train", losses=losses, sampler=steps, epochs=2, accelerator=device)
         )
     found = experiment.run_phase(aa.EvalPhase("e", data="val", losses=losses, accelerator=device))
     return dict(found.losses)

@@ -1,4 +1,4 @@
-"""Launcher: what `anyaccel run --on ray` does: a cluster, a trainer of Ray Train, a script in each of its workers."""
+"""Launcher of `anyaccel run --on ray`: starts or joins a cluster, and runs a script in each worker of Ray Train."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ _DEFAULTS = {
 def launch(options: LaunchOptions) -> int:
     """Run a script in the workers of Ray Train.
 
-    The cluster is that of RAY_ADDRESS or `ray start --head`, or a local one that ends with the command.
+    The command joins the cluster of RAY_ADDRESS or of `ray start --head`; without one it starts a local cluster, which
+    ends with the command.
 
     Returns:
         0, or 1 if a replica failed more often than it may; its traceback is on standard error.
@@ -62,7 +63,7 @@ def launch(options: LaunchOptions) -> int:
 
 
 def _connect(replicas: int) -> None:
-    """Join the cluster that is there; start one with a CPU for each replica where there is none."""
+    """Join the running cluster; start one with a CPU for each replica where none runs."""
     import ray
 
     try:
@@ -85,9 +86,10 @@ def check_places(resources: Mapping[str, float], replicas: int) -> None:
 
 
 def _trainer(options: LaunchOptions, storage: str) -> DataParallelTrainer:
-    """Return the trainer of torch, which joins it; where it is not installed, one that tells workers where they meet.
+    """Return Ray's trainer of torch, which joins its process group; without torch, one that tells workers where they
+    meet.
 
-    Ray's own trainer of JAX joins it on GPUs and TPUs alone, before the script may say how.
+    Ray's trainer of JAX joins the processes on GPUs and TPUs alone, and before the script may say how.
     """
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -131,7 +133,7 @@ def _settings(options: LaunchOptions) -> dict[str, Any]:
 
 
 def _tracebacks(error: BaseException) -> list[str]:
-    """Return the failures of workers, each by its rank, those of its own before those of lost peers."""
+    """Return the failures of workers, each by its rank: first errors of the worker itself, then those of lost peers."""
     failures: Mapping[int, BaseException] = getattr(error, "worker_failures", None) or {}
     shown = [f"anyaccel run: replica {rank} failed:\n{failure}" for rank, failure in sorted(failures.items())]
     return shown or [f"anyaccel run: {error}"]

@@ -20,7 +20,7 @@ def run_script(settings: Mapping[str, Any]) -> None:
     """Run a script or module in the folder of the command.
 
     Args:
-        settings: `target`, `is_module`, `arguments`, `folder`, and `environment`: variables for the script.
+        settings: `target`, `is_module`, `arguments`, `folder`, and `environment`, the variables for the script.
 
     Raises:
         ScriptError: it ended with another exit status than 0.

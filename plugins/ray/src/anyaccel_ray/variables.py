@@ -1,4 +1,4 @@
-"""Variables: what workers of Ray Train get where no torch joins them: those of torchrun, by which frameworks join."""
+"""Variables of torchrun that workers of Ray Train get where no torch joins them; frameworks join by them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ray.train.backend import Backend, BackendConfig
 
 
 class VariablesConfig(BackendConfig):  # type: ignore[misc]
-    """Each worker gets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the places on its machine, and joins nothing."""
+    """Set RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the places on its machine in each worker, and join nothing."""
 
     @property
     def backend_cls(self) -> type[Backend]:
@@ -20,7 +20,7 @@ class VariablesConfig(BackendConfig):  # type: ignore[misc]
 
 class _VariablesBackend(Backend):  # type: ignore[misc]
     def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
-        """As of Ray: before the script runs."""
+        """Set the variables before the script runs; Ray calls it."""
         address, port = worker_group.execute_single(0, _meeting_point)
         worker_group.execute(_set_variables, address, port)
 

@@ -1,7 +1,7 @@
-"""Requests for devices: what a user asks for, what a machine has, and which of its devices the request gets.
+"""Requests for devices: the devices that a user asks for, those of a machine, and which of them the request gets.
 
 One grammar (`DeviceRequest.parse`), a table of products (`products.json`), inventories in words, from a file or of this
-machine, and the same request as other schedulers write it. Nothing is initialized by looking.
+machine, and the same request in the format of other schedulers. Looking at a machine initializes nothing.
 """
 
 from anyaccel_resources.allocation import Allocation, Candidate

@@ -18,14 +18,14 @@ _KINDS = {"gpu": 3, "cpu": 1, "sim": 0}  # other accelerators are 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """Devices of one product, seen by one wish.
+    """Devices of one product that one alternative of a request could get.
 
     Attributes:
-        wish: the wish, as text.
-        label: the product, as the inventory names it.
-        devices: those that the wish would get; empty if they do not fit.
-        chosen: whether the request gets them.
-        reason: why they are chosen, or why not.
+        wish: The alternative, as text.
+        label: The product, as the inventory names it.
+        devices: The devices that it would get; empty if they do not fit.
+        chosen: Whether the request gets them.
+        reason: Why they are chosen, or why not.
     """
 
     wish: str
@@ -40,9 +40,9 @@ class Allocation:
     """The answer to a request.
 
     Attributes:
-        request: the request, as text.
-        source: where the inventory is from.
-        candidates: all, by wish; at most one is chosen.
+        request: The request, as text.
+        source: Where the inventory is from.
+        candidates: All candidates, by alternative; at most one is chosen.
     """
 
     request: str
@@ -51,7 +51,7 @@ class Allocation:
 
     @property
     def chosen(self) -> Candidate | None:
-        """The chosen candidate; None if the machine does not have what is asked for."""
+        """The chosen candidate; None if no devices of the machine match the request."""
         return next((candidate for candidate in self.candidates if candidate.chosen), None)
 
     @property
@@ -88,7 +88,7 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """A group of equal devices that a wish may take, `taken` of them; `reason` says why none."""
+    """A group of equal devices that an alternative may take, `taken` of them; `reason` tells why none."""
 
     entry: RequestEntry
     group: tuple[InventoryDevice, ...]
@@ -98,7 +98,7 @@ class _Fit:
 
     @property
     def rank(self) -> tuple[Any, ...]:
-        """How good it is: what was named before its upgrades, accelerators before the CPU, newer ones, more memory."""
+        """Its rank: named products before their upgrades, accelerators before the CPU, newer ones, more memory."""
         device, product = self.group[0], self.group[0].product
         named = not self.entry.product or (product is not None and product.name == self.entry.product)
         order = product.generation_order if product else -1
@@ -108,7 +108,7 @@ class _Fit:
 def allocate(
     entries: Sequence[RequestEntry], ordered: bool, inventory: Inventory, *, strict: bool, asked: str
 ) -> Allocation:
-    """Choose devices for the wishes of a request; see `DeviceRequest.resolve`."""
+    """Choose devices for the alternatives of a request; see `DeviceRequest.resolve`."""
     groups = _groups(inventory.devices)
     by_entry = [[_fit(entry, group, inventory) for group in groups] for entry in entries]
     allowed = by_entry[:1] if strict else by_entry

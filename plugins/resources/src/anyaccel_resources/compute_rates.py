@@ -25,12 +25,12 @@ class ComputeRate:
 
 
 def compute_rate(reported: str, dtype: str) -> ComputeRate | None:
-    """Return the rate of the product that a driver's name stands for; None where the table does not have it.
+    """Return the rate of the product in a driver's device name; None if the table does not have it.
 
-    Parts of a device (MIG) have none, and neither have forms of a product that the table does not tell apart.
+    Parts of a device (MIG) have none, and neither have forms of a product that the table does not distinguish.
 
     Args:
-        reported: such as `"NVIDIA H100 PCIe"`.
+        reported: A name such as `"NVIDIA H100 PCIe"`.
         dtype: `"fp32"`, `"tf32"`, `"fp16"` or `"bf16"`.
     """
     product, _ = product_of(reported)

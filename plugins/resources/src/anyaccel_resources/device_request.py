@@ -1,4 +1,4 @@
-"""DeviceRequest: what devices a user asks for, as a value."""
+"""DeviceRequest: the devices that a user asks for, as a value."""
 
 from __future__ import annotations
 
@@ -21,13 +21,19 @@ from anyaccel_resources.inventory import Inventory
 @class_hints
 @dataclass(frozen=True, slots=True, repr=False)
 class DeviceRequest:
-    """Devices that are asked for: one wish, several in order of preference, or whichever of several is best.
+    """A request for devices: one alternative, several in order of preference, or the best of several.
 
-    `str()` writes it so that it parses back to an equal value.
+    `str()` returns text that parses back to an equal value.
 
     Attributes:
-        entries: the wishes.
-        ordered: whether they are in order of preference; else the best device that any of them names is taken.
+        entries: The alternatives.
+        ordered: Whether they are in order of preference; otherwise the best device of all of them is taken.
+
+    Example:
+        >>> import anyaccel as aa
+        >>> request = aa.DeviceRequest.parse("H100:8, A100-80GB:8")
+        >>> request.resolve("8x A100-80GB").chosen.label
+        '8x A100-80GB'
     """
 
     entries: tuple[RequestEntry, ...]
@@ -42,15 +48,15 @@ class DeviceRequest:
 
     @classmethod
     def parse(cls, value: Any) -> DeviceRequest:
-        """Return the request that `value` writes.
+        """Parse a request.
 
         Args:
-            value: text such as `"H100:8"` or `"H100, A100-80GB, any"`; a list of such texts, in order of preference; a
+            value: Text such as `"H100:8"` or `"H100, A100-80GB, any"`; a list of such texts, in order of preference; a
                 set of them, of which the best is taken; or a DeviceRequest. A list of single devices of one kind,
-                `["gpu:0", "gpu:1"]`, is for all of them: `"gpu:0+1"`.
+                `["gpu:0", "gpu:1"]`, means all of them: `"gpu:0+1"`.
 
         Raises:
-            DeviceParseError: not a request; the message names the character, and what was probably meant.
+            DeviceParseError: not a request; the message names the character, and suggests a correction.
         """
         if isinstance(value, cls):
             return value
@@ -76,38 +82,38 @@ class DeviceRequest:
 
     @property
     def count(self) -> int:
-        """How many devices the first wish is for; 1 where it is for as many as there are."""
+        """Number of devices of the first alternative; 1 if it asks for all available ones."""
         return self.entries[0].count + len(self.entries[0].more)
 
     def resolve(self, on: Inventory | str | None = None, *, strict: bool = False) -> Allocation:
         """Return which devices of a machine the request gets, and why not the others.
 
         Args:
-            on: an inventory, one in words (`"8x H100-80GB"`), or None for this machine.
-            strict: the first wish or nothing.
+            on: An inventory, one in words (`"8x H100-80GB"`), or None for this machine.
+            strict: The first alternative or nothing.
 
         Raises:
-            ConfigError: `on` is no inventory.
+            ConfigError: `on` is not an inventory.
         """
         flag(ConfigError, "", "strict", strict)
         machine = Inventory.detect() if on is None else Inventory.parse(on)
         return allocate(self.entries, self.ordered, machine, strict=strict, asked=str(self))
 
     def export(self, to: str) -> Any:
-        """Return the request as a scheduler writes it, as plain data.
+        """Return the request in the format of a scheduler, as plain data.
 
         Args:
-            to: `"modal"` (the value of `gpu=`), `"skypilot"` (what is below `resources:`), `"ray"` (options of tasks),
+            to: `"modal"` (the value of `gpu=`), `"skypilot"` (the content of `resources:`), `"ray"` (options of tasks),
                 `"slurm"` (options of sbatch), `"kubernetes"` (limits and node selector) or `"dra"` (a ResourceClaim).
 
         Raises:
-            ConfigError: another format, or the scheduler has no words for a wish.
+            ConfigError: another format, or the scheduler cannot express an alternative.
         """
         return export(self.entries, self.ordered, to)
 
 
 def with_count(request: DeviceRequest, count: int) -> DeviceRequest:
-    """Return the same for so many devices, where it is for one that has no index."""
+    """Return the same request for `count` devices, if it is for one without an index."""
     entries = (replace(e, count=count) if e.index is None and not e.every else e for e in request.entries)
     return DeviceRequest(tuple(entries), request.ordered)
 
@@ -149,7 +155,7 @@ def _refuse_retired_form(value: str) -> None:
 
 
 def _kinds() -> Collection[str]:
-    """Kinds of device that installed plugins serve."""
+    """Return kinds of device that installed plugins serve."""
     return sorted({kind for backend in registry().backends for kind in backend.kinds})
 
 

@@ -1,4 +1,4 @@
-"""RequestEntry: one wish of a request: a kind, a product, a memory size or anything, how many, and what else."""
+"""RequestEntry: one alternative of a request: a kind, a product, a memory size or anything, a count, and conditions."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from anyaccel.device import Device, vendor_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestEntry:
-    """One wish of a request; `str()` writes it so that it parses back.
+    """One alternative of a request; `str()` returns text that parses back.
 
     Attributes:
-        kind: kind of device as it was written, such as `"gpu"` or `"cuda"`; `""` if the wish is for something else.
-        index: which device of the kind; None for the first that fits.
-        more: indices of more devices of the kind, in order.
-        every: all devices that fit, as many as there are.
-        product: name of a product, `""` if any will do.
-        memory_gb: of a product, exactly so much memory; else at least so much. 0 for any.
-        exact: the product itself, not its upgrades.
-        newer: also newer products of the same vendor and segment.
-        capabilities: what each device must be able to compute with, such as `"bf16"`.
-        count: how many devices.
-        host_memory_gb: memory of the host, at least.
-        cores: cores of the host, at least.
+        kind: Kind of device as written, such as `"gpu"` or `"cuda"`; `""` if it asks for something else.
+        index: Index of the device of the kind; None for the first that fits.
+        more: Indices of more devices of the kind, in order.
+        every: Whether it asks for all devices that fit.
+        product: Name of a product, `""` for any.
+        memory_gb: With a product, exactly this memory; otherwise at least this memory. 0 for any.
+        exact: Only the product itself, not its upgrades.
+        newer: Also newer products of the same vendor and segment.
+        capabilities: Required compute formats of each device, such as `"bf16"`.
+        count: Number of devices.
+        host_memory_gb: Minimum memory of the host.
+        cores: Minimum cores of the host.
     """
 
     kind: str = ""
@@ -70,7 +70,7 @@ class RequestEntry:
 
     @property
     def canonical_kind(self) -> str:
-        """The kind without a vendor: `"gpu"` for `"cuda"`; `""` if the wish is for something else."""
+        """The kind without a vendor: `"gpu"` for `"cuda"`; `""` if it asks for something else."""
         return Device.parse(self.kind).kind if self.kind else ""
 
     @property

@@ -13,7 +13,7 @@ from anyaccel_resources.products import product_named
 
 
 def refused(entry: RequestEntry, scheduler: str, why: str, available: str = "", hint: str = "") -> ConfigError:
-    """Return the error: a scheduler cannot be asked for a wish."""
+    """Return the error for a scheduler that cannot express a request."""
     problem = f"{scheduler} cannot be asked for {str(entry)!r}: {why}"
     return ConfigError(problem, available=available, hint=hint or "leave this wish out of the request that is exported")
 
@@ -79,10 +79,10 @@ _TYPES = ("P100", "V100", "T4", "L4", "A10G", "A100", "H100")
 
 
 def ray(entries: Sequence[RequestEntry], ordered: bool) -> dict[str, Any]:
-    """`num_gpus`, `num_cpus`, `memory` in bytes, and `accelerator_type`.
+    """Return `num_gpus`, `num_cpus`, `memory` in bytes, and `accelerator_type`.
 
     Raises:
-        ConfigError: several wishes, or one that Ray has no words for.
+        ConfigError: several alternatives, or one that Ray cannot express.
     """
     entry = entries[0]
     if len(entries) > 1:
@@ -142,7 +142,7 @@ def slurm(entries: Sequence[RequestEntry], ordered: bool) -> list[str]:
     """Return the options. Several products of one count are a constraint on the features of nodes.
 
     Raises:
-        ConfigError: wishes that differ in more than the product, or that Slurm has no words for.
+        ConfigError: alternatives that differ in more than the product, or that Slurm cannot express.
     """
     first = entries[0]
     for entry in entries:
@@ -196,10 +196,10 @@ _CLASSES = {"nvidia": "gpu.nvidia.com", "amd": "gpu.amd.com"}
 
 
 def kubernetes(entries: Sequence[RequestEntry], ordered: bool) -> dict[str, Any]:
-    """`resources` of a container and `nodeSelector` of its pod.
+    """Return `resources` of a container and `nodeSelector` of its pod.
 
     Raises:
-        ConfigError: several wishes, or one that a node selector cannot say.
+        ConfigError: several alternatives, or one that a node selector cannot express.
     """
     entry = entries[0]
     if len(entries) > 1:
@@ -218,10 +218,10 @@ def kubernetes(entries: Sequence[RequestEntry], ordered: bool) -> dict[str, Any]
 
 
 def resource_claim(entries: Sequence[RequestEntry], ordered: bool) -> dict[str, Any]:
-    """Return a ResourceClaim of `resource.k8s.io/v1`; several wishes are a prioritized list.
+    """Return a ResourceClaim of `resource.k8s.io/v1`; several alternatives are a prioritized list.
 
     Raises:
-        ConfigError: a wish that selectors cannot say.
+        ConfigError: an alternative that selectors cannot express.
     """
     if len(entries) == 1:
         request: dict[str, Any] = {"name": "accelerators", "exactly": _devices(entries[0])}
@@ -286,10 +286,10 @@ FORMATS: Mapping[str, Callable[[Sequence[RequestEntry], bool], Any]] = {
 
 
 def export(entries: Sequence[RequestEntry], ordered: bool, to: str) -> Any:
-    """Wishes as a scheduler writes them.
+    """Return alternatives in the format of a scheduler.
 
     Raises:
-        ConfigError: an unknown format, or a wish that the scheduler has no words for.
+        ConfigError: an unknown format, or an alternative that the scheduler cannot express.
     """
     if not isinstance(to, str) or to not in FORMATS:
         hint = did_you_mean(to if isinstance(to, str) else "", FORMATS, "use one of these")

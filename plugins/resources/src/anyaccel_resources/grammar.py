@@ -36,11 +36,11 @@ MoreKinds = Callable[[], Collection[str]]
 
 
 class Parser:
-    """Reads one text from left to right.
+    """Read one text from left to right.
 
     Args:
-        text: the request.
-        more_kinds: kinds beside the known ones; asked only for a word that is nothing else.
+        text: The request.
+        more_kinds: Function that returns more kinds; called only for a word that is nothing else.
     """
 
     def __init__(self, text: str, more_kinds: MoreKinds = tuple) -> None:
@@ -54,7 +54,7 @@ class Parser:
         """Return the entries, and whether they are in order of preference.
 
         Raises:
-            DeviceParseError: the text is no request; the message has the character.
+            DeviceParseError: the text is not a request; the message names the character.
         """
         self._blanks()
         in_braces = self._take("{")

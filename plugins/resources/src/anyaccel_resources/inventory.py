@@ -32,9 +32,9 @@ class InventoryDevice:
     """A device of a machine.
 
     Attributes:
-        device: kind and index.
-        name: its product as it was reported or written.
-        memory_gb: in GB; what the maker states for a known product, otherwise what is reported; 0 if unknown.
+        device: Kind and index.
+        name: Its product as it was reported or written.
+        memory_gb: Memory in GB; the maker's figure for a known product, otherwise the reported one; 0 if unknown.
         identity: UUID or PCI address, `""` if unknown.
     """
 
@@ -70,13 +70,19 @@ class InventoryDevice:
 @class_hints
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """What a machine has.
+    """The devices, memory and cores of a machine.
 
     Attributes:
-        devices: with a CPU, which every machine has.
-        host_memory_gb: memory of the host in GB, 0 if unknown.
-        cores: cores of the host, 0 if unknown.
-        source: where it is from, for messages.
+        devices: Devices, with a CPU, which every machine has.
+        host_memory_gb: Memory of the host in GB, 0 if unknown.
+        cores: Cores of the host, 0 if unknown.
+        source: Its origin, for messages.
+
+    Example:
+        >>> import anyaccel as aa
+        >>> machine = aa.Inventory.parse("2x H100-80GB")
+        >>> [str(entry.device) for entry in machine.devices]
+        ['gpu:0', 'gpu:1', 'cpu:0']
     """
 
     devices: tuple[InventoryDevice, ...]
@@ -121,13 +127,13 @@ class Inventory:
 
     @classmethod
     def from_file(cls, path: str | Path) -> Inventory:
-        """Return the inventory in a JSON file: `{"devices": [{"product": "H100-80GB", "count": 8}], "cores": 96}`.
+        """Read an inventory from a JSON file: `{"devices": [{"product": "H100-80GB", "count": 8}], "cores": 96}`.
 
-        Each entry of `devices` has `product` and may have `count`; beside them are `host_memory_gb` and `cores`. No
-        code is run from it, and its size and depth are bounded.
+        Each entry of `devices` has `product` and may have `count`; `host_memory_gb` and `cores` are optional. No code
+        is run from the file, and its size and depth are bounded.
 
         Raises:
-            ConfigError: it cannot be read, is no inventory, or contradicts itself.
+            ConfigError: it cannot be read, is not an inventory, or contradicts itself.
         """
         if not isinstance(path, (str, Path)) or not str(path):
             hint = "write Inventory.from_file('node.json')"
@@ -166,10 +172,9 @@ def _of_system(found: SystemDevice) -> InventoryDevice:
 
 
 def stated_memory(name: str, nbytes: int) -> float:
-    """Return the memory in GB that the maker states for a reported device; of unknown products and parts, what is
-    reported.
+    """Return the maker's memory in GB of a reported device; for unknown products and parts, the reported memory.
 
-    Drivers report a little more or less than what is stated: an A10G of 24 GB has 23.7e9 bytes.
+    Drivers report a little more or less than the maker: an A10G of 24 GB has 23.7e9 bytes.
     """
     product, written = product_of(name)
     reported = round(nbytes / 1e9, 1)
@@ -243,7 +248,7 @@ _EXAMPLE = """{"devices": [{"product": "H100-80GB", "count": 8}], "host_memory_g
 
 
 def _entries(entries: Any, path: str | Path) -> list[str]:
-    """What the entry `devices` of a file has, in words."""
+    """Return the entry `devices` of a file, in words."""
     if not isinstance(entries, list) or len(entries) > _MOST:
         raise _wrong(path, f"devices={shown(entries, 60)} is not a list of at most {_MOST} entries")
     words = []

@@ -15,13 +15,13 @@ from anyaccel_resources.inventory import Inventory, InventoryDevice, stated_memo
 
 
 class InventoryRegistry(Registry):
-    """The backends of a registry, whose devices are those of an inventory. No device is asked for anything.
+    """The backends of a registry, with the devices of an inventory. No device is accessed.
 
-    Plans are made with it; nothing can be placed.
+    Use it to make plans; nothing can be placed.
 
     Args:
-        base: the registry that has the backends.
-        inventory: the machine; also an attribute.
+        base: The registry that has the backends.
+        inventory: The machine; also an attribute.
     """
 
     is_of_this_machine = False
@@ -34,7 +34,7 @@ class InventoryRegistry(Registry):
         self.policies = base.policies
 
     def load(self) -> None:
-        """As of the base, which is loaded."""
+        """Load the base registry."""
 
     @property
     def plugins(self) -> tuple[Plugin, ...]:
@@ -52,19 +52,15 @@ class InventoryRegistry(Registry):
         return self._base.frameworks
 
     def kinds(self, framework: str) -> tuple[str, ...]:
-        """As of the base."""
         return self._base.kinds(framework)
 
     def serves(self, framework: str, kind: str) -> bool:
-        """As of the base."""
         return self._base.serves(framework, kind)
 
     def find(self, framework: str, kind: str | None = None) -> Backend:
-        """As of the base."""
         return self._base.find(framework, kind)
 
     def owners(self, obj: Any) -> tuple[str, ...]:
-        """As of the base."""
         return self._base.owners(obj)
 
     def devices(self, framework: str | None = None) -> list[tuple[str, Device]]:
@@ -73,7 +69,7 @@ class InventoryRegistry(Registry):
         return [(name, device) for name in names for device in self._devices if self.serves(name, device.kind)]
 
     def ask(self, backend: Backend, method: str, *arguments: Any, required: bool = False) -> Any:
-        """What the inventory says of devices; anything else as of the base."""
+        """Answer questions about devices from the inventory; ask the base for anything else."""
         if method == "devices":
             return [device for device in self._devices if device.kind in backend.kinds]
         if method == "device_info" and arguments[0].kind != "cpu":
@@ -89,11 +85,11 @@ class InventoryRegistry(Registry):
         )
 
     def unavailable_reason(self, framework: str, device: Device) -> str:
-        """That the described machine has no such device."""
+        """Return that the described machine has no such device."""
         return "the machine that is described has none"
 
     def machine(self, frameworks: Sequence[str], *, of_all: bool = True) -> Inventory:
-        """Return the inventory with those devices alone on which all of these frameworks run, or any of them."""
+        """Return the inventory with only those devices on which all of these frameworks run, or any of them."""
         quantor = all if of_all else any
         devices = [
             each
@@ -107,7 +103,7 @@ class InventoryRegistry(Registry):
         return self.inventory.host_nbytes if device.kind == "cpu" else self._devices[device].nbytes
 
     def total_memory(self, framework: str, device: Device) -> int | None:
-        """As it is described; None if it is not."""
+        """Return the described memory; None if it is not described."""
         return self.capacity(device) or None
 
     def free_memory(self, framework: str, device: Device) -> int | None:
@@ -116,11 +112,10 @@ class InventoryRegistry(Registry):
 
 
 def described(inventory: Inventory | str) -> InventoryRegistry:
-    """Return the installed backends on a machine, an Inventory or one in words: what the argument `inventory` of plans
-    does.
+    """Return the installed backends on a machine, given as the argument `inventory` of plans.
 
     Raises:
-        ConfigError: it is no inventory.
+        ConfigError: it is not an inventory.
     """
     return InventoryRegistry(registry(), Inventory.parse(inventory))
 
@@ -129,14 +124,14 @@ def described(inventory: Inventory | str) -> InventoryRegistry:
 
 
 def machine_of(frameworks: Sequence[str], *, of_all: bool = True, known: Registry | None = None) -> Inventory:
-    """What this machine has for some frameworks; without any, for whoever asks its drivers.
+    """Return this machine as some frameworks see it; without frameworks, as its drivers see it.
 
-    Accelerators are asked what they are, which may initialize them: they are about to be used.
+    Accelerators are queried, which may initialize them: they are about to be used.
 
     Args:
-        frameworks: names of frameworks.
-        of_all: only devices on which all of them run; else those on which any does.
-        known: the backends, by default those of the process; an InventoryRegistry has its own machine.
+        frameworks: Names of frameworks.
+        of_all: Only devices on which all of them run; otherwise those on which any does.
+        known: The backends, by default those of the process; an InventoryRegistry has its own machine.
 
     Raises:
         FrameworkError: no plugin runs a framework.

@@ -21,10 +21,10 @@ class Product:
     """An accelerator as it is sold.
 
     Attributes:
-        memory_gb: sizes in GB that it is sold with, as its maker states them.
-        compute_capability: of NVIDIA's, such as `"9.0"`.
-        upgrades: names of products that providers give in its place at no cost.
-        sources: address and date by figure.
+        memory_gb: Available sizes in GB, as its maker states them.
+        compute_capability: Compute capability of NVIDIA's, such as `"9.0"`.
+        upgrades: Names of products that providers deliver instead at no cost.
+        sources: Address and date by figure.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Product:
         return next(place for place, names in enumerate(orders) if self.generation in names)
 
     def is_newer(self, other: Product) -> bool:
-        """Whether it is of a newer generation than `other`, of the same vendor and segment, with as much memory."""
+        """Return whether it has a newer generation than `other`, the same vendor and segment, and as much memory."""
         alike = (self.vendor, self.segment) == (other.vendor, other.segment)
         newer = alike and self.generation_order > other.generation_order
         return newer and max(self.memory_gb) >= min(other.memory_gb)
@@ -94,10 +94,10 @@ def product_named(name: str) -> Product | None:
 
 
 def product_of(reported: str) -> tuple[Product | None, int]:
-    """Return the product that a driver's name stands for, and the size in GB that is written in it.
+    """Return the product in a driver's device name, and the size in GB in that name.
 
-    `"NVIDIA A100-SXM4-80GB"` gives A100 and 80. None if the product is not known, and 0 if no size is written. A part
-    of a device (MIG) has the product of the whole, and no size.
+    `"NVIDIA A100-SXM4-80GB"` is A100 and 80. None if the product is unknown, and 0 without a size. A part of a device
+    (MIG) has the product of the whole, and no size.
     """
     whole, part, _ = reported.partition(" MIG ")
     size = _SIZE.search(whole)

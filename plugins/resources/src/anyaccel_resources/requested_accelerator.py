@@ -23,9 +23,8 @@ from anyaccel_resources.products import product_named
 def accelerator_class(device: Any) -> type[Accelerator]:
     """Return the class of `Accelerator(device)`: that of requests, or for one device of any kind, Accelerator itself.
 
-    An extension of the point `accelerator_class`.
-
-    Kinds are an open set, so a word that is no product may be the kind of a plugin.
+    An extension of the point `accelerator_class`. Kinds are an open set, so a word that is not a product may be the
+    kind of a plugin.
     """
     if not isinstance(device, (str, list, tuple, set, frozenset, DeviceRequest)):
         return Accelerator
@@ -40,9 +39,9 @@ def accelerator_class(device: Any) -> type[Accelerator]:
 
 
 class RequestedAccelerator(Accelerator):
-    """An Accelerator that is a request: `Accelerator("H100, any")`. Equal if request and options are.
+    """An Accelerator that is a request: `Accelerator("H100, any")`. Equal if request and options are equal.
 
-    Each use resolves it on this machine, among the devices of the frameworks that it is used with.
+    Each use resolves it on this machine, among the devices of the frameworks in use.
     """
 
     __slots__ = ("request",)
@@ -56,7 +55,7 @@ class RequestedAccelerator(Accelerator):
 
     @property
     def device(self) -> Device:
-        """The first device that the request gets of this machine, whatever the framework."""
+        """The first device that the request gets on this machine, for any framework."""
         return self.request.resolve().devices[0]
 
     def __eq__(self, other: object) -> bool:
@@ -96,25 +95,22 @@ class RequestedAccelerator(Accelerator):
         return self.on_one_device(framework).device_string(framework)
 
     def scope(self, framework: str) -> AbstractContextManager[Any]:
-        """As `anyaccel.scope(self, framework)`."""
         return self.on_one_device(framework).scope(framework)
 
     def place(self, obj: Any) -> Any:
-        """As `anyaccel.place(obj, self)`."""
         return self.on_one_device(*_owners(obj)).place(obj)
 
     def move(self, obj: Any, *, framework: str | None = None) -> Any:
-        """As `anyaccel.move(obj, self, framework=framework)`."""
         frameworks = [framework] if framework is not None else _owners(obj)
         return self.on_one_device(*frameworks).move(obj, framework=framework)
 
     def on_one_device(self, *frameworks: str, strict: bool = False, known: Registry | None = None) -> Accelerator:
-        """Return an Accelerator of the one device that the request gets of this machine.
+        """Return an Accelerator for the one device that the request gets on this machine.
 
         Args:
-            frameworks: only devices on which all of them run.
-            strict: the first wish or nothing.
-            known: see `machine_of`.
+            frameworks: Consider only devices on which all of them run.
+            strict: The first alternative or nothing.
+            known: See `machine_of`.
 
         Raises:
             ConfigError: the request is for several devices.

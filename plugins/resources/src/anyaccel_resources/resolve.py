@@ -28,10 +28,12 @@ def resolve(request: str, on: str | None, file: str | None, strict: bool, export
 
     Nothing is initialized, and no framework is imported. The exit status is 1 if the machine has nothing that fits.
 
-    
+    \b
     Examples:
-      anyaccel resolve "H100:2, A100-80GB, any" anyaccel resolve "{L4, A10G}" --on "1x L4, 1x A10G" anyaccel resolve
-      "40GB+:2 mem=64GB" --file node.json --json anyaccel resolve "H100:8, A100-80GB:8" --export modal
+      anyaccel resolve "H100:2, A100-80GB, any"
+      anyaccel resolve "{L4, A10G}" --on "1x L4, 1x A10G"
+      anyaccel resolve "40GB+:2 mem=64GB" --file node.json --json
+      anyaccel resolve "H100:8, A100-80GB:8" --export modal
     """
     if on is not None and file is not None:
         raise ConfigError("--on and --file both give a machine", hint="leave one out")

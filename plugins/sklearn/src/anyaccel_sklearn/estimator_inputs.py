@@ -58,5 +58,5 @@ def chosen_targets(label: str, graph: ModelGraph) -> ColumnSelection | None:
         raise ColumnError(
             f"{label!r} learns from targets, and the data that feed it have several",
             available=error.available,
-            hint="keep those of one reference, and write reference(targets=[]) in the others",
+            hint="keep those of one reference, and write reference(target=[]) in the others",
         ) from None

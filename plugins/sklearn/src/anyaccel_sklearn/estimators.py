@@ -182,7 +182,7 @@ class Estimator(Module, ModelKind):
         if not arguments and not accepts(function, features):
             raise EstimatorError(
                 f"{self.name}.{method} takes targets, and its data have none",
-                hint="name target_keys in the feature set, or columns in reference(targets=[...])",
+                hint="name target in the feature set, or columns in reference(target=[...])",
             )
         example = features[:2].copy()
         function(features, *arguments, **more)

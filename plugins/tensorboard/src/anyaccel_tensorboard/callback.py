@@ -14,16 +14,16 @@ from anyaccel_tensorboard.tracker import RunTracker
 
 @constructor_hints
 class TensorBoard(Callback):
-    """Logs the phases that it is a callback of; all phases of an experiment with `Experiment(..., callbacks=[...])`.
+    """Log phases to TensorBoard: a phase whose callback this is, or all phases of `Experiment(..., callbacks=[...])`.
 
     Args:
-        folder: each run gets a folder of its own below this one, as with `log_to`.
-        every_n_steps: also write the losses after every so many steps of an epoch, the means of these steps. They are
-            written for many steps at once, which waits for the device. None, the default, writes no steps.
+        folder: Each run gets a new folder `EXPERIMENT/PHASE-N` in this one, as with `log_to`.
+        every_n_steps: Also write the mean losses of every so many steps of an epoch. They are written for many steps at
+            once, which waits for the device. None, the default, writes no steps.
 
     Raises:
         ConfigError: `folder` is not a local folder.
-        PhaseError: `every_n_steps` is not a positive int; when a phase begins: the folder cannot be written.
+        PhaseError: `every_n_steps` is not a positive int; or, when a phase begins, the folder cannot be written.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, every_n_steps: int | None = None) -> None:

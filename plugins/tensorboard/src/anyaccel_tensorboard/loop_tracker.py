@@ -1,4 +1,4 @@
-"""Values that a loop of the user's own logs, in an event file; see the extension point `loop_trackers`."""
+"""Values that a user's loop logs, in an event file; see the extension point `loop_trackers`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class LoopTracker:
     """An event file in the folder of `Loop(log=FOLDER)`.
 
     Args:
-        folder: which exists.
+        folder: An existing folder.
     """
 
     def __init__(self, folder: Path) -> None:

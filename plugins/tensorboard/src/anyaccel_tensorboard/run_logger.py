@@ -51,22 +51,22 @@ class RunLogger:
             ) from error
 
     def write_settings(self) -> None:
-        """The settings of experiment, graph and phase."""
+        """Write the settings of experiment, graph and phase."""
         self._file.text("settings", settings_text(self._run))
 
     def write_plan(self) -> None:
-        """The plan and the graph; a FitPhase whose estimators depend on each other has several plans."""
+        """Write the plan and the graph. A FitPhase whose estimators depend on each other has several plans."""
         self._file.text("plan", plan_text(self._run), self._n_plans)
         self._file.text("graph", graph_text(self._run), self._n_plans)
         self._n_plans += 1
         self._rates = scheduled_rates(self._run)
 
     def write_steps(self, steps: Any, every_n: int) -> None:
-        """The mean losses of every so many steps of an epoch, by the number of the last one within the run.
+        """Write the mean losses of every so many steps of an epoch, by the number of the last one within the run.
 
         Args:
-            steps: those that are done since the last call; the loss of each is read from its device.
-            every_n: of how many steps a mean is written.
+            steps: The steps since the last call; the loss of each is read from its device.
+            every_n: Number of steps of a mean.
         """
         losses = steps.losses()
         for i, number in enumerate(steps.numbers):
@@ -81,7 +81,7 @@ class RunLogger:
                 self._file.scalars(self._n_epoch_steps + number, means)
 
     def write_epoch(self) -> None:
-        """All figures of the last epoch, by its number, as one event."""
+        """Write all figures of the last epoch, by its number, as one event."""
         run, epoch = self._run, self._run.history[-1]
         if len(run.history) == 1:
             self._nvidia = nvidia_stats(run.plan)  # not earlier: device_info may initialise a device
@@ -98,7 +98,7 @@ class RunLogger:
         self._file.scalars(epoch.number, values)
 
     def end(self, error: BaseException | None) -> None:
-        """The outcome; then close the file."""
+        """Write the outcome, and close the file."""
         run = self._run
         try:
             if run.evaluation is not None:  # its step is the number of epochs the graph was trained
@@ -118,7 +118,7 @@ class RunLogger:
 
 
 def _mean(values: Iterable[float]) -> float:
-    """The mean of those that are numbers: a step without rows for a loss has none. NaN if there are none."""
+    """Return the mean of the values that are numbers, NaN if none is. A step without rows for a loss has none."""
     known = [value for value in values if not math.isnan(value)]
     return sum(known) / len(known) if known else math.nan
 
@@ -127,10 +127,10 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def speed_and_memory(stats: Any) -> dict[str, float]:
-    """Of `run.stats`: `speed/steps_per_second`, and `memory/DEVICE/FRAMEWORK/used_bytes`; unknown figures are left out.
+    """Return figures of `run.stats` by tag; unknown figures are left out.
 
-    Beside these `samples_per_second`, `peak_bytes` and `total_bytes`; after `run.measure_step()` also
-    `model_flops_utilization`, and `memory/NODE/activations_bytes`.
+    These are `speed/steps_per_second` and `samples_per_second`, and `memory/DEVICE/FRAMEWORK/used_bytes`, `peak_bytes`
+    and `total_bytes`; after `run.measure_step()` also `model_flops_utilization`, and `memory/NODE/activations_bytes`.
     """
     sizes = {
         f"memory/{each.device}/{each.framework}/{name}_bytes": getattr(each, name)
@@ -145,7 +145,7 @@ def speed_and_memory(stats: Any) -> dict[str, float]:
 
 
 def nvidia_stats(plan: Any) -> NvidiaStats:
-    """Statistics of the NVIDIA GPUs of a plan; empty where it has none, or NVML is not available."""
+    """Return statistics of the NVIDIA GPUs of a plan; empty where it has none, or NVML is not available."""
     # The identities of a plan's NVIDIA GPUs; device numbers differ between frameworks and NVML.
     identities: dict[Device, str] = {}
     for node in plan.assignments:
@@ -157,10 +157,10 @@ def nvidia_stats(plan: Any) -> NvidiaStats:
 
 
 class NvidiaStats:
-    """Reads statistics of some GPUs by NVML, by default of none.
+    """Read statistics of some GPUs by NVML, by default of none.
 
     Args:
-        nvml: the module `pynvml`, started; `close` shuts it down.
+        nvml: The module `pynvml`, started; `close` shuts it down.
         identities: UUID (`GPU-...`, `MIG-...`) or PCI address by device.
     """
 
@@ -174,7 +174,8 @@ class NvidiaStats:
                 self._readers.update(readers)
 
     def read(self) -> dict[str, float]:
-        """`nvml/DEVICE/utilization_percent`, `.../memory_used_bytes`, `.../temperature_celsius`, `.../power_watts`.
+        """Return `nvml/DEVICE/utilization_percent`, `.../memory_used_bytes`, `.../temperature_celsius`,
+        `.../power_watts`.
 
         Statistics that a GPU does not support are left out.
         """
@@ -300,15 +301,16 @@ class ScheduledRate:
     steps_before: int
 
     def after(self, steps: int) -> float:
-        """The rate of the last of `steps` steps of the run."""
+        """Return the rate of the last of `steps` steps of the run."""
         return self.optimizer.rate(max(self.steps_before + steps - 1, 0))
 
 
 def scheduled_rates(run: Any) -> tuple[ScheduledRate, ...]:
     """Return a rate for each optimizer that has a schedule and something to train; called before the first step.
 
-    The tag is `train/learning_rate` for the graph's optimizer, and `train/learning_rate.NODE` for a node's own. There
-    are none where steps alternate between samplers: how many steps each node has done is not known here.
+    The tag is `train/learning_rate` for the graph's optimizer, and `train/learning_rate.NODE` for the optimizer of a
+    node. Where steps alternate between samplers, the result is empty: how many steps each node has done is not known
+    here.
     """
     rates: dict[str, ScheduledRate] = {}
     if run.phase.kind != "train" or (run.phase.schedule or "").startswith("alternate"):
@@ -333,7 +335,7 @@ def code_block(text: str) -> str:
 
 
 def settings_text(run: Any) -> str:
-    """Experiment, graph and phase with their settings, as JSON."""
+    """Return experiment, graph and phase with their settings, as JSON."""
     graph = run.graph
     optimizer = None if graph.optimizer is None else _config(graph.optimizer)
     settings = {
@@ -361,12 +363,12 @@ def fitted_text(run: Any) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """Type, message and notes of an exception."""
+    """Return type, message and notes of an exception."""
     return code_block("\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]))
 
 
 def _config(obj: Any) -> Any:
-    """Settings as plain data; where an object has no configuration, the `repr` of its attributes."""
+    """Return settings as plain data; where an object has no configuration, the `repr` of its attributes."""
     try:
         return obj.get_config()
     except ConfigError:

@@ -47,12 +47,17 @@ def log_to(folder: str | os.PathLike[str] | None) -> LoggingScope:
     """Log every phase of this process that begins from now on; as a context manager, those that begin in the block.
 
     Args:
-        folder: the folder for event files, made when the first phase begins. None turns logging off, whatever the
+        folder: Folder for event files, made when the first phase begins. None turns logging off, whatever the
             environment says.
 
     Raises:
         ConfigError: `folder` is not a local folder.
         PluginError: the plugin is not loaded, so that no phase would be logged.
+
+    Example:
+        >>> from anyaccel_tensorboard import log_to
+        >>> with log_to("runs"):  # experiments that run here are logged
+        ...     pass
     """
     path = None if folder is None else as_folder(folder, "log_to").absolute()
     if path is not None:

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 class RunTracker:
-    """Passes hook calls on to the loggers of any number of runs, also at the same time; ignores runs it did not start.
+    """Pass hook calls on to the loggers of any number of runs, also at the same time; runs not started here are
+    ignored.
 
     Importing this module imports no TensorBoard.
     """
@@ -44,17 +45,17 @@ class RunTracker:
             self._loggers[run].write_plan()
 
     def write_steps(self, run: Any, steps: Any, every_n: int) -> None:
-        """After some steps: write the mean losses of every so many of them."""
+        """Write the mean losses of every so many steps."""
         if run in self._loggers:
             self._loggers[run].write_steps(steps, every_n)
 
     def write_epoch(self, run: Any) -> None:
-        """After an epoch: write its figures."""
+        """Write the figures of an epoch."""
         if run in self._loggers:
             self._loggers[run].write_epoch()
 
     def end(self, run: Any, error: BaseException | None) -> None:
-        """At the end of a phase: write its outcome, and close its file."""
+        """Write the outcome of a phase, and close its file."""
         logger = self._loggers.pop(run, None)
         if logger is not None:
             logger.end(error)

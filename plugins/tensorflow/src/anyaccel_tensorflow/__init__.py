@@ -1,8 +1,8 @@
 """TensorFlow and Keras for anyaccel: on GPUs (`gpu`) and the CPU.
 
 Offers `TensorFlowBackend`, and the models `SequentialMLP`, `SequentialCNN` and `TabularMLP`. Stands on
-`anyaccel.backend` and `anyaccel.adapter`. Importing this package does not import TensorFlow: what needs it is imported
-on first use.
+`anyaccel.backend` and `anyaccel.adapter`. Importing this package does not import TensorFlow: modules that need it are
+imported on first use.
 """
 
 from __future__ import annotations

@@ -63,11 +63,11 @@ class TensorFlowBackend(TensorFlowExchange, TensorFlowCompute):
         return super().devices()
 
     def generator_state(self, generator: Any = None) -> np.ndarray | None:
-        """Of objects of `tf.random.Generator`; the global state is not known."""
+        """Return the state of a `tf.random.Generator`; the global state is not available."""
         import tensorflow as tf
 
         return np.asarray(generator.state.numpy()) if isinstance(generator, tf.random.Generator) else None
 
     def set_generator_state(self, state: np.ndarray, generator: Any = None) -> None:
-        """Of the same."""
+        """Restore the state of a `tf.random.Generator`."""
         generator.state.assign(state)

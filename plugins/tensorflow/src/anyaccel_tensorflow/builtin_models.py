@@ -39,7 +39,7 @@ class Layer(tf.Module):  # type: ignore[misc]
 class SpecModel(tf.Module):  # type: ignore[misc]
     """A module that a spec of `anyaccel.adapter.model_specs` describes, with the same initial weights everywhere.
 
-    It is built when the shapes are known: by `build`, by the graph it is in, or else by its first batch with seed 0.
+    It is built when the shapes are known: by `build`, by the graph it is in, or by its first batch with seed 0.
     """
 
     _lists: ClassVar[tuple[str, ...]]  # attributes with lists of layers
@@ -80,7 +80,7 @@ class SpecModel(tf.Module):  # type: ignore[misc]
         self.input_shapes = shapes
 
     def __call__(self, *inputs: Any, training: bool = False) -> Any:
-        """[batch, *output_shape] for inputs [batch, ...] of the spec's dtype; dropout in training only."""
+        """Compute [batch, *output_shape] from inputs [batch, ...] in the spec's dtype; dropout in training only."""
         given = [tf.convert_to_tensor(x) for x in inputs]
         if not self.is_built:
             self.build([x.shape[1:] for x in given], self.initial_seed)
@@ -98,7 +98,7 @@ class SpecModel(tf.Module):  # type: ignore[misc]
 
     @abstractmethod
     def _features(self, values: Mapping[str, Any], inputs: Sequence[Any], drop: Dropout, key: Any) -> Any:
-        """[batch, features]; the key is None unless it trains."""
+        """Compute [batch, features]; the key is None unless it trains."""
 
     def get_config(self) -> dict[str, Any]:
         """Return a plain dict; its entries are the keywords that create an equal model."""

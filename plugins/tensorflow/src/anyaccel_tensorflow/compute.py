@@ -33,13 +33,13 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute):
     custom_steps = True
 
     def batch_coupling(self, model: Any) -> str:
-        """BatchNormalization that trains, and layers named like it."""
+        """Return BatchNormalization that trains, and layers with such a name."""
         from anyaccel_tensorflow.shape_inference import batch_coupling
 
         return batch_coupling(model)
 
     def untrainable_reason(self, model: Any) -> str:
-        """For models of Keras, and for layers that assign to weights they train."""
+        """Return a reason for models of Keras, and for layers that assign to weights they train."""
         from anyaccel_tensorflow.shape_inference import untrainable_reason
 
         return untrainable_reason(model)
@@ -47,7 +47,7 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute):
     def infer_outputs(
         self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path], seed: int
     ) -> tuple[OutputSpec, ...]:
-        """Traces the model in evaluation mode."""
+        """Trace the model in evaluation mode."""
         from anyaccel_tensorflow.shape_inference import infer_outputs
 
         return infer_outputs(model, inputs, arguments, seed)
@@ -66,13 +66,13 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute):
         return infer_training(model, inputs, arguments)
 
     def dtype_of(self, model: Any) -> str | None:
-        """That of the first floating parameter, or the one that an unbuilt model will have."""
+        """Return the dtype of the first floating parameter, or the one that an unbuilt model will have."""
         from anyaccel_tensorflow.shape_inference import parameter_dtype
 
         return parameter_dtype(model)
 
     def parameters(self, model: Any) -> Mapping[str, TensorSpec]:
-        """Named by path of attributes; a variable that several parts share is listed once.
+        """Return the specs of the parameters by path of attributes; a variable that several parts share is listed once.
 
         Raises:
             StateError: the model is not built yet.
@@ -84,7 +84,7 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute):
         return False
 
     def data_format(self, model: Any) -> tuple[str, str]:
-        """For Keras layers of images, and sequences that begin or end with one."""
+        """Return the format of Keras layers of images, and sequences that begin or end with one."""
         from anyaccel_tensorflow.shape_inference import data_format
 
         return data_format(model)
@@ -122,19 +122,19 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute):
             write(variable, values[name])
 
     def models(self) -> Mapping[str, type]:
-        """SequentialMLP, SequentialCNN and TabularMLP."""
+        """Return SequentialMLP, SequentialCNN and TabularMLP."""
         from anyaccel_tensorflow.builtin_models import SequentialCNN, SequentialMLP, TabularMLP
 
         return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN, "TabularMLP": TabularMLP}
 
     def loss_targets(self, loss: Loss) -> LossTargets | None:
-        """Of losses of Keras."""
+        """Return the targets of losses of Keras."""
         from anyaccel_tensorflow.variables import keras
 
         return keras().loss_targets(loss)
 
     def unsupported_reason(self, spec: Optimizer | Loss) -> str:
-        """Supports optimizer classes of Keras."""
+        """Return why an optimizer or loss is not supported; optimizer classes of Keras are."""
         from anyaccel_tensorflow.variables import keras
 
         if isinstance(spec, Optimizer) and keras().is_optimizer(spec.own):
@@ -172,7 +172,7 @@ class TensorFlowPrecision(ComputesPrecision):
         return tensor_float_32().hold(value)
 
     def float32_note(self, model: Any, device: Device) -> str:
-        """Products in TF32, TensorFlow's default on GPUs that have it."""
+        """Return a note on matrix multiplications in TF32, TensorFlow's default on GPUs that have it."""
         import tensorflow as tf
 
         if device.kind != "gpu" or not tf.config.experimental.tensor_float_32_execution_enabled():
@@ -183,7 +183,7 @@ class TensorFlowPrecision(ComputesPrecision):
         )
 
     def remat_blocks(self, model: Any, remat: str) -> Sequence[str]:
-        """As `ComputesPrecision.remat_blocks`: `tf.recompute_grad` of the whole model."""
+        """Return the whole model for `tf.recompute_grad`; see `ComputesPrecision.remat_blocks`."""
         from anyaccel_tensorflow.functional_call import AssigningCall, functional_call
 
         is_function = not isinstance(functional_call(model), AssigningCall)
@@ -191,10 +191,10 @@ class TensorFlowPrecision(ComputesPrecision):
 
 
 class TensorFlowMemoryFigures(MemoryFigures):
-    """Buffers; what a step takes is not told, as XLA decides it for each device."""
+    """Report buffers. The memory of a step is not covered, because XLA decides it for each device."""
 
     def buffers(self, model: Any) -> Mapping[str, TensorSpec]:
-        """Of a model that is built, otherwise a StateError."""
+        """Return the specs of the buffers of a built model; otherwise raise a StateError."""
         return {name: _spec_of(variable) for name, variable in _variables(model).buffers.items()}
 
 

@@ -20,17 +20,17 @@ class TensorFlowSubject(Subject):
 
     @pytest.fixture(autouse=True)
     def compiled(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Programs compile from the first step on, not in the middle of a test, when 0.2 seconds have passed."""
+        """Compile programs from the first step on, not in the middle of a test, when 0.2 seconds have passed."""
         monkeypatch.setattr(TensorFlowOps, "eager_seconds", 0.0)
 
     @pytest.fixture
     def backend(self) -> Backend:
-        """Serves gpu and cpu."""
+        """Return the backend, which serves gpu and cpu."""
         return TensorFlowBackend()
 
     @pytest.fixture
     def new_tensor(self) -> Callable[[], Any]:
-        """On the framework's default device."""
+        """Create a tensor on the framework's default device."""
         return lambda: tf.zeros(3)
 
     @pytest.fixture
@@ -51,7 +51,7 @@ class TensorFlowSubject(Subject):
 
     @pytest.fixture
     def models_that_share(self) -> Callable[[], tuple[Any, Any]]:
-        """One layer in two Keras models."""
+        """Return two Keras models with one layer in common."""
 
         def make() -> tuple[Any, Any]:
             layer, other = keras.layers.Dense(5), keras.layers.Dense(3)
@@ -61,7 +61,7 @@ class TensorFlowSubject(Subject):
 
     @pytest.fixture
     def custom_loss(self) -> Callable[[Any, Any], Any]:
-        """Of TensorFlow."""
+        """Return a loss of TensorFlow."""
         return lambda outputs, targets: tf.reduce_mean(tf.square(outputs - targets))
 
     @pytest.fixture
@@ -71,7 +71,7 @@ class TensorFlowSubject(Subject):
 
     @pytest.fixture
     def keyword_model(self) -> Callable[[], Any]:
-        """Two tensors in, a dict of tensors out."""
+        """Return a model that takes two tensors and returns a dict of tensors."""
         return Difference
 
     @pytest.fixture
@@ -81,12 +81,12 @@ class TensorFlowSubject(Subject):
 
     @pytest.fixture
     def custom_step(self) -> Callable[..., Any]:
-        """With a GradientTape."""
+        """Return a step with a GradientTape."""
         return train_step
 
     @pytest.fixture
     def random_state(self) -> Callable[[], Any]:
-        """Of TensorFlow's global generator."""
+        """Return the state of TensorFlow's global generator."""
         return lambda: tf.random.get_global_generator().state.numpy()
 
 
@@ -94,7 +94,7 @@ class Difference(tf.Module):  # type: ignore[misc]
     """The keyword_model."""
 
     def __call__(self, minuend: tf.Tensor, subtrahend: tf.Tensor) -> dict[str, Any]:
-        """As Subject.keyword_model."""
+        """Return the difference, as `Subject.keyword_model` requires."""
         return {"difference": minuend - subtrahend, "parts": {"first": minuend}}
 
 
@@ -102,12 +102,12 @@ class RunningTotal(tf.Module):  # type: ignore[misc]
     """The time_first_model."""
 
     def __call__(self, x: tf.Tensor) -> tf.Tensor:
-        """As Subject.time_first_model."""
+        """Return running totals, as `Subject.time_first_model` requires."""
         return tf.cumsum(x, 0)
 
 
 def train_step(models: Any, batch: Any, optimizers: Any) -> dict[str, Any]:
-    """As Subject.custom_step."""
+    """Run a step for `Subject.custom_step`."""
     net = models["node"]
     with tf.GradientTape() as tape:
         outputs = net(batch["x"], training=True) if isinstance(net, keras.layers.Layer) else net(batch["x"])

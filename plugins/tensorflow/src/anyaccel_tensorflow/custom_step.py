@@ -24,15 +24,15 @@ _EXAMPLE = "def step(models, batch, optimizers): ... return {'loss': loss}"
 
 
 class CustomStep:
-    """A step of the user's own. While it is current, the models' own variables have the values that are trained.
+    """A custom step. While it is current, the models' own variables have the trained values.
 
     Args:
-        step: the function of (models, batch, optimizers).
-        segment: what is trained.
-        ops: of the program.
-        layout: of the segment.
-        state: parameters and optimizer state, which get the result.
-        off: do not compile.
+        step: Function of (models, batch, optimizers).
+        segment: The segment to train.
+        ops: Ops of the program.
+        layout: Layout of the segment.
+        state: Parameters and optimizer state, which receive the result.
+        off: Do not compile.
 
     Raises:
         PhaseError: the function does not take these arguments.
@@ -92,7 +92,7 @@ class CustomStep:
     # -- as in CustomStepRunner ---------------------------------------------------------------------------------------
 
     def begin(self, buffers: Mapping[str, Mapping[str, Any]]) -> None:
-        """As in `CustomStepRunner`: the values go to the variables."""
+        """Copy the values to the variables."""
         for label, model in self._layout.models.items():
             self._ops.write(model, self._state.parameters[label], buffers[label])
         for owner, held in self._nodes.items():
@@ -104,7 +104,7 @@ class CustomStep:
         self._tables.invalidate()
 
     def run(self, batch: Mapping[str, Any], key: Any) -> Any:
-        """What the step gives; random numbers are those of the models' own generators."""
+        """Return the result of the step; random numbers come from the models' own generators."""
         if self._tables.advance(lambda: {owner: int(held.step) for owner, held in self._nodes.items()}):
             for owner, held in self._nodes.items():
                 _assign(held.first, np.int64(self._tables.first[owner]))
@@ -119,7 +119,7 @@ class CustomStep:
             return self.step(self._models, batch, self._optimizers)
 
     def collect(self) -> Mapping[str, Mapping[str, Any]]:
-        """As in `CustomStepRunner`; waits for the last step."""
+        """Write the state to the program and return the buffers, after waiting for the last step."""
         trained = {owner: self._variables[owner] for owner in self._groups}
         parameters = {owner: {name: read(v) for name, v in held.parameters.items()} for owner, held in trained.items()}
         slots = {
@@ -137,7 +137,7 @@ class CustomStep:
         return self._compiler.renew()
 
     def close(self) -> None:
-        """As in `CustomStepRunner`: layers of frozen nodes are trainable again where they were."""
+        """Make layers of frozen nodes trainable again if they were."""
         self._frozen.restore()
 
 
@@ -169,14 +169,14 @@ def _assign(variable: tf.Variable, value: Any) -> None:
 
 
 class NodeVariables(NamedTuple):
-    """What updates of a node read and write: variables on its device.
+    """The variables that updates of a node read and write, on its device.
 
     Attributes:
-        parameters: by name.
-        slots: by name of parameter and of slot.
-        step: updates so far.
-        first: updates before the first row of the tables.
-        tables: the scalars of the next updates, [ROWS] each.
+        parameters: Parameters by name.
+        slots: Slots by name of parameter and of slot.
+        step: Number of updates so far.
+        first: Number of updates before the first row of the tables.
+        tables: Scalars of the next updates, [ROWS] each.
     """
 
     parameters: dict[str, Any]
@@ -204,12 +204,12 @@ class StepOptimizer:
         }
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> None:
-        """One update of some variables; those whose gradient is None stay as they are.
+        """Update some variables; those whose gradient is None do not change.
 
-        Clipping is by the norm of all gradients that are given here.
+        Clipping uses the norm of all gradients passed here.
 
         Args:
-            grads_and_vars: pairs of a gradient and a variable, as `zip(gradients, model.trainable_variables)`.
+            grads_and_vars: Pairs of a gradient and a variable, as `zip(gradients, model.trainable_variables)`.
 
         Raises:
             PhaseError: a variable of none of the optimizer's nodes, or no gradient at all.
@@ -240,7 +240,7 @@ class StepOptimizer:
             self._update(node, arrays, factor)
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> None:
-        """As `apply_gradients`, with gradients and variables apart."""
+        """Update variables like `apply_gradients`, with separate gradients and variables."""
         self.apply_gradients(zip(grads, trainable_variables, strict=True))
 
     @property

@@ -35,7 +35,7 @@ class SharedSetting:
             self._n_holders += 1
 
     def release(self) -> None:
-        """Stop holding it; a value that the user has set meanwhile stays."""
+        """Stop holding it; a value that the user has set in the meantime is kept."""
         with self._lock:
             self._n_holders -= 1
             if self._n_holders == 0 and self._get() == self._strict:

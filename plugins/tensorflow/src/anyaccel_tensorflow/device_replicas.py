@@ -15,7 +15,7 @@ class TensorFlowReplicas(DeviceReplicas):
     """Replicas of TensorFlow."""
 
     def weighted_sums(self, tensors: Sequence[Gradients], weights: Sequence[float]) -> Gradients:
-        """On the device of the tensors."""
+        """Return weighted sums on the device of the tensors."""
         with translate_errors("the gradients of replicas"):
             return [_sum(column, weights) for column in zip(*tensors, strict=True)]
 

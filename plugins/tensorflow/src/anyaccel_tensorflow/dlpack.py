@@ -1,7 +1,7 @@
 """Tensors of other frameworks through DLPack.
 
-TensorFlow imports host memory whatever its alignment, and the process dies at the first kernel that needs it aligned;
-and it refuses strides. So the capsule is read first, and memory that TensorFlow cannot use is copied.
+TensorFlow imports host memory with any alignment, and the process dies at the first kernel that needs alignment; and it
+refuses strides. So the capsule is read first, and memory that TensorFlow cannot use is copied.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _DLTensor(ctypes.Structure):
 
 
 class _Memory(NamedTuple):
-    """What a capsule describes: address, device type, NumPy's kind, bytes of an item, shape, and strides in items."""
+    """The content of a capsule: address, device type, NumPy's kind, bytes of an item, shape, and strides in items."""
 
     address: int
     device: int

@@ -18,10 +18,10 @@ _CONFLICT = re.compile(r"cannot compute (\w+) as input #(\d+) was expected to be
 
 @contextmanager
 def translate_errors(subject: str) -> Iterator[None]:
-    """Inside, errors about memory, devices and gradients that TensorFlow lacks become anyaccel's; others pass.
+    """Turn errors about memory, devices and missing gradients into anyaccel's inside this context; others pass.
 
     Args:
-        subject: what is being done, such as `"a tensor of shape [8] on gpu:0"`.
+        subject: The operation or object, such as `"a tensor of shape [8] on gpu:0"`.
     """
     import tensorflow as tf
 

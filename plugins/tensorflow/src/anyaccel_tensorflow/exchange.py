@@ -26,7 +26,7 @@ class TensorFlowExchange(TensorFlowPlacement, Exchange):
         return self.move(copy_to_cpu(array), device)
 
     def from_host_owned(self, array: np.ndarray, device: Device) -> Any:
-        """On the CPU the array's own memory, where that is dense and aligned."""
+        """Return a tensor; on the CPU it is the array's own memory, if that is dense and aligned."""
         from anyaccel_tensorflow.host_transfer import adopt_on_cpu
 
         if not is_own(array) or not is_aligned(array):
@@ -34,7 +34,7 @@ class TensorFlowExchange(TensorFlowPlacement, Exchange):
         return self.move(adopt_on_cpu(array), device)
 
     def staging_buffer(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
-        """TensorFlow page-locks no memory that others may write to."""
+        """Allocate plain memory: TensorFlow page-locks no memory that other code may write to."""
         return aligned_empty(shape, dtype)
 
     def to_host(self, tensor: Any) -> np.ndarray:
@@ -52,7 +52,7 @@ class TensorFlowExchange(TensorFlowPlacement, Exchange):
         return array
 
     def from_dlpack(self, foreign: Any, device: Device) -> Any:
-        """What TensorFlow cannot use in place (strided or unaligned memory) is copied."""
+        """Import a tensor; memory that TensorFlow cannot use in place (strided or unaligned) is copied."""
         from anyaccel_tensorflow.dlpack import from_foreign
 
         if is_tensor(foreign):

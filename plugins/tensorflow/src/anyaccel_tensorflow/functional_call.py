@@ -55,7 +55,7 @@ class FunctionalCall(ABC):
         key: Any,
         layout: CallLayout = POSITIONAL,
     ) -> OutputsAndBuffers:
-        """Outputs, and buffers afterwards (None where they are unchanged); everything random follows from `key`."""
+        """Return outputs and new buffers (None if unchanged); `key` determines everything random."""
 
     def _seeded(self, buffers: Values, train: bool, key: Any) -> dict[str, Any]:
         """Return the buffers, in training with states of random generators that follow from the key."""
@@ -88,7 +88,9 @@ class SpecModelCall(FunctionalCall):
 
 
 class StatelessCall(FunctionalCall):
-    """Inside a StatelessScope, Keras reads given values instead of its variables, and keeps what would be assigned."""
+    """Call inside a StatelessScope, in which Keras reads given values instead of its variables, and records
+    assignments.
+    """
 
     def __call__(
         self,
@@ -99,7 +101,7 @@ class StatelessCall(FunctionalCall):
         key: Any,
         layout: CallLayout = POSITIONAL,
     ) -> OutputsAndBuffers:
-        """As in `FunctionalCall`; in training, losses that the model adds (regularizers) enter the gradients."""
+        """Call the model; in training, losses that the model adds (regularizers) enter the gradients."""
         named = {**self.variables.parameters, **self.variables.buffers}
         values = {**parameters, **self._seeded(buffers, train, key)}
         mapping = [(named[name], value) for name, value in values.items()]
@@ -113,7 +115,7 @@ class StatelessCall(FunctionalCall):
         return (_with_added_losses(outputs, added) if added else outputs), ({**buffers, **after} if train else None)
 
     def _refuse_assignments(self, scope: Any, given: Sequence[Any]) -> None:
-        """Refuse a call that assigned to a parameter: gradients would not be those of its new value.
+        """Refuse a call that assigned to a parameter: gradients would not belong to its new value.
 
         Raises:
             PhaseError: it did.
@@ -127,10 +129,10 @@ class StatelessCall(FunctionalCall):
 
 
 class AssigningCall(FunctionalCall):
-    """Any module: the values are assigned to its variables, and it is called as usual.
+    """Call any module: the values are assigned to its variables, and it is called as usual.
 
-    It may have methods that are tf.functions; these run as plain Python, so that they become part of what is compiled
-    here, and keep no trace of it.
+    Its methods may be tf.functions; these run as plain Python, so that they become part of the function compiled here,
+    and keep no trace of it.
     """
 
     def __init__(self, model: Any) -> None:
@@ -146,7 +148,7 @@ class AssigningCall(FunctionalCall):
         key: Any,
         layout: CallLayout = POSITIONAL,
     ) -> OutputsAndBuffers:
-        """As in `FunctionalCall`; gradients flow through the variables."""
+        """Call the module; gradients flow through the variables."""
         for name, value in self._seeded(buffers, train, key).items():
             tf_variable(self.variables.buffers[name]).assign(value)
         primals = [parameters[name] for name in self.variables.parameters]
@@ -165,11 +167,11 @@ class AssigningCall(FunctionalCall):
         """Return the floating outputs, as an operation whose gradient is that of the variables and floating inputs.
 
         Args:
-            primals: the values of the trained variables, then the floating inputs.
-            constants: the other inputs, and None in the places of the floating ones.
-            train: whether in training mode.
-            layout: of the call.
-            kept: gets all outputs, and the buffers that training changes permanently.
+            primals: Values of the trained variables, then the floating inputs.
+            constants: The other inputs, and None at the positions of the floating ones.
+            train: Whether in training mode.
+            layout: Layout of the call.
+            kept: List that receives all outputs, and the buffers that training changes permanently.
         """
         count = len(self._trained)
 
@@ -204,7 +206,9 @@ def gradient_function(tape: tf.GradientTape, targets: Sequence[Any], sources: Se
 
 
 def call_model(model: Any, inputs: Sequence[Any], train: bool, layout: CallLayout = POSITIONAL) -> Any:
-    """What a model returns, called with its inputs packed as it takes them and the mode if it has a keyword for it."""
+    """Return the result of a model, called with its inputs packed as it takes them and the mode if it has a keyword for
+    it.
+    """
     if keras().is_layer(model):
         arguments, named = keras().packing(model, len(inputs), layout)(inputs)
         with functions_inlined():
@@ -220,7 +224,7 @@ def call_model(model: Any, inputs: Sequence[Any], train: bool, layout: CallLayou
 
 
 def signature(model: Any) -> inspect.Signature | None:
-    """As `Compute.signature`."""
+    """Return the signature of a call; see `Compute.signature`."""
     if keras().is_layer(model):
         return keras().signature(model)
     method: Any = type(model).__call__
@@ -241,7 +245,7 @@ def functions_inlined() -> Iterator[None]:
 
 
 def outputs_of(result: Any, layout: CallLayout = POSITIONAL) -> tuple[Any, ...]:
-    """Return the outputs in what a model returned; see `CallLayout.outputs`."""
+    """Return the outputs in the result of a model; see `CallLayout.outputs`."""
     return layout.outputs(result, tf.Tensor, _move_axis)
 
 

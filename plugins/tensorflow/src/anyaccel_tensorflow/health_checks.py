@@ -1,4 +1,4 @@
-"""Checks of the installed TensorFlow beside a machine, without importing it."""
+"""Checks of the installed TensorFlow on a machine, without importing it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from anyaccel_tensorflow.installed_build import CPU_BUILDS, CUDA_LIBRARIES
 
 
 class TensorFlowHealthChecks(HealthChecks):
-    """Whether what is installed fits a machine."""
+    """Check whether the installed packages fit a machine."""
 
     def health_checks(self, machine: Machine) -> Iterator[Check]:
-        """By the packages that are installed."""
+        """Yield checks of the installed packages."""
         for vendor in ("nvidia", "amd"):
             if machine.gpus(vendor):
                 yield _build(machine, vendor)

@@ -55,12 +55,12 @@ def _no_dtype(array: np.ndarray, reason: str) -> MoveError:
 
 
 def slice_rows(column: tf.Tensor, start: int, stop: int) -> tf.Tensor:
-    """`column[start:stop]`, on its device."""
+    """Return `column[start:stop]`, on its device."""
     return run_alone(_slice, column, tf.constant(start, tf.int64), tf.constant(stop, tf.int64))
 
 
 def gather_rows(column: tf.Tensor, order: tf.Tensor, start: int, stop: int) -> tf.Tensor:
-    """`column[order[start:stop]]`, on its device."""
+    """Return `column[order[start:stop]]`, on its device."""
     return run_alone(_gather, column, order, tf.constant(start, tf.int64), tf.constant(stop, tf.int64))
 
 

@@ -19,7 +19,7 @@ _VENDORS = {"is_cuda_build": "nvidia", "is_rocm_build": "amd"}
 
 
 def build_flags() -> dict[str, bool]:
-    """`is_cuda_build`, `is_rocm_build` and others, as `tf.sysconfig.get_build_info` has them; empty if not found."""
+    """Return `is_cuda_build`, `is_rocm_build` and others, as in `tf.sysconfig.get_build_info`; empty if not found."""
     try:
         spec = find_spec("tensorflow")
         folders = list(spec.submodule_search_locations or ()) if spec is not None else []
@@ -35,7 +35,7 @@ def is_for_gpus(flags: Mapping[str, bool]) -> bool:
 
 
 def build_name(flags: Mapping[str, bool]) -> str:
-    """Name and version of the installed package, to the extent that it is a known one."""
+    """Return name and version of the installed package, if it is a known one."""
     names = ("tensorflow", "tensorflow-rocm") if is_for_gpus(flags) else (*CPU_BUILDS, "tensorflow")
     version = next(filter(None, map(installed_version, names)), "")
     return f"TensorFlow, {version}," if version else "TensorFlow"
@@ -45,7 +45,7 @@ class TensorFlowExpectedDevices(ExpectedDevices):
     """The devices that the installed build of TensorFlow will see on a machine."""
 
     def expected_of_kind(self, kind: str, machine: Machine) -> list[DeviceInfo] | None:
-        """None for those that a PluggableDevice adds."""
+        """Return the expected devices of a kind, None for those that a PluggableDevice adds."""
         flags = build_flags()
         if not flags or kind not in ("cpu", "gpu"):
             return None

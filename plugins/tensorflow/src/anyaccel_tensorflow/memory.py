@@ -9,7 +9,7 @@ from anyaccel_tensorflow import runtime_config
 
 
 class TensorFlowMemory(Memory):
-    """Figures of a GPU are those of this process's allocator, without the GPU's size; of the CPU only its size."""
+    """Memory of a GPU as this process's allocator reports it, without the GPU's size; for the CPU only its size."""
 
     def memory(self, device: Device) -> MemoryInfo:
         """Asking for a GPU starts TensorFlow."""
@@ -23,8 +23,8 @@ class TensorFlowMemory(Memory):
         return MemoryInfo(0, 0, used=int(figures["current"]), peak=int(figures["peak"]))
 
     def share(self, device: Device, fraction: float) -> str:
-        """TensorFlow takes memory as it needs it, whatever the fraction."""
+        """Let TensorFlow allocate memory on demand, regardless of the fraction."""
         return "" if device.kind == "cpu" else runtime_config.allow_memory_growth()
 
     def release_memory(self, device: Device) -> None:
-        """TensorFlow keeps what it has cached until the process ends."""
+        """Do nothing: TensorFlow keeps its cache until the process ends."""

@@ -1,4 +1,4 @@
-"""Which objects TensorFlow owns, and the device that they are on; nothing here is created or moved."""
+"""Find the objects that TensorFlow owns, and their devices; nothing here is created or moved."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def is_optimizer(obj: Any) -> bool:
 
 
 def parse_device_name(name: str) -> tuple[str, int]:
-    """Type and index in a device name of TensorFlow, such as `".../task:0/device:CPU:1"`."""
+    """Return type and index in a device name of TensorFlow, such as `".../task:0/device:CPU:1"`."""
     match = _DEVICE_NAME.fullmatch(name)
     assert match is not None, name
     return match[1], int(match[2])
 
 
 def is_first_cpu(name: str) -> bool:
-    """Whether a device name of TensorFlow is that of the first CPU."""
+    """Return whether a device name of TensorFlow belongs to the first CPU."""
     return parse_device_name(name) == ("CPU", 0)
 
 
 def device_name_of(obj: Any) -> str | None:
-    """TensorFlow's name of the device of the first tensor or variable in an object; None where there is none."""
+    """Return TensorFlow's device name of the first tensor or variable in an object, or None."""
     import tensorflow as tf
 
     from anyaccel_tensorflow import variables

@@ -61,12 +61,12 @@ class TensorFlowOps(TracedOps):
     """TensorFlow, for one segment.
 
     Compiled functions are tf.functions, called inside the scope of the segment's `home`: the device of its first loss,
-    or else of its last operation. Where the segment uses other devices too, the forward and backward pass of a model
-    stay on the model's device, and so does the update of its parameters.
+    or of its last operation without losses. If the segment uses other devices too, the forward and backward pass of a
+    model stay on the model's device, and so does the update of its parameters.
 
     Args:
-        segment: what is computed.
-        device_string: TensorFlow's name of a device.
+        segment: The segment to compute.
+        device_string: Function that returns TensorFlow's name of a device.
     """
 
     xp = numpy_namespace
@@ -87,7 +87,7 @@ class TensorFlowOps(TracedOps):
             self.eager_seconds = 0.0  # eager steps would have to send the numbers in a model's code to the device
 
     def named_scope(self, name: str) -> AbstractContextManager[Any]:
-        """Return a name scope while a function is traced; eagerly, a span that is there where somebody records."""
+        """Return a name scope while a function is traced; eagerly, a span if a recorder is active."""
         eagerly = tf.executing_eagerly()
         scope: AbstractContextManager[Any] = (
             tf.profiler.experimental.Trace(name) if eagerly else tf.name_scope(f"{scope_name(name)}/")
@@ -115,7 +115,7 @@ class TensorFlowOps(TracedOps):
         return (("variables", identities), *attributes)
 
     def is_live(self, value: Any) -> bool:
-        """Variables, which functions refer to."""
+        """Return whether it is a variable, which functions refer to."""
         return keras().is_variable(value)
 
     def _call(self, model: Any) -> FunctionalCall:
@@ -207,7 +207,7 @@ class TensorFlowOps(TracedOps):
     # -- differentiation and compilation ---------------------------------------------------------------------------
 
     def value_and_pullback(self, function: Function, primals: Any, rest: Any) -> ValueAndPullback:
-        """By a GradientTape over tensors that are not in `rest`: those are constants."""
+        """Differentiate with a GradientTape over tensors that are not in `rest`: those are constants."""
         constants = {id(array) for array in tf.nest.flatten(rest)}
         sources = [_identity(x) if id(x) in constants else x for x in tf.nest.flatten(primals)]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -227,14 +227,14 @@ class TensorFlowOps(TracedOps):
         return values, others, pullback
 
     def compile(self, function: Function) -> Function:
-        """One tf.function, which is traced once for each set of shapes and dtypes."""
+        """Return one tf.function, which is traced once for each set of shapes and dtypes."""
         whole = compiled(function)
         return with_true_devices(whole, self.home) if self.uses_several_devices else whole
 
     def compile_value_and_pullback(self, function: Function) -> Callable[[Any, Any], ValueAndPullback]:
-        """As in `TracedOps`.
+        """Compile a function with its pullback, without its auxiliary results.
 
-        The gradient of a tf.function passes zeros back through all that it returns: what is auxiliary would be
+        The gradient of a tf.function passes zeros through everything that it returns: auxiliary results would be
         differentiated too, and 0 times an infinite derivative is NaN.
         """
 
@@ -245,7 +245,7 @@ class TensorFlowOps(TracedOps):
         return super().compile_value_and_pullback(without_auxiliary_gradients)
 
     def compile_steps(self, body: StepFunction, *, quick: bool = False) -> StepLoop:
-        """One tf.function with a loop in it, which is traced once for any count."""
+        """Return one tf.function with a loop in it, which is traced once for any count."""
         return compile_loop(body, self.home, quick=quick)
 
     def accumulate(self, body: Function, carried: Any, count: int) -> tuple[Any, Any]:
@@ -267,7 +267,7 @@ class TensorFlowOps(TracedOps):
         return tf.constant(value, tf.float64 if isinstance(value, float) else tf.int64)
 
     def astype(self, array: Any, dtype: Any) -> Any:
-        """`tf.cast`."""
+        """Cast with `tf.cast`."""
         return tf.cast(array, dtype)
 
     def arange(self, count: int, like: Any) -> Any:
@@ -296,11 +296,11 @@ class TensorFlowOps(TracedOps):
     # -- randomness and losses -------------------------------------------------------------------------------------
 
     def key(self, seed: int) -> Any:
-        """Two 64-bit integers."""
+        """Return two 64-bit integers."""
         return key_of(seed)
 
     def fold(self, key: Any, number: Any) -> Any:
-        """`stateless_fold_in`."""
+        """Fold with `stateless_fold_in`."""
         return fold_in(key, number)
 
     def parameter_tree(self, model: Any) -> Mapping[str, Any]:
@@ -308,7 +308,7 @@ class TensorFlowOps(TracedOps):
         return WeakValueDictionary(self._call(model).variables.parameters)
 
     def update_rule(self, optimizer: Optimizer) -> UpdateRule:
-        """By the formulas, or by Keras."""
+        """Return the rule by the formulas, or by Keras."""
         if not keras().is_optimizer(optimizer.own):
             return super().update_rule(optimizer)
         return LayerOptimizerRule(optimizer, keras().module, tf.init_scope, _put_like)
@@ -364,7 +364,7 @@ class InPrecision:
 
 
 class Recomputed:
-    """A call that keeps only what it is given for its backward pass, which calls it again."""
+    """A call that keeps only its arguments for its backward pass, which calls it again."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
@@ -378,7 +378,7 @@ class Recomputed:
         key: Any,
         layout: CallLayout = POSITIONAL,
     ) -> OutputsAndBuffers:
-        """As of `FunctionalCall`, by `tf.recompute_grad`."""
+        """Call with `tf.recompute_grad`."""
         sources = [*parameters.values(), *(x for x in inputs if is_differentiable(x))]
         kept: list[Any] = []
 
@@ -417,7 +417,7 @@ def scalar_loss(loss: Loss) -> Loss:
 
 
 def move_or_trace(array: Any, name: str, *, multi_device: bool) -> Any:
-    """Return a tensor on a device; while tracing a function on one device nothing, as everything is there."""
+    """Return a tensor on a device; while tracing a function on one device, the tensor itself."""
     if tf.executing_eagerly():
         return move_tensor(array, name)
     if not multi_device:
@@ -434,10 +434,9 @@ def on_device_of(array: Any, other: Any) -> Any:
 
 
 def with_true_devices(function: Function, home: str) -> Function:
-    """Return a compiled function that is called in the scope of its first argument's device, or of `home` if it has
-    several.
+    """Return a compiled function called in the scope of its first argument's device, or of `home` if it has several.
 
-    Its outputs are labelled with the devices that they are on.
+    Its outputs are labelled with their devices.
     """
 
     def run(*arguments: Any) -> Any:
@@ -449,7 +448,9 @@ def with_true_devices(function: Function, home: str) -> Function:
 
 
 def _with_true_device(tensor: Any) -> Any:
-    """TensorFlow keeps 32-bit integers in host memory, whatever their device."""
+    """Return a tensor labelled with its true device: TensorFlow keeps 32-bit integers in host memory on every
+    device.
+    """
     if tensor.dtype == tf.int32 or is_on(tensor, tensor.backing_device):
         return tensor
     return move_tensor(tensor, tensor.backing_device)
@@ -507,7 +508,7 @@ class TensorFlowProfiler(ProfilesSteps):
 
     @contextmanager
     def profile_steps(self, path: Path, nodes: Mapping[str, Any], devices: Sequence[Device]) -> Iterator[Mark]:
-        """With the scopes of compiled code."""
+        """Profile steps with the scopes of compiled code."""
         with TemporaryDirectory() as folder:
             tf.profiler.experimental.start(folder)
             try:

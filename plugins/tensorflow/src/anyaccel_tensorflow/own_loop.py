@@ -146,6 +146,7 @@ class TensorFlowLoop(Loop):
                 self._add_optimizer(given)
             elif not _is_model(given):
                 self._others.append(given)
+                self._undo.append(self._others.pop)
         if self._models and self.num_processes > 1:
             self._processes.part()
         return prepared
@@ -154,7 +155,7 @@ class TensorFlowLoop(Loop):
         if _prepared.get(id(model)) is model:
             raise ConfigError(
                 f"this {type(model).__name__} is prepared already",
-                hint="prepare each model once, by one Loop, and use what it gave",
+                hint="prepare each model once, and use what prepare() gave; before another Loop takes it: loop.close()",
             )
         if not any(model_variables(model)):
             raise ConfigError(
@@ -171,12 +172,13 @@ class TensorFlowLoop(Loop):
                     hint="write Loop(sync_batchnorm=False) for statistics of each process",
                 )
         if self.precision == "bf16-mixed":
-            _compute_in_bfloat16(model)
+            self._undo += _compute_in_bfloat16(model)
         model = self.accelerator.place(model)
         _prepared[id(model)] = model
         self._models.append(_Model(model, frozen, norm if self.num_processes > 1 else ""))
         for variable in self._models[-1].trained:
             self._positions.setdefault(id(tf_variable(variable)), len(self._positions))
+        self._undo += [self._models.pop, partial(_prepared.pop, id(model))]
         if self.process_index > 0:
             self._models[-1].set_apart(self.process_index)
         return model
@@ -198,7 +200,8 @@ class TensorFlowLoop(Loop):
     def _add_optimizer(self, optimizer: Any) -> None:
         if _prepared.get(id(optimizer)) is optimizer:
             raise ConfigError(
-                f"this {type(optimizer).__name__} is prepared already", hint="prepare each optimizer once, by one Loop"
+                f"this {type(optimizer).__name__} is prepared already",
+                hint="prepare each optimizer once; before another Loop takes it: loop.close()",
             )
         if optimizer.gradient_accumulation_steps and self.accumulation_steps > 1:
             raise ConfigError(
@@ -218,6 +221,11 @@ class TensorFlowLoop(Loop):
             optimizer.build(trained)
         _prepared[id(optimizer)] = optimizer
         self._optimizers.append(own)
+        self._undo += [
+            self._optimizers.pop,
+            partial(_prepared.pop, id(optimizer)),
+            partial(delattr, optimizer, "apply"),
+        ]
         optimizer.apply = partial(self._apply, own)
         if own.is_scaling:
             optimizer.was_skipped = False
@@ -228,6 +236,7 @@ class TensorFlowLoop(Loop):
                 return scale_loss(loss)
 
             optimizer.scale_loss = scaled
+            self._undo.append(partial(delattr, optimizer, "scale_loss"))
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -614,6 +623,9 @@ class TensorFlowLoop(Loop):
             own.load(saved)
         for saved, other in zip(state["others"], self._others, strict=True):
             other.load_state_dict(saved)
+        self._drop_update()
+
+    def _drop_update(self) -> None:
         self._window, self._pending = Window(), frozenset()
         for site in self._sites.values():
             site.clear()
@@ -993,16 +1005,18 @@ def _check_preparable(given: Any) -> None:
         )
 
 
-def _compute_in_bfloat16(model: Any) -> None:
+def _compute_in_bfloat16(model: Any) -> list[Callable[[], object]]:
+    """Let layers compute in bfloat16; gives what undoes it."""
     layers = [part for part in parts(model) if keras().is_layer(part)]
     if not layers:
         raise ConfigError(
             f"Loop: precision='bf16-mixed' is for layers of Keras, and {type(model).__name__} has none",
             hint="leave precision out, and cast where the model computes: tf.cast(x, tf.bfloat16)",
         )
-    for layer in layers:
-        if layer.dtype_policy.name == "float32":
-            layer.dtype_policy = "mixed_bfloat16"
+    changed = [layer for layer in layers if layer.dtype_policy.name == "float32"]
+    for layer in changed:
+        layer.dtype_policy = "mixed_bfloat16"
+    return [partial(setattr, layer, "dtype_policy", "float32") for layer in changed]
 
 
 def _check_fits(saved: Mapping[str, Any], variables: Mapping[str, Any]) -> None:

@@ -24,7 +24,7 @@ class TensorFlowPlacement(Backend):
     device_types: ClassVar[Mapping[str, str]] = {}  # TensorFlow's name of a kind, where it is not its upper case
 
     def devices(self) -> Sequence[Device]:
-        """Logical devices, as they are configured, without starting TensorFlow."""
+        """List logical devices, as they are configured, without starting TensorFlow."""
         return [Device(kind, index) for kind in self.kinds for index in range(device_count(self._device_type(kind)))]
 
     def _device_type(self, kind: str) -> str:
@@ -39,15 +39,15 @@ class TensorFlowPlacement(Backend):
         return describe(device, self._device_type(device.kind))
 
     def device_string(self, device: Device) -> str:
-        """`"/GPU:0"`, `"/CPU:1"`, as for `tf.device`."""
+        """Return `"/GPU:0"` or `"/CPU:1"`, as for `tf.device`."""
         return f"/{self._device_type(device.kind)}:{device.index}"
 
     def owns(self, obj: Any) -> bool:
-        """Objects of Keras only where it runs on TensorFlow in this process."""
+        """Return whether it belongs to TensorFlow; objects of Keras only if it runs on TensorFlow in this process."""
         return super().owns(obj) and runs_on_tensorflow(type(obj))
 
     def device_of(self, obj: Any) -> Device | None:
-        """Where the first tensor or variable of a tensor, model, optimizer or container is; None if it has none."""
+        """Return the device of the first tensor or variable of a tensor, model, optimizer or container, or None."""
         return None if (name := device_name_of(obj)) is None else self.device_named(name)
 
     def device_named(self, name: str) -> Device:
@@ -72,7 +72,7 @@ class TensorFlowPlacement(Backend):
         return obj if self.device_of(obj) is None else relocate(obj, self._available_name(device))
 
     def move(self, tensor: Any, device: Device, *, pinned: bool = False) -> Any:
-        """Where the tensor lands is checked. TensorFlow has no pinned memory to ask for."""
+        """Move a tensor and check its device. TensorFlow has no pinned memory."""
         from anyaccel_tensorflow.transfers import move_tensor
 
         return move_tensor(tensor, self.device_string(device)) if is_tensor(tensor) else self.place(tensor, device)
@@ -90,7 +90,7 @@ class TensorFlowPlacement(Backend):
         raise DeviceUnavailableError(problem, available=", ".join(map(str, devices)), hint="use one of these")
 
     def synchronize(self, device: Device) -> None:
-        """Waits for every device."""
+        """Wait for every device."""
         import tensorflow as tf
 
         tf.test.experimental.sync_devices()

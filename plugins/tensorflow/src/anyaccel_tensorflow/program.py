@@ -22,10 +22,10 @@ class TensorFlowProgram(CustomStepProgram):
     """A segment of TensorFlow and Keras models.
 
     From its creation until it is closed, soft placement is off and the device policy explicit, for the whole process:
-    nothing falls back to the CPU, and nothing is copied between devices unasked.
+    nothing falls back to the CPU, and nothing is copied between devices implicitly.
 
     Raises:
-        SpecError: an optimizer or loss that TensorFlow lacks.
+        SpecError: TensorFlow lacks an optimizer or loss.
         GraphError: two different models, one of which learns, share a parameter.
     """
 
@@ -45,11 +45,11 @@ class TensorFlowProgram(CustomStepProgram):
 
     @contextmanager
     def scope(self, subject: str) -> Iterator[None]:
-        """Eager operations land on the segment's device; errors name the subject.
+        """Run eager operations on the segment's device inside this context; errors name the subject.
 
         With several devices, gradients and factors of different devices meet in plain arithmetic, for which TensorFlow
-        has to copy them; the plan lists these devices. Where nothing is compiled, numbers in a model's code have to be
-        sent to its device.
+        must copy them; the plan lists these devices. If nothing is compiled, numbers in a model's code must be sent to
+        its device.
         """
         ops = self._ops_in_use
         copies = ops.uses_several_devices or (ops.eager and not self._is_on_first_cpu)
@@ -57,12 +57,12 @@ class TensorFlowProgram(CustomStepProgram):
             yield
 
     def loss_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
-        """As of `Program`; eager, so that numbers have to be sent to the device."""
+        """Return weights eagerly, so numbers must be sent to the device."""
         with nullcontext() if self._is_on_first_cpu else silent_copies():
             return super().loss_weights(inputs)
 
     def summed_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
-        """As of `ArrayProgram`; eager like `loss_weights`."""
+        """Return summed weights eagerly, like `loss_weights`."""
         with nullcontext() if self._is_on_first_cpu else silent_copies():
             return super().summed_weights(inputs)
 
@@ -72,7 +72,8 @@ class TensorFlowProgram(CustomStepProgram):
         return super().can_compile_steps and not self._ops_in_use.uses_several_devices
 
     def create_custom_step(self, step: Callable[..., Any]) -> CustomStep:
-        """`step(models, batch, optimizers)`, with the user's own models, and optimizers called like those of Keras.
+        """Create the runner of `step(models, batch, optimizers)`, with the user's own models and optimizers like those
+        of Keras.
 
         Raises:
             PhaseError: it does not take these arguments.
@@ -81,7 +82,7 @@ class TensorFlowProgram(CustomStepProgram):
         return CustomStep(step, self.segment, self._ops_in_use, self._layout, self._state, off=off)
 
     def close(self) -> dict[str, NodeState]:
-        """As in `CustomStepProgram`; restores soft placement and the device policy."""
+        """End the program; restores soft placement and the device policy."""
         try:
             return super().close()
         finally:

@@ -1,4 +1,4 @@
-"""Replica group of TensorFlow: collectives of its own between processes, over gRPC, or NCCL between GPUs."""
+"""Replica group of TensorFlow: its own collectives between processes, over gRPC, or NCCL between GPUs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self._departure.watch()
 
     def average_gradients(self, programs: Sequence[Program], weight: float) -> None:
-        """One all-reduce for all gradients of a device and dtype."""
+        """Average gradients with one all-reduce for each device and dtype."""
         gradients = gradients_of(programs)
         for device, positions in _positions(gradients):
             own = [gradients[i] for i in positions]
@@ -87,7 +87,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         return np.asarray(every.numpy()).view(array.dtype)
 
     def loss_weights(self, programs: Sequence[ProgramInputs], n_rows: float) -> list[dict[str, Any]]:
-        """One all-reduce for the losses of a device."""
+        """Return weights with one all-reduce for the losses of a device."""
         own = [cast("ArrayProgram", program).summed_weights(inputs) for program, inputs in programs]
         keys = [(i, label) for i, weights in enumerate(own) for label in weights]
         weights = [own[i][label] for i, label in keys]
@@ -106,7 +106,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     def gather_tensors(
         self, program: Program, shards: Sequence[Sequence[Any]], counts: Sequence[int]
     ) -> list[list[Any]]:
-        """One all-gather for all tensors of a device and dtype."""
+        """Gather with one all-gather for all tensors of a device and dtype."""
         given = [[tf.convert_to_tensor(value) for value in shard] for shard in shards]
         every: list[list[Any]] = [[None] * len(given[0]) for _ in range(sum(counts))]
         for device, positions in _positions(given[0]):
@@ -133,7 +133,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self._departure.fail()
 
     def _leave(self, failed: bool) -> None:
-        """Wait for the others, which read what this process serves, unless it has failed."""
+        """Wait for the others, which read values that this process serves, unless it has failed."""
         if failed:
             return
         self._seconds = _LEAVE_SECONDS
@@ -148,7 +148,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         return run_alone(_gathered, tensor, **self._keys("gather", tensor, device))
 
     def _keys(self, kind: Hashable, tensor: Any, device: str) -> dict[str, Any]:
-        """What names a collective alike in all processes: they come to each for the first time in one order."""
+        """Return the keys of a collective, equal in all processes: their first collectives come in one order."""
         instance = (kind, device, tensor.dtype, tuple(tensor.shape))
         return {
             "group_size": self.size,
@@ -158,10 +158,10 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         }
 
     def attempt(self, what: str, call: Callable[[], Any]) -> Any:
-        """What a call gives.
+        """Return the result of a call.
 
         Raises:
-            FrameworkError: another replica has ended, or does not answer.
+            FrameworkError: another replica has ended, or does not respond.
         """
         try:
             return call()
@@ -197,25 +197,25 @@ def _gathered(tensor: Any, **keys: Any) -> Any:
 
 
 def _weighted(gradients: Sequence[Any], weight: Any) -> Any:
-    """Gradients times a weight, and the weight, in one tensor of at least float32."""
+    """Return gradients times a weight, and the weight, in one tensor of at least float32."""
     dtype = tf.float64 if gradients[0].dtype == tf.float64 else tf.float32
     factor = tf.cast(weight, dtype)
     return tf.concat([*[tf.reshape(tf.cast(each, dtype), [-1]) * factor for each in gradients], factor[None]], 0)
 
 
 def _means(summed: Any, like: Sequence[Any]) -> list[Any]:
-    """What `_weighted` gave, summed, as means of the shapes and dtype of the gradients."""
+    """Return the summed output of `_weighted` as means in the shapes and dtype of the gradients."""
     parts = tf.split(summed[:-1] / summed[-1], [math.prod(each.shape) for each in like])
     return [tf.cast(tf.reshape(part, each.shape), each.dtype) for part, each in zip(parts, like, strict=True)]
 
 
 def _stacked(weights: Sequence[Any], n_rows: Any) -> Any:
-    """Scalars, and the number of rows, in one tensor of float64."""
+    """Return scalars, and the number of rows, in one tensor of float64."""
     return tf.stack([*[tf.cast(weight, tf.float64) for weight in weights], n_rows])
 
 
 def _shares(summed: Any, n_rows: Any, like: Sequence[Any]) -> list[Any]:
-    """What `_stacked` gave, summed, as weights (1 for 0) times the part of all rows that `n_rows` are."""
+    """Return the summed output of `_stacked` as weights (1 for 0) times the fraction of all rows that `n_rows` are."""
     weights = tf.where(summed[:-1] == 0, tf.ones_like(summed[:-1]), summed[:-1]) * (n_rows / summed[-1])
     return [tf.cast(weight, each.dtype) for weight, each in zip(tf.unstack(weights), like, strict=True)]
 
@@ -286,15 +286,15 @@ _POLL_SECONDS = 0.05
 
 
 def addresses_of_all(rank: int, size: int, host: str, port: int, seconds: float) -> list[str]:
-    """HOST:PORT of every process, by rank, each with a port that is free on its machine.
+    """Return HOST:PORT of every process, by rank, each with a port that is free on its machine.
 
     Args:
-        rank, size: which process of how many.
-        host, port: where the first one listens meanwhile.
-        seconds: how long to wait for all.
+        rank, size: Rank of this process and number of processes.
+        host, port: Address at which the first one listens during this call.
+        seconds: Time limit for all.
 
     Raises:
-        OSError: the port is taken, or some do not come in time.
+        OSError: the port is taken, or some do not arrive in time.
     """
     deadline = time.monotonic() + seconds
     if rank == 0:
@@ -306,7 +306,7 @@ def addresses_of_all(rank: int, size: int, host: str, port: int, seconds: float)
 
 
 def _collected(own: str, size: int, port: int, deadline: float) -> list[str]:
-    """What the first process hears, and then tells all."""
+    """Return the addresses that the first process receives, and send them to all."""
     found, connections = {0: own}, list[socket.socket]()
     with socket.create_server(("", port), backlog=size) as server:
         try:

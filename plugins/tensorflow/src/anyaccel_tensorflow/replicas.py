@@ -17,5 +17,5 @@ class TensorFlowReplicate(Replicate):
         return joined(rank, size)
 
     def unsynchronizable(self, model: Any) -> str:
-        """Any layer that mixes the rows of a batch."""
+        """Return any layer that mixes the rows of a batch."""
         return str(self.backend.batch_coupling(model))

@@ -26,7 +26,7 @@ def is_started() -> bool:
 
 
 def logical_devices(device_type: str) -> list[tuple[Any, int]]:
-    """For each logical device of a type, such as `"CPU"`: the physical device it is on, and which part of it.
+    """Return, for each logical device of a type such as `"CPU"`, its physical device and its part of it.
 
     Read from the configuration, so that nothing is initialized.
     """
@@ -40,7 +40,9 @@ def logical_devices(device_type: str) -> list[tuple[Any, int]]:
 
 
 def device_count(device_type: str) -> int:
-    """How many logical devices of a type there are; 0 in a broken installation, of which `unavailable_reason` tells."""
+    """Return the number of logical devices of a type; 0 in a broken installation, which `unavailable_reason`
+    reports.
+    """
     try:
         return len(logical_devices(device_type))
     except (Exception, SystemExit):

@@ -71,7 +71,7 @@ def infer_outputs(
 
 
 def infer_training(model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path]) -> tuple[OutputSpec, ...]:
-    """What a built model returns in training mode; see `Compute.infer_training`.
+    """Return the outputs of a built model in training mode; see `Compute.infer_training`.
 
     Raises:
         ShapeError: it returns no tensors then, or none with a batch.
@@ -90,7 +90,7 @@ def infer_training(model: Any, inputs: Sequence[TensorSpec], arguments: Sequence
 
 
 def parameter_dtype(model: Any) -> str | None:
-    """Dtype of the first floating parameter, or the one that an unbuilt model will have."""
+    """Return the dtype of the first floating parameter, or the one that an unbuilt model will have."""
     if is_built(model):
         for variable in model_variables(model).parameters.values():
             if tf.as_dtype(variable.dtype).is_floating:
@@ -165,9 +165,9 @@ def _shape_of(variable: Any) -> tf.TensorSpec:
 
 
 def data_format(model: Any) -> tuple[str, str]:
-    """As `Compute.data_format`: of a Keras layer for images, or a Sequential that begins or ends with one.
+    """Return the format of a Keras layer for images, or of a Sequential that begins or ends with one.
 
-    Other models may move the axes, so that nothing is known of them.
+    Other models may move the axes, so their format is unknown.
     """
     if isinstance(model, SequentialCNN):
         return "channels_first", ""
@@ -184,7 +184,7 @@ def batch_coupling(model: Any) -> str:
 
 
 def untrainable_reason(model: Any) -> str:
-    """As `Compute.untrainable_reason`."""
+    """Return why a model cannot be trained whole; see `Compute.untrainable_reason`."""
     values = [getattr(variable, "value", variable) for variable in getattr(model, "variables", ())]
     if any(len(getattr(value, "values", ())) > 1 for value in values):  # MirroredVariable and its like
         return "a scope of tf.distribute made its variables on several devices; make it outside, and use replicas"

@@ -1,4 +1,4 @@
-"""Random numbers from keys: a key is a tensor of two 64-bit integers, from which everything random follows."""
+"""Random numbers from keys: a key is a tensor of two 64-bit integers that determines everything random."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def key_of(seed: int) -> tf.Tensor:
 
 
 def fold_in(key: Any, number: Any) -> Any:
-    """Another key, from a key and an int or a scalar tensor of one."""
+    """Return another key, from a key and an int or a scalar tensor of one."""
     return tf.random.experimental.stateless_fold_in(key, tf.cast(number, tf.int64), _ALGORITHM)
 
 
 def dropout(x: Any, rate: float, key: Any, number: int) -> Any:
-    """`x` with a share `rate` of its elements set to zero, and the others scaled so that the mean stays."""
+    """Return `x` with a fraction `rate` of its elements set to zero, and the others scaled so that the mean stays."""
     kept = _random_integers(tf.shape(x), key, number) >= round(rate * _LIMIT)  # XLA rounds random floats differently
     return tf.where(kept, x / (1.0 - rate), tf.zeros_like(x))
 
@@ -46,12 +46,12 @@ def _random_integers(shape: Any, key: Any, number: int) -> Any:
 
 @contextmanager
 def seeded(seed: int, *, include_stream: bool) -> Iterator[None]:
-    """Inside, the generators of Python and NumPy start from a 64-bit seed; they continue as before afterwards.
+    """Seed the generators of Python and NumPy from 64 bits inside this context, and restore them afterwards.
 
     Args:
-        seed: where they start.
-        include_stream: whether the stream of `tf.random.normal` and the like starts from it too. It stays as it is if
-            the user has set its seed: TensorFlow does not tell how far it has come.
+        seed: The seed.
+        include_stream: Whether to seed the stream of `tf.random.normal` and similar functions, too. It does not change
+            if the user has set its seed: TensorFlow does not report its position.
     """
     include_stream = include_stream and tf.compat.v1.random.get_seed(None) == (None, None)
     if include_stream:

@@ -1,4 +1,6 @@
-"""Step cost: what a node keeps for its backward pass, as TensorFlow differentiates it; nothing is computed."""
+"""Step cost: the values that a node keeps for its backward pass, as TensorFlow differentiates it; nothing is
+computed.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,14 @@ class TensorFlowStepCosts(StepCosts):
     """Activations; operations are not counted."""
 
     def step_cost(self, segment: Segment, batch_size: int) -> StepCost:
-        """Activations alone."""
+        """Return activations only."""
         return StepCost(activations=self.activations(segment, batch_size))
 
     def activations(self, segment: Segment, batch_size: int) -> dict[str, int]:
-        """Outputs, and what operations of the backward pass read of the forward pass.
+        """Count outputs, and values of the forward pass that operations of the backward pass read.
 
         Raises:
-            CapabilityError: the backward pass reads something without a size, such as the list of a loop.
+            CapabilityError: the backward pass reads a value without a size, such as the list of a loop.
         """
         ops = _UnmovedOps(segment, lambda device: "/device:CPU:0")
         dataflow = SegmentDataflow(segment, ops)
@@ -92,13 +94,13 @@ def _buffers(ops: TensorFlowOps, op: Operation) -> Mapping[str, Any]:
 
 
 def _nbytes(tensors: Iterable[Any], given: set[Any]) -> int:
-    """Return bytes of tensors, once where they have the same memory, and without those that were given."""
+    """Return the bytes of tensors, once per memory, without those that were given."""
     made = {x.ref(): x for tensor in tensors for x in _computed(tensor, given)}
     return sum(_size(x) for x in made.values())
 
 
 def _computed(tensor: Any, given: set[Any]) -> Iterator[Any]:
-    """What was computed for a tensor: the tensor whose memory it has; nothing where that was given."""
+    """Yield the tensor whose memory a tensor has; nothing if that was given."""
     while tensor.ref() not in given and tensor.op.type in _SAME_MEMORY:
         tensor = tensor.op.inputs[tensor.value_index if tensor.op.type == "IdentityN" else 0]
     if tensor.ref() not in given and tensor.op.type not in _GIVEN and tensor.dtype != tf.resource:

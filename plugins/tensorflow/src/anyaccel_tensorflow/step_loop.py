@@ -23,12 +23,12 @@ _TRIALS = (1, 8, 64, 512)  # steps
 
 
 def compile_loop(body: StepFunction, home: str, *, quick: bool) -> StepLoop:
-    """As `TracedOps.compile_steps`; results have rows for whole calls of the function.
+    """Return a loop over steps; results have rows for whole calls of the function. See `TracedOps.compile_steps`.
 
     Args:
-        body: one step.
-        home: the device of the scalars of steps.
-        quick: without XLA, which takes long to compile; else the faster of both.
+        body: One step.
+        home: Device of the scalars of steps.
+        quick: Without XLA, which takes long to compile; otherwise the faster of both.
     """
     plain = compiled(partial(_run_steps, body))
     by_xla = compiled(partial(_run_steps_by_xla, body), jit_compile=True)
@@ -49,10 +49,10 @@ def _put(home: str, array: np.ndarray) -> Any:
 class _FasterLoop:
     """The loop by XLA or the plain one, chosen at the first call.
 
-    What XLA cannot compile shows in a call of no steps, and so does a model whose random numbers it would draw
-    otherwise: the plain loop runs it, whatever the timing, so that two runs from one seed draw the same. On a CPU,
-    where XLA's convolutions take many times as long as TensorFlow's own, both run some steps over the first rows, whose
-    results are dropped.
+    A call of no steps shows code that XLA cannot compile, and models for which it would draw other random numbers: the
+    plain loop runs them, regardless of the timing, so that two runs from one seed draw the same numbers. On a CPU,
+    where XLA's convolutions take many times as long as TensorFlow's own, both run some steps over the first rows, and
+    the results are dropped.
     """
 
     def __init__(self, by_xla: Callable[..., Any], plain: Callable[..., Any], home: str) -> None:
@@ -82,7 +82,7 @@ class _FasterLoop:
 
 
 def _run_steps_by_xla(body: StepFunction, *arguments: Any) -> Any:
-    """As `_run_steps`, with the random numbers of TensorFlow's own kernels.
+    """Run `_run_steps` with the random numbers of TensorFlow's own kernels.
 
     Raises:
         UnimplementedError: XLA would draw others.
@@ -95,7 +95,7 @@ def _run_steps_by_xla(body: StepFunction, *arguments: Any) -> Any:
 
 
 def _run_steps(body: StepFunction, state: Any, rest: Any, table: Any, numbers: Any, count: Any) -> Any:
-    """`body` over the next `count` rows of the table, in blocks of steps; results beyond them are zeros."""
+    """Run `body` over the next `count` rows of the table, in blocks of steps; results beyond them are zeros."""
     start, draw, begin, batch_size, draws_per_step = tf.unstack(numbers)
     state, flat_body, unflatten = body.flatten(state)
     block_size, dtypes = _steps_per_block(body.batch_size, rest["columns"]), [tf.float32]
@@ -127,7 +127,9 @@ def _run_steps(body: StepFunction, state: Any, rest: Any, table: Any, numbers: A
 
 
 def _gather_block(rest: Any, begin: Any, n_steps: int, batch_size: int) -> Any:
-    """`rest` with the rows of the next steps, [steps, batch, ...] of each column, instead of columns and orders."""
+    """Return `rest` with the rows of the next steps, [steps, batch, ...] of each column, instead of columns and
+    orders.
+    """
 
     def rows(column: Any, order: Any) -> Any:
         places = tf.minimum(begin + tf.range(n_steps * batch_size, dtype=tf.int64), tf.shape(order, tf.int64)[0] - 1)
@@ -175,7 +177,7 @@ def _is_draw(op: str) -> bool:
 
 @contextmanager
 def equal_draws() -> Iterator[None]:
-    """Inside, what this thread traces draws floats by `uniform` and `normal`; other threads draw as usual."""
+    """Let code that this thread traces draw floats by `uniform` and `normal` inside; other threads draw as usual."""
     _replace_kernels(1)
     before, _tracing.active = getattr(_tracing, "active", False), True
     try:
@@ -202,7 +204,7 @@ def _while_tracing(ours: Callable[..., Any], kernel: Callable[..., Any]) -> Call
 
 
 def uniform(shape: Any, key: Any, counter: Any, alg: Any, dtype: Any = tf.float32, name: Any = None) -> Any:
-    """Floats in [0, 1): the fraction of a number in [1, 2) is made of random bits."""
+    """Return floats in [0, 1): the fraction of a number in [1, 2) with random bits."""
     dtype = tf.as_dtype(dtype)
     if dtype == tf.float64:
         words = kernels.stateless_random_uniform_full_int_v2(shape, key, counter, alg, tf.uint64)

@@ -28,9 +28,10 @@ def run_alone(function: Callable[..., Any], *arguments: Any, **settings: Any) ->
     """Return the result of a module-level function on the device of the first tensor among its arguments.
 
     Args:
-        function: called as it is while something else is traced, or on the first CPU; else compiled, once.
-        arguments: tensors, and sequences of them.
-        settings: plain values.
+        function: Function that is called uncompiled while something else is traced, or on the first CPU; otherwise it
+            is compiled, once.
+        arguments: Tensors, and sequences of them.
+        settings: Plain values.
     """
     if not tf.executing_eagerly():
         return function(*arguments, **settings)

@@ -1,9 +1,9 @@
-"""Transfer observer: what TensorFlow copies between devices and the host, seen where its Python code calls its runtime.
+"""Transfer observer: records copies between devices and the host where TensorFlow's Python code calls its runtime.
 
 Every operation and every compiled function goes through three functions of one module, every conversion through the
 constructor of tensors, and every read through one method. Values of int32 and text are not counted: TensorFlow keeps
-them in the memory of the host. A tensor on the CPU that becomes NumPy's counts as a transfer to the host, as the same
-code makes one on a GPU. What happens inside compiled functions is not seen, and named where a function has any.
+them in host memory. A tensor on the CPU that becomes NumPy's counts as a transfer to the host, because the same code
+makes one on a GPU. Transfers inside compiled functions are not seen; they are reported if a function has any.
 """
 
 from __future__ import annotations
@@ -65,15 +65,15 @@ class TensorFlowTransfers(ObservesTransfers):
     """All transfers and waits but a few; a tensor on the CPU that becomes NumPy's counts as one."""
 
     def observe_transfers(self, record: Record) -> AbstractContextManager[None]:
-        """By functions around TensorFlow's own."""
+        """Observe by functions around TensorFlow's own."""
         return observed(record, self.backend.device_named)
 
     def can_observe_transfers(self) -> bool:
-        """Whether this TensorFlow has what the observer needs."""
+        """Return whether this TensorFlow has what the observer needs."""
         return not missing_names()
 
     def unobserved_transfers(self) -> list[str]:
-        """What is never seen, not on these devices, and not of what has happened inside."""
+        """Return transfers that are never seen, not seen on these devices, or happened unseen inside functions."""
         missing = ", ".join(missing_names())
         if missing:
             return [f"this version of TensorFlow has no {missing}, by which transfers are seen"]
@@ -101,7 +101,9 @@ def observed(record: Record, device_of: DeviceOf) -> Iterator[None]:
 
 @cache
 def _plan(operation: str) -> tuple[int | None, str]:
-    """How many inputs an operation has, None of a compiled function; and what it is beside one that computes."""
+    """Return the number of inputs of an operation, None for a compiled function, and its kind if it does not
+    compute.
+    """
     known = op_def_registry.get(operation)
     return len(known.input_arg) if known is not None else None, _ROLES.get(operation, "")
 
@@ -114,7 +116,7 @@ class _Observer:
         self._several: bool | None = None
 
     def _tell(self, source: Device, target: Device, name: str, nbytes: int, result: Any = None) -> None:
-        """A copy between two devices, for which TensorFlow lets the host wait, unless both are CPUs."""
+        """Report a copy between two devices, for which TensorFlow lets the host wait, unless both are CPUs."""
         to_device, from_device = target.kind != "cpu", source.kind != "cpu"
         apart = to_device == from_device
         self._record(
@@ -194,7 +196,7 @@ class _Observer:
         return self._several
 
     def _given(self, tensor: Any, name: str, inputs: Sequence[Any], result: Any) -> None:
-        """A tensor that an operation takes, which copies it where it is elsewhere."""
+        """Report a tensor that an operation takes, which copies it if it is elsewhere."""
         source, target = tensor.backing_device, self._target(inputs, result)
         if source != target and tensor.dtype not in _ON_HOST:  # in this order: comparing dtypes takes 1 us
             moved = result if name == "Identity" else None
@@ -225,9 +227,7 @@ class _Observer:
         )
 
     def _target(self, inputs: Sequence[Any], result: Any) -> str:
-        """Where an operation ran: where its result is, otherwise the variable that it writes, otherwise the current
-        device.
-        """
+        """Return the device of an operation: of its result, of the variable that it writes, or the current device."""
         if type(result) is _TENSOR:
             return str(result.device)
         for each in _tensors(result):
@@ -267,7 +267,7 @@ class _Observer:
 
     @contextmanager
     def reads(self) -> Iterator[None]:
-        """Tensors that become NumPy's, for whatever reason."""
+        """Observe tensors that become NumPy's, for any reason."""
         own = vars(_BASE)["_numpy"]
 
         def read(this: Any) -> Any:
@@ -310,7 +310,7 @@ class _Observer:
 
     @contextmanager
     def copies(self) -> Iterator[None]:
-        """`tensor.cpu()` and `tensor.gpu()`, which are no operations."""
+        """Observe `tensor.cpu()` and `tensor.gpu()`, which are not operations."""
         own = vars(_BASE)["_copy_nograd"]
 
         def copy(this: Any, *args: Any, **kwargs: Any) -> Any:
@@ -364,12 +364,12 @@ _TELLING = {
 
 @dataclass(frozen=True, slots=True)
 class InsideFunction:
-    """What a compiled function has inside.
+    """The content of a compiled function.
 
     Attributes:
-        name: as the user called it.
-        devices: names of the devices that it asks for.
-        unseen: a text for each thing by which it gives values to the host.
+        name: Name that the user gave it.
+        devices: Names of the devices that it requests.
+        unseen: A text for each way in which it passes values to the host.
     """
 
     name: str
@@ -379,7 +379,7 @@ class InsideFunction:
 
 @cache
 def inside_function(name: str) -> InsideFunction:
-    """What the compiled function of this name has inside, and those that it calls; read once."""
+    """Return the content of the compiled function with this name, and of those that it calls; read once."""
     match = _NAME.fullmatch(name)
     shown = match[1] if match else name
     nodes = list(_nodes(name, set()))

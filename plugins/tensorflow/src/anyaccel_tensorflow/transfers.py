@@ -32,11 +32,11 @@ def is_on(tensor: Any, name: str) -> bool:
 
 
 def move_tensor(tensor: tf.Tensor, name: str) -> tf.Tensor:
-    """Return the tensor on a device; the same object if it is there.
+    """Return the tensor on a device; the same object if it is on that device already.
 
     Raises:
         MoveError: its dtype has no values that a device could hold.
-        DeviceUnavailableError: it landed elsewhere, or there is no such device.
+        DeviceUnavailableError: it was placed elsewhere, or there is no such device.
         OutOfMemoryError: the device has no room for it.
     """
     if is_on(tensor, name):
@@ -136,7 +136,7 @@ def _refill(variable: Any, copy: tf.Variable) -> None:
 
 
 def _swap_attributes(part: Any, swaps: Swaps) -> None:
-    """Replace tf.Variables among the attributes of a module or layer, also in lists, tuples and dicts there."""
+    """Replace tf.Variables among the attributes of a module or layer, including those in lists, tuples and dicts."""
     if not keras().is_part(part):
         return
     for key, value in list(vars(part).items()):
@@ -182,7 +182,7 @@ def _refuse_what_cannot_follow(obj: Any) -> None:
 
 
 def _forget_compiled(obj: Any) -> None:
-    """Let Keras compile `fit`, `evaluate` and `predict` again: what it has compiled uses the old variables."""
+    """Let Keras compile `fit`, `evaluate` and `predict` again: the compiled functions use the old variables."""
     for part in variables.parts(obj):
         for name in variables.COMPILED_ATTRIBUTES:
             if keras().is_layer(part) and getattr(part, name, None) is not None:

@@ -44,9 +44,7 @@ class TensorFlowLayers(LayerLibrary):
         return isinstance(obj, tf.Module) or super().is_part(obj)
 
     def skipped_attributes(self, part: Any) -> frozenset[str]:
-        """Return the attributes that frameworks keep for themselves, and that say nothing about what a part
-        computes.
-        """
+        """Return the attributes that frameworks use internally, and that do not affect what a part computes."""
         hidden = frozenset(name for name in vars(part) if name.startswith(self.hidden_prefixes))
         return hidden | self.layer_attributes if self.is_layer(part) else hidden
 
@@ -56,7 +54,7 @@ class TensorFlowLayers(LayerLibrary):
 
 
 def keras() -> TensorFlowLayers:
-    """Keras, where somebody has imported it; else a library that nothing belongs to."""
+    """Return Keras if it is imported, otherwise a library that nothing belongs to."""
     module = sys.modules.get("keras")
     return _layers_of(module if hasattr(module, "Layer") else None)
 
@@ -119,7 +117,7 @@ def named_parts(obj: Any) -> Iterator[tuple[str, Any]]:
 
 
 def parts(obj: Any) -> Iterator[Any]:
-    """As `named_parts`, without the paths."""
+    """Yield the parts of `named_parts` without the paths."""
     return (part for _, part in named_parts(obj))
 
 

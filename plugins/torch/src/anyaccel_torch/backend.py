@@ -56,7 +56,7 @@ class TorchBackend(TorchExchange, TorchCompute):
     }
 
     def thread_rng(self, key: int | None) -> AbstractContextManager[Any]:
-        """Of the generator of the CPU."""
+        """Return a context for the CPU generator of this thread; see `Backend.thread_rng`."""
         from anyaccel_torch.thread_rng import ThreadRandomness
 
         return ThreadRandomness(key)
@@ -68,13 +68,13 @@ class TorchBackend(TorchExchange, TorchCompute):
         return GlobalRandomness(key)
 
     def watch_rng(self) -> AbstractContextManager[Any]:
-        """Of the generator of the CPU."""
+        """Return a context that watches the CPU generator; see `Backend.watch_rng`."""
         from anyaccel_torch.thread_rng import WatchedRandomness
 
         return WatchedRandomness()
 
     def generator_state(self, generator: Any = None) -> np.ndarray | None:
-        """Of objects of `torch.Generator`."""
+        """Return the state of a `torch.Generator`, or of the global generator of the host; None for anything else."""
         import torch
 
         generator = torch.default_generator if generator is None else generator
@@ -83,7 +83,6 @@ class TorchBackend(TorchExchange, TorchCompute):
         return np.asarray(generator.get_state().numpy().copy())
 
     def set_generator_state(self, state: np.ndarray, generator: Any = None) -> None:
-        """Of the same."""
         import torch
 
         generator = torch.default_generator if generator is None else generator

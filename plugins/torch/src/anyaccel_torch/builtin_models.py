@@ -26,7 +26,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "tanh": t
 class BuiltinModel(nn.Module, ABC):
     """A model with the same initial weights as in every other framework.
 
-    It is built when the shapes are known: by `build`, by the graph it is in, or else by its first batch with seed 0.
+    It is built when the shapes are known: by `build`, by the graph it is in, or by its first batch with seed 0.
     """
 
     _lists: ClassVar[tuple[str, ...]]  # attributes with lists of layers
@@ -65,10 +65,10 @@ class BuiltinModel(nn.Module, ABC):
 
     @abstractmethod
     def _layer(self, name: str, shape: tuple[int, ...]) -> nn.Module:
-        """Return the layer of this name for a weight of this shape, on `meta`, where it draws no random numbers."""
+        """Return the layer with this name for a weight of this shape, on `meta`, where it draws no random numbers."""
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """[batch, *output_shape] for inputs [batch, ...] of the model's dtype."""
+        """Compute [batch, *output_shape] from inputs [batch, ...] in the model's dtype."""
         if self.input_shapes is None:
             self.build([x.shape[1:] for x in inputs], seed=0, device=inputs[0].device)
         x = self._features(*inputs)
@@ -76,7 +76,7 @@ class BuiltinModel(nn.Module, ABC):
 
     @abstractmethod
     def _features(self, *inputs: Tensor) -> Tensor:
-        """[batch, features]; called when the layers exist."""
+        """Compute [batch, features]; called when the layers exist."""
 
     def _dropout(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.spec.dropout, self.training) if self.spec.dropout else x
@@ -174,7 +174,7 @@ class TabularMLP(TabularMLPConstructor, BuiltinModel):
         return y
 
     def _embedded(self, numbers: Tensor, codes: Tensor) -> Tensor:
-        """Numbers and embeddings of the codes, [batch, features]."""
+        """Return numbers and embeddings of the codes, [batch, features]."""
         # Compared by column, and not with a tensor of the cardinalities, which would have to be on the right device
         columns = list(zip(codes.unbind(1), self.spec.cardinalities, strict=True))
         is_code = torch.stack([(code >= 0) & (code < n) & (code == code.floor()) for code, n in columns], 1)

@@ -36,10 +36,10 @@ class TorchCompute(TorchPlacement, KeywordCompute):
     parameter_groups = True
 
     def wrap(self, model: Any) -> Any:
-        """Modules stay what they are.
+        """Return the module itself.
 
         Raises:
-            GraphError: it is not a module that can be called in both modes and whose state is that of one device.
+            GraphError: it is not a module that can be called in both modes, or its state is not on one device.
         """
         from anyaccel_torch.module_traits import check_module
 
@@ -49,13 +49,13 @@ class TorchCompute(TorchPlacement, KeywordCompute):
     def infer_outputs(
         self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path], seed: int
     ) -> tuple[OutputSpec, ...]:
-        """Runs the model on zeros in evaluation mode, and leaves it as it was."""
+        """Run the model on zeros in evaluation mode, and restore its state."""
         from anyaccel_torch.shape_inference import infer_outputs
 
         return infer_outputs(model, inputs, arguments, seed)
 
     def signature(self, model: Any) -> inspect.Signature | None:
-        """Of the module's `forward`, or of a Keras layer's `call`."""
+        """Return the signature of the module's `forward`, or of a Keras layer's `call`."""
         from anyaccel_torch.forward_call import signature
 
         return signature(model)
@@ -63,13 +63,13 @@ class TorchCompute(TorchPlacement, KeywordCompute):
     def infer_training(
         self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()
     ) -> tuple[OutputSpec, ...]:
-        """Runs the model on zeros in training mode, and leaves it as it was."""
+        """Run the model on zeros in training mode, and restore its state."""
         from anyaccel_torch.shape_inference import infer_training
 
         return infer_training(model, inputs, arguments)
 
     def dtype_of(self, model: Any) -> str | None:
-        """Of the first floating parameter, or the one that an unbuilt model will have."""
+        """Return the dtype of the first floating parameter, or the one that an unbuilt model will have."""
         from anyaccel_torch.shape_inference import input_dtype
 
         return input_dtype(model)
@@ -92,13 +92,13 @@ class TorchCompute(TorchPlacement, KeywordCompute):
         return mutates_inputs(model, inputs, arguments)
 
     def batch_coupling(self, model: Any) -> str:
-        """Knows batch normalization as a layer, not as a function."""
+        """Return the coupling; batch normalization is recognized as a layer, not as a function."""
         from anyaccel_torch.module_traits import batch_coupling
 
         return batch_coupling(model)
 
     def untrainable_reason(self, model: Any) -> str:
-        """For models of Keras, and for those that share batches themselves."""
+        """Return a reason for models of Keras, and for those that split batches themselves."""
         from anyaccel_torch import keras
         from anyaccel_torch.keras_remat import remat_reason
         from anyaccel_torch.module_traits import shares_batches
@@ -112,7 +112,7 @@ class TorchCompute(TorchPlacement, KeywordCompute):
         return next(filter(None, reasons), "")
 
     def data_format(self, model: Any) -> tuple[str, str]:
-        """For single layers and plain sequences of them."""
+        """Return the format of single layers and plain sequences of them."""
         from anyaccel_torch.module_traits import data_format
 
         return data_format(model)
@@ -127,12 +127,12 @@ class TorchCompute(TorchPlacement, KeywordCompute):
             return TorchProgram(segment, self.native_device)
 
     def state(self, model: Any) -> dict[str, np.ndarray]:
-        """Without buffers that the module does not save (`persistent=False`).
+        """Return the state without buffers that the module does not save (`persistent=False`).
 
         bfloat16 is the dtype of ml_dtypes. The extra state of modules (`get_extra_state`) is among the buffers.
 
         Raises:
-            StateError: the model is not built yet, has a dtype that NumPy lacks, or an extra state with other objects
+            StateError: the model is not built yet, has a dtype that NumPy lacks, or an extra state with objects other
                 than tensors, arrays, numbers and text.
         """
         return {name: _host_copy(name, tensor) for name, tensor in _named_state(model).items()}
@@ -162,13 +162,13 @@ class TorchCompute(TorchPlacement, KeywordCompute):
         load_extra(model, {name: state[f"buffers/{name}"] for name in extra})
 
     def loss_targets(self, loss: Loss) -> LossTargets | None:
-        """Of losses of torch and of Keras."""
+        """Return the targets of losses of torch and of Keras."""
         from anyaccel_torch.losses import loss_targets
 
         return loss_targets(loss)
 
     def unsupported_reason(self, recipe: Optimizer | Loss) -> str:
-        """Takes losses and optimizers of Keras too."""
+        """Return why an optimizer or loss is not supported; those of Keras are supported, too."""
         reason = super().unsupported_reason(recipe)
         if not reason:
             return ""
@@ -181,7 +181,7 @@ class TorchCompute(TorchPlacement, KeywordCompute):
         return "" if keras.is_optimizer(recipe.own) else reason
 
     def models(self) -> Mapping[str, type]:
-        """SequentialMLP, SequentialCNN and TabularMLP."""
+        """Return SequentialMLP, SequentialCNN and TabularMLP."""
         from anyaccel_torch.builtin_models import SequentialCNN, SequentialMLP, TabularMLP
 
         return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN, "TabularMLP": TabularMLP}
@@ -200,19 +200,19 @@ class TorchWeightFiles(WeightFiles):
         return state_dict_names(model, _named_state(model))
 
     def plain_name(self, model: Any, name: str) -> str:
-        """Without the `_orig_mod.` of `torch.compile`, and the `module.` of DDP."""
+        """Return the name without the `_orig_mod.` of `torch.compile`, and the `module.` of DDP."""
         from anyaccel_torch.module_state import plain_names
 
         return plain_names(model)(name)
 
     def read_weights(self, path: FilePath) -> dict[str, np.ndarray]:
-        """By `torch.load(path, weights_only=True)`."""
+        """Read a file with `torch.load(path, weights_only=True)`."""
         from anyaccel_torch.weight_files import read_weights
 
         return read_weights(path)
 
     def write_weights(self, path: FilePath, arrays: Mapping[str, np.ndarray]) -> None:
-        """By `torch.save`."""
+        """Write a file with `torch.save`."""
         from anyaccel_torch.weight_files import write_weights
 
         write_weights(path, arrays)
@@ -231,7 +231,7 @@ def _check_built(model: torch.nn.Module, named: Mapping[str, torch.Tensor]) -> M
 
 
 def _named_state(model: torch.nn.Module) -> Mapping[str, torch.Tensor]:
-    """Parameters and buffers by their names in a state; shared ones once."""
+    """Return parameters and buffers by their names in a state; shared ones once."""
     from anyaccel.adapter.state_check import state_names
     from anyaccel_torch.extra_state import extra_tensors
     from anyaccel_torch.module_state import buffers, parameters

@@ -23,37 +23,37 @@ class TorchSubject(Subject):
 
     @pytest.fixture
     def backend(self) -> Backend:
-        """On gpu, xpu and cpu."""
+        """Return the backend on gpu, xpu and cpu."""
         return TorchBackend()
 
     @pytest.fixture
     def new_tensor(self) -> Make:
-        """On torch's default device."""
+        """Create a tensor on torch's default device."""
         return lambda: torch.zeros(3)
 
     @pytest.fixture
     def from_numpy(self) -> Callable[[np.ndarray], Any]:
-        """Through torch itself."""
+        """Convert through torch itself."""
         return lambda array: torch.from_numpy(array.copy())
 
     @pytest.fixture
     def to_numpy(self) -> Callable[[Any], np.ndarray]:
-        """Through torch itself."""
+        """Convert through torch itself."""
         return lambda tensor: np.asarray(tensor.detach().cpu().numpy())
 
     @pytest.fixture
     def model(self) -> Make:
-        """Linear and tanh."""
+        """Return linear and tanh layers."""
         return lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
 
     @pytest.fixture
     def random_model(self) -> Make:
-        """With dropout."""
+        """Return a model with dropout."""
         return lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
 
     @pytest.fixture
     def buffered_model(self) -> Make:
-        """With batch normalization."""
+        """Return a model with batch normalization."""
         return lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
 
     @pytest.fixture
@@ -63,7 +63,7 @@ class TorchSubject(Subject):
 
     @pytest.fixture
     def tied_model(self) -> Make:
-        """One layer in two places, and one weight in two layers."""
+        """Return a model with one layer in two places, and one weight in two layers."""
 
         def make() -> nn.Module:
             tied, other = nn.Linear(4, 4), nn.Linear(4, 4)
@@ -74,7 +74,7 @@ class TorchSubject(Subject):
 
     @pytest.fixture
     def models_that_share(self) -> Callable[[], tuple[nn.Module, nn.Module]]:
-        """One layer in two modules."""
+        """Return two modules with one layer in common."""
 
         def make() -> tuple[nn.Module, nn.Module]:
             layer = nn.Linear(4, 5)
@@ -84,22 +84,22 @@ class TorchSubject(Subject):
 
     @pytest.fixture
     def custom_loss(self) -> Callable[[Any, Any], Any]:
-        """Of torch."""
+        """Return a loss of torch."""
         return nn.functional.mse_loss
 
     @pytest.fixture
     def parameter_free_model(self) -> Make:
-        """Tanh."""
+        """Return tanh."""
         return nn.Tanh
 
     @pytest.fixture
     def mutating_model(self) -> Make:
-        """With an activation that writes to its input."""
+        """Return a model with an activation that writes to its input."""
         return lambda: nn.Sequential(nn.ELU(inplace=True), nn.Linear(4, 3))
 
     @pytest.fixture
     def keyword_model(self) -> Make:
-        """Two tensors in, a dict of tensors out."""
+        """Return a model that takes two tensors and returns a dict of tensors."""
         return Difference
 
     @pytest.fixture
@@ -114,7 +114,7 @@ class TorchSubject(Subject):
 
     @pytest.fixture
     def random_state(self) -> Make:
-        """Of torch's generators, on the CPU and on GPUs."""
+        """Return the state of torch's generators, on the CPU and on GPUs."""
         return lambda: [state.numpy() for state in (torch.get_rng_state(), *torch.cuda.get_rng_state_all())]
 
 
@@ -122,7 +122,7 @@ class Difference(nn.Module):
     """The keyword_model."""
 
     def forward(self, minuend: torch.Tensor, subtrahend: torch.Tensor) -> dict[str, Any]:
-        """As Subject.keyword_model."""
+        """Return the difference, as `Subject.keyword_model` requires."""
         return {"difference": minuend - subtrahend, "parts": {"first": minuend}}
 
 
@@ -130,12 +130,12 @@ class RunningTotal(nn.Module):
     """The time_first_model."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As Subject.time_first_model."""
+        """Return running totals, as `Subject.time_first_model` requires."""
         return x.cumsum(0)
 
 
 def train_step(models: Any, batch: Any, optimizers: Any) -> dict[str, torch.Tensor]:
-    """As Subject.custom_step; Keras layers do not read `module.training`, and are told that this is training."""
+    """Run a step for `Subject.custom_step`; Keras layers do not read `module.training`, and receive the mode."""
     net = models["node"]
     optimizers["node"].zero_grad()
     outputs = net(batch["x"], training=True) if keras.library().is_layer(net) else net(batch["x"])

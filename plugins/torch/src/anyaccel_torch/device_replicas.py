@@ -1,4 +1,4 @@
-"""Device replicas of torch: the gradients of a program, also where only some rows use a parameter."""
+"""Device replicas of torch: the gradients of a program, even if only some rows use a parameter."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from anyaccel_torch.program import TorchProgram
 
 
 class TorchReplicas(DeviceReplicas):
-    """Replicas of torch's modules, also where only some rows use a parameter."""
+    """Replicas of torch's modules, even if only some rows use a parameter."""
 
     def copy_models(self, models: Sequence[Any], device: Device) -> list[Any]:
-        """Keras models as Keras copies them, through its saving.
+        """Copy models to a device; Keras models are copied through Keras's saving.
 
         Raises:
             CapabilityError: Keras models share parameters, which their copies would not.
@@ -40,11 +40,11 @@ class TorchReplicas(DeviceReplicas):
         return copies
 
     def gradients(self, program: Program) -> Gradients:
-        """One for each trained parameter, None where no loss depends on it in these rows."""
+        """Return one gradient for each trained parameter, None if no loss depends on it in these rows."""
         return [_dense(parameter.grad) for parameter in cast("TorchProgram", program).trained]
 
     def set_gradients(self, program: Program, gradients: Gradients) -> None:
-        """Set them as they are."""
+        """Set the gradients unchanged."""
         for parameter, gradient in zip(cast("TorchProgram", program).trained, gradients, strict=True):
             parameter.grad = gradient
 
@@ -55,7 +55,7 @@ def _parameters(models: Sequence[Any]) -> list[nn.Parameter]:
 
 
 def _sharing(parameters: Sequence[nn.Parameter]) -> list[int]:
-    """For each parameter the place at which it stands first."""
+    """Return, for each parameter, the index of its first occurrence."""
     first: dict[int, int] = {}
     return [first.setdefault(id(parameter), place) for place, parameter in enumerate(parameters)]
 

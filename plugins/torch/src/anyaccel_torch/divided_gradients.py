@@ -1,4 +1,4 @@
-"""Tensors of which some are divided among processes (DTensors): norms of gradients over all parts."""
+"""Norms of gradients over all shards, if some tensors are sharded over processes (DTensors)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def lists_of_one_kind(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parame
 def whole_stats(grads: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
     """Return the squared L2 norm of all gradients, and whether all are finite: the same in every process.
 
-    Those that are divided alike cost one all-reduce together. All processes of their mesh call this together.
+    Gradients with equal sharding cost one all-reduce together. All processes of their mesh call this together.
     """
     groups: dict[Any, list[Any]] = {}
     for grad in grads:
@@ -34,7 +34,7 @@ def whole_stats(grads: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def clip_norm(parameters: Iterable[Tensor], limit: float) -> None:
-    """As `torch.nn.utils.clip_grad_norm_`, by the norm of all parts of all gradients."""
+    """Clip like `torch.nn.utils.clip_grad_norm_`, by the norm of all shards of all gradients."""
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not grads:
         return
@@ -44,14 +44,14 @@ def clip_norm(parameters: Iterable[Tensor], limit: float) -> None:
 
 
 def _division(grad: Any) -> Any:
-    """Over which mesh a gradient is divided, and along which of its axes; None for one that each process has whole."""
+    """Return the mesh and the axes along which a gradient is sharded; None for one that each process has whole."""
     if not is_dtensor(grad):
         return None
     return grad.device_mesh, tuple(placement.is_shard() for placement in grad.placements)
 
 
 def _summed(grads: Sequence[Any]) -> Tensor:
-    """Of gradients that are divided alike: their squared norm, and how many numbers are not finite; [2]."""
+    """Return squared norm and number of non-finite values of gradients with equal sharding; [2]."""
     if not is_dtensor(grads[0]):
         return _local_stats(grads)
     from torch.distributed.tensor import DTensor, Partial, Replicate

@@ -1,4 +1,4 @@
-"""Training steps without compilation, in sequence, as a loop written by hand does them."""
+"""Training steps without compilation, in sequence, like a manual loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from anyaccel_torch.losses import BoundLoss, divisor
 def gathered_blocks(
     columns: Sequence[Tensor], orders: Sequence[Tensor], start: int, stop: int, batch: int, max_bytes: int
 ) -> Iterator[list[Tensor]]:
-    """Rows `order[start:stop]` of each column, gathered for several batches at once, in at most `max_bytes`."""
+    """Yield rows `order[start:stop]` of each column, gathered for several batches together, in at most `max_bytes`."""
     row_bytes = sum(math.prod(column.shape[1:]) * column.element_size() for column in columns)
     n_rows = batch * max(1, max_bytes // max(1, row_bytes * batch))
     for begin in range(start, stop, n_rows):
@@ -59,9 +59,9 @@ class EagerSteps:
         n_microbatches: int = 1,
         after_step: Callable[[list[Tensor]], bool] | None = None,
     ) -> list[Tensor]:
-        """One step per batch; the mean losses of all steps, and the weights of those that have some, flat.
+        """Run one step per batch; return the mean losses of all steps, and the weights of those that have some, flat.
 
-        `after_step` gets those of each step; if it gives True, that was the last one.
+        `after_step` receives those of each step; if it returns True, that was the last one.
         """
         if n_microbatches == 1:
             runs, steppers, trained, scaling = self._runs, self._steppers, self._trained, self._scaling
@@ -151,7 +151,9 @@ class EagerSteps:
         return full * share  # type: ignore[no-any-return]
 
     def _roots(self, losses: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
-        """Indices of the losses that reach a parameter, and their weights as gradients to start backward with."""
+        """Return indices of the losses that reach a parameter, and their weights as gradients to start backward
+        with.
+        """
         roots = [i for i, loss in enumerate(losses) if loss.requires_grad]
         if not roots or not self._trained:
             labels = ", ".join(loss.label for loss in self._losses) or "none"

@@ -28,17 +28,17 @@ _TYPES = re.compile(r"\((torch\.(?:\w+\.)?)\w+Tensor\) and \w+ type \((torch\.(?
 
 @contextmanager
 def translate_errors(what: str) -> Iterator[None]:
-    """Inside, torch's `RuntimeError`s become anyaccel's errors where the cause is known; others pass.
+    """Turn torch's `RuntimeError`s into anyaccel's errors inside this context, if the cause is known.
 
     Args:
-        what: what is being made or done, such as `"a tensor of 8 bytes on gpu:0"`.
+        what: The operation or object, such as `"a tensor of 8 bytes on gpu:0"`.
 
     Raises:
         OutOfMemoryError: torch ran out of memory.
-        DeviceMismatchError: an operation was given tensors on several devices.
+        DeviceMismatchError: an operation received tensors on several devices.
         MoveError: a tensor on torch's `meta` device has no data.
-        FrameworkError: what is computed again in the backward pass (`remat`) differs.
-        SpecError: an optimizer or a loss does not take sparse gradients or integers.
+        FrameworkError: recomputed values in the backward pass (`remat`) differ.
+        SpecError: an optimizer or a loss does not accept sparse gradients or integers.
     """
     try:
         yield
@@ -47,7 +47,7 @@ def translate_errors(what: str) -> Iterator[None]:
 
 
 def raise_translated(error: RuntimeError, what: str) -> NoReturn:
-    """Called in `except`: raise anyaccel's error for one of torch, or that itself; see `translate_errors`."""
+    """Raise anyaccel's error for an error of torch, or that itself; see `translate_errors`. Call it in `except`."""
     translated = _translated(error, what)
     if translated is None:
         raise error
@@ -55,12 +55,14 @@ def raise_translated(error: RuntimeError, what: str) -> NoReturn:
 
 
 def needs_gradients(error: Exception) -> bool:
-    """Whether a model failed because it takes gradients itself, as forces do, of what has none."""
+    """Return whether a model failed because it computes gradients itself, as for forces, of a value without any."""
     return isinstance(error, RuntimeError) and _NEEDS_GRADIENTS.search(str(error)) is not None
 
 
 def single_row_message(error: Exception) -> str:
-    """What torch says if it refuses to normalize one value for each channel, as of a batch of one row; else `""`."""
+    """Return torch's message if it refuses to normalize one value per channel, as in a batch of one row; otherwise
+    `""`.
+    """
     found = _SINGLE_ROW.search(str(error))
     return "" if found is None else found[0]
 
@@ -83,9 +85,9 @@ def raise_if_device_mismatch(error: Exception, who: str, inputs: Mapping[str, An
     """Raise an error that names a node or loss and its inputs if torch refused tensors on several devices.
 
     Args:
-        error: what torch raised.
-        who: the node or loss, and its device.
-        inputs: what it was given, by name.
+        error: torch's error.
+        who: The node or loss, and its device.
+        inputs: Its inputs, by name.
 
     Raises:
         DeviceMismatchError: that is the cause.

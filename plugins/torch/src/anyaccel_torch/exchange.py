@@ -37,7 +37,7 @@ class TorchExchange(TorchPlacement, Exchange):
             return host.to(self.native_device(device), non_blocking=pinned and host.is_pinned())
 
     def from_host_owned(self, array: np.ndarray, device: Device) -> Any:
-        """On the CPU it shares the memory of a writable, dense array."""
+        """Return a tensor; on the CPU it shares the memory of a writable, dense array."""
         if self.native_device(device).type != "cpu" or not is_own(array):
             return self.from_host(array, device)
         tensor = shared(array)
@@ -45,7 +45,7 @@ class TorchExchange(TorchPlacement, Exchange):
         return tensor
 
     def staging_buffer(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
-        """Page-locked for `pinned_kinds` as long as such memory is available."""
+        """Allocate host memory, page-locked for `pinned_kinds` while such memory is available."""
         pinned = pinned_empty(shape, dtype) if device.kind in self.pinned_kinds else None
         return aligned_empty(shape, numpy_dtype(dtype)) if pinned is None else pinned
 
@@ -106,7 +106,7 @@ class TorchExchange(TorchPlacement, Exchange):
             return column.index_select(0, order[start:stop])
 
     def scalars(self, values: Sequence[Any]) -> np.ndarray:
-        """One transfer per device and dtype."""
+        """Return scalars with one transfer per device and dtype."""
         import torch
 
         result = np.empty(len(values), dtype=np.float64)

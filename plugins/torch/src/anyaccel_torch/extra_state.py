@@ -1,4 +1,4 @@
-"""What modules give in `get_extra_state`, as tensors by name, so that it is in a state and is loaded from one."""
+"""The extra state of modules (`get_extra_state`) as tensors by name, so that a state includes and restores it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def extra_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def load_extra(module: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
-    """Give every submodule its extra state, in the form that it gives now; `arrays` has all of the names."""
+    """Restore the extra state of every submodule, in its current form; `arrays` has all of the names."""
     for path, part in _with_extra_state(module):
         part.set_extra_state(_rebuilt(path, part.get_extra_state(), arrays))
 
@@ -66,7 +66,7 @@ def _leaves(path: str, value: Any, owner: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def _array(value: Any) -> np.ndarray:
-    """Text as its bytes in UTF-8; numbers in 64 bits."""
+    """Return text as its bytes in UTF-8; numbers in 64 bits."""
     return np.frombuffer(value.encode(), np.uint8).copy() if isinstance(value, str) else np.array(value)
 
 

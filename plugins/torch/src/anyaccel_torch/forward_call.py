@@ -25,7 +25,7 @@ _share: ContextVar[float] = ContextVar("share", default=1.0)
 
 @contextmanager
 def share_of_batch(share: float) -> Iterator[None]:
-    """Inside, modules are called with this share of a batch, by which losses that they add themselves are weighted."""
+    """Call modules with this fraction of a batch inside the context; it weights losses that they add themselves."""
     token = _share.set(share)
     try:
         yield
@@ -34,9 +34,10 @@ def share_of_batch(share: float) -> Iterator[None]:
 
 
 def force_eager() -> AbstractContextManager[Any]:
-    """Inside, modules that the user has compiled run as they are written.
+    """Return a context in which modules that the user has compiled run uncompiled.
 
-    Does nothing before torch's compiler is imported, as that takes a second, and nothing can be compiled without it.
+    Does nothing before torch's compiler is imported, because that takes a second, and nothing can be compiled without
+    it.
     """
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
@@ -58,13 +59,13 @@ def bind_call(
     layout: CallLayout = POSITIONAL,
     in_training: CallLayout = POSITIONAL,
 ) -> Call:
-    """What to call with `n_inputs` tensors: the model itself, if no Keras layer is in it and the call is positional.
+    """Return the callable for `n_inputs` tensors: the model itself, without Keras layers and if the call is positional.
 
-    `layout` is that of a call in evaluation mode, `in_training` that in training mode.
+    `layout` belongs to a call in evaluation mode, `in_training` to one in training mode.
 
-    Keras layers do not read `module.training` but take an argument, and create what they create (random numbers,
-    constants) on the device of a scope. Losses that they add by themselves (regularizers) are not among the outputs,
-    but in training their gradient is.
+    Keras layers do not read `module.training` but take an argument, and create random numbers and constants on the
+    device of a scope. Losses that they add themselves (regularizers) are not among the outputs, but in training their
+    gradient is included.
     """
     layers = keras.outermost(model) if isinstance(model, nn.Module) else []
     if not layers:
@@ -91,7 +92,9 @@ def bind_call(
 
 
 def with_gradients(call: Call, model: Any) -> Call:
-    """A call of a model that takes gradients itself, also where none are wanted; its outputs have none then."""
+    """Return a call of a model that computes gradients itself, even if none are requested; its outputs then have
+    none.
+    """
     parameters = list(model.parameters()) if isinstance(model, nn.Module) else []
 
     def run(*inputs: Tensor) -> Any:

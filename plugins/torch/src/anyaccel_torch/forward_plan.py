@@ -27,11 +27,11 @@ Run = Callable[[list[Any]], None]
 class ForwardPlan:
     """Slots for the values of a segment, and `runs`: functions that compute one value from others, in order.
 
-    Of each run `nodes` has the label of the node with a model that it computes, `""` for other runs. `forwards` are
-    those that modules have in a run, as some of their parts are computed again.
+    `nodes` has, for each run, the label of the node with a model that it computes, `""` for other runs. `forwards` are
+    the forward functions of modules in a run if some of their parts are recomputed.
 
-    The inputs have the first slots, in their order. A value needed on another device than its own gets a slot of its
-    own there, and is moved once, differentiably, however many operations read it.
+    The inputs have the first slots, in their order. A value needed on another device than its own gets a separate slot
+    there, and is moved once, differentiably, for all operations that read it.
     """
 
     def __init__(self, segment: Segment, torch_device: Callable[[Device], torch.device]) -> None:
@@ -58,7 +58,7 @@ class ForwardPlan:
         return len(self._slots)
 
     def run_available(self, values: list[Any]) -> None:
-        """Do the runs whose inputs are not None; what the others would compute stays None."""
+        """Run everything whose inputs are not None; results of the others stay None."""
         for run, sources in zip(self.runs, self._sources, strict=True):
             if all(values[i] is not None for i in sources):
                 run(values)
@@ -109,7 +109,7 @@ class ForwardPlan:
             self._append(run, sources, operation.label)
 
     def _bound(self, operation: Operation, device: torch.device) -> Callable[..., Any]:
-        """What to call; a model that writes to inputs that others read is called with copies."""
+        """Return the callable; a model that writes to inputs that others read is called with copies."""
         layouts = layout_of(operation, training=False), layout_of(operation, training=True)
         model = bind_call(operation.model, device, len(operation.inputs), *layouts)
         model = self._with_precision(operation, model, device)

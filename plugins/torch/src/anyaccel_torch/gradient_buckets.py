@@ -1,4 +1,4 @@
-"""Gradient buckets: how large messages of gradients are, and in which dtype these are added up over all replicas."""
+"""Gradient buckets: the size of gradient messages, and the dtype in which they are summed over all replicas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def bucket_bytes(environment: Mapping[str, str] | None = None) -> float:
     """Return the most bytes of a bucket, by ANYACCEL_TORCH_BUCKET_MB; 25 MB by default, and infinite for one bucket.
 
     Raises:
-        ConfigError: it is no positive number.
+        ConfigError: it is not a positive number.
     """
     text = (os.environ if environment is None else environment).get(BUCKET_VARIABLE) or str(_DEFAULT_MB)
     try:
@@ -36,13 +36,13 @@ def bucket_bytes(environment: Mapping[str, str] | None = None) -> float:
 
 
 def agreed_bucket_bytes(gather: Callable[[float], list[float]]) -> float:
-    """As `bucket_bytes`, the same in all replicas: messages of several sizes would not fit.
+    """Return `bucket_bytes`, checked to be equal in all replicas: messages of different sizes would not match.
 
     Args:
-        gather: gives the values of all replicas.
+        gather: Function that returns the values of all replicas.
 
     Raises:
-        ConfigError: it is no positive number, or another in some replica.
+        ConfigError: it is not a positive number, or differs in some replica.
     """
     own = bucket_bytes()
     every = gather(own)
@@ -58,17 +58,17 @@ def agreed_bucket_bytes(gather: Callable[[float], list[float]]) -> float:
 
 
 def exchange_dtype(parameter: Tensor) -> torch.dtype:
-    """In what gradients are added up: at least float32."""
+    """Return the dtype in which gradients are summed: at least float32."""
     return torch.promote_types(parameter.dtype, torch.float32)
 
 
 def exchanged_bytes(parameter: Tensor) -> int:
-    """Of the gradient of a parameter in a message."""
+    """Return the bytes of a parameter's gradient in a message."""
     return parameter.numel() * exchange_dtype(parameter).itemsize
 
 
 def dense_gradient(parameter: Tensor) -> Tensor:
-    """Return the gradient of a parameter; zeros where it has none."""
+    """Return the gradient of a parameter; zeros if it has none."""
     gradient = parameter.grad
     if gradient is None:
         return torch.zeros_like(parameter)

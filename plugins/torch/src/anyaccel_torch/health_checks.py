@@ -1,4 +1,4 @@
-"""Checks of the installed torch beside a machine, without importing it; and of a device, with torch imported."""
+"""Checks of the installed torch on a machine, without importing it; and of a device, with torch imported."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _BUILDS = {"nvidia": "cuda", "amd": "hip"}
 
 
 class TorchHealthChecks(HealthChecks):
-    """What torch was built for, whether it has kernels for a GPU, and whether steps can be compiled."""
+    """Check the build of torch, its kernels for a GPU, and whether steps can be compiled."""
 
     def health_checks(self, machine: Machine) -> Iterator[Check]:
-        """By the files of the installed torch."""
+        """Yield checks by the files of the installed torch."""
         return machine_checks(machine, build_facts())
 
     def device_checks(self, device: Device) -> Iterator[Check]:
@@ -32,7 +32,7 @@ class TorchHealthChecks(HealthChecks):
 
 
 def machine_checks(machine: Machine, build: Mapping[str, str]) -> Iterator[Check]:
-    """Checks of a build of torch beside the facts of a machine."""
+    """Yield checks of a build of torch on a machine with these facts."""
     yield from (_build(machine, vendor, build) for vendor in _BUILDS if machine.gpus(vendor))
     if build.get("cuda") and machine.gpus("nvidia"):
         yield from cuda_driver_checks(machine, "torch", build["cuda"])
@@ -58,7 +58,7 @@ def _first(machine: Machine, vendor: str) -> str:
 
 
 def _compiler(machine: Machine) -> Check:
-    """Compiled steps need a C++ compiler; without one they run uncompiled, and a phase says so."""
+    """Check for a C++ compiler, which compiled steps need; without one they run uncompiled, and a phase reports it."""
     if machine.cxx:
         return Check(name="torch's compiled steps", status="PASS", message=f"C++ compiler {machine.cxx}")
     fixes = {"darwin": "xcode-select --install", "win32": "install the Build Tools for Visual Studio"}
@@ -71,7 +71,9 @@ def _compiler(machine: Machine) -> Check:
 
 
 def architecture_check(device: Device, needed: str, built: list[str]) -> Check:
-    """Whether kernels for an architecture such as `"sm_90"` are among those that were built, or can be made of them."""
+    """Check for kernels of an architecture such as `"sm_90"` among the built ones or those that can be created from
+    them.
+    """
     name = f"torch's kernels for {device}"
     if needed in built or any(_runs(each, needed) for each in built):
         return Check(name=name, status="PASS", message=f"{needed}, of {', '.join(built)}")

@@ -59,8 +59,8 @@ def pinned_empty(shape: tuple[int, ...], dtype: str) -> np.ndarray | None:
 def copied_async(tensor: torch.Tensor, target: torch.device) -> torch.Tensor:
     """Return a tensor of the host on `target`, by an asynchronous copy if page-locked memory is available.
 
-    Safe without waiting: the copy's source is a buffer of our own, so the caller may change `tensor` at once, and
-    torch's host allocator reuses that buffer only after the copy's event.
+    Safe without waiting: the source of the copy is an internal buffer, so the caller may change `tensor` immediately,
+    and torch's host allocator reuses that buffer only after the copy's event.
     """
     if tensor.requires_grad:
         return tensor.to(target)
@@ -107,7 +107,7 @@ def can_copy_aside(host: torch.Tensor, target: torch.device) -> bool:
 
 
 def copied_aside(host: torch.Tensor, target: torch.device) -> AsyncCopy:
-    """Return a copy of a page-locked tensor to `target`, made by a stream beside the one that computes.
+    """Return a copy of a page-locked tensor to `target`, made by a stream that runs in parallel with the computing one.
 
     The copy's memory belongs to the copying stream; `record_stream` keeps torch from reusing it before the computing
     stream is done, even if the tensor is freed earlier.
@@ -175,7 +175,7 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """NumPy's dtype of a name; bfloat16 has one as soon as ml_dtypes is imported."""
+    """Return NumPy's dtype with a name; bfloat16 has one once ml_dtypes is imported."""
     if name == BFLOAT16:
         import ml_dtypes  # noqa: F401
     return np.dtype(name)

@@ -15,7 +15,7 @@ _VENDORS = {"cuda": "nvidia", "hip": "amd"}
 
 
 def build_facts() -> dict[str, str]:
-    """What torch's file `version.py` says it was built for: `__version__`, `cuda`, `hip`, `xpu`; not imported."""
+    """Return the build facts of torch's file `version.py`: `__version__`, `cuda`, `hip`, `xpu`; it is not imported."""
     spec = find_spec("torch")
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
     try:
@@ -29,7 +29,7 @@ class TorchExpectedDevices(ExpectedDevices):
     """The devices that the installed build of torch will see on a machine."""
 
     def expected_of_kind(self, kind: str, machine: Machine) -> list[DeviceInfo] | None:
-        """Of those that torch itself has."""
+        """Return the devices of a kind that torch itself has."""
         build = build_facts()
         if not build.get("__version__"):
             return None

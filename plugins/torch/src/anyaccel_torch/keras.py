@@ -23,12 +23,12 @@ class TorchLayers(LayerLibrary):
     """Keras on torch, whose layers hold torch's modules and are held by them."""
 
     def children(self, obj: Any) -> Iterator[tuple[str, Any]]:
-        """As `LayerLibrary.children`; of a module that is no layer, its submodules."""
+        """Yield the contents of a part; for a module that is not a layer, its submodules."""
         is_plain = isinstance(obj, nn.Module) and not self.is_layer(obj)
         return obj.named_children() if is_plain else super().children(obj)
 
     def attributes(self, part: Any) -> Mapping[str, Any]:
-        """Attributes and submodules, without what every module has, and without Keras's copies for torch."""
+        """Return attributes and submodules, without those of every module, and without Keras's copies for torch."""
         held = {**vars(part), **dict(part.named_children())}
         return {name: value for name, value in held.items() if name not in _module_attributes()}
 
@@ -39,7 +39,7 @@ def _module_attributes() -> frozenset[str]:
 
 
 def library() -> TorchLayers:
-    """Keras if it is imported and runs on torch, otherwise a library that nothing belongs to."""
+    """Return Keras if it is imported and runs on torch, otherwise a library that nothing belongs to."""
     module: Any = sys.modules.get("keras")
     return _library(module if hasattr(module, "Layer") and module.config.backend() == "torch" else None)
 
@@ -75,18 +75,18 @@ def unbuilt(module: nn.Module) -> list[Any]:
 
 
 def unbuilt_dtype(module: nn.Module) -> str | None:
-    """Dtype of the weights that unbuilt Keras layers will have; None if there are none."""
+    """Return the dtype of the weights that unbuilt Keras layers will have; None if there are none."""
     return library().unbuilt_dtype(module) if unbuilt(module) else None
 
 
 class Contents(NamedTuple):
-    """What a module with Keras layers holds, by the attributes that lead there, such as `layers.0.kernel`.
+    """The contents of a module with Keras layers, by the attributes that lead there, such as `layers.0.kernel`.
 
     Attributes:
-        modules: every module in it, itself included.
-        parameters: trainable and frozen parameters.
-        states: moving statistics and seeds, which Keras keeps as parameters too.
-        seeds: those of the states that random numbers are drawn from.
+        modules: Every module in it, itself included.
+        parameters: Trainable and frozen parameters.
+        states: Moving statistics and seeds, which Keras stores as parameters, too.
+        seeds: The states that random numbers are drawn from.
     """
 
     modules: list[tuple[str, nn.Module]]
@@ -96,7 +96,7 @@ class Contents(NamedTuple):
 
 
 def contents(module: nn.Module) -> Contents:
-    """What a module holds; nothing if no Keras layer is in it."""
+    """Return the contents of a module; nothing if no Keras layer is in it."""
     layers, keras = outermost(module), library()
     if not layers:
         return Contents([], {}, {}, [])
@@ -125,7 +125,9 @@ def contents(module: nn.Module) -> Contents:
 
 
 def _created_trainable(part: Any) -> set[int]:
-    """Ids of the values that a layer created as trainable; `trainable_variables` is empty for a frozen layer."""
+    """Return the ids of the values that a layer created as trainable; `trainable_variables` is empty for a frozen
+    layer.
+    """
     if not library().is_layer(part):
         return set()
     variables = getattr(part, "_trainable_variables", part.trainable_variables)
@@ -138,7 +140,7 @@ def trained_variables(module: nn.Module) -> dict[nn.Parameter, Any]:
 
 
 def constraints(module: nn.Module) -> dict[nn.Parameter, Callable[[Any], Any]]:
-    """What the parameters of a module's Keras layers go through after each update."""
+    """Return the constraints applied to the parameters of a module's Keras layers after each update."""
     variables = trained_variables(module)
     return {value: variable.constraint for value, variable in variables.items() if variable.constraint is not None}
 

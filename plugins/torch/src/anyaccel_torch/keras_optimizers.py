@@ -19,20 +19,20 @@ _SHARED = "shared"  # what the rule calls the values that belong to all paramete
 
 
 class KerasOptimizer(torch.optim.Optimizer):
-    """Updates parameters as the class or object does, and keeps what it keeps as tensors of each parameter.
+    """Update parameters like the Keras class or object, and store its state as tensors of each parameter.
 
-    What belongs to all parameters (a count of steps, a product of momenta) is kept with each of them, so that a state
-    can be continued by any of them.
+    State of all parameters (a count of steps, a product of momenta) is stored with each of them, so that a state can be
+    continued by any of them.
 
     Args:
-        parameters: as any optimizer of torch takes them, in groups with settings too.
-        spec: its `own` is the class or the object.
-        variables: those of Keras whose values the parameters are.
-        lr: the learning rate, which a schedule changes in the groups.
-        settings: of the class.
+        parameters: Parameters in any form that torch's optimizers accept, including groups with settings.
+        spec: The spec; its `own` is the class or the object.
+        variables: The Keras variables of the parameters.
+        lr: Learning rate, which a schedule changes in the groups.
+        settings: Settings of the class.
 
     Raises:
-        SpecError: an optimizer that cannot be made, or a setting that only Keras's own loop heeds.
+        SpecError: the optimizer cannot be created, or only Keras's own loop applies one of its settings.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class KerasOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update of all parameters that have gradients."""
+        """Update all parameters that have gradients."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -99,7 +99,9 @@ class KerasOptimizer(torch.optim.Optimizer):
     def _slots(
         self, parameters: Mapping[str, nn.Parameter], fresh: Mapping[str, Mapping[str, Any]], kept_as: _Names
     ) -> dict[str, dict[str, Any]]:
-        """What is kept for each parameter; for one that is new what the class begins with, and what others share."""
+        """Return the slots of each parameter; for a new one the initial ones of the class, and those that others
+        share.
+        """
         known: Mapping[str, Any] = next((self.state[p] for p in parameters.values() if self.state.get(p)), {})
         shared = {slot: value for slot, value in known.items() if slot.startswith(_SHARED)}
         slots: dict[str, dict[str, Any]] = {}
@@ -110,10 +112,10 @@ class KerasOptimizer(torch.optim.Optimizer):
 
 
 class _KeptAs:
-    """Names under which slots are kept; an object, as what an optimizer has in containers is taken for its state.
+    """Names under which slots are stored; an object, because an optimizer's containers are treated as its state.
 
     Attributes:
-        names: by slot and parameter, for each rule and the parameters that have gradients.
+        names: By slot and parameter, for each rule and the parameters that have gradients.
     """
 
     def __init__(self) -> None:
@@ -121,12 +123,12 @@ class _KeptAs:
 
 
 def _name(number: int) -> str:
-    """Return the name of a parameter of a group for its rule, by which parameters are sorted."""
+    """Return the name of a parameter of a group for its rule; parameters are sorted by it."""
     return f"{number:06}"
 
 
 def _kept_as(slots: Iterable[str]) -> dict[str, str]:
-    """Return names of the slots of a parameter that do not depend on which and how many parameters there are."""
+    """Return names of the slots of a parameter that do not depend on the other parameters and their number."""
     names: dict[str, str] = {}
     for kind in (_SHARED, "slot", ""):  # those that have a number, and the others
         own = [slot for slot in slots if slot not in names and re.fullmatch(rf"{kind}\d+" if kind else ".*", slot)]

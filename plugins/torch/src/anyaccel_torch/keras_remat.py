@@ -15,9 +15,9 @@ _DEFERRED = "rematerialized_call"
 
 
 class ScopedRemat:
-    """Lets layers of a `keras.RematScope` compute again on the device of their call.
+    """Let layers of a `keras.RematScope` recompute on the device of their call.
 
-    A backward pass has no scope: what layers make without an input would be on Keras's default device.
+    A backward pass has no scope: values that layers create without an input would be on Keras's default device.
     """
 
     def __init__(self, model: nn.Module, device: str) -> None:
@@ -26,7 +26,7 @@ class ScopedRemat:
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
-        """Inside, Keras is on the device, and so is what is computed again of calls that are made here."""
+        """Put Keras on the device inside this context, including recomputations of calls made here."""
         with ExitStack() as stack:
             stack.enter_context(self._scope(self._device))
             for layer in self._layers:
@@ -48,9 +48,10 @@ class ScopedRemat:
 
 
 def remat_reason(layer: nn.Module) -> str:
-    """Why a Keras layer cannot be trained as it computes again what it draws, with other numbers; `""` if it can.
+    """Return why a Keras layer cannot be trained because it redraws other random numbers when recomputed; otherwise
+    `""`.
 
-    Keras 3 puts back no seeds, so that gradients would be those of other masks than losses.
+    Keras 3 does not restore seeds, so gradients would belong to other masks than losses.
     """
     for part in submodules(layer):
         mode = getattr(getattr(part, "_remat_mode", None), "mode", "activations")

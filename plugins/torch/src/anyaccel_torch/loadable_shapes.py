@@ -1,4 +1,4 @@
-"""Buffers whose shape the loading of their own module changes, as torch's observers and fake quantization do."""
+"""Buffers whose shape changes when their own module loads them, as in torch's observers and fake quantization."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Shape = tuple[int, ...]
 
 
 class TorchLoadableShapes(LoadableShapes):
-    """What modules take that have their own loading, as observers do."""
+    """Values that modules with their own loading accept, such as observers."""
 
     def loadable_shapes(self, model: nn.Module, given: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
         """Copies of such modules are asked."""

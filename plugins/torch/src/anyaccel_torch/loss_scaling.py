@@ -14,18 +14,18 @@ from anyaccel_torch.divided_gradients import is_dtensor, whole_stats
 
 
 class LossScaling:
-    """How losses are scaled: this one leaves them as they are.
+    """The scaling of losses; this base class leaves them unchanged.
 
     Attributes:
-        spec: the numbers of a scale that changes; None where losses are not scaled.
-        state: where the scale stands.
+        spec: Numbers of a changing scale; None if losses are not scaled.
+        state: Current state of the scale.
     """
 
     spec: LossScale | None = None
     state = LossScaleState(1.0)
 
     def scaled(self, weights: list[Any]) -> list[Any]:
-        """Factors of losses, times the scale."""
+        """Return factors of losses, times the scale."""
         return weights
 
     def unscale(self, parameters: Iterable[nn.Parameter]) -> bool:
@@ -105,6 +105,6 @@ def _by_device(tensors: Iterable[Tensor]) -> Iterable[list[Tensor]]:
 
 
 def loss_scaling_of(segment: Segment) -> LossScaling:
-    """That of a segment."""
+    """Return the loss scaling of a segment."""
     spec = None if segment.precision is None else segment.precision.loss_scale
     return UNSCALED if spec is None else DynamicLossScaling(spec)

@@ -131,7 +131,7 @@ def _bind_output(term: LossTerm, slots: Sequence[int]) -> BoundLoss:
 
 
 class _FormulaOps:
-    """What formulas of named losses need of torch, as `ArrayOps` of the adapter has it."""
+    """The operations of torch that formulas of named losses need, like `ArrayOps` of the adapter."""
 
     xp = array_functions
 
@@ -186,7 +186,7 @@ def _bind_formula(term: LossTerm, slots: Sequence[int], least: torch.dtype) -> B
 
 
 def divisor(weight: Tensor) -> Tensor:
-    """Return a weight to divide by: 1 in place of 0, where nothing counts, so that the loss and its gradients are 0."""
+    """Return a weight as a divisor: 1 instead of 0 if nothing counts, so that the loss and its gradients are 0."""
     return torch.where(weight == 0, 1, weight)
 
 
@@ -225,7 +225,7 @@ def _elementwise(label: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, 
 
 
 def _classes(label: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits [samples, classes], and class indices int64 [samples] or probabilities [samples, classes]."""
+    """Return logits [samples, classes], and class indices int64 [samples] or probabilities [samples, classes]."""
     if targets.is_floating_point():
         if outputs.shape != targets.shape or outputs.ndim < 2:
             raise _shape_error(label, outputs, targets, "probabilities have the shape of the logits [.., classes]")
@@ -249,7 +249,7 @@ _NAMED: dict[str, tuple[Callable[..., Tensor], Prepare, Callable[[Tensor], int]]
 
 
 def _at_least_float32(outputs: Tensor) -> Tensor:
-    """Outputs in 16 bits as float32: targets would be rounded, and a sum over a batch soon overflows."""
+    """Return 16-bit outputs as float32: targets would be rounded, and a sum over a batch soon overflows."""
     return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
 
 
@@ -279,7 +279,7 @@ _TARGETS: dict[Any, str] = {
 
 
 def loss_targets(loss: Loss) -> LossTargets | None:
-    """What a loss of torch or of Keras takes as targets; None for others, also for those derived from one."""
+    """Return the targets that a loss of torch or Keras accepts; None for others, including classes derived from one."""
     own = loss.own.func if isinstance(loss.own, functools.partial) else loss.own
     kind = _TARGETS.get(own if isinstance(own, type) or inspect.isroutine(own) else type(own))
     if kind is None:

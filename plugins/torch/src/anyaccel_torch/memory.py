@@ -11,7 +11,7 @@ class TorchMemory(Memory):
     """For an accelerator, the figures of this process's caching allocator; for the CPU, its total and free memory."""
 
     def memory(self, device: Device) -> MemoryInfo:
-        """Memory that torch only caches counts as not free."""
+        """Return the memory; memory that torch only caches counts as not free."""
         target = None if device.kind == "cpu" else self.backend.native_device(device)
         if target is None or target.type == "cpu":  # a derived backend may compute a kind of its own on the CPU
             total, free = host_memory()

@@ -1,8 +1,8 @@
-"""Moves modules: `Module.to`, after which parameters are the objects that they were, and shared tensors are shared.
+"""Move modules with `Module.to`, but keep parameters the same objects and shared tensors shared.
 
-`Module.to` makes new parameters where the types of two devices have nothing in common, as of a chip that is torch's
-PrivateUse1: weights that were one become several, and an optimizer that was made before keeps the old ones. Of a buffer
-that two modules share it makes two on every device.
+`Module.to` creates new parameters if the types of two devices have nothing in common, as on a chip that is torch's
+PrivateUse1: shared weights become several, and an existing optimizer keeps the old ones. It duplicates a buffer that
+two modules share on every device.
 """
 
 # ruff: noqa: SLF001  (registries of modules, which have no public name)

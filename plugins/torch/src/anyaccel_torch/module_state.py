@@ -23,7 +23,7 @@ _OF_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 
 
 def plain_names(module: nn.Module) -> Callable[[str], str]:
-    """Gives the name that a tensor has in a module without the wrappers in it, as of `torch.compile` and DDP.
+    """Return a function from the name of a tensor to its name without wrappers such as `torch.compile` and DDP.
 
     Files then fit the module whether it is wrapped or not.
     """
@@ -41,7 +41,7 @@ def plain_names(module: nn.Module) -> Callable[[str], str]:
 
 
 def parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Trainable and frozen parameters by name, shared ones under their first name; without Keras's states."""
+    """Return trainable and frozen parameters by name, shared ones under their first name; without Keras's states."""
     if not keras.outermost(module):
         plain = plain_names(module)
         return {plain(name): parameter for name, parameter in module.named_parameters()}
@@ -49,7 +49,7 @@ def parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Persistent buffers by name, and the variables that Keras calls not trainable."""
+    """Return persistent buffers by name, and the variables that Keras calls not trainable."""
     if not keras.outermost(module):
         return _persistent("", module, recurse=True)
     contents = keras.contents(module)
@@ -69,7 +69,7 @@ def _persistent(prefix: str, module: nn.Module, *, recurse: bool) -> dict[str, T
 
 
 def states(module: nn.Module) -> list[nn.Parameter]:
-    """Keras's states: parameters that no gradient changes, but a forward pass may."""
+    """Return Keras's states: parameters that no gradient changes, but a forward pass may."""
     return list(keras.contents(module).states.values())
 
 

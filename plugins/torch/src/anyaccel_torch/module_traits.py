@@ -1,4 +1,4 @@
-"""What a module does besides computing: whether it writes to its inputs, its image layout, its coupling of samples."""
+"""Traits of a module: whether it writes to its inputs, its image layout, its coupling of samples."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _OTHERS = {
 
 
 def check_module(model: Any) -> None:
-    """See that something of torch is a module that a node can have.
+    """Check that an object of torch is a module that a node can have.
 
     Raises:
-        GraphError: it is not; says what to give instead.
+        GraphError: it is not; says what to pass instead.
     """
     kind = type(model).__name__
     if not isinstance(model, nn.Module):
@@ -78,9 +78,9 @@ def _with_article(kind: str) -> str:
 
 
 def mutates_inputs(model: nn.Module, inputs: Sequence[TensorSpec], arguments: Sequence[Path]) -> bool:
-    """Whether a module writes to its inputs, by the version counters of the zeros that it is run on.
+    """Return whether a module writes to its inputs, by the version counters of zeros in a trial call.
 
-    In-place dropout writes in training only; it counts wherever it is in the module.
+    In-place dropout writes only in training; it counts anywhere in the module.
     """
     if any(isinstance(part, _DROPOUT) and part.inplace for part in submodules(model)):
         return True
@@ -94,9 +94,9 @@ def mutates_inputs(model: nn.Module, inputs: Sequence[TensorSpec], arguments: Se
 
 
 def data_format(model: nn.Module) -> tuple[str, str]:
-    """As `Compute.data_format`: known of image layers, and of a `Sequential` that begins or ends with one.
+    """Return the format of image layers, and of a `Sequential` that begins or ends with one.
 
-    Other modules give `""`: their forward may move the axes.
+    Other modules return `""`: their forward may move the axes.
     """
     if isinstance(model, SequentialCNN):
         return "channels_first", ""
@@ -133,7 +133,7 @@ class TorchSingleRows(SingleRows):
 
 
 def unsynchronizable(model: nn.Module) -> str:
-    """Name of the first of these layers that cannot normalize by the rows of all replicas, or `""`."""
+    """Return the name of the first of these layers that cannot normalize by the rows of all replicas, or `""`."""
     layers = (part for part in submodules(model) if _couples_rows(part))
     return next((type(part).__name__ for part in layers if not is_synchronizable(part)), "")
 
@@ -155,12 +155,12 @@ def _is_convolution(part: nn.Module) -> bool:
 
 
 def shares_batches(model: Any) -> bool:
-    """Whether a module or a part of it is a `DataParallel`, which sends rows to devices of its own."""
+    """Return whether a module or a part of it is a `DataParallel`, which sends rows to other devices."""
     parts = model.modules() if isinstance(model, nn.Module) else ()
     return any(isinstance(part, nn.DataParallel) for part in parts)
 
 
 def has_dtensors(model: Any) -> bool:
-    """Whether a module has parameters that are divided among processes."""
+    """Return whether a module has parameters that are sharded over processes."""
     parameters = model.parameters() if isinstance(model, nn.Module) else ()
     return any(map(is_dtensor, parameters))

@@ -49,11 +49,11 @@ def own_slots(values: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedSlots:
-    """What an optimizer keeps for a parameter.
+    """The slots that an optimizer stores for a parameter.
 
     Attributes:
-        names: of its slots.
-        like: its state after a trial step; empty for a named optimizer, whose slots have the parameter's shape.
+        names: Names of the slots.
+        like: State after a trial step; empty for a named optimizer, whose slots have the parameter's shape.
     """
 
     names: frozenset[str]
@@ -80,13 +80,13 @@ def matching_state(
     switched_off: Collection[str],
     expected: Mapping[nn.Parameter, ExpectedSlots],
 ) -> NodeState:
-    """Return the state, with the slots of those of `parameters` whose names and shapes fit; else a fresh one.
+    """Return the state with the slots of those `parameters` whose names and shapes match; otherwise a fresh one.
 
     Args:
-        state: of an earlier phase.
-        parameters: that are trained, by name.
-        switched_off: names of the others, which may have slots.
-        expected: what the optimizer keeps for each parameter.
+        state: State of an earlier phase.
+        parameters: Trained parameters, by name.
+        switched_off: Names of the others, which may have slots.
+        expected: Slots of the optimizer for each parameter.
     """
     kept = {name: values for name, values in state.slots.items() if values and name not in switched_off}
     if not parameters:  # they are listed with another node, or are all switched off
@@ -141,11 +141,11 @@ def load_slots(
 
 
 def encoded_slots(state: Mapping[str, Any], core_slots: Mapping[str, str] | None = None) -> dict[str, Tensor]:
-    """Everything in a parameter's state except its step, as tensors; without what cannot be encoded, and without None.
+    """Return everything in a parameter's state except its step, as tensors, if it can be encoded and is not None.
 
     Args:
-        state: by torch's names.
-        core_slots: core's names for some of these.
+        state: State by torch's names.
+        core_slots: Core's names for some of these.
     """
     slots: dict[str, Tensor] = {}
     for key, value in state.items():
@@ -156,7 +156,7 @@ def encoded_slots(state: Mapping[str, Any], core_slots: Mapping[str, str] | None
 
 
 def not_encodable(state: Mapping[str, Any]) -> list[str]:
-    """Return names and types of what a parameter's state holds and its slots cannot."""
+    """Return names and types of the parts of a parameter's state that slots cannot hold."""
     names = {key: encoded_slots({key: value}) for key, value in state.items() if value is not None}
     scalars = {key for key in names if key == _STEP and _is_scalar(state[key])}
     return [f"{key} ({type(state[key]).__name__})" for key, slots in names.items() if not slots and key not in scalars]
@@ -165,7 +165,7 @@ def not_encodable(state: Mapping[str, Any]) -> list[str]:
 def read_slots(
     optimizer: torch.optim.Optimizer, parameter: nn.Parameter, torch_slots: Mapping[str, str]
 ) -> dict[str, Tensor]:
-    """Return a parameter's slots under core's names: the very tensors, and all else as tensors."""
+    """Return a parameter's slots under core's names: tensors unchanged, and everything else as tensors."""
     core_slots = {theirs: name for name, theirs in torch_slots.items()}
     return encoded_slots(optimizer.state.get(parameter, {}), core_slots)
 
@@ -189,10 +189,10 @@ _GROUP, _OBJECT, _STEP = "group.", "object.", "step"
 
 
 class SharedState:
-    """What an optimizer class of the user's own keeps in its `param_groups` and attributes.
+    """State that a custom optimizer class stores in its `param_groups` and attributes.
 
-    What has changed since the optimizer was made is part of its state. It belongs to no parameter, so that the state of
-    each has it, as the slots `group.NAME` and `object.NAME`.
+    Anything that changed since the optimizer was created is part of its state. It belongs to no parameter, so the state
+    of each has it, as the slots `group.NAME` and `object.NAME`.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -202,7 +202,7 @@ class SharedState:
         self._fresh_object = _encoded(_own_attributes(optimizer))
 
     def slots(self) -> dict[nn.Parameter, dict[str, Tensor]]:
-        """What has changed, as slots of each parameter."""
+        """Return the changes as slots of each parameter."""
         now = _changed(_encoded(_own_attributes(self._optimizer)), self._fresh_object)
         shared = {f"{_OBJECT}{slot}": value for slot, value in now.items()}
         slots: dict[nn.Parameter, dict[str, Tensor]] = {}
@@ -213,7 +213,7 @@ class SharedState:
         return slots
 
     def load(self, slots: Mapping[str, Tensor], parameter: nn.Parameter | None = None) -> None:
-        """Set what the state of a parameter has, before the first step; of one without a group, in all groups."""
+        """Restore the state of a parameter, before the first step; without a parameter's group, in all groups."""
         first = self._optimizer.param_groups
         for group in first if parameter is None else [self._first_groups[parameter]]:
             group.update(_decoded(slots, _GROUP, group, first[0]["params"][0].device))
@@ -226,7 +226,7 @@ def _decoded(slots: Mapping[str, Tensor], prefix: str, like: Mapping[str, Any], 
 
 
 def _encoded(values: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
-    """Copies by name; without the learning rate, which the optimizer's spec sets, and what cannot be encoded."""
+    """Return copies by name, without the learning rate, which the optimizer's spec sets, and what cannot be encoded."""
     encoded: dict[str, dict[str, Tensor]] = {}
     for key, value in values.items():
         if key not in ("params", "lr", "initial_lr") and not (isinstance(value, Tensor) and value.is_meta):
@@ -253,7 +253,7 @@ def _base_attributes() -> frozenset[str]:
 
 
 def _own_names(optimizer: torch.optim.Optimizer) -> Iterable[str]:
-    """Return the attributes that an optimizer has beside those of every torch optimizer."""
+    """Return the attributes of an optimizer beyond those of every torch optimizer."""
     return [name for name in vars(optimizer) if name not in _base_attributes()]
 
 
@@ -271,7 +271,7 @@ class OptimizerSnapshot:
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer) -> OptimizerSnapshot:
-        """Return a copy of what an optimizer holds now."""
+        """Return a copy of the current state of an optimizer."""
         state = {parameter: copied_state(state) for parameter, state in optimizer.state.items()}
         attributes = AttributeSnapshot([optimizer], _own_names, save_tensor)
         return cls(state, [_copied_group(group) for group in optimizer.param_groups], attributes)
@@ -310,10 +310,10 @@ def encode(key: str, value: Any) -> dict[str, Tensor]:
     """Return a value as tensors by name.
 
     A tensor is itself; a number is a scalar in 64 bits in host memory. Text, and a list, tuple, deque or dict of all
-    these, is text in JSON (`KEY.json`, bytes in UTF-8), with its tensors beside it (`KEY.0`, ...).
+    these, is text in JSON (`KEY.json`, bytes in UTF-8), with its tensors in separate entries (`KEY.0`, ...).
 
     Raises:
-        TypeError: it holds another object, or a parameter; or the key is no text or has a slash.
+        TypeError: it holds another object, or a parameter; or the key is not text or has a slash.
     """
     if not isinstance(key, str) or "/" in key:
         raise TypeError(f"the name {key!r}")
@@ -356,13 +356,13 @@ def _parts(slots: set[str], structures: set[str]) -> set[str]:
 
 
 def decode(slots: Mapping[str, Tensor], like: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Values by name, as copies on `device`.
+    """Rebuild values by name, as copies on `device`.
 
     Args:
-        slots: what `encode` gave.
-        like: values of the same names, which say what was a number and what a scalar tensor; may lack some. Scalars in
-            64 bits are numbers then.
-        device: where tensors go.
+        slots: Output of `encode`.
+        like: Values with the same names, which show whether a value was a number or a scalar tensor; may lack some.
+            Scalars in 64 bits are then numbers.
+        device: Device of the tensors.
     """
     values: dict[str, Any] = {}
     for name in names_of(slots):
@@ -399,5 +399,5 @@ def _rebuilt(plain: Any, tensors: Sequence[Tensor]) -> Any:
 
 
 def _numbers(slots: Mapping[str, Tensor], name: str) -> range:
-    """Numbers of the tensors that are beside the text of a value."""
+    """Return the numbers of the tensors that belong to the text of a value."""
     return range(sum(1 for slot in slots if slot.rpartition(".")[0] == name and slot.rpartition(".")[2].isdigit()))

@@ -54,21 +54,21 @@ class GroupSnapshot:
 class GroupOptimizer:
     """The parameters of a group and the torch optimizer that steps them.
 
-    The state of an earlier phase is continued if it is one of this spec and these parameters; else a node starts
-    afresh.
+    The state of an earlier phase is continued if it belongs to this spec and these parameters; otherwise a node starts
+    from scratch.
 
     Args:
-        group: its name, optimizer spec and nodes.
-        members: its parameters by node and name, each parameter once.
-        states: optimizer states of earlier phases by node; they are copied.
-        switched_off: names of the nodes' parameters that are not trained; what earlier phases kept for them is kept.
-        sparse: whether some gradients will be sparse.
-        constraints: what parameters go through after each step.
-        variables: those of Keras whose values parameters are.
+        group: Name, optimizer spec and nodes of the group.
+        members: Its parameters by node and name, each parameter once.
+        states: Optimizer states of earlier phases by node; they are copied.
+        switched_off: Names of the nodes' parameters that are not trained; their state from earlier phases is kept.
+        sparse: Whether some gradients will be sparse.
+        constraints: Functions applied to parameters after each step.
+        variables: Keras variables of the parameters.
 
     Attributes:
-        spec: the optimizer spec.
-        revision: changes when the step counts of parameters may have diverged: by single steps, and by `restore`.
+        spec: The optimizer spec.
+        revision: Changes when the step counts of parameters may have diverged: by single steps, and by `restore`.
 
     Raises:
         SpecError: see `create_optimizer`.
@@ -123,7 +123,7 @@ class GroupOptimizer:
         return self._grouped.get(parameter, self.spec)
 
     def _load(self, states: Mapping[str, NodeState], others: Mapping[str, Collection[str]]) -> dict[str, NodeState]:
-        """Continue the states that match; returns what each node starts with."""
+        """Continue the states that match; return the initial state of each node."""
         expected = expected_slots(self.spec, self.parameters, self._variables) if states else {}
         resumed = {
             node: matching_state(state, self.members[node], others.get(node, ()), expected)
@@ -162,17 +162,17 @@ class GroupOptimizer:
                 self._shared.load(values, parameter)
 
     def _held_slots(self, state: NodeState, names: Collection[str]) -> dict[str, dict[str, Tensor]]:
-        """Slots of parameters that are switched off, each with its own step where steps matter."""
+        """Return slots of parameters that are switched off, each with its own step if steps matter."""
         own = {"step": torch.tensor(state.step)} if self._counts_steps else {}
         return {name: {**own, **values} for name, values in state.slots.items() if values and name in names}
 
     # -- stepping --------------------------------------------------------------------------------------------------
 
     def stepper(self, *, clip: bool) -> Callable[[], None]:
-        """Return a function that does one step with the current gradients, clipped first as the spec says.
+        """Return a function that runs one step with the current gradients, clipped first as the spec defines.
 
         Args:
-            clip: whether by a norm, too, which may be that of several segments.
+            clip: Whether to clip by a norm, too, which may cover several segments.
         """
         optimizer = self._optimizer
         if optimizer is None:
@@ -201,7 +201,7 @@ class GroupOptimizer:
                 nn.utils.clip_grad_value_(parameters, self.spec.clip_value)
 
     def live(self) -> torch.optim.Optimizer | None:
-        """Return the torch optimizer itself, of which from now on every step clips, sets the rates and counts."""
+        """Return the torch optimizer itself; from now on, each of its steps clips, sets the rates and counts."""
         if self._optimizer is not None:
             # A GradScaler then divides gradients itself, before they are clipped, and skips what is not finite, where
             # fused optimizers do both in a step that would count.
@@ -212,7 +212,7 @@ class GroupOptimizer:
         return self._optimizer
 
     def _before_live_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-        """Sets the rates and clips; what `step(closure)` is given clips after each call. Returns its new arguments."""
+        """Set the rates and clip; the closure of `step(closure)` clips after each call. Return its new arguments."""
         if self._rate is not None:
             self._set_rates(optimizer.param_groups)
         if self.spec.clip_norm is None and self.spec.clip_value is None:
@@ -265,7 +265,7 @@ class GroupOptimizer:
                 self._diverged = True
 
     def step_scaled(self, scale: Any = None) -> None:
-        """One step with the gradients, times `scale` (a number, or a scalar tensor on any device) if it is given."""
+        """Run one step with the gradients, times `scale` (a number, or a scalar tensor on any device) if given."""
         self.revision += 1
         if scale is not None:
             for parameter in self.parameters:
@@ -276,7 +276,9 @@ class GroupOptimizer:
 
     @torch.no_grad()
     def grad_stats(self) -> tuple[Tensor, Tensor]:
-        """Squared L2 norm of the gradients, and whether all are finite; scalars on the first parameter's device."""
+        """Return the squared L2 norm of the gradients, and whether all are finite; scalars on the first parameter's
+        device.
+        """
         grads = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         device = self.parameters[0].device if self.parameters else torch.device("cpu")
         if not grads:
@@ -291,7 +293,7 @@ class GroupOptimizer:
     # -- compiled steps --------------------------------------------------------------------------------------------
 
     def rates(self, parameter: nn.Parameter, count: int) -> list[float]:
-        """Learning rates of the next `count` steps of a parameter; a single one if it is constant."""
+        """Return learning rates of the next `count` steps of a parameter; a single one if it is constant."""
         spec = self.settings_of(parameter)
         if self._rate is None:
             return [spec.lr]
@@ -299,7 +301,7 @@ class GroupOptimizer:
         return [spec.rate(step) for step in range(first, first + count)]
 
     def custom_steps(self, parameter: nn.Parameter) -> int:
-        """Steps of the parameter itself, which may be fewer than its node's; waits for the device."""
+        """Return the steps of the parameter itself, which may be fewer than its node's; waits for the device."""
         step = self._state_of(parameter).get("step")
         return self.steps(parameter) if step is None else int(step)
 
@@ -338,7 +340,7 @@ class GroupOptimizer:
         }
 
     def _slots(self, node: str) -> dict[str, dict[str, Tensor]]:
-        """Slots of a node, those of switched-off parameters as they were given."""
+        """Return slots of a node, those of switched-off parameters unchanged."""
         result = {name: own_slots(values) | _step_of(values) for name, values in self._held.get(node, {}).items()}
         if self._optimizer is None:
             return result
@@ -394,14 +396,13 @@ def create_optimizer(
     variables: Mapping[nn.Parameter, Any] | None = None,
     originals: Mapping[nn.Parameter, nn.Parameter] | None = None,
 ) -> torch.optim.Optimizer:
-    """Return the spec as a torch optimizer over `parameters`, fused where torch supports it and gradients are not
-    `sparse`.
+    """Return the spec as a torch optimizer over `parameters`, fused if supported and gradients are not `sparse`.
 
-    `groups` has the settings of parameters that are in a group of the spec, `variables` those of Keras whose values
-    parameters are, and `originals` what parameters are copies of.
+    `groups` has the settings of parameters that are in a group of the spec, `variables` the Keras variables of the
+    parameters, and `originals` the parameters of which they are copies.
 
     Raises:
-        SpecError: a class that is no optimizer of torch, needs a closure, or does not take the settings.
+        SpecError: a class that is not an optimizer of torch, needs a closure, or does not take the settings.
     """
     given = torch_groups(spec, parameters, groups)
     if spec.own is not None:
@@ -420,11 +421,11 @@ def grouped_settings(
     """Return the settings of each parameter that is in a group of the spec.
 
     Args:
-        spec: has the groups.
-        members: parameters by node and name.
+        spec: The spec with the groups.
+        members: Parameters by node and name.
 
     Raises:
-        SpecError: a group has a momentum where others have none, which torch keeps for all parameters or for none.
+        SpecError: a group has a momentum but others have none; torch stores one for all parameters or for none.
     """
     if not spec.groups:
         return {}
@@ -445,7 +446,7 @@ def torch_groups(
 ) -> list[Any]:
     """Return the parameters as torch's optimizers take them: alone, or in groups with settings.
 
-    Named optimizers get DTensors in groups of their own, as torch has no function for lists of both.
+    Named optimizers get DTensors in separate groups, because torch has no function for lists of both.
     """
     apart = spec.own is None and len({is_dtensor(parameter) for parameter in parameters}) > 1
     if not (groups or apart):
@@ -511,9 +512,9 @@ def _copy_of(
     parameters: Sequence[nn.Parameter],
     originals: Mapping[nn.Parameter, nn.Parameter],
 ) -> torch.optim.Optimizer:
-    """Return an optimizer like an object that was given, over parameters of the object's; it keeps its own state.
+    """Return an optimizer like a given object, over parameters of the object's; it has separate state.
 
-    Before each step it gets what the object's groups have then, so that torch's schedulers have an effect.
+    Before each step it takes over the current groups of the object, so that torch's schedulers have an effect.
     """
     _check_object(own, spec)
     number_of = {id(p): i for i, group in enumerate(own.param_groups) for p in group["params"]}
@@ -615,10 +616,9 @@ def _refuse_closure(cls: type[torch.optim.Optimizer], spec: Optimizer, available
 
 
 def trial_state(spec: Optimizer, parameter: nn.Parameter, variable: Any = None) -> dict[str, Any] | None:
-    """Return the state of a copy of a parameter after a step of an optimizer class without a gradient; None if it
-    fails.
+    """Return the state of a copied parameter after a step of an optimizer class without a gradient; None if it fails.
 
-    `variable` is that of Keras whose value the parameter is.
+    `variable` is the Keras variable of the parameter.
     """
     for layout in (torch.strided, torch.sparse_coo):
         trial = nn.Parameter(parameter.detach().clone())
@@ -639,9 +639,9 @@ def trial_state(spec: Optimizer, parameter: nn.Parameter, variable: Any = None) 
 def expected_slots(
     spec: Optimizer, parameters: Sequence[nn.Parameter], variables: Mapping[nn.Parameter, Any]
 ) -> dict[nn.Parameter, ExpectedSlots]:
-    """What an optimizer keeps for each parameter; a class is asked by a trial step for each shape.
+    """Return the slots of an optimizer for each parameter; a class is asked by a trial step for each shape.
 
-    `variables` are those of Keras whose values parameters are.
+    `variables` are the Keras variables of the parameters.
     """
     if spec.own is None:
         return dict.fromkeys(parameters, ExpectedSlots(frozenset(slot_names(spec))))
@@ -662,7 +662,7 @@ def _trial_key(spec: Optimizer, parameter: nn.Parameter, variables: Mapping[nn.P
 
 
 def _warn_of_lost_state(spec: Optimizer, trials: Sequence[Mapping[str, Any] | None]) -> None:
-    """What cannot be continued is said, once for an optimizer."""
+    """Warn once for an optimizer of state that cannot be continued."""
     lost = sorted({name for trial in trials for name in not_encodable(trial or {})})
     if lost:
         warnings.warn(
@@ -685,9 +685,9 @@ class Native(NamedTuple):
     """A class of torch that computes a named optimizer.
 
     Attributes:
-        create: the class.
-        slots: what torch calls the slots of the formula.
-        counts: whether the state of each parameter has the number of its steps.
+        create: The class.
+        slots: torch's names of the slots of the formula.
+        counts: Whether the state of each parameter has the number of its steps.
     """
 
     create: type[torch.optim.Optimizer]
@@ -711,7 +711,7 @@ def counts_steps(spec: Optimizer) -> bool:
 
 
 def slot_names(spec: Optimizer) -> dict[str, str]:
-    """Return the slots of a named optimizer, each with the name that it has in torch's state."""
+    """Return the slots of a named optimizer, each with its name in torch's state."""
     renamed = NATIVE[spec.name].slots if spec.name in NATIVE else {}
     return {slot: renamed.get(slot, slot) for slot in OPTIMIZERS[spec.name].slots(spec.settings)}
 
@@ -746,7 +746,7 @@ class RuleOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update of all parameters that have gradients."""
+        """Update all parameters that have gradients."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -40,7 +40,7 @@ class TorchContexts(LeavesContexts):
 
 
 def _check_values() -> None:
-    """Raise where tensors have no values of their own, or a function is recorded in place of being run."""
+    """Raise if tensors have no values, or a function is being recorded instead of run."""
     fake = next((mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, FakeTensorMode)), None)
     transforms = torch._C._functorch.peek_interpreter_stack()  # noqa: SLF001 - torch has no public way to ask
     is_traced = torch._C._get_tracing_state() is not None  # noqa: SLF001
@@ -55,10 +55,10 @@ def _check_values() -> None:
 
 @contextmanager
 def _left_autocast(types: Mapping[str, str]) -> Iterator[dict[str, tuple[str, str]]]:
-    """A context without autocast; gives what was entered, by kind of device.
+    """Leave autocast inside this context; yield the contexts that were left, by kind of device.
 
-    The weights that autocast casts are kept until the outermost context of a thread ends, also those of contexts inside
-    of it, so that the count of contexts begins again too: `precision="bf16-mixed"` would see the first weights forever.
+    Cast weights are cached until the outermost context of a thread ends, including those of inner contexts. So the
+    count of contexts also restarts: otherwise `precision="bf16-mixed"` would use the first weights forever.
     """
     there: dict[str, str] = {}
     for kind, name in types.items():

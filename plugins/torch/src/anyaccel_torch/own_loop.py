@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import MethodType
 from typing import Any, ClassVar, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from anyaccel_torch.synchronized_norm import SynchronizedNorm, is_synchronizable
 _LOST = re.compile(r"gloo|NCCL|Connection (closed|reset)|\bpeer\b|ProcessGroup", re.IGNORECASE)
 _MIXED = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 _BY_SCHEDULE = "_wrapped_by_lr_sched"
-_prepared: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+_prepared: WeakSet[nn.Module] = WeakSet()
 
 
 class TorchLoops(OwnLoops):
@@ -107,7 +107,7 @@ class TorchLoop(Loop):
             if isinstance(given, AveragedModel):
                 self.accelerator.place(given)
                 self._gate(given, "update_parameters", self._is_stepped)
-                self._others.append(given)
+                self._add_other(given)
             elif isinstance(given, Optimizer):
                 self._add_optimizer(given)
         for given in objects:
@@ -120,16 +120,20 @@ class TorchLoop(Loop):
                     )
                 self._gate(given, "step", lambda own=own: own.is_stepped)  # type: ignore[misc]
             if not isinstance(given, (nn.Module, Optimizer)):
-                self._others.append(given)
+                self._add_other(given)
         if self._models and self.num_processes > 1:
             self._processes.part()
         return list(objects)
+
+    def _add_other(self, given: Any) -> None:
+        self._others.append(given)
+        self._undo.append(self._others.pop)
 
     def _add_model(self, module: nn.Module, frozen: bool) -> None:
         if module in _prepared:
             raise ConfigError(
                 f"this {type(module).__name__} is prepared already",
-                hint="prepare each model once, by one Loop, and use what it gave",
+                hint="prepare each model once, and use what prepare() gave; before another Loop takes it: loop.close()",
             )
         trained = [] if frozen else [parameter for parameter in module.parameters() if parameter.requires_grad]
         if trained and self.num_processes > 1:
@@ -142,7 +146,7 @@ class TorchLoop(Loop):
             trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if self._autocast_dtype is not None:
             self._autocast_calls(module)
-        _prepared[module] = "prepared"
+        _prepared.add(module)
         model = _Model(
             module,
             trained,
@@ -152,6 +156,9 @@ class TorchLoop(Loop):
             overlaps=not self._norms,  # their own collectives within the pass would mix with those of gradients
         )
         self._models.append(model)
+        self._undo.append(lambda: self._models.remove(model))
+        if not model.is_divided:  # the parameters of a divided one are no longer those that it was made with
+            self._undo.append(lambda: _prepared.discard(module))
 
     def _check_alike(self, module: nn.Module) -> None:
         own = {name: _digest(tensor) for name, tensor in module.state_dict().items() if isinstance(tensor, Tensor)}
@@ -178,9 +185,8 @@ class TorchLoop(Loop):
                 "of each process",
             )
         if self.sync_batchnorm:
-            layers = [layer for layer in module.modules() if is_synchronizable(layer)]
-            self._norms += [
-                SynchronizedNorm(
+            for layer in [layer for layer in module.modules() if is_synchronizable(layer)]:
+                norm = SynchronizedNorm(
                     layer,
                     self.process_index,
                     self.num_processes,
@@ -188,8 +194,8 @@ class TorchLoop(Loop):
                     by_rows=False,
                     counts=self._has_rows,
                 )
-                for layer in layers
-            ]
+                self._norms.append(norm)
+                self._undo += [partial(self._norms.remove, norm), norm.restore]
 
     def _has_rows(self) -> bool:
         share = self._iterations.share
@@ -219,6 +225,7 @@ class TorchLoop(Loop):
         self.accelerator.place(optimizer)
         own = _PreparedOptimizer(self._updates, optimizer, self._models, is_first=not self._optimizers)
         self._optimizers.append(own)
+        self._undo += [partial(self._optimizers.remove, own), own.restore]
 
     def _gate(self, target: Any, name: str, is_open: Callable[[], bool]) -> None:
         """Let a method of an object do nothing while an update is accumulated, or after one that was skipped."""
@@ -232,6 +239,7 @@ class TorchLoop(Loop):
 
         # of a class: what an object holds is in the state of a schedule
         target.__class__ = type(kind.__name__, (kind,), {name: gated, "__module__": kind.__module__})
+        self._undo.append(partial(setattr, target, "__class__", kind))
 
     def _is_stepped(self) -> bool:
         return any(own.is_stepped for own in self._optimizers)
@@ -246,13 +254,15 @@ class TorchLoop(Loop):
     def _autocast_calls(self, module: nn.Module) -> None:
         """Calls of the model, and of its parts from outside it, are computed within autocast."""
         for part in (module, *module.children()):
-            forward = part.forward
+            own = vars(part).get("forward")
 
-            def cast(*args: Any, forward: Any = forward, **settings: Any) -> Any:
+            def cast(part: Any, *args: Any, own: Any = own, **settings: Any) -> Any:
                 with self.autocast():
-                    return forward(*args, **settings)
+                    return type(part).forward(part, *args, **settings) if own is None else own(*args, **settings)
 
-            part.forward = cast
+            part.forward = MethodType(cast, part)  # bound, so that a copy of the model calls its own
+            undo = partial(delattr, part, "forward") if own is None else partial(setattr, part, "forward", own)
+            self._undo.append(undo)
 
     # -- backward and updates --------------------------------------------------------------------------------------
 
@@ -491,6 +501,9 @@ class TorchLoop(Loop):
             other.load_state_dict(_tensors(saved))
         if self.scaler is not None and state["scaler"]:
             self.scaler.load_state_dict(dict(state["scaler"]))
+        self._drop_update()
+
+    def _drop_update(self) -> None:
         self._updates.window, self._updates.awaits_step = _Window(), False
 
     def _load_divided(self, state: Mapping[str, Any]) -> None:
@@ -700,7 +713,7 @@ class _PreparedOptimizer:
         self._has_gradients = self._accumulates = self._is_full = self._is_apart = False
         optimizer.was_skipped = False  # type: ignore[attr-defined]
         self._is_first = is_first
-        optimizer.register_step_post_hook(self._count)
+        self._hook = optimizer.register_step_post_hook(self._count)
         if updates.is_plain:
             return
         self._inner_step, self._inner_zero = optimizer.step, optimizer.zero_grad
@@ -715,6 +728,12 @@ class _PreparedOptimizer:
         optimizer.zero_grad = MethodType(  # type: ignore[method-assign]
             lambda _, set_to_none=True: self._zero_grad(set_to_none), optimizer
         )
+
+    def restore(self) -> None:
+        """Let the optimizer step whenever it is called, as before."""
+        self._hook.remove()
+        if not self._updates.is_plain:
+            self.optimizer.step, self.optimizer.zero_grad = self._inner_step, self._inner_zero  # type: ignore[method-assign]
 
     def _count(self, *_: Any) -> None:
         if self._is_apart:

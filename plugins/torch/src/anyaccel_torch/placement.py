@@ -46,9 +46,9 @@ class TorchPlacement(Backend):
     unsupported_dtypes: ClassVar[frozenset[str]] = frozenset()  # that its devices cannot hold, by NumPy's names
 
     def devices(self) -> Sequence[Device]:
-        """Until torch is imported, those expected where these are certain.
+        """List devices; until torch is imported, the expected ones if these are certain.
 
-        GPUs are counted by NVML where it is installed, which does not initialize CUDA.
+        GPUs are counted by NVML if it is installed, which does not initialize CUDA.
         """
         expects = None if "torch" in sys.modules else self.capability(ExpectedDevices)
         expected = None if expects is None else expects.expected_devices(Machine.detect())
@@ -75,7 +75,7 @@ class TorchPlacement(Backend):
         return describe(self.native_device(device))
 
     def device_string(self, device: Device) -> str:
-        """`"cuda:1"`, `"xpu:0"`, `"cpu"` (torch's `to` would copy a tensor on the CPU to `"cpu:0"`)."""
+        """Return `"cuda:1"`, `"xpu:0"` or `"cpu"` (torch's `to` would copy a tensor on the CPU to `"cpu:0"`)."""
         word = self.torch_types.get(device.kind, device.kind)
         return word if word in ("cpu", "meta") and device.index == 0 else f"{word}:{device.index}"
 
@@ -86,14 +86,14 @@ class TorchPlacement(Backend):
         return torch.device(self.device_string(device))
 
     def device_of(self, obj: Any) -> Device | None:
-        """Device of the first tensor in a tensor, module, optimizer or container; None if it holds none."""
+        """Return the device of the first tensor in a tensor, module, optimizer or container; None if it holds none."""
         first = find_offload(obj) or next(tensors_in(obj), None)
         return None if first is None else Device.parse(first.device)
 
     def place(self, obj: Any, device: Device) -> Any:
-        """A module is moved in place, an optimizer's state to the devices of its parameters.
+        """Move a module in place, or an optimizer's state to the devices of its parameters.
 
-        Parameters stay the objects that they are, with their hooks and attributes, and tied tensors stay tied.
+        Parameters stay the same objects, with their hooks and attributes, and tied tensors stay tied.
         """
         if hasattr(obj, "param_groups"):
             from anyaccel_torch.optimizer_state import place_state
@@ -142,7 +142,9 @@ class TorchPlacement(Backend):
             raise_translated(error, f"a tensor of shape {list(tensor.shape)} on {device}")
 
     def scope(self, device: Device) -> AbstractContextManager[Any]:
-        """It slows every call of torch inside it, so keep it out of loops."""
+        """Return a context that sets the default device. It slows every call of torch inside it, so keep it out of
+        loops.
+        """
         return self.native_device(device)  # type: ignore[no-any-return]
 
     def synchronize(self, device: Device) -> None:

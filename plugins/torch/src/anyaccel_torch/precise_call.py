@@ -35,7 +35,7 @@ class TorchPrecision(ComputesPrecision):
     matmul_precisions: ClassVar[tuple[Any, ...]] = ("highest", "high", "medium")
 
     def precision_reason(self, model: Any, precision: str, device: Device) -> str:
-        """Dtypes of the device, and what autocast and Keras can do."""
+        """Return why a precision is not possible, by the dtypes of the device and the support of autocast and Keras."""
         wanted, native = NodePrecision(precision), self.backend.native_device(device)
         if wanted.dtype in self.backend.unsupported_dtypes:
             return f"torch has no {wanted.dtype} on {device}"
@@ -53,11 +53,11 @@ class TorchPrecision(ComputesPrecision):
         return ""
 
     def matmul_precision(self, value: Any) -> AbstractContextManager[Any]:
-        """By `torch.set_float32_matmul_precision`."""
+        """Set the precision with `torch.set_float32_matmul_precision`, inside a context."""
         return matmul_precision().hold(value)
 
     def float32_note(self, model: Any, device: Device) -> str:
-        """Convolutions in TF32, the default of torch's cuDNN."""
+        """Return a note on convolutions in TF32, the default of torch's cuDNN."""
         if device.kind != "gpu" or not torch.backends.cudnn.allow_tf32 or not convolves(model):
             return ""
         return (
@@ -76,7 +76,7 @@ class TorchPrecision(ComputesPrecision):
 
 
 def _autocasts_to(dtype: str, device_type: str) -> bool:
-    """Whether torch has autocast on a kind of device; a chip's own module says to which dtypes."""
+    """Return whether torch has autocast on a kind of device; a chip's own module lists its dtypes."""
     if not torch.amp.is_autocast_available(device_type):
         return False
     told = getattr(torch.get_device_module(device_type), "get_amp_supported_dtype", None)
@@ -84,7 +84,7 @@ def _autocasts_to(dtype: str, device_type: str) -> bool:
 
 
 def bind_precision(model: Any, call: Call, precision: NodePrecision, device: torch.device) -> Call:
-    """`call` with its module computed in a precision; floating outputs come back in the dtype of its parameters."""
+    """Return `call` with its module computed in a precision; floating outputs have the dtype of its parameters."""
     if casts_everything(model, precision):
         return _cast_call(model, call, precision)
     if not torch.amp.is_autocast_available(device.type):  # on torch's meta, which has no values
@@ -113,7 +113,7 @@ class _Holder(nn.Module):
 
 
 def _cast_call(model: nn.Module, call: Call, precision: NodePrecision) -> Call:
-    """A call with all floating tensors of the module cast; what it writes to its buffers is cast back."""
+    """Return a call with all floating tensors of the module cast; values written to its buffers are cast back."""
     holder, dtype, own = _Holder(model, call), getattr(torch, precision.dtype), getattr(torch, input_dtype(model) or "")
     names = tensor_names(holder)
 
@@ -142,7 +142,7 @@ def _floating_to(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _in_dtype(result: Any, narrow: torch.dtype, own: torch.dtype) -> Any:
-    """What a module returned, with its tensors of one dtype in another."""
+    """Return the result of a module, with its tensors of one dtype in another."""
     if isinstance(result, Tensor):
         return result.to(own) if result.dtype is narrow else result
     return tuple(tensor.to(own) if tensor.dtype is narrow else tensor for tensor in output_tensors(result))

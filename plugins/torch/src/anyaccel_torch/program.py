@@ -42,14 +42,14 @@ from anyaccel_torch.whole_steps import WholeSteps
 
 
 class ProgramSnapshot:
-    """What a program goes back to, as often as wanted.
+    """A state to which a program can return, any number of times.
 
     Args:
-        parameters: those that are trained.
-        modules: whose buffers change.
-        groups: whose optimizer states change.
-        random: the random state now.
-        scaling: whose scale changes.
+        parameters: Trained parameters.
+        modules: Modules with buffers that change.
+        groups: Groups with optimizer states that change.
+        random: Current random state.
+        scaling: Loss scaling with a scale that changes.
     """
 
     def __init__(
@@ -79,15 +79,15 @@ class ProgramSnapshot:
 
 
 class Pullback:
-    """Gives cotangents of inputs for those of outputs, once; see `Program.forward_pullback`.
+    """Compute cotangents of inputs from those of outputs, once; see `Program.forward_pullback`.
 
     Args:
-        terms: losses times their factors.
-        outputs: of the segment; None where it has none.
-        leaves: inputs that have cotangents, by position.
-        pulled: positions of the inputs whose cotangents are given.
-        backward: accumulates gradients.
-        translate: translates errors of the pass.
+        terms: Losses times their factors.
+        outputs: Outputs of the segment, or None.
+        leaves: Inputs that have cotangents, by position.
+        pulled: Positions of the inputs with requested cotangents.
+        backward: Function that accumulates gradients.
+        translate: Function that translates errors of the pass.
     """
 
     def __init__(
@@ -123,15 +123,15 @@ def _cotangent(leaf: Tensor | None) -> Tensor | None:
 
 
 def create_groups(segment: Segment, losses: Sequence[BoundLoss], modules: Iterable[nn.Module]) -> list[GroupOptimizer]:
-    """Return an optimizer for each group; a parameter is in the first of those that have it.
+    """Return an optimizer for each group; a parameter in several groups belongs to the first.
 
     Args:
-        segment: has the groups.
-        losses: whose own parameters are trained with the nodes that they are on.
-        modules: all of the segment.
+        segment: The segment with the groups.
+        losses: Losses whose own parameters are trained with the nodes that they are on.
+        modules: All modules of the segment.
 
     Raises:
-        SpecError: an optimizer that torch lacks.
+        SpecError: torch lacks an optimizer.
     """
     seen: set[int] = set()
     states, every = initial_states(segment), list(modules)
@@ -161,21 +161,21 @@ Losses = dict[str, tuple[Tensor, Tensor]]
 
 
 class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
-    """Trains the user's own modules in place; `close` restores their modes and `requires_grad` flags.
+    """Train the user's own modules in place; `close` restores their modes and `requires_grad` flags.
 
     Parameters of the groups' nodes (and of custom losses on them) are trained, except those whose `requires_grad` the
-    user has switched off; each is trained once, in however many nodes it is. A node with `trainable=False` is in
+    user has switched off; each is trained once, even if it is in several nodes. A node with `trainable=False` is in
     evaluation mode, BatchNorm and dropout included, and passes gradients through; others are in training mode as a
-    whole, or as they are with `modes="as_is"`. Torch's global random state belongs to the program until `close`.
-    `trained` has the parameters that are trained, in the order of groups and nodes.
+    whole, or, with `modes="as_is"`, in their current modes. Torch's global random state belongs to the program until
+    `close`. `trained` has the trained parameters, in the order of groups and nodes.
 
     Args:
-        segment: what to compute; its models are placed.
-        torch_device: gives the `torch.device` of a device.
+        segment: The segment to compute; its models are placed.
+        torch_device: Function that returns the `torch.device` of a device.
 
     Raises:
-        SpecError: an optimizer or loss that torch lacks.
-        GraphError: what is trained is a part of a frozen node.
+        SpecError: torch lacks an optimizer or loss.
+        GraphError: a trained parameter belongs to a frozen node.
     """
 
     supports_microbatching = True
@@ -225,20 +225,20 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
         return translate_errors(f"{what} of segment {self.segment.label!r}")
 
     def _enter(self, *, training: bool) -> None:
-        """Set modes where they differ: another program over the same modules may have set them meanwhile."""
+        """Set modes where they differ: another program over the same modules may have changed them."""
         for module, trained in self._modules.items():
             self._modes.enter(module, training=training and trained)
 
     def seed(self, key: int) -> None:
-        """As `Program.seed`, for the CPU and the devices of the segment; other devices' generators are untouched."""
+        """Seed the CPU and the devices of the segment; other devices' generators are untouched."""
         seed_generators(self._devices, key, self._seeds)
 
     def random_state(self) -> dict[str, np.ndarray]:
-        """As `Program.random_state`: the states of the generators that `seed` seeds."""
+        """Return the states of the generators that `seed` seeds."""
         return RandomState(self._devices, self._seeds).to_arrays()
 
     def load_random_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """As `Program.load_random_state`; StateError if the state is of other kinds of devices."""
+        """Continue from a random state; raise StateError if it belongs to other kinds of devices."""
         RandomState(self._devices, self._seeds).load_arrays(state)
 
     # -- whole steps -----------------------------------------------------------------------------------------------
@@ -252,9 +252,9 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
         batch_size: int,
         n_microbatches: int = 1,
     ) -> Any:
-        """As `MultiStepProgram.train_steps`; micro-batches are as equal as possible.
+        """Run training steps; see `MultiStepProgram.train_steps`. Micro-batches are as equal as possible.
 
-        Uncompiled steps give the same numbers, bit for bit, as a loop by hand over the same rows; compiled ones agree
+        Uncompiled steps compute the same numbers, bit for bit, as a manual loop over the same rows; compiled ones agree
         up to rounding, with the same dropout on the CPU.
         """
         self._enter(training=True)
@@ -270,7 +270,7 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
         after_step: AfterStep,
         n_microbatches: int = 1,
     ) -> Any:
-        """As `NotifyingProgram.train_and_notify`; where steps are compiled, each is its own call."""
+        """Run steps and report each; if steps are compiled, each is a separate call."""
         if self._compiler.has_compiled(batch_size, n_microbatches):
             told = notify_one_by_one(self, columns, orders, start, n_steps, batch_size, after_step, n_microbatches)
             return torch.cat(told)
@@ -284,16 +284,17 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
         return self._whole_steps.run_and_notify(columns, orders, start, n_steps, batch_size, tell, n_microbatches)
 
     def estimate_compile(self, max_steps: int) -> CompileEstimate | None:
-        """As `MultiStepProgram.estimate_compile`; from measured uncompiled steps, and from earlier compilations."""
+        """Estimate the gain of compiling, from measured uncompiled steps and from earlier compilations."""
         return self._compiler.estimate(max_steps)
 
     def compile(self, columns: Sequence[Any], orders: Sequence[Any], batch_size: int, n_microbatches: int = 1) -> None:
-        """As `MultiStepProgram.compile`; `compiled_as` then says how. An interrupt leaves everything as it was.
+        """Compile steps; `compiled_as` then tells how. An interrupt leaves everything unchanged.
 
-        A batch smaller than a compiled one (the last of an epoch) stays uncompiled, as it would not pay.
+        A batch smaller than a compiled one (the last of an epoch) stays uncompiled, because compiling it would not pay
+        off.
 
         Raises:
-            CompileError: it fails, or does not pay; says why.
+            CompileError: it fails, or does not pay off; the message says why.
         """
         if self._compiler.needs_compiling(batch_size, n_microbatches):
             device = self._compiler.check()
@@ -313,7 +314,7 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
 
     @torch.no_grad()
     def forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Losses]:
-        """As `Program.forward`; an input that a module writes to is copied first."""
+        """Compute outputs and losses in evaluation mode; an input that a module writes to is copied first."""
         self._enter(training=False)
         with self._translate("a batch"):
             values = self._compute(inputs, training=False)
@@ -341,7 +342,9 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
     def forward_pullback(
         self, inputs: Sequence[Any], scale: Mapping[str, Any] | None = None
     ) -> tuple[tuple[Any, ...], Losses, Callable[[Sequence[Any]], tuple[Any, ...]]]:
-        """As `Program.forward_pullback`; the pullback is one backward pass over the total loss and the outputs."""
+        """Compute outputs and losses in training mode; the pullback is one backward pass over total loss and
+        outputs.
+        """
         self._enter(training=True)
         leaves = {i: inputs[i].detach().requires_grad_() for i in self._pulled if inputs[i] is not None}
         with self._translate("a batch"):
@@ -374,16 +377,18 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
 
     @property
     def has_sparse_gradients(self) -> bool:
-        """Whether some layer says so."""
+        """Whether some layer reports sparse gradients."""
         return has_sparse_gradients(self._modules)
 
     @cached_property
     def gradient_bytes(self) -> int:
-        """Of all gradients as they are exchanged."""
+        """Bytes of all gradients in the exchange."""
         return sum(map(exchanged_bytes, self.trained))
 
     def _next_share(self) -> float:
-        """What part of a step's rows is computed next, where its gradients are summed with those of other parts."""
+        """Return the fraction of a step's rows that is computed next, if its gradients are summed with those of other
+        parts.
+        """
         return 1.0
 
     def loss_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
@@ -391,7 +396,7 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
 
     @torch.no_grad()
     def summed_weights(self, inputs: Sequence[Any]) -> dict[str, Tensor]:
-        """As `loss_weights`, 0 where nothing counts."""
+        """Return the weights of `loss_weights`, but 0 if nothing counts."""
         values = [*inputs, *self._empty_slots]
         return {
             loss.label: total_weight(values)
@@ -402,26 +407,26 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
     # -- gradients -------------------------------------------------------------------------------------------------
 
     def grad_stats(self) -> dict[str, tuple[Any, Any]]:
-        """As `Program.grad_stats`; each on the device of the group's first parameter."""
+        """Return norms and finiteness by group, each on the device of the group's first parameter."""
         return {group.name: group.grad_stats() for group in self._groups}
 
     @torch.no_grad()
     def clip_factor(self, limit: float, squares: Sequence[Any]) -> Any:
-        """As `Program.clip_factor`; does not wait for the device."""
+        """Return the clipping factor without waiting for the device."""
         total = squares[0]
         for square in squares[1:]:
             total = total + square.to(total.dtype)
         return torch.clamp(limit / (total.sqrt() + 1e-6), max=1.0)
 
     def map_gradients(self, fn: Callable[[Any], Any]) -> None:
-        """As `Program.map_gradients`; `fn` is not called for a parameter without a gradient."""
+        """Replace every gradient; `fn` is not called for a parameter without a gradient."""
         with self._translate("the gradients"):
             for parameter in self.trained:
                 if parameter.grad is not None:
                     parameter.grad = fn(parameter.grad)
 
     def optimizer_step(self, scale: Mapping[str, Any] | None = None) -> None:
-        """As `Program.optimizer_step`; does not clip, which is up to the caller that gives `scale`."""
+        """Run one optimizer step without clipping, which the caller includes in `scale`."""
         with self._translate("an optimizer step"):
             for group in self._groups:
                 group.step_scaled(None if scale is None else scale.get(group.name))
@@ -432,7 +437,7 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
             parameter.grad = None
 
     def custom_step(self, step: Callable[..., Any], batch: Mapping[str, Any]) -> Any:
-        """As `Program.custom_step`, with the modules themselves in training mode, and torch's own optimizers."""
+        """Run a custom step with the modules themselves in training mode, and torch's own optimizers."""
         self._enter(training=True)
         with self._translate("the step of your own"):
             given = step(self._models, batch, self._optimizers)
@@ -454,24 +459,24 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
     # -- state -----------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> ProgramSnapshot:
-        """As `Program.snapshot`; copies on the devices of the originals."""
+        """Return a snapshot; its copies are on the devices of the originals."""
         with self._translate("a snapshot"):
             random = RandomState(self._devices)
             return ProgramSnapshot(self.trained, self._modules, self._groups, random, self._scaling)
 
     def restore(self, snapshot: ProgramSnapshot) -> None:
-        """As `Program.restore`; clears the gradients."""
+        """Restore a snapshot; clears the gradients."""
         self.zero_grad()
         self._whole_steps.clear()
         with self._translate("restoring a snapshot"):
             snapshot.restore()
 
     def optimizer_states(self) -> dict[str, NodeState]:
-        """As `Program.optimizer_states`; copies, until `close` has given out the tensors themselves."""
+        """Return copies of the optimizer states, or, after `close`, the tensors themselves."""
         return self._final if self._final is not None else self._states(copies=True)
 
     def close(self) -> dict[str, NodeState]:
-        """As `Program.close`; modes, `requires_grad` flags and torch's random state are as they were at `build`."""
+        """End the program; modes, `requires_grad` flags and torch's random state are restored to those at `build`."""
         if self._final is None:
             self.zero_grad()
             self._whole_steps.clear()
@@ -493,7 +498,7 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
 
 
 def _weight_dtype(segment: Segment) -> torch.dtype:
-    """In what weights of losses are added up: in double precision where a model has it."""
+    """Return the dtype in which weights of losses are summed: double precision if a model has it."""
     models = [operation.model for operation in segment.operations if operation.model is not None]
     return torch.float64 if any(input_dtype(model) == "float64" for model in models) else torch.float32
 
@@ -530,10 +535,10 @@ def modules_as_is(segment: Segment) -> list[nn.Module]:
 def trained_parameters(
     segment: Segment, losses: Sequence[BoundLoss], nodes: Sequence[str], seen: set[int]
 ) -> dict[str, dict[str, nn.Parameter]]:
-    """Trained parameters by node and name, those of custom losses as `loss.LABEL.NAME`.
+    """Return trained parameters by node and name, those of custom losses as `loss.LABEL.NAME`.
 
-    Each parameter is listed once: `seen` (ids) holds models and parameters of earlier calls, and is added to. A node
-    whose model is an earlier node's is left out.
+    Each parameter is listed once: `seen` (ids) holds models and parameters of earlier calls, and is extended. A node
+    whose model belongs to an earlier node is left out.
     """
     members: dict[str, dict[str, nn.Parameter]] = {}
     for node in nodes:
@@ -598,7 +603,7 @@ def _depends_on_mode(part: nn.Module) -> bool:
 
 
 def shared_with_all(segment: Segment, states: Mapping[str, NodeState]) -> dict[str, NodeState]:
-    """States by node; nodes that share a model all get the state of the first, which lists its parameters."""
+    """Return states by node; nodes that share a model all get the state of the first, which lists its parameters."""
     models = {operation.label: operation.model for operation in segment.operations}
     result, first = dict(states), dict[int, str]()
     for node in (node for group in segment.groups for node in group.nodes):
@@ -646,14 +651,14 @@ class BackwardPass:
 
 
 class StepWeight:
-    """What part of a step a replica has; the rows of all are added up while the next pass goes forward.
+    """The fraction of a step that a replica has; the rows of all are summed during the next forward pass.
 
     Args:
-        weight: the rows of this replica.
-        part: over how many of them its gradients are a mean.
+        weight: Rows of this replica.
+        part: Number of rows in the mean of its gradients.
 
     Raises:
-        RuntimeError: another replica does not answer.
+        RuntimeError: another replica does not respond.
     """
 
     def __init__(self, weight: float, part: float) -> None:
@@ -664,7 +669,7 @@ class StepWeight:
 
     @cached_property
     def factor(self) -> float:
-        """What gradients are multiplied by."""
+        """Factor of the gradients."""
         self._work.wait()
         return self._part / float(self._total)
 
@@ -672,13 +677,13 @@ class StepWeight:
 class OverlappedPass(BackwardPass):
     """The backward passes of a program; in the last of a step, gradients become means over all replicas.
 
-    No module of the user is wrapped: DistributedDataParallel is given the roots of the pass, and a module that holds
-    the parameters. The pass of the first step is watched, and exchanges nothing: what is computed again by a reentrant
-    checkpoint cannot be found from the roots, and may have its gradient twice; sparse gradients have no place in a
+    No user module is wrapped: DistributedDataParallel receives the roots of the pass, and a module that holds the
+    parameters. The pass of the first step is observed, and exchanges nothing: the recomputations of a reentrant
+    checkpoint cannot be found from the roots, and may have their gradient twice; sparse gradients have no place in a
     bucket.
 
     Args:
-        parameters: those that are trained, of one device.
+        parameters: Trained parameters on one device.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -763,13 +768,13 @@ class OverlappedPass(BackwardPass):
 
 
 class _HookState:
-    """Keeps no wrapper, which would keep it in a circle that Python does not see."""
+    """Holds no wrapper, which would create a reference cycle that Python does not see."""
 
     step: StepWeight
 
 
 class Roots(nn.Module):
-    """Gives the roots of a backward pass as they are, and one of its own; holds the parameters."""
+    """Return the roots of a backward pass unchanged, and an additional one; holds the parameters."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         super().__init__()
@@ -777,20 +782,22 @@ class Roots(nn.Module):
         self.held = nn.ParameterList([*parameters, always, never])
 
     def forward(self, *roots: Tensor) -> list[Tensor]:
-        """With a root that is there also where no other depends on a parameter: this replica takes part."""
+        """Return the roots with one that exists even if no other depends on a parameter, so that this replica takes
+        part.
+        """
         return [*roots, self.held[-2] * 0]
 
     def use_the_last(self) -> None:
-        """Give a gradient to the one that no pass uses.
+        """Give a gradient to the parameter that no pass uses.
 
-        Without one that is unused, torch warns on stderr; without its gradient, torch waits in each step for the other
-        replicas to know whether some has one.
+        Without an unused one, torch warns on stderr; without its gradient, torch waits in each step for the other
+        replicas to learn whether one has it.
         """
         torch.autograd.backward(self.held[-1] * 0)
 
 
 def _sum_bucket(state, bucket):  # type: ignore[no-untyped-def]  # torch refuses annotations that are text
-    """Communication hook: the sum over all replicas in at least float32, each times its part of the step."""
+    """Sum a bucket over all replicas in at least float32, each times its fraction of the step (communication hook)."""
     flat, step = bucket.buffer(), state.step
     try:
         wide = flat.to(exchange_dtype(flat)).mul_(step.factor)

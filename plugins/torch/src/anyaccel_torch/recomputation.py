@@ -30,10 +30,10 @@ class RecomputedPart:
 
 
 def parts_to_recompute(model: Any, remat: str) -> dict[nn.Module, list[RecomputedPart]]:
-    """By the module whose forward runs them, the parts that `remat` names.
+    """Return the parts that `remat` names, by the module whose forward runs them.
 
     `"blocks"` are the members of the outermost lists and sequences of layers. A sequence whose members have no layers
-    inside is cut into about as many parts as each has layers. Another text is a pattern of names of modules.
+    inside is split into about as many parts as each has layers. Another text is a pattern of names of modules.
     """
     if not isinstance(model, nn.Module):
         return {}
@@ -93,7 +93,7 @@ class ReplacedForwards:
 
 
 def bind_recomputation(call: Call, forwards: ReplacedForwards) -> Call:
-    """`call`, whose modules have these forwards; where it is compiled, they have them around the compiled function."""
+    """Return `call` with these forwards of its modules; if it is compiled, they wrap the compiled function."""
 
     def run(*inputs: Tensor) -> Any:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
@@ -123,12 +123,12 @@ def _in_sequence(modules: Sequence[nn.Module], x: Any) -> Any:
 
 
 def recomputed(call: Call, modules: Sequence[nn.Module]) -> Call:
-    """`call`, of which nothing but its inputs is kept; `modules` are those that it runs."""
+    """Return `call` so that it keeps only its inputs; `modules` are those that it runs."""
     return partial(_checkpointed, call, modules)
 
 
 def _checkpointed(function: Call, modules: Sequence[nn.Module], *args: Any, **kwargs: Any) -> Any:
-    """`torch.utils.checkpoint`, in which buffers change once; what is computed again begins with those of before."""
+    """Run `torch.utils.checkpoint` with buffers that change once; recomputation begins with the previous ones."""
     if not torch.is_grad_enabled():
         return function(*args, **kwargs)
     if torch.compiler.is_compiling():  # buffers are values there, and nothing changes them
@@ -150,7 +150,9 @@ def _checkpointed(function: Call, modules: Sequence[nn.Module], *args: Any, **kw
 
 
 def _keep_random_numbers() -> Any:
-    """For compiled steps: torch computes again what draws no random numbers, and keeps what does."""
+    """Return the policy for compiled steps: torch recomputes operations without random numbers, and keeps the
+    others.
+    """
     contexts: Call = create_selective_checkpoint_contexts
     return contexts(_policy)
 
@@ -179,7 +181,7 @@ class _Buffer:
         self._before: Tensor | None = self.tensor.clone()
 
     def keep_if_changed(self) -> None:
-        """Let go of the values where the call, which is over, was not seen to change them."""
+        """Release the values if the call, which is over, did not change them."""
         if getattr(self.module, self.key) is self.tensor and self.tensor._version == self._version:  # noqa: SLF001
             self._before = None
 
@@ -191,7 +193,7 @@ class _Buffer:
 
 @contextmanager
 def _as_before(buffers: Sequence[_Buffer]) -> Iterator[None]:
-    """These buffers are copies of what they were; what is written to them meanwhile is dropped."""
+    """Use copies of the previous buffers inside this context; writes to them are dropped."""
     now = [getattr(buffer.module, buffer.key) for buffer in buffers]
     copies = {id(buffer.tensor): buffer.copied() for buffer in buffers}  # of one in two places one
     try:

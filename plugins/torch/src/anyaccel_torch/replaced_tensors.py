@@ -1,4 +1,4 @@
-"""Calls of modules with other tensors in place of their own, and their own back afterwards."""
+"""Call modules with other tensors instead of their own, and restore their own afterwards."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def tensor_names(module: nn.Module) -> dict[str, str]:
 def call_with(
     module: nn.Module, tensors: dict[str, Tensor], names: Mapping[str, str], *args: Any, **kwargs: Any
 ) -> Any:
-    """What a module gives with these tensors.
+    """Return the result of a module with these tensors.
 
     Args:
-        module: to call.
-        tensors: by first name; the module's own where there is none. One that the call replaces by another is replaced
-            here, and not in the module.
-        names: of `tensor_names`. Torch's own search for tied tensors (`tie_weights=True`) replaces those of a module
-            in two places twice, and puts back its first replacement.
-        args, kwargs: of the call.
+        module: The module to call.
+        tensors: Tensors by first name; by default the module's own. One that the call replaces is replaced here, and
+            not in the module.
+        names: Output of `tensor_names`. Torch's own search for tied tensors (`tie_weights=True`) replaces those of a
+            module in two places twice, and restores its first replacement.
+        args, kwargs: Arguments of the call.
     """
     named = {name: tensors[first] for name, first in names.items() if first in tensors}
     try:

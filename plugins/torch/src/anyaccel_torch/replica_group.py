@@ -118,7 +118,7 @@ class TorchReplicaGroup(ReplicaGroup):
 
     @torch.no_grad()
     def average_gradients(self, programs: Sequence[Program], weight: float) -> None:
-        """One all-reduce for all gradients of a device and dtype, or of a bucket."""
+        """Average gradients with one all-reduce for each device and dtype, or for each bucket."""
         own = [cast("TorchProgram", program) for program in programs]
         summed = [program for program in own if program.backward.is_expected]
         for program in summed:
@@ -145,7 +145,9 @@ class TorchReplicaGroup(ReplicaGroup):
         self._try("normalize over all replicas", lambda: dist.all_reduce(tensor))
 
     def separate_messages(self) -> None:
-        """From here on plain values go by their own group: a process that gathers alone cannot meet a gradient."""
+        """Exchange plain values in a separate group from now on: a process that gathers alone cannot meet a
+        gradient.
+        """
         if self._messages is None:
             self._messages = dist.new_group(backend="gloo")
 
@@ -195,7 +197,7 @@ class TorchReplicaGroup(ReplicaGroup):
         head = torch.tensor([weight, *present], dtype=exchange_dtype(first), device=first.device)
         flat = torch.cat([head, *[gradient.reshape(-1) for gradient in gradients]])  # of the dtype that holds both
         summed = flat[n_head:].mul_(weight)
-        self._try(_AVERAGE, lambda: dist.all_reduce(flat))
+        self._try(_AVERAGE, lambda: dist.group.WORLD.allreduce([flat]).wait())  # type: ignore[union-attr]
         if means:
             summed.div_(flat[0])
         # a parameter that this replica has a gradient of has one in some replica: there is nothing to wait for
@@ -210,14 +212,14 @@ class TorchReplicaGroup(ReplicaGroup):
         return every
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        """In host memory."""
+        """Return sums, computed in host memory."""
         summed = torch.tensor(values, dtype=torch.float64)
         self._try("add up numbers", lambda: dist.all_reduce(summed))
         return summed.tolist()
 
     @torch.no_grad()
     def loss_weights(self, programs: Sequence[ProgramInputs], n_rows: float) -> list[dict[str, Any]]:
-        """One all-reduce for the losses of a device, which nothing waits for."""
+        """Return weights with one all-reduce for the losses of a device; nothing waits for it."""
         own = [cast("TorchProgram", program).summed_weights(inputs) for program, inputs in programs]
         by_device: dict[torch.device, list[tuple[int, str]]] = {}
         for i, weights in enumerate(own):
@@ -239,7 +241,7 @@ class TorchReplicaGroup(ReplicaGroup):
     def gather_tensors(
         self, program: Program, shards: Sequence[Sequence[Any]], counts: Sequence[int]
     ) -> list[list[Any]]:
-        """One all-gather for all tensors of a device and dtype."""
+        """Gather with one all-gather for all tensors of a device and dtype."""
         parameters = cast("TorchProgram", program).trained
         scalars = [_as_tensor(value) for value in shards[0][len(parameters) :]]
         like = [*parameters, *scalars]
@@ -254,7 +256,7 @@ class TorchReplicaGroup(ReplicaGroup):
         return every
 
     def _gathered_rows(self, rows: Tensor, counts: Sequence[int]) -> list[Tensor]:
-        """Return the rows of all replicas, each of which has so many."""
+        """Return the rows of all replicas, whose numbers are `counts`."""
         padded = rows.new_zeros(max(counts), rows.shape[1])
         padded[: len(rows)] = rows
         every = list(padded.new_empty(self.size, *padded.shape).unbind())
@@ -262,11 +264,11 @@ class TorchReplicaGroup(ReplicaGroup):
         return [row for each, count in zip(every, counts, strict=True) for row in each[:count].unbind()]
 
     def sync_batch_statistics(self, program: Program) -> None:
-        """One all-reduce for each layer forward, and one back."""
+        """Synchronize with one all-reduce for each layer forward, and one backward."""
         cast("TorchProgram", program).synchronize_norms(self.rank, self.size, self.sum_in_place)
 
     def begin_step(self, programs: Sequence[Program], sizes: Sequence[int]) -> None:
-        """One all-reduce of the number of rows, in host memory."""
+        """Begin a step with one all-reduce of the number of rows, in host memory."""
         n_rows = self.sums([float(sum(sizes))])[0]
         for program in programs:
             cast("ShardedProgram", program).begin_step(sizes, n_rows)
@@ -300,9 +302,9 @@ class TorchReplicaGroup(ReplicaGroup):
             ) from error
 
     def _silent(self) -> list[int]:
-        """Return the ranks that do not say that they are there, asked by all that have lost the connection to another.
+        """Return the ranks that do not respond, asked by all that have lost the connection to another.
 
-        This one closes its connections first, so that those which wait for it notice, too.
+        This replica closes its connections first, so that those that wait for it notice, too.
         """
         store, self._store = self._store, None
         if store is None:
@@ -319,7 +321,7 @@ class TorchReplicaGroup(ReplicaGroup):
 
 
 def _ask(store: Store, rank: int, others: set[int], there: set[int]) -> None:
-    """Say in the store that this replica is there, and add to `there` which others say so."""
+    """Announce this replica in the store, and add to `there` the others that have announced themselves."""
     deadline = time.monotonic() + _REPORT_SECONDS
     try:
         store.set_timeout(timedelta(seconds=_REPORT_SECONDS))
@@ -354,12 +356,14 @@ def _leave() -> None:
 
 
 def _alike(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Parameters by device and dtype, in their order."""
+    """Return parameters by device and dtype, in their order."""
     return [[parameters[i] for i in positions] for positions in _positions(parameters)]
 
 
 def _buckets(parameters: Iterable[Tensor], max_bytes: float) -> Iterator[list[Tensor]]:
-    """Parameters in their order, in lists whose gradients are not over so many bytes, unless one is by itself."""
+    """Yield parameters in their order, in lists whose gradients take at most `max_bytes`, unless a single one is
+    larger.
+    """
     bucket: list[Tensor] = []
     size = 0
     for parameter in parameters:
@@ -380,14 +384,14 @@ def _positions(tensors: Iterable[Tensor]) -> list[list[int]]:
 
 
 def _row(tensors: Sequence[Any], like: Sequence[Tensor]) -> Tensor:
-    """Return which tensors are there, and then all of them, in one; zeros for those that are not."""
+    """Return which tensors exist, followed by all of them, in one tensor; zeros for missing ones."""
     present = torch.tensor([tensor is not None for tensor in tensors]).to(like[0])
     parts = [torch.zeros_like(to) if x is None else _as_tensor(x) for x, to in zip(tensors, like, strict=True)]
     return torch.cat([present, *[part.reshape(-1) for part in parts]])
 
 
 def _as_tensor(value: Any) -> Tensor:
-    """Return a number as a tensor in host memory; a tensor as it is."""
+    """Return a number as a tensor in host memory; a tensor unchanged."""
     return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
 
 
@@ -424,8 +428,9 @@ def store_of_attempt(rank: int, size: int, timeout: timedelta | None = None) -> 
 def _agreed_name(store: Store, rank: int, size: int, seconds: float) -> str:
     """Return a name that all replicas have seen since they began.
 
-    Each shows its own token; the first shows a name for the tokens that it sees, which each confirms that is one of
-    these. A name that all have confirmed is none of an earlier attempt, as no one is left who would confirm it.
+    Each publishes its own token. The first publishes a name for the tokens that it sees, and each replica confirms that
+    its token is among them. A name that all have confirmed does not belong to an earlier attempt, because no one is
+    left who would confirm it.
     """
     token, confirmed, name = token_hex(8), "", ""
     store.set(f"token/{rank}", token)

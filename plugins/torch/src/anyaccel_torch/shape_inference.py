@@ -63,9 +63,9 @@ def _probed(model: nn.Module, inputs: Sequence[TensorSpec], call: ProbeLayout) -
 
 
 def infer_training(model: nn.Module, inputs: Sequence[TensorSpec], arguments: Sequence[Path]) -> tuple[OutputSpec, ...]:
-    """What a built model returns in training mode; see `Compute.infer_training`.
+    """Return the outputs of a built model in training mode; see `Compute.infer_training`.
 
-    Empty for layers of torch in sequence: what these return has the same form in both modes.
+    Empty for layers of torch in sequence: their outputs have the same form in both modes.
 
     Raises:
         ShapeError: it returns no tensors then, or none with a batch.
@@ -88,7 +88,7 @@ def infer_training(model: nn.Module, inputs: Sequence[TensorSpec], arguments: Se
 
 
 def _ignores_modes(model: nn.Module) -> bool:
-    """Whether a module is made of torch's own layers alone, which nothing of the user's is called in."""
+    """Return whether a module consists of torch's own layers only, without calls of user code."""
     hooks = nn.modules.module
     if hooks._global_forward_hooks or hooks._global_forward_pre_hooks:  # noqa: SLF001
         return False
@@ -112,7 +112,7 @@ _SAME_IN_BOTH_MODES = frozenset(
 
 
 def single_row_reason(operation: Operation, inputs: Sequence[TensorSpec]) -> str:
-    """What torch says of a training step with one row; see `SingleRows.single_row_reason`."""
+    """Return torch's error for a training step with one row; see `SingleRows.single_row_reason`."""
     model: Any = operation.model
     try:
         calls = TrialCalls(_without_values(model) if _is_large(model) else model)
@@ -138,7 +138,9 @@ def tensor_spec(tensor: Tensor) -> TensorSpec:
 
 
 def input_dtype(model: nn.Module) -> str | None:
-    """Dtype of the first floating parameter, or the one that an unbuilt built-in or Keras model will have."""
+    """Return the dtype of the first floating parameter, or the one that an unbuilt built-in or Keras model will
+    have.
+    """
     for parameter in parameters(model).values():
         if parameter.is_floating_point():
             return dtype_name(parameter.dtype)
@@ -147,7 +149,7 @@ def input_dtype(model: nn.Module) -> str | None:
 
 
 def unbuilt(model: nn.Module) -> dict[str, BuiltinModel]:
-    """Built-in models without parameters yet that are parts of a module, by name."""
+    """Return unbuilt built-in models that are parts of a module, by name."""
     return {name: part for name, part in model.named_modules() if isinstance(part, BuiltinModel) and not part.is_built}
 
 
@@ -177,9 +179,10 @@ def _build_hook(seed: int) -> Any:
 
 
 def _is_large(model: nn.Module) -> bool:
-    """Whether to run a copy without values: also of a model of which a part has none, as parameters without buffers.
+    """Return whether to run a copy without values, also for a model with a part without values (parameters, no
+    buffers).
 
-    Not of Keras, which copies a model through a file, values and all.
+    Not for Keras, which copies a model through a file, with all values.
     """
     is_meta = {tensor.is_meta for tensor in chain(model.parameters(), model.buffers())}
     nbytes = sum(parameter.nbytes for parameter in model.parameters())
@@ -199,7 +202,7 @@ def _without_values(model: nn.Module) -> nn.Module:
 def _run(
     calls: TrialCalls, inputs: Sequence[TensorSpec], layout: CallLayout, batch: int, seed: int | None = None
 ) -> tuple[Tensor, ...]:
-    """Outputs for a batch, in evaluation mode; random numbers come from `seed` if it is given."""
+    """Return outputs for a batch, in evaluation mode; random numbers come from `seed` if given."""
     model, device = calls.model, calls.device
     scope = device if device.type == "meta" else nullcontext()
     with calls.evaluating(), torch.no_grad(), force_eager(), scope:  # compiling does not pay for two batches
@@ -221,7 +224,7 @@ def _run(
 def _called(
     model: nn.Module, call: Call, inputs: Sequence[TensorSpec], batch: int, device: torch.device
 ) -> tuple[Tensor, ...]:
-    """Outputs without gradients; a model that takes some itself is called again, with them."""
+    """Return outputs without gradients; a model that computes some itself is called again with them."""
     samples = [_samples(spec, batch, device) for spec in inputs]
     try:
         return call(*samples)  # type: ignore[no-any-return]
@@ -257,7 +260,9 @@ def _refused(model: nn.Module, inputs: Sequence[TensorSpec], error: Exception) -
 
 
 def _layout_hint(inputs: Sequence[TensorSpec], message: str) -> str:
-    """What to do about images with their channels last, and about indices that are no integers; else `""`."""
+    """Return what to do about images with their channels last, and about indices that are not integers; otherwise
+    `""`.
+    """
     if "'indices'" in message:
         return "cast the data: feature_set.cast({...: 'int64'}, keep_splits=True)"
     last = [spec.shape for spec in inputs if len(spec.shape) == 3 and spec.shape[-1] in (1, 3, 4)]

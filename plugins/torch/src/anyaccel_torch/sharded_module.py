@@ -1,4 +1,4 @@
-"""A module whose parameters are divided among replicas by FSDP2 (`fully_shard`); the user's own stays as it is."""
+"""A module whose parameters are sharded over replicas by FSDP2 (`fully_shard`); the user's own stays unchanged."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ _AUTOCAST = {
 
 
 def lacking_reason() -> str:
-    """What the FSDP2 of this torch cannot do; `""` where it can divide parameters as it is needed here."""
+    """Return what the FSDP2 of this torch lacks; `""` if it can shard parameters as required here."""
     if hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
         return ""
     return f"torch {torch.__version__} cannot add up gradients of divided parameters that only some replicas use"
 
 
 class ShardedModule:
-    """A copy of a module, with the same buffers, whose parameters are divided.
+    """A copy of a module, with the same buffers and sharded parameters.
 
-    `fully_shard` changes the class of a module, so that it is given a copy. The parameters of the module itself are the
-    same objects as before, without values from `release` to `gather`.
+    `fully_shard` changes the class of a module, so it receives a copy. The parameters of the module itself stay the
+    same objects, without values from `release` to `gather`.
 
     Args:
-        module: on its device.
-        mesh: of the replicas.
-        offload: keep the parts in host memory.
-        autocast: the dtype to which the module is autocast when it is called; None where it is not. Layers whose
-            parameters autocast would cast are gathered in it, each by itself; gradients are added in float32.
+        module: The module, on its device.
+        mesh: Mesh of the replicas.
+        offload: Keep the shards in host memory.
+        autocast: Dtype to which the module is autocast when it is called; None without autocast. Layers whose
+            parameters autocast would cast are gathered in it, each separately; gradients are summed in float32.
 
     Raises:
         PhaseError: it cannot be copied.
@@ -79,7 +79,7 @@ class ShardedModule:
 
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]:
-        """The divided parameters by name: DTensors."""
+        """The sharded parameters by name: DTensors."""
         plain = plain_names(self.copy)
         return {plain(name): parameter for name, parameter in self._divided.items()}
 
@@ -90,9 +90,9 @@ class ShardedModule:
 
     @torch.no_grad()
     def take_used(self) -> list[bool]:
-        """Of each divided parameter, whether this replica has had a gradient of it since this was asked last.
+        """Return, for each sharded parameter, whether this replica has had a gradient of it since the last call.
 
-        FSDP2 gives zeros for those that it has not, as others may have used them.
+        FSDP2 returns zeros for the others, because other replicas may have used them.
         """
         used = self._used.copy()
         self._used.clear()  # which hooks add to
@@ -100,7 +100,7 @@ class ShardedModule:
 
     @torch.no_grad()
     def release(self) -> None:
-        """Let go of the values of the user's module."""
+        """Release the values of the user's module."""
         if self._is_whole:
             self._is_whole = False
             for parameter in self._named.values():
@@ -108,7 +108,7 @@ class ShardedModule:
 
     @torch.no_grad()
     def gather(self) -> None:
-        """Give the user's module the values that it has in all replicas together, which call this together."""
+        """Restore the values of the user's module from all replicas, which call this together."""
         self._is_whole = True
         for name, parameter in self._named.items():
             parameter.data = whole(self._divided[name]).to(self._specs[name][2])
@@ -125,7 +125,7 @@ class ShardedModule:
         self._give_buffers()
 
     def _give_buffers(self) -> None:
-        """Buffers that a step has replaced; others are the same tensors."""
+        """Copy buffers that a step has replaced; others are the same tensors."""
         own = dict(self.module.named_buffers())
         for name, buffer in self.copy.named_buffers():
             if own.get(name) is not buffer:
@@ -167,14 +167,12 @@ def _before_first_call(part: Any, call: Callable[[nn.Module], None]) -> None:
 
 
 def whole(value: Tensor) -> Tensor:
-    """Return a divided tensor as all replicas have it together, a plain one as it is; all replicas call this
-    together.
-    """
+    """Return a sharded tensor gathered from all replicas, a plain one unchanged; all replicas call this together."""
     return value.full_tensor() if isinstance(value, DTensor) else value.detach()
 
 
 def blocks_of(module: nn.Module) -> dict[str, nn.Module]:
-    """The outermost children of lists and sequences, by name, whose parameters are no other part's."""
+    """Return the outermost children of lists and sequences, by name, whose parameters belong to no other part."""
     blocks = dict(_candidates("", module))
     owners: dict[int, set[str]] = {}
     for name, part in module.named_modules(remove_duplicate=False):
@@ -189,7 +187,7 @@ def blocks_of(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def autocast_layers(module: nn.Module) -> list[nn.Module]:
-    """Layers of float32 whose parameters autocast casts, and which no other part holds or reads.
+    """Return layers of float32 whose parameters autocast casts, and which no other part holds or reads.
 
     Those of torch's own layers (attention, transformers) are read by these.
     """

@@ -1,4 +1,4 @@
-"""A program of whose parameters, gradients and optimizer states some or all are divided among replicas by FSDP2."""
+"""A program whose parameters, gradients and optimizer states are partly or fully sharded over replicas by FSDP2."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from anyaccel_torch.sharded_module import ShardedModule, whole
 
 
 class ShardedProgram(TorchProgram):
-    """Trains copies of the user's modules, of whose parameters each replica keeps a part, beside others as they are.
+    """Train copies of the user's modules with sharded parameters, along with others that stay whole.
 
-    Gradients of a step are sums over all replicas, by losses that are divided by the rows of all. FSDP2 adds those of
-    what is divided, in the backward pass; those of `undivided` parameters are added up before they are used.
+    Gradients of a step are sums over all replicas, of losses divided by the rows of all. FSDP2 sums those of sharded
+    parameters in the backward pass; those of `undivided` parameters are summed before they are used.
 
     Args:
-        segment: what to compute; its models are placed.
-        torch_device: gives the `torch.device` of a device.
-        mesh: of the replicas.
-        offload: keep parameters, gradients and optimizer states in host memory.
-        whole: labels of the nodes whose modules stay as they are.
+        segment: The segment to compute; its models are placed.
+        torch_device: Function that returns the `torch.device` of a device.
+        mesh: Mesh of the replicas.
+        offload: Keep parameters, gradients and optimizer states in host memory.
+        whole: Labels of the nodes whose modules stay whole.
 
     Raises:
         PhaseError: a model cannot be copied.
@@ -72,11 +72,11 @@ class ShardedProgram(TorchProgram):
         self._shares = deque(len(sizes) * size / n_rows for size in sizes)
 
     def take_used(self) -> list[bool]:
-        """As of `ShardedModule`, of all parameters that are divided."""
+        """Return `ShardedModule.take_used` of all sharded parameters."""
         return [used for each in self._shards.values() for used in each.take_used()]
 
     def drop_unused(self, used: Sequence[float]) -> None:
-        """Leave alone, also by weight decay and momentum, what no replica has used."""
+        """Leave parameters that no replica has used unchanged, also by weight decay and momentum."""
         parameters = [parameter for each in self._shards.values() for parameter in each.parameters.values()]
         for parameter, is_used in zip(parameters, used, strict=True):
             if not is_used:
@@ -101,7 +101,9 @@ class ShardedProgram(TorchProgram):
 
     @torch.no_grad()
     def grad_stats(self) -> dict[str, tuple[Any, Any]]:
-        """As `Program.grad_stats`, of all replicas: one all-reduce. What is whole is alike in all, and counts once."""
+        """Return norms and finiteness over all replicas, with one all-reduce. Whole gradients are equal in all, and
+        count once.
+        """
         parts = [[each for each in group.parameters if isinstance(each, DTensor)] for group in self._groups]
         wholes = [[each for each in group.parameters if not isinstance(each, DTensor)] for group in self._groups]
         rows = [_local_stats(each) for each in parts]
@@ -113,15 +115,15 @@ class ShardedProgram(TorchProgram):
         return {group.name: (row[0], row[1] == 0) for group, row in zip(self._groups, table, strict=True)}
 
     def sync_models(self) -> None:
-        """As `Program.sync_models`; called by all replicas together."""
+        """Copy the current values into the user's models; all replicas call this together."""
         if not self._is_abandoned:
             for each in self._shards.values():
                 each.gather()
 
     def close(self) -> dict[str, NodeState]:
-        """As `Program.close`; called by all replicas together, unless this one was abandoned.
+        """End the program; all replicas call this together, unless this one was abandoned.
 
-        Then the values are NaN, unless the models had them.
+        In that case the values are NaN, unless the models had them.
         """
         if self._final is None:
             self.zero_grad()
@@ -144,7 +146,7 @@ class ShardedProgram(TorchProgram):
 
 
 def unshardable_reason(segment: Segment, whole: Collection[str] = ()) -> str:
-    """As `ShardParameters.unshardable_reason`."""
+    """Return why a segment cannot be sharded; see `ShardParameters.unshardable_reason`."""
     held: dict[int, Operation] = {}
     divided = {op.label for op in segment.operations} - {*whole}
     for operation in segment.operations:
@@ -164,7 +166,7 @@ def unshardable_reason(segment: Segment, whole: Collection[str] = ()) -> str:
 
 
 def _undividable(model: nn.Module, precision: NodePrecision | None) -> str:
-    """What keeps the parameters of a module from being divided; `""` if nothing does."""
+    """Return what keeps the parameters of a module from being sharded; `""` if nothing does."""
     if keras.outermost(model):
         return "has Keras layers, whose variables cannot be divided"
     if any(getattr(part, "sparse", False) for part in submodules(model)):
@@ -183,7 +185,7 @@ def _precision_of(segment: Segment, label: str) -> NodePrecision | None:
 
 
 def _autocast_dtype(segment: Segment, model: nn.Module) -> torch.dtype | None:
-    """To which dtype all nodes of a model are autocast; None where one is not."""
+    """Return the dtype to which all nodes of a model are autocast; None if one is not."""
     nodes = [_precision_of(segment, op.label) for op in segment.operations if op.model is model]
     dtypes = {each.dtype if each is not None and each.is_mixed else None for each in nodes}
     (dtype,) = dtypes if len(dtypes) == 1 else (None,)
@@ -213,7 +215,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _divided(state: NodeState, module: ShardedModule | None) -> NodeState:
-    """Return an optimizer state with slots divided as their parameters are; each replica has the whole of it."""
+    """Return an optimizer state with slots sharded like their parameters; each replica has the whole of it."""
     if module is None:
         return state
     slots = {name: dict(values) for name, values in state.slots.items()}
@@ -233,7 +235,7 @@ def _like(parameter: DTensor, value: Any) -> Any:
 
 
 def _whole(slots: Mapping[str, Mapping[str, Tensor]], *, copies: bool) -> dict[str, dict[str, Tensor]]:
-    """Gathered in the order of names: that of slots that were loaded differs between processes."""
+    """Gather slots in the order of names: the order of loaded slots differs between processes."""
     return {
         name: {slot: _given(values[slot], copies) for slot in sorted(values)} for name, values in sorted(slots.items())
     }

@@ -17,7 +17,7 @@ class TorchSharding(ShardParameters):
     _group: ReplicaGroup | None = None
 
     def replica_group(self, rank: int, size: int) -> ReplicaGroup:
-        """By torch.distributed."""
+        """Return a group by torch.distributed."""
         from anyaccel_torch.replica_group import TorchReplicaGroup
 
         if self._group is None:
@@ -25,7 +25,7 @@ class TorchSharding(ShardParameters):
         return self._group
 
     def unshareable_reason(self, model: Any) -> str:
-        """Parameters that are DTensors, which other processes have parts of."""
+        """Return a reason for parameters that are DTensors, of which other processes have shards."""
         from anyaccel_torch.module_traits import has_dtensors
 
         return "has DTensors as parameters, which its user has divided among processes" if has_dtensors(model) else ""
@@ -37,7 +37,7 @@ class TorchSharding(ShardParameters):
         return unsynchronizable(model)
 
     def unshardable_reason(self, segment: Segment, *, offload: bool, whole: Collection[str] = ()) -> str:
-        """What FSDP2 of this torch lacks, or what a model has."""
+        """Return what the FSDP2 of this torch lacks, or what in a model prevents sharding."""
         from anyaccel_torch.sharded_module import lacking_reason
         from anyaccel_torch.sharded_program import unshardable_reason
 
@@ -56,7 +56,7 @@ class TorchSharding(ShardParameters):
     def build_sharded(
         self, segment: Segment, group: ReplicaGroup, *, offload: bool, whole: Collection[str] = ()
     ) -> Program:
-        """By torch's FSDP2."""
+        """Build the program with torch's FSDP2."""
         from anyaccel_torch.replica_group import device_mesh
         from anyaccel_torch.sharded_program import ShardedProgram
 
@@ -65,7 +65,7 @@ class TorchSharding(ShardParameters):
         return ShardedProgram(segment, self.backend.native_device, mesh, offload=offload, whole=whole)
 
     def sharded_bytes(self, program: Program) -> int | None:
-        """Of the parts in this process."""
+        """Return the bytes of the shards in this process."""
         from anyaccel_torch.sharded_program import ShardedProgram
 
         return program.sharded_bytes() if isinstance(program, ShardedProgram) else None

@@ -25,8 +25,8 @@ class TrainingModes:
     """The training modes of all submodules of some modules.
 
     Args:
-        modules: whose modes are saved.
-        as_is: those of them whose submodules train in the modes that they are in now.
+        modules: Modules whose modes are saved.
+        as_is: Those of them whose submodules train in their current modes.
     """
 
     def __init__(self, modules: Iterable[nn.Module], as_is: Iterable[nn.Module] = ()) -> None:
@@ -37,8 +37,8 @@ class TrainingModes:
     def enter(self, module: nn.Module, *, training: bool) -> None:
         """Switch a module to training or evaluation mode, if it is not in it.
 
-        In training mode are then all submodules, also those that were in evaluation mode inside the module, unless the
-        module's own `train` leaves them in it. Keras layers do not read modes: `layer.trainable = False` freezes them.
+        In training mode, this includes submodules that were in evaluation mode inside the module, unless the module's
+        own `train` leaves them in it. Keras layers do not read modes: `layer.trainable = False` freezes them.
         """
         kept = self._as_is.get(module) if training else None
         if kept is not None:
@@ -56,7 +56,7 @@ class TrainingModes:
             part.training = True
 
     def restore(self) -> None:
-        """Set every submodule's mode to what it was, without calling `train`, which users override."""
+        """Restore every submodule's mode without calling `train`, which users override."""
         for part, training in self._saved.items():
             part.training = training
         self._entered.clear()
@@ -77,7 +77,7 @@ class GradientFlags:
             parameter.grad = None
 
     def restore(self) -> None:
-        """Set every flag to what it was."""
+        """Restore every flag."""
         for parameter, requires_grad in self._saved.values():
             parameter.requires_grad_(requires_grad)
 
@@ -114,7 +114,7 @@ class RandomState:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Set every state to what it was."""
+        """Restore every state."""
         for state, copy in self._seeds:
             state.copy_(copy)
         for device, saved in self._saved.items():
@@ -186,23 +186,23 @@ class PlainAttributes:
         self._snapshot = AttributeSnapshot(parts, _plain_names, save_tensor)
 
     def restore(self) -> None:
-        """Set every attribute, and what it holds, to what it was."""
+        """Restore every attribute and its content."""
         if self._all_registered() == self._registered:
             self._snapshot.restore()
         else:
             self._snapshot.restore(unless=lambda part: self._has_built(id(part), part))
 
     def _all_registered(self) -> dict[int, tuple[Any, ...]]:
-        """What is registered in each part, and in what layers of Keras register, which are no parts."""
+        """Return everything registered in each part, and in Keras layers' own registries, which are not parts."""
         found = dict.fromkeys(self._module.modules())
         for part in submodules(self._module):
             found.update({} if part in found else dict.fromkeys(part.modules()))
         return {id(part): self._registered_in(part) for part in found}
 
     def _has_built(self, before: int, part: nn.Module) -> bool:
-        """Whether a part, or one in it that does not build itself, has now another class or other things registered.
+        """Return whether a part, or one in it that does not build itself, has another class or other registrations now.
 
-        Also where a list has got layers, or another module stands in the place of one.
+        This includes a list that has received layers, or a module that was replaced by another.
         """
         (*record_before, inner_before), (*record, inner) = self._registered[before], self._registered_in(part)
         if record != record_before or len(inner) != len(inner_before):
@@ -211,9 +211,9 @@ class PlainAttributes:
         return any(self._has_built(was, by_id[now]) for was, now in zip(inner_before, inner, strict=True))
 
     def _registered_in(self, part: nn.Module) -> tuple[Any, ...]:
-        """What changes when a module builds itself: its class, what is registered in it, and the modules in it.
+        """Return what changes when a module builds itself: its class, its registrations, and the modules in it.
 
-        Of these not those that build themselves.
+        Modules that build themselves are not included.
         """
         tables = (part._parameters, part._buffers, part._modules)  # noqa: SLF001
         names = [name for table in tables for name in table.keys()]  # noqa: SIM118 - iterating fails in TorchScript
@@ -237,7 +237,7 @@ _REGISTRIES = frozenset(("training", "_parameters", "_buffers", "_modules", "_no
 
 
 def save_tensor(value: Any) -> Callable[[], None] | None:
-    """For an `AttributeSnapshot`: what writes a tensor's values back; parameters are others' business."""
+    """Return a function that restores a tensor's values, for an `AttributeSnapshot`; parameters are saved elsewhere."""
     if not isinstance(value, Tensor):
         return None
     if isinstance(value, nn.Parameter) or is_lazy(value) or value.is_inference():  # the last have no version
@@ -257,11 +257,11 @@ def _nothing() -> None:
 
 
 class TrialCalls:
-    """Calls of a module after each of which its modes, attributes and buffers, and random states, are as before all.
+    """Calls of a module; after each, its modes, attributes, buffers and random states are restored.
 
     Args:
-        model: the module.
-        device: where it is, or `meta`; by default that of its first parameter or buffer, otherwise the CPU.
+        model: The module.
+        device: Its device, or `meta`; by default that of its first parameter or buffer, otherwise the CPU.
     """
 
     def __init__(self, model: nn.Module, device: torch.device | None = None) -> None:
@@ -292,7 +292,7 @@ class TrialCalls:
 
     @contextmanager
     def in_training(self, *, as_is: bool = False) -> Iterator[None]:
-        """Inside, the model is in the modes of a training step; `as_is`: in those that it has."""
+        """Put the model into the modes of a training step inside this context; `as_is`: into its current ones."""
         try:
             if not as_is:
                 self._modes.enter(self.model, training=True)
@@ -338,10 +338,10 @@ class InputGuard:
 
     @contextmanager
     def protect(self, inputs: Sequence[Any], *, training: bool) -> Iterator[list[Any]]:
-        """The inputs, copied where modules write to them; None stays None.
+        """Yield the inputs, copied if modules write to them; None stays None.
 
         Raises:
-            PhaseError: at the end, a module has written to an input that it left alone in the first batch.
+            PhaseError: at the end, a module has written to an input that it did not change in the first batch.
         """
         kind = (training, *(tensor is None for tensor in inputs))
         written = self._written.get(kind, set(range(len(inputs))))

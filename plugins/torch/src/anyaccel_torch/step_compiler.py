@@ -1,4 +1,4 @@
-"""Compilation of a program's training steps: whether it pays, doing it, and running what was compiled.
+"""Compilation of a program's training steps: decide whether it pays off, compile, and run compiled steps.
 
 `anyaccel_torch.compiling`, which imports torch's compiler, is imported when a phase first asks about it.
 """
@@ -65,13 +65,14 @@ class StepCompiler:
         self._captured_values: Values | None = None
 
     def record_eager_time(self, seconds: float, processor: float, n_steps: int, batch: int) -> None:
-        """Remember what an uncompiled step takes: the least at the largest batch, as other work may disturb it.
+        """Record the time of an uncompiled step: the least at the largest batch, because other work may disturb it.
 
         Args:
-            seconds: of some steps by the clock.
-            processor: of the same by the processor, which counts on a CPU: other processes may take their share.
-            n_steps: their number.
-            batch: rows of each.
+            seconds: Elapsed time of some steps.
+            processor: Processor time of these steps, which is used on a CPU: other processes may take some of the
+                elapsed time.
+            n_steps: Their number.
+            batch: Rows of each.
         """
         on_host = all(device.type == "cpu" for device in self._devices)
         seconds = (min(seconds, processor) if on_host and processor else seconds) / n_steps
@@ -95,7 +96,7 @@ class StepCompiler:
         return (batch, n_micro) in self._compiled
 
     def estimate(self, max_steps: int) -> CompileEstimate | None:
-        """As `MultiStepProgram.estimate_compile`: from measured uncompiled steps and from earlier compilations."""
+        """Estimate the gain of compiling, from measured uncompiled steps and from earlier compilations."""
         device = self._compilable_device()
         if self._segment.compile == "off" or max_steps < 2 or self._compiled or self._failed or device is None:
             return None
@@ -169,7 +170,7 @@ class StepCompiler:
         self._captured_values = watched_values(self._segment, self._modules)
 
     def renew(self) -> list[str]:
-        """As `Program.renew_compiled`, for captured steps; what torch's compiler has compiled has guards."""
+        """Return changed Python values for captured steps; code of torch's compiler has guards."""
         if self._captured_values is None:
             return []
         before = self._captured_values
@@ -194,7 +195,7 @@ class StepCompiler:
         return device if device.type in ("cpu", "cuda") else None
 
     def _uncompilable(self) -> str:
-        """What compiled steps do not do: weights elsewhere or divided, on a GPU values computed again; or `""`."""
+        """Return what compiled steps do not support: offloaded or sharded weights, recomputation on a GPU; or `""`."""
         nodes = (operation for operation in self._segment.operations if operation.model is not None)
         resting = next((operation.label for operation in nodes if find_offload(operation.model) is not None), None)
         if resting is not None:

@@ -33,20 +33,20 @@ class TorchStepCosts(StepCosts):
     """Costs of steps, over tensors without values."""
 
     def step_cost(self, segment: Segment, batch_size: int) -> StepCost:
-        """Operations as torch's own counter counts them, without those that are done again."""
+        """Count operations with torch's own counter, without those that are recomputed."""
         flops = FlopCounterMode(display=False)
         _run(replace(segment, precision=None), batch_size, StorageCounter(), flops)
         return StepCost(flops=flops.get_total_flops(), activations=self.activations(segment, batch_size))
 
     def activations(self, segment: Segment, batch_size: int) -> dict[str, int]:
-        """Storages that are used after a node's forward pass and were not before."""
+        """Count storages that are in use after a node's forward pass but not before."""
         return _run(segment, batch_size, StorageCounter(), nullcontext())
 
 
 def _run(
     segment: Segment, batch_size: int, counter: StorageCounter, around: AbstractContextManager[Any]
 ) -> dict[str, int]:
-    """Return a forward and a backward pass without values; what each node keeps."""
+    """Run a forward and a backward pass without values; return what each node keeps."""
     devices = list(dict.fromkeys(operation.device for operation in segment.operations))
     places = {device: torch.device("cpu", i + 1) for i, device in enumerate(devices)}
     with FakeTensorMode(allow_non_fake_inputs=False) as mode:
@@ -67,7 +67,7 @@ def _run(
 
 
 class _CountingProgram(TorchProgram):
-    """Notes what is used more after each node's run than before."""
+    """Records the additional memory after each node's run."""
 
     def __init__(self, segment: Segment, torch_device: Callable[[Any], torch.device], counter: StorageCounter) -> None:
         super().__init__(segment, torch_device)
@@ -115,7 +115,7 @@ class StorageCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._seen[key] = weakref.ref(storage, freed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, and count what it gives."""
+        """Run an operation, and count its result."""
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
@@ -124,7 +124,7 @@ class StorageCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class TorchMemoryFigures(MemoryFigures):
-    """Memory of models and steps; nothing is allocated, and the models stay as they are."""
+    """Memory of models and steps; nothing is allocated, and the models do not change."""
 
     def buffers(self, model: Any) -> Mapping[str, TensorSpec]:
         """Also those that a state does not have."""
@@ -133,7 +133,7 @@ class TorchMemoryFigures(MemoryFigures):
     def step_memory(
         self, segment: Segment, batch_size: int, n_microbatches: int = 1, n_steps: int = 2
     ) -> dict[Device, int]:
-        """Over tensors without values. What kernels need besides is not counted."""
+        """Measure a step over tensors without values. Additional memory of kernels is not counted."""
         devices = list(dict.fromkeys(operation.device for operation in segment.operations))
         places = {device: torch.device("cpu", i + 1) for i, device in enumerate(devices)}
         with FakeTensorMode(allow_non_fake_inputs=False) as mode:

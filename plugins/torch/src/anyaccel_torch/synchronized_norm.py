@@ -14,17 +14,17 @@ AllReduce = Callable[[Tensor], None]
 
 
 class SynchronizedNorm:
-    """What replaces the forward pass of batch normalization in training, until `restore`.
+    """Replace the forward pass of batch normalization in training, until `restore`.
 
-    `torch.nn.SyncBatchNorm` has kernels for GPUs alone. Here each replica gives mean, squares and count of its rows; a
-    gradient with respect to these is that of the losses of all replicas.
+    `torch.nn.SyncBatchNorm` has kernels for GPUs only. Here each replica contributes mean, squares and count of its
+    rows; a gradient with respect to these is that of the losses of all replicas.
 
     Args:
-        layer: a batch normalization of torch, as `is_synchronizable` says.
-        rank, size: which replica of how many.
-        all_reduce: sums a tensor over all of them.
-        by_rows: whether gradients are averaged over replicas by rows, rather than summed.
-        counts: whether the rows of this replica count now; they do not where it has none, and stands in with another's.
+        layer: A batch normalization of torch that `is_synchronizable` accepts.
+        rank, size: Rank of this replica and number of replicas.
+        all_reduce: Function that sums a tensor over all replicas.
+        by_rows: Whether gradients are averaged over replicas by rows, rather than summed.
+        counts: Whether the rows of this replica count now; they do not if it has none and uses another replica's.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class SynchronizedNorm:
 
 
 class _Sum(torch.autograd.Function):
-    """Sum over replicas; the gradient is that of all, each weighing as much as its rows."""
+    """Sum over replicas; the gradient is that of all, each weighted by its rows."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, rows: float, all_reduce: AllReduce) -> Tensor:

@@ -28,17 +28,17 @@ _LIKE = {torch.rand_like: Tensor.uniform_, torch.randn_like: Tensor.normal_}
 
 
 class ThreadRandomness(TorchFunctionMode):
-    """Inside, functions of torch that this thread calls without a generator draw on the CPU from one of its own.
+    """Let functions of torch that this thread calls without a generator draw on the CPU from a separate generator.
 
-    Nothing is changed in a process that was forked inside, such as a worker of a DataLoader, which has its own seed; on
-    other devices; and in `torch.nn.functional` and `torch.nn.init`, whose functions draw within.
+    Nothing changes in a process that was forked inside, such as a worker of a DataLoader, which has its own seed; on
+    other devices; and in `torch.nn.functional` and `torch.nn.init`, whose functions draw internally.
 
     Args:
-        key: the seed, 64 bits; None: it follows from the state of torch's own generator.
+        key: The seed, 64 bits; None derives it from the state of torch's own generator.
 
     Attributes:
-        draws: how many functions have drawn from it.
-        passed: whether torch's own generator was seeded meanwhile: what was drawn does not follow from that seed.
+        draws: Number of functions that have drawn from it.
+        passed: Whether torch's own generator was seeded inside: the draws do not follow from that seed.
     """
 
     def __init__(self, key: int | None) -> None:
@@ -73,13 +73,12 @@ class ThreadRandomness(TorchFunctionMode):
 
 
 class WatchedRandomness(TorchFunctionMode):
-    """Inside, torch's generators are used as always, and it is seen whether `ThreadRandomness` would be passed by.
+    """Use torch's generators as usual, and detect whether code would bypass `ThreadRandomness`.
 
-    So it is where the generator of the CPU is seeded or set, and where other functions draw from it than those that
-    take a generator.
+    It is bypassed if the generator of the CPU is seeded or set, or if functions that take no generator draw from it.
 
     Attributes:
-        passed: whether that was so.
+        passed: Whether that happened.
     """
 
     def __init__(self) -> None:
@@ -161,5 +160,5 @@ def _draws_on_host(args: Sequence[Any], settings: Mapping[str, Any]) -> bool:
 
 
 def _key_of_now() -> int:
-    """Return a seed that follows from the state of torch's own generator, and is none of its numbers."""
+    """Return a seed derived from the state of torch's own generator that is not one of its numbers."""
     return int.from_bytes(hashlib.blake2b(torch.get_rng_state().numpy().tobytes(), digest_size=8).digest(), "little")

@@ -43,10 +43,10 @@ def _device(native: torch.device) -> Device:
 
 
 class TorchTransfers(ObservesTransfers):
-    """Transfers of the devices that are here, by kernels around torch's own; the CPU has none."""
+    """Observe transfers of the devices of this machine, by kernels around torch's own; the CPU has none."""
 
     def observe_transfers(self, record: Record) -> AbstractContextManager[None]:
-        """In every thread, whatever torch computes."""
+        """Observe every thread and everything that torch computes."""
         return observed(self._types(), record)
 
     def can_observe_transfers(self) -> bool:
@@ -59,7 +59,7 @@ class TorchTransfers(ObservesTransfers):
         return unobserved(self._types())
 
     def _types(self) -> tuple[str, ...]:
-        """Types of torch's devices that are on this machine and are no CPU."""
+        """Return the types of torch's devices on this machine, except the CPU."""
         kinds = dict.fromkeys(device.kind for device in self.backend.devices() if device.kind != "cpu")
         return tuple(self.backend.torch_types.get(kind, kind) for kind in kinds)
 
@@ -82,7 +82,7 @@ def transfer_event(
 
 
 def unobserved(types: Sequence[str]) -> list[str]:
-    """What `observed` cannot see on these types of device."""
+    """Return what `observed` cannot see on these types of device."""
     if types and not hasattr(torch.library, "get_kernel"):
         return [f"transfers of {', '.join(types)} are told from torch 2.9 on, and this is {torch.__version__}"]
     return [f"transfers of torch's {each} devices are not told" for each in types if each not in _KEYS]
@@ -162,7 +162,7 @@ def _read(operator: str) -> EventOf:
 
 
 def _wait(operator: str) -> EventOf:
-    """The host waits for a number that it needs, such as the length of the result, unless it is given."""
+    """Return the event of the host waiting for a number, such as the length of the result, unless it is passed."""
 
     def event_of(source: Tensor, *_: Any, output_size: int | None = None, **__: Any) -> TransferEvent | None:
         return None if output_size is not None else _wait_event(source.device, operator)

@@ -26,7 +26,7 @@ def tensors_in(obj: Any) -> Iterator[Any]:
 
 
 def dtype_name(dtype: Any) -> str:
-    """NumPy's name of a torch dtype; NumPy knows bfloat16 from here on."""
+    """Return NumPy's name of a torch dtype; NumPy knows bfloat16 from now on."""
     name = str(dtype).removeprefix("torch.")
     return numpy_dtype(name).name if name == BFLOAT16 else name
 

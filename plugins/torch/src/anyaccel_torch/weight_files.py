@@ -25,15 +25,15 @@ _PARTS = ("state_dict", "model_state_dict", "model", "module", "net")
 
 
 def state_dict_names(module: nn.Module, named: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return the name in a state for each name in `module.state_dict()`, without what wrappers put into these.
+    """Return the name in a state for each name in `module.state_dict()`, without wrappers' prefixes.
 
-    Shared tensors have several of the latter.
+    Shared tensors have several names in `state_dict()`.
 
-    With Keras layers in the module they are the paths of its attributes, as on the other frameworks that Keras runs on.
+    With Keras layers in the module they are the paths of its attributes, as on the other frameworks of Keras.
 
     Args:
-        module: that has the names.
-        named: its tensors, by their names in a state.
+        module: The module with the names.
+        named: Its tensors, by their names in a state.
     """
     keys = {id(tensor): key for key, tensor in named.items()}
     tensors = {} if keras.outermost(module) else module.state_dict(keep_vars=True)
@@ -55,11 +55,11 @@ def load_tensors(path: Path, *, mapped: bool = False) -> Mapping[str, Tensor]:
     """Return the tensors of a file by name, on the CPU.
 
     Args:
-        path: of the file.
-        mapped: whether values are read when they are used, if the file is of a kind that allows it.
+        path: Path of the file.
+        mapped: Whether values are read when they are used, if the file format allows it.
 
     Raises:
-        StateError: it is damaged, or holds anything else than named tensors.
+        StateError: it is damaged, or holds anything other than named tensors.
     """
     try:
         mapped = mapped and zipfile.is_zipfile(path)

@@ -21,13 +21,13 @@ AHEAD_STEPS = 64
 
 
 class RowsAhead:
-    """The batches of a program's calls over columns that stay as they are between calls.
+    """The batches of a program's calls over columns that do not change between calls.
 
-    What was gathered for later steps is used by a call that continues where the last one ended, over the same columns
-    and orders, and dropped otherwise.
+    Rows gathered for later steps are used by a call that continues where the last one ended, over the same columns and
+    orders, and dropped otherwise.
 
     Args:
-        max_bytes: of the rows that are gathered at once.
+        max_bytes: Maximum bytes of the rows that are gathered together.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -35,7 +35,7 @@ class RowsAhead:
         self.clear()
 
     def clear(self) -> None:
-        """Drop what was gathered."""
+        """Drop the gathered rows."""
         self._of: tuple[Tensor, ...] = ()
         self._next, self._batch, self._ahead = 0, 0, 0
         self._batches: Iterator[tuple[Tensor, ...]] = iter(())
@@ -75,12 +75,12 @@ class WholeSteps:
     """Forward, backward and update of many steps in one call.
 
     Args:
-        label: of the segment.
-        eager: steps without compilation.
-        compiler: has those that are compiled.
-        losses: of the segment.
-        empty_slots: what follows the inputs in a list of values.
-        device: of a table without steps.
+        label: Label of the segment.
+        eager: Steps without compilation.
+        compiler: Compiler with the compiled steps.
+        losses: Losses of the segment.
+        empty_slots: Slots after the inputs in a list of values.
+        device: Device of a table without steps.
     """
 
     def __init__(
@@ -130,7 +130,9 @@ class WholeSteps:
         tell: Callable[[Callable[[], Tensor]], bool],
         n_microbatches: int,
     ) -> Tensor:
-        """As `run`, uncompiled; `tell` is given what makes the table of each step, and says whether it was the last."""
+        """Run steps uncompiled; `tell` receives a function for the table of each step, and returns whether it was the
+        last.
+        """
 
         def after_step(losses: list[Tensor]) -> bool:
             return tell(partial(self.loss_table, losses))
@@ -165,7 +167,9 @@ class WholeSteps:
             raise
 
     def loss_table(self, losses: list[Tensor]) -> Tensor:
-        """Losses and weights of all steps, flat -> [n_steps, n_losses + n_weights] on the device of the first loss."""
+        """Return losses and weights of all steps, flat -> [n_steps, n_losses + n_weights] on the device of the first
+        loss.
+        """
         if not losses:
             return torch.empty(0, self._width, device=self._device)
         if len(losses) == 1:

@@ -65,7 +65,7 @@ def test_graph_trains_the_users_keras_model() -> None:
     graph = aa.ModelGraph([aa.ModelNode("net", model, source.reference())], aa.Optimizer("adam", lr=0.05))
     experiment = aa.Experiment("e", graph, progress="none")
     losses = [aa.AppliedLoss("mse", on="net")]
-    results = experiment.run_phase(aa.TrainPhase("train", data=source, losses=losses, sampler=16, n_epochs=10))
+    results = experiment.run_phase(aa.TrainPhase("train", data=source, losses=losses, batch_size=16, epochs=10))
     assert results.loss[-1] < results.loss[0]
     assert model.layers[1].moving_mean.value.abs().max() > 0.01
     seen = experiment.run_phase(aa.EvalPhase("look", data=source, outputs=["net"])).prediction("net")

@@ -249,9 +249,9 @@ def test_a_keras_optimizer_goes_on_from_a_saved_state(name: str, tmp_path: Any) 
         spec = aa.Optimizer(getattr(keras.optimizers, name), lr=0.01, groups={"*bias": {"lr": 0.001}})
         return aa.ModelGraph([aa.ModelNode("net", copy.deepcopy(begun), source.reference())], spec)
 
-    def train(trained: Any, n_epochs: int) -> Any:
+    def train(trained: Any, epochs: int) -> Any:
         losses = [aa.AppliedLoss("mse", on="net")]
-        trained.run(aa.TrainPhase("t", data="all", losses=losses, sampler=8, n_epochs=n_epochs), progress="none")
+        trained.run(aa.TrainPhase("t", data="all", losses=losses, batch_size=8, epochs=epochs), progress="none")
         return trained
 
     whole, first, second = train(graph(), 4), train(graph(), 2), graph()

@@ -38,7 +38,7 @@ def losses(device, again):
         net = keras.Sequential([dense(6), Weighted(), dense(6, "gelu"), dense(1)])
         net.build((None, 6))
     graph = aa.ModelGraph([aa.ModelNode("net", net, data.reference())], "sgd", seed=1)
-    loss, settings = [aa.AppliedLoss("mse", on="net")], {"sampler": 16, "n_epochs": 2, "compile": "off"}
+    loss, settings = [aa.AppliedLoss("mse", on="net")], {"batch_size": 16, "epochs": 2, "compile": "off"}
     phase = aa.TrainPhase("t", data="all", losses=loss, accelerator=device, **settings)
     losses = list(aa.Experiment("e", graph, progress="none").run_phase(phase).loss)
     assert not any("rematerialized_call" in vars(layer) for layer in net.layers)

@@ -46,7 +46,7 @@ def test_later_writes_of_the_user_do_not_show() -> None:
 
 def test_text_and_object_tags_are_copied_too() -> None:
     text, when = np.array(["a", "b"]), np.array(["2020-01-01", "2021-01-01"], "datetime64[ns]")
-    fs = FeatureSet.from_dict("fs", {"x": [1, 2], "text": text, "when": when}, "x", tag_keys=["text", "when"])
+    fs = FeatureSet.from_dict("fs", {"x": [1, 2], "text": text, "when": when}, "x", tags=["text", "when"])
     text[:], when[:] = "z", np.datetime64("1999-01-01")
     assert fs.column("text").to_pylist() == ["a", "b"]
     assert [moment.year for moment in fs.column("when").to_pylist()] == [2020, 2021]
@@ -99,7 +99,7 @@ def test_nested_object_arrays_are_taken() -> None:
 
 def test_arrow_columns_are_taken() -> None:
     fs = FeatureSet.from_dict(
-        "fs", {"x": pa.array([1, 2], pa.int16()), "c": pa.chunked_array([["a"], ["b"]])}, "x", tag_keys="c"
+        "fs", {"x": pa.array([1, 2], pa.int16()), "c": pa.chunked_array([["a"], ["b"]])}, "x", tags="c"
     )
     assert fs.spec("x") == TensorSpec((), "int16")
     assert fs.column("c").to_pylist() == ["a", "b"]
@@ -133,7 +133,7 @@ def test_tags_may_be_anything() -> None:
         "ragged": [[1], [1, 2]],
         "grid": np.array([["a"], ["b"]]),
     }
-    fs = FeatureSet.from_dict("fs", data, "x", tag_keys=["text", "gap", "ragged", "grid"])
+    fs = FeatureSet.from_dict("fs", data, "x", tags=["text", "gap", "ragged", "grid"])
     assert fs.column("text").to_pylist() == ["a", None]
     assert fs.column("gap").to_pylist() == [1, None]
     assert fs.column("ragged").to_pylist() == [[1], [1, 2]]
@@ -141,7 +141,7 @@ def test_tags_may_be_anything() -> None:
 
 
 def test_a_text_tag_is_not_read_as_an_array() -> None:
-    fs = FeatureSet.from_dict("fs", {"x": [1, 2], "t": ["a", "b"], "g": [1, None]}, "x", tag_keys=["t", "g"])
+    fs = FeatureSet.from_dict("fs", {"x": [1, 2], "t": ["a", "b"], "g": [1, None]}, "x", tags=["t", "g"])
     with pytest.raises(ColumnError, match=r"'t' cannot be read as numbers: it is of type string.*column\(\)"):
         fs.array("t")
     with pytest.raises(ColumnError, match=r"'t' cannot be read"):
@@ -169,7 +169,7 @@ def test_values_that_are_not_numeric_are_refused(values: object, arrow_type: str
     assert f"column 'x' cannot be read as numbers: it is of type {arrow_type}" in message
     assert "; features and targets are of bool, int8" in message
     is_text = arrow_type in ("<U1", "string", "dictionary")
-    remedy = "name it in tag_cols/tag_keys, then fit_transform(OneHotEncoder(), 'x', fit_on='train', role='feature')"
+    remedy = "name it in tags, then fit_transform(OneHotEncoder(), 'x', fit_on='train', role='feature')"
     assert f"Hint: {remedy if is_text else 'convert it to numbers first, or pass it as a tag'}" in message
 
 
@@ -300,9 +300,9 @@ def test_names_are_text() -> None:
 
 def test_tags_that_arrow_cannot_hold() -> None:
     with pytest.raises(ColumnError, match=r"tag 't' cannot be stored as an Arrow column: .*give values of one type"):
-        FeatureSet.from_dict("fs", {"x": [1, 2], "t": [1, "a"]}, "x", tag_keys="t")
+        FeatureSet.from_dict("fs", {"x": [1, 2], "t": [1, "a"]}, "x", tags="t")
     with pytest.raises(ColumnError, match=r"tag 't' cannot be stored as an Arrow column"):
-        FeatureSet.from_dict("fs", {"x": [1, 2], "t": [object(), object()]}, "x", tag_keys="t")
+        FeatureSet.from_dict("fs", {"x": [1, 2], "t": [object(), object()]}, "x", tags="t")
 
 
 def test_data_is_a_mapping() -> None:

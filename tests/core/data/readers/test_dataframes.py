@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from anyaccel.data import FeatureSet
-from anyaccel.errors import ColumnError, DataError
+from anyaccel.errors import ArgumentError, ColumnError, DataError
 
 
 def test_importing_data_does_not_import_pandas() -> None:
@@ -43,7 +43,7 @@ def test_pandas_data_is_copied() -> None:
     pd = pytest.importorskip("pandas")
     own, nullable, tag = np.zeros(3), pd.array([0, 0, 0], "Int32"), pd.array([0, None, 0], "Int64")
     frame = {"x": pd.Series(own, copy=False), "n": pd.Series(nullable, copy=False), "t": pd.Series(tag, copy=False)}
-    fs = FeatureSet.from_dict("fs", frame, ["x", "n"], tag_keys=["t"])
+    fs = FeatureSet.from_dict("fs", frame, ["x", "n"], tags=["t"])
     own[:] = 1
     nullable[:] = 1
     tag[:] = 1
@@ -86,7 +86,7 @@ def test_pandas_names_are_text_and_there_once() -> None:
 def test_pandas_leaves_the_index_out_and_reads_in_the_order_of_the_rows() -> None:
     pd = pytest.importorskip("pandas")
     df = pd.DataFrame({"x": [1.0, 2.0, 3.0], "t": list("abc")}, index=pd.Index([7, 5, 6], name="key")).sort_index()
-    fs = FeatureSet.from_pandas("fs", df, "x", tag_cols="t")
+    fs = FeatureSet.from_pandas("fs", df, "x", tags="t")
     assert fs.columns == ("x", "t")
     assert fs.array("x").tolist() == [2.0, 3.0, 1.0]
     with pytest.raises(ColumnError, match=r"no column 'key'"):
@@ -100,7 +100,7 @@ def test_pandas_arrow_dtypes_and_categories() -> None:
     df["kind"] = pd.Categorical(["u", None], categories=["v", "u"])
     df["text"] = pd.Series(["a", None], dtype=pd.ArrowDtype(pa.large_string()))
     df["when"] = pd.Series(pd.to_datetime(["2024-01-01T00:00:00.000000001", None]))
-    fs = FeatureSet.from_pandas("fs", df, ["v", "i", "b"], tag_cols=["kind", "text", "when"])
+    fs = FeatureSet.from_pandas("fs", df, ["v", "i", "b"], tags=["kind", "text", "when"])
     assert [str(fs.spec(name)) for name in fs.features] == ["float32[2]", "int16[]", "bool[]"]
     assert fs.column("kind").to_pylist() == ["u", None]
     assert fs.column("text").to_pylist() == ["a", None]
@@ -113,7 +113,7 @@ def test_pandas_columns_that_arrow_cannot_read() -> None:
     assert FeatureSet.from_pandas("fs", sparse, "x").array("x").tolist() == [0, 0, 5]
     mixed = pd.DataFrame({"x": [1, 2], "t": pd.Categorical([1, "a"])})
     with pytest.raises(ColumnError, match=r"tag 't' cannot be stored as an Arrow column"):
-        FeatureSet.from_pandas("fs", mixed, "x", tag_cols="t")
+        FeatureSet.from_pandas("fs", mixed, "x", tags="t")
 
 
 @pytest.mark.parametrize("dtype", ["Int64", "Float64", "boolean", "int64[pyarrow]", "double[pyarrow]", "object"])
@@ -123,7 +123,7 @@ def test_pandas_nulls_are_refused_in_features_and_targets(dtype: str) -> None:
     for features, targets in (("x", ()), ("ok", "x")):
         with pytest.raises(ColumnError, match=r"'x' has (nulls|NaN or null among integers) in 1 of 3 rows.* in row 1"):
             FeatureSet.from_pandas("fs", df, features, targets)
-    assert FeatureSet.from_pandas("fs", df, "ok", tag_cols="x").column("x").null_count == 1
+    assert FeatureSet.from_pandas("fs", df, "ok", tags="x").column("x").null_count == 1
 
 
 def test_integers_of_pandas_with_nan_are_floats_and_nan_is_a_value_of_floats() -> None:
@@ -211,7 +211,7 @@ class Interchange:
 def test_frames_with_only_the_interchange_protocol_are_copied() -> None:
     values = np.arange(3.0)
     table = pa.table({"x": values, "t": ["a", None, "c"], "rest": [1, 2, 3]})
-    fs = FeatureSet.from_pandas("fs", Interchange(table), "x", tag_cols="t")
+    fs = FeatureSet.from_pandas("fs", Interchange(table), "x", tags="t")
     values[:] = -1
     assert fs.columns == ("x", "t")
     assert fs.array("x").tolist() == [0, 1, 2]
@@ -285,21 +285,21 @@ def test_tags_with_nulls_become_cells_of_a_frame() -> None:
     assert fs.take([2, 0]).to_pandas()["n"].tolist() == [3, 1]
 
 
-def test_roles_have_two_words() -> None:
+OLD = {"feature_keys": "features", "target_keys": "target", "tag_keys": "tags", "targets": "target"}
+OLD |= {"feature_cols": "features", "target_cols": "target", "tag_cols": "tags"}
+
+
+@pytest.mark.parametrize("old", OLD)
+@pytest.mark.parametrize("reader", ["from_dict", "from_arrow", "from_pandas", "from_csv", "from_parquet"])
+def test_old_words_for_roles_say_the_new_one(reader: str, old: str) -> None:
+    with pytest.raises(ArgumentError, match=rf"{reader} has no argument '{old}'.*it is called '{OLD[old]}'"):
+        getattr(FeatureSet, reader)("fs", {}, **{old: "x"})
+
+
+def test_roles_are_named_or_the_rest() -> None:
     pd = pytest.importorskip("pandas")
     df = pd.DataFrame({"x": [1.0], "y": [2.0], "t": ["a"]})
-    first = FeatureSet.from_pandas("fs", df, feature_keys="x", target_keys="y", tag_keys="t")
-    other = FeatureSet.from_pandas("fs", df, "x", target_cols="y", tag_keys="t")
-    assert (
-        (first.features, first.targets, first.tags)
-        == (other.features, other.targets, other.tags)
-        == (("x",), ("y",), ("t",))
-    )
-    assert FeatureSet.from_pandas("fs", df, feature_keys=..., tag_cols="t").features == ("x", "y")
-    with pytest.raises(
-        ColumnError, match=r"the tags of 'fs' are named twice: by tag_cols and by tag_keys.*keep tag_cols"
-    ):
-        FeatureSet.from_pandas("fs", df, "x", tag_cols="t", tag_keys="t")
+    assert FeatureSet.from_pandas("fs", df, features=..., tags="t").features == ("x", "y")
     with pytest.raises(ColumnError, match=r"'fs' has no feature"):
         FeatureSet.from_pandas("fs", df)
 

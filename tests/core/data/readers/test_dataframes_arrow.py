@@ -109,7 +109,7 @@ def test_batches_and_streams_are_taken() -> None:
 
 
 def test_keys_override_the_roles_of_the_schema() -> None:
-    fs = FeatureSet.from_arrow("fs", example().to_arrow(), feature_keys=["y"])
+    fs = FeatureSet.from_arrow("fs", example().to_arrow(), features=["y"])
     assert (fs.features, fs.targets, fs.tags) == (("y",), (), ())
 
 
@@ -265,7 +265,7 @@ def test_objects_with_arrow_interfaces_are_read_without_a_copy() -> None:
     values = np.arange(4.0)
     table = pa.table({"x": values, "t": list("abcd")})
     for source in (Exporting(table), Batch(table.to_batches()[0]), table.__arrow_c_stream__()):
-        fs = FeatureSet.from_arrow("fs", source, "x", tag_keys="t")
+        fs = FeatureSet.from_arrow("fs", source, "x", tags="t")
         assert fs.array("x").ctypes.data == values.ctypes.data
         assert fs.column("t").to_pylist() == list("abcd")
 
@@ -316,7 +316,7 @@ def test_text_views_are_written_in_the_plain_layout() -> None:
     )
     kinds = pa.ListArray.from_arrays([0, 1, 2, 3], table["kind"].chunk(0))
     table = table.append_column("kinds", kinds)
-    fs = FeatureSet.from_arrow("fs", table, "x", tag_keys=table.column_names[1:])
+    fs = FeatureSet.from_arrow("fs", table, "x", tags=table.column_names[1:])
     part = fs.add_split("some", [2, 0])
     for name in fs.tags:
         assert "view" not in str(fs.column(name).type)

@@ -42,7 +42,7 @@ def test_a_table_without_the_results_of_a_function_is_refused_and_the_hint_holds
     with pytest.raises(SourceError, match=r"MapSource\(label, dataset"):
         IterableSource("d", dataset, features="x")
     expected = dataset[:]["x"]
-    rows = MapSource("d", dataset, features=["x"], targets=["k"])
+    rows = MapSource("d", dataset, features=["x"], target=["k"])
     assert rows.gather(range(len(dataset)))["x"].tolist() == expected
     before = FeatureSet.from_arrow("d", dataset.with_format(None), ["x"], ["k"])
     assert (100 * before.array("x")).tolist() == expected
@@ -58,11 +58,11 @@ def test_a_phase_reads_rows_through_their_function(stored: Any) -> None:
     expected = experiment.run_phase(aa.EvalPhase("known", data=known, losses=losses)).losses
     assert experiment.run_phase(aa.EvalPhase("read", data=stored, losses=losses)).losses == expected
     fitted = aa.fit(
-        SequentialMLP([1]), MapSource("data", stored, features="x", targets="k"), loss="mse", progress="none"
+        SequentialMLP([1]), MapSource("data", stored, features="x", target="k"), loss="mse", progress="none"
     )
     with pytest.raises(DataError, match="set_transform"):
         fitted.predict(stored)
-    assert len(fitted.predict(MapSource("data", stored, features="x", targets="k"))) == 4
+    assert len(fitted.predict(MapSource("data", stored, features="x", target="k"))) == 4
 
 
 def test_columns_that_a_format_leaves_out_are_left_out(stored: Any) -> None:

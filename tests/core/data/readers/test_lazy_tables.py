@@ -50,7 +50,7 @@ def test_only_the_named_columns_of_a_lazy_frame_are_computed(make: Any) -> None:
 def test_lazy_frames_of_polars_are_computed() -> None:
     polars = pytest.importorskip("polars")
     frame = polars.from_arrow(TABLE).lazy().filter(polars.col("y") == 1)
-    data = FeatureSet.from_pandas("d", frame, ["x"], tag_cols=["g"])
+    data = FeatureSet.from_pandas("d", frame, ["x"], tags=["g"])
     assert data.array("x").tolist() == [1, 3, 5] and data.column("g").to_pylist() == ["a", "b", "c"]
 
 
@@ -97,7 +97,7 @@ def test_a_phase_takes_a_data_set_and_asks_for_one_of_several() -> None:
 
     def trained(data: object) -> list[float]:
         graph = ModelGraph([ModelNode("net", SequentialMLP(), known.reference())], "adam")
-        return list(graph.run(TrainPhase(data=data, losses=loss, n_epochs=2, sampler=4), progress="none").loss)
+        return list(graph.run(TrainPhase(data=data, losses=loss, epochs=2, batch_size=4), progress="none").loss)
 
     assert trained(by_name["train"]) == trained("all")
     for given in (by_name, dict(by_name)):

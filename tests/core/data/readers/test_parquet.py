@@ -35,7 +35,7 @@ def test_parquet_there_and_back(tmp_path: Path) -> None:
     fs = example()
     pq.write_table(fs.to_arrow(), tmp_path / "fs.parquet")
     assert same(fs, FeatureSet.from_parquet("again", tmp_path / "fs.parquet"))
-    chosen = FeatureSet.from_parquet("again", str(tmp_path / "fs.parquet"), feature_keys=["x"], tag_keys=["t"])
+    chosen = FeatureSet.from_parquet("again", str(tmp_path / "fs.parquet"), features=["x"], tags=["t"])
     assert chosen.columns == ("x", "t")
 
 
@@ -67,7 +67,7 @@ def test_parquet_is_validated_in_full(tmp_path: Path) -> None:
     text = pa.Array.from_buffers(pa.string(), 1, [None, offsets, data])
     pq.write_table(pa.table({"x": [1], "t": text}), tmp_path / "x.parquet")
     with pytest.raises(DataError, match=r"cannot be read as Parquet: .*UTF8"):
-        FeatureSet.from_parquet("fs", tmp_path / "x.parquet", "x", tag_keys="t")
+        FeatureSet.from_parquet("fs", tmp_path / "x.parquet", "x", tags="t")
 
 
 def test_parquet_keys_are_checked(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_folders_named_key_equals_value_give_columns(tmp_path: Path) -> None:
     for year in (2024, 2025):
         for site in ("north", "a%2Fb"):
             write(tmp_path / f"year={year}" / f"site={site}" / "0.parquet", x=[float(year), 0.5])
-    fs = read(tmp_path, target_keys="year", tag_keys="site")
+    fs = read(tmp_path, target="year", tags="site")
     assert fs.array("year").tolist() == [2024] * 4 + [2025] * 4
     assert fs.spec("year").dtype == "int64"
     assert fs.column("site").to_pylist() == (["a/b"] * 2 + ["north"] * 2) * 2
@@ -124,7 +124,7 @@ def test_folders_named_key_equals_value_give_columns(tmp_path: Path) -> None:
 def test_folder_values_that_are_no_integers_or_null(tmp_path: Path) -> None:
     for value in ("7", "__HIVE_DEFAULT_PARTITION__"):
         write(tmp_path / f"n={value}" / f"big={10**18}{value[0]}" / "0.parquet", x=[1])
-    fs = read(tmp_path, tag_keys=["n", "big"])
+    fs = read(tmp_path, tags=["n", "big"])
     assert fs.column("n").to_pylist() == [7, None]
     assert fs.column("big").to_pylist() == ["10000000000000000007", "1000000000000000000_"]
     with pytest.raises(ColumnError, match=r"column 'n' has nulls in 1 of 2 rows"):
@@ -133,7 +133,7 @@ def test_folder_values_that_are_no_integers_or_null(tmp_path: Path) -> None:
 
 def test_a_column_of_the_files_stands_before_one_of_the_folders(tmp_path: Path) -> None:
     write(tmp_path / "y=1" / "0.parquet", x=[1], y=[0.5])
-    assert read(tmp_path, target_keys="y").array("y").tolist() == [0.5]
+    assert read(tmp_path, target="y").array("y").tolist() == [0.5]
 
 
 def test_folders_of_different_columns(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_column_that_one_file_lacks(tmp_path: Path) -> None:
     a, b = write(tmp_path / "a.parquet", x=[1], y=[1]), write(tmp_path / "b.parquet", x=[1], z=[1])
     for order in ([a, b], [b, a]):
         with pytest.raises(ColumnError, match=r"'y' is in .*a\.parquet but not in .*b\.parquet; .*x, z"):
-            read(order, target_keys="y")
+            read(order, target="y")
 
 
 def test_a_column_that_one_file_has_twice(tmp_path: Path) -> None:
@@ -251,13 +251,13 @@ def test_nulls_in_parquet_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "b.parquet", x=[None, 1])
     with pytest.raises(ColumnError, match=r"column 'x' has nulls in 2 of 6 rows, the first in row 3"):
         read(tmp_path)
-    assert read(write(tmp_path / "c", x=[1], t=pa.array([None], pa.int8())), tag_keys="t").column("t").null_count == 1
+    assert read(write(tmp_path / "c", x=[1], t=pa.array([None], pa.int8())), tags="t").column("t").null_count == 1
 
 
 def test_categories_of_several_files(tmp_path: Path) -> None:
     for name, values in (("a", ["u", "v"]), ("b", ["w", "u"])):
         write(tmp_path / f"{name}.parquet", x=[1, 2], t=pa.array(values).dictionary_encode())
-    fs = read(tmp_path, tag_keys="t")
+    fs = read(tmp_path, tags="t")
     assert fs.column("t").to_pylist() == ["u", "v", "w", "u"]
     assert len(fs.filter({"t": "u"})) == 2
 

@@ -30,7 +30,7 @@ class Sample:
 
 
 def source(given: Any, **settings: Any) -> IterableSource:
-    return IterableSource("s", given, **{"features": "x", "targets": "y", **settings})
+    return IterableSource("s", given, **{"features": "x", "target": "y", **settings})
 
 
 def pairs(count: int = 3) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -70,9 +70,9 @@ def test_forms_of_a_batch(form: str) -> None:
 
 
 def test_parts_within_parts() -> None:
-    nested = IterableSource("s", [((X, X + 1), Y)], features=["a", "b"], targets="y")
+    nested = IterableSource("s", [((X, X + 1), Y)], features=["a", "b"], target="y")
     assert np.array_equal(taken(nested)[0]["b"], X + 1)
-    listed = IterableSource("s", [[[X, X + 1], Y]], features=["a", "b"], targets="y")
+    listed = IterableSource("s", [[[X, X + 1], Y]], features=["a", "b"], target="y")
     assert np.array_equal(taken(listed)[0]["b"], X + 1)
 
 
@@ -478,9 +478,9 @@ def test_invalid_labels_and_roles() -> None:
     with pytest.raises(DataError, match=r"'a.b' is not a label"):
         IterableSource("a.b", pairs, features="x")
     with pytest.raises(ColumnError, match=r"'s' has no feature"):
-        IterableSource("s", pairs, features=(), targets="y")
+        IterableSource("s", pairs, features=(), target="y")
     with pytest.raises(ColumnError, match=r"column 'x' of 's' cannot be a target"):
-        IterableSource("s", pairs, features="x", targets="x")
+        IterableSource("s", pairs, features="x", target="x")
 
 
 # -- nothing is left open --------------------------------------------------------------------------------------------
@@ -576,7 +576,7 @@ def test_a_users_iterator_stays_open() -> None:
 
 def test_columns_are_found_in_nested_mappings() -> None:
     nested = [{"inputs": {"x": X, "extra": X}, "labels": {"y": Y}}]
-    batch = next(IterableSource("s", nested, features="x", targets="y").batches(0))
+    batch = next(IterableSource("s", nested, features="x", target="y").batches(0))
     assert np.array_equal(batch["x"], X) and np.array_equal(batch["y"], Y)
 
 

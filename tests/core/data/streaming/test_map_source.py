@@ -49,7 +49,7 @@ class Together(Rows):
 
 
 def items(dataset: Any, **settings: Any) -> MapSource:
-    return MapSource("s", dataset, **{"features": "x", "targets": "y", **settings})
+    return MapSource("s", dataset, **{"features": "x", "target": "y", **settings})
 
 
 FORMS: dict[str, Callable[[int], Any]] = {

@@ -36,7 +36,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def stream(path: Any, **settings: Any) -> ParquetStream:
-    return ParquetStream("s", path, **{"features": ["x", "f"], "targets": "y", "tags": "t", **settings})
+    return ParquetStream("s", path, **{"features": ["x", "f"], "target": "y", "tags": "t", **settings})
 
 
 def numbers(given: ParquetStream, epoch: int = 0) -> list[int]:
@@ -76,12 +76,12 @@ def test_not_shuffled_is_the_order_of_the_files(path: Path) -> None:
 def test_the_seed_decides_and_a_batch_size_shuffles(path: Path) -> None:
     first, other = (stream(path, sampler=SimpleSampler(9, shuffle=True, seed=seed)) for seed in (0, 1))
     assert numbers(first) != numbers(other)
-    assert numbers(stream(path, sampler=9)) == numbers(first)
+    assert numbers(stream(path, batch_size=9)) == numbers(first)
     assert numbers(first)[:9] == [44, 7, 77, 72, 14, 9, 73, 1, 3], "pinned: the same on every machine"
 
 
 def test_a_row_stays_in_its_filling_of_the_buffer(path: Path) -> None:
-    made = numbers(stream(path, sampler=10, buffer_size=16))
+    made = numbers(stream(path, batch_size=10, buffer_size=16))
     for start in range(0, 96, 16):
         groups = {row // 8 for row in made[start : start + 16]}
         assert len(groups) <= 3, "two row groups, or parts of three beside the short last one"
@@ -99,14 +99,14 @@ def test_folders_lists_and_their_columns(tmp_path: Path) -> None:
     for site in (1, 2):
         (tmp_path / f"site={site}").mkdir()
         pq.write_table(columns(10, 10 * site), tmp_path / f"site={site}" / "a.parquet", row_group_size=4)
-    made = ParquetStream("s", tmp_path, features=["x", "site"], targets="y", sampler=6)
+    made = ParquetStream("s", tmp_path, features=["x", "site"], target="y", batch_size=6)
     result = list(made.batches(0))
     assert sorted(np.concatenate([batch["y"] for batch in result]).tolist()) == list(range(10, 30))
     assert all(np.array_equal(batch["site"], batch["y"] // 10) for batch in result)
     only = ParquetStream("s", tmp_path, features="site", sampler=SimpleSampler(20))
     assert next(only.batches(0))["site"].tolist() == [1] * 10 + [2] * 10
     files = [tmp_path / f"site={site}" / "a.parquet" for site in (2, 1)]
-    listed = ParquetStream("s", files, features="x", targets="y", sampler=SimpleSampler(20))
+    listed = ParquetStream("s", files, features="x", target="y", sampler=SimpleSampler(20))
     assert next(listed.batches(0))["y"].tolist() == [*range(20, 30), *range(10, 20)]
 
 
@@ -115,7 +115,7 @@ def test_roles_from_the_files_and_the_rest(path: Path, tmp_path: Path) -> None:
     pq.write_table(stored.to_arrow(), tmp_path / "roles.parquet")
     made = ParquetStream("s", tmp_path / "roles.parquet")
     assert (made.features, made.targets, made.tags) == (("x",), ("y",), ("t",))
-    rest = ParquetStream("s", path, features=..., targets="y", tags=["t"])
+    rest = ParquetStream("s", path, features=..., target="y", tags=["t"])
     assert rest.features == ("x", "f", "unread")
 
 
@@ -176,9 +176,13 @@ def test_a_buffer_without_shuffling_and_another_sampler_are_refused(path: Path) 
         SourceError, match=r"buffer_size=8, but nothing is shuffled.*SimpleSampler\(\.\.\., shuffle=True\)"
     ):
         stream(path, buffer_size=8, sampler=SimpleSampler(4))
-    for wrong in (True, "simple", None):
-        with pytest.raises(SourceError, match=r"cannot be read by .*a SimpleSampler or a batch size"):
+    for wrong in (True, "simple"):
+        with pytest.raises(SourceError, match=r"cannot be read by .*give a SimpleSampler, or batch_size=32"):
             stream(path, sampler=wrong)
+    with pytest.raises(SourceError, match=r"has sampler=8\. Hint: write batch_size=8\."):
+        stream(path, sampler=8)
+    with pytest.raises(SourceError, match=r"has both a sampler and a batch_size\. Hint: leave batch_size out"):
+        stream(path, sampler=SimpleSampler(8), batch_size=16)
     with pytest.raises(SamplerError, match=r"epoch='first' is not an integer"):
         stream(path).batches("first")  # type: ignore[arg-type]
 
@@ -221,7 +225,7 @@ def test_a_file_cut_short(path: Path, held: Held) -> None:
 
 
 def test_a_file_cut_short_while_it_is_used(path: Path, held: Held) -> None:
-    made = stream(path, sampler=8, buffer_size=8)
+    made = stream(path, batch_size=8, buffer_size=8)
     run = made.batches(0)
     next(run)
     path.write_bytes(path.read_bytes()[:600])
@@ -284,7 +288,7 @@ def test_little_is_in_memory_at_once(tmp_path: Path, shuffle: bool) -> None:
     del table, values
     sampler = SimpleSampler(64, shuffle=shuffle)
     settings: dict[str, Any] = {"buffer_size": 2 * group} if shuffle else {}
-    made = ParquetStream("s", tmp_path / "x.parquet", features="x", targets="y", sampler=sampler, **settings)
+    made = ParquetStream("s", tmp_path / "x.parquet", features="x", target="y", sampler=sampler, **settings)
     before, peak, count = pa.total_allocated_bytes(), 0, 0
     tracemalloc.start()
     try:
@@ -304,7 +308,7 @@ def test_little_is_in_memory_at_once(tmp_path: Path, shuffle: bool) -> None:
 def test_one_file_is_open_at_a_time_and_none_afterwards(tmp_path: Path, held: Held) -> None:
     for number in range(3):
         pq.write_table(columns(20, 20 * number), tmp_path / f"{number}.parquet", row_group_size=5)
-    made = stream(tmp_path, sampler=4, buffer_size=5)
+    made = stream(tmp_path, batch_size=4, buffer_size=5)
     assert held()[0] == []
     assert len(made.example) == 4 and held()[0] == []
     run = made.batches(0)
@@ -323,7 +327,7 @@ def test_one_file_is_open_at_a_time_and_none_afterwards(tmp_path: Path, held: He
 def test_ctrl_c_closes_files(path: Path, held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     from anyaccel.data.streaming import parquet_stream as module
 
-    made = stream(path, sampler=8, buffer_size=8)
+    made = stream(path, batch_size=8, buffer_size=8)
     assert len(made.example) == 4
     real_add = module.ShuffleBuffer.add
     calls: list[int] = []

@@ -41,7 +41,7 @@ def test_all_batches_come_up_to_the_first_that_is_wrong(batches: list[Any], by_n
     right = 0
     while right < len(batches) and is_fine(batches[right], batches[0]):
         right += 1
-    made = IterableSource("s", lambda: iter(shown), features="x", targets="y")
+    made = IterableSource("s", lambda: iter(shown), features="x", target="y")
     for epoch in range(2):
         result, error = [], ""
         try:
@@ -99,7 +99,7 @@ def test_streams_give_every_row_once(
 def test_items_come_as_asked(rows: int, asked: list[int], workers: int, dtype: str) -> None:
     values = np.arange(rows * 2).reshape(rows, 2).astype(dtype)
     made = MapSource(
-        "s", [(value, number) for number, value in enumerate(values)], features="x", targets="y", workers=workers
+        "s", [(value, number) for number, value in enumerate(values)], features="x", target="y", workers=workers
     )
     order = [number % rows for number in asked]
     result = made.gather(order)

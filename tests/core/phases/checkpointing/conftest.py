@@ -57,7 +57,7 @@ def tuned(train: Callable[..., Any]) -> Callable[..., Any]:
         }
         stopping = EarlyStopping("val_loss", patience=50, restore_best=True)
         return train(
-            n_epochs=settings.pop("n_epochs", EPOCHS),
+            epochs=settings.pop("epochs", EPOCHS),
             validation="val",
             callbacks=[*([] if callback is None else [callback]), stopping],
             checkpoint=None if folder is None else Checkpoint(folder, **own),

@@ -37,8 +37,9 @@ class Told(aa.Callback):
 
 on_failure = "stop" if mode == "stop" else "warn"
 checkpoint = aa.Checkpoint(folder, on_failure=on_failure)
-phase = aa.TrainPhase("train", data="all", losses=[aa.AppliedLoss("mse")], sampler=8, n_epochs=3, checkpoint=checkpoint,
-                      callbacks=[Told()])
+phase = aa.TrainPhase(
+    "train", data="all", losses=[aa.AppliedLoss("mse")], batch_size=8, epochs=3, checkpoint=checkpoint,
+    callbacks=[Told()])
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     try:
@@ -137,19 +138,19 @@ def test_a_file_system_that_does_not_rename(line, experiment, tuned, tmp_path, m
 
 def test_what_is_not_whole_is_no_checkpoint(line, experiment, tuned, like, tmp_path):
     """As a process leaves it that is killed while it writes: without a manifest, or with a temporary one."""
-    first = experiment(line()).run_phase(tuned(tmp_path, n_epochs=2))
+    first = experiment(line()).run_phase(tuned(tmp_path, epochs=2))
     partial = tmp_path / "epoch-000009-step-000000000"
     partial.mkdir()
     (partial / "state-0123456789abcdef.safetensors").write_bytes(b"half")
     (partial / ".manifest.json.1.tmp").write_bytes(b"{")
-    again = experiment(line()).run_phase(tuned(tmp_path, n_epochs=2), resume="auto")
+    again = experiment(line()).run_phase(tuned(tmp_path, epochs=2), resume="auto")
     like(again, first)
     assert names(tmp_path)[-1] == "epoch-000002-step-000000000"
 
 
 def test_a_checkpoint_of_a_newer_version_is_not_left_out(line, experiment, tuned, tmp_path):
     """Going on from the one before would lose what the newer version has done."""
-    experiment(line()).run_phase(tuned(tmp_path, n_epochs=2))
+    experiment(line()).run_phase(tuned(tmp_path, epochs=2))
     newest = tmp_path / names(tmp_path)[-1] / "manifest.json"
     newest.write_text(newest.read_text().replace('"schema_version": 2', '"schema_version": 3'))
     with pytest.raises(ConfigError, match=r"is of schema version 3, written by .*or a newer one"):
@@ -158,7 +159,7 @@ def test_a_checkpoint_of_a_newer_version_is_not_left_out(line, experiment, tuned
 
 def test_half_a_manifest_is_left_out_and_written_anew(line, experiment, tuned, like, tmp_path):
     whole, folder = experiment(line()).run_phase(tuned(tmp_path / "whole")), tmp_path / "cut"
-    experiment(line()).run_phase(tuned(folder, n_epochs=2))
+    experiment(line()).run_phase(tuned(folder, epochs=2))
     newest = folder / names(folder)[-1] / "manifest.json"
     newest.write_bytes(newest.read_bytes()[:-100])
     with pytest.warns(RuntimeWarning, match=r"a newer checkpoint is left out: .*is not a manifest of anyaccel"):
@@ -189,7 +190,7 @@ def test_latest_names_a_checkpoint_that_is_there_at_every_moment(line, experimen
 
 
 def test_a_graph_that_has_changed_is_told_in_one_list(line, experiment, tuned, tmp_path):
-    experiment(line(SequentialMLP(n_layers=2))).run_phase(tuned(tmp_path, n_epochs=1))
+    experiment(line(SequentialMLP(n_layers=2))).run_phase(tuned(tmp_path, epochs=1))
     with pytest.raises(StateError, match="does not fit") as told:
         experiment(line(SequentialMLP(n_layers=3, hidden_dim=5))).run_phase(tuned(tmp_path), resume="auto")
     assert all(name in str(told.value) for name in ("layers.0.weight", "layers.2.weight", "layers.1.bias"))

@@ -70,8 +70,8 @@ def test_the_value_of_keep_best_must_exist(line, experiment, train, tmp_path):
 def test_a_relative_folder_is_where_the_checkpoint_was_made(train, experiment, line, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
-    phase = train(n_epochs=2, checkpoint=Checkpoint("runs/a"))
-    by_name = train(n_epochs=2, checkpoint="runs/b")
+    phase = train(epochs=2, checkpoint=Checkpoint("runs/a"))
+    by_name = train(epochs=2, checkpoint="runs/b")
     monkeypatch.chdir(tmp_path / "elsewhere")
     experiment(line()).run_phase(phase)
     experiment(line()).run_phase(by_name)
@@ -79,7 +79,7 @@ def test_a_relative_folder_is_where_the_checkpoint_was_made(train, experiment, l
     for name in ("a", "b"):
         assert (tmp_path / "runs" / name / "latest").is_file()
     monkeypatch.chdir(tmp_path)  # the same text names the same folder, and the finished run is read
-    again = experiment(line()).run_phase(train(n_epochs=2, checkpoint="runs/a"), resume="auto")
+    again = experiment(line()).run_phase(train(epochs=2, checkpoint="runs/a"), resume="auto")
     monkeypatch.chdir(tmp_path / "elsewhere")
     finished = experiment(line()).run_phase(phase, resume="auto")
     assert list(again.loss) == list(finished.loss) and len(again.loss) == 2

@@ -187,13 +187,13 @@ def test_what_a_source_draws_goes_on(experiment, train, tmp_path, break_off, lik
         np.random.seed(1)
         data = Noisy(DRAWS[draw]())
         if kind == "map":
-            source, settings = MapSource("data", data, features="x", targets="y"), {**settings, "sampler": 4}
+            source, settings = MapSource("data", data, features="x", target="y"), {**settings, "batch_size": 4}
         else:
             batches = lambda: (  # noqa: E731
                 {"x": np.stack([data[i][0] for i in rows]), "y": np.stack([data[i][1] for i in rows])}
                 for rows in np.arange(16).reshape(4, 4)
             )
-            source = IterableSource("data", batches, features="x", targets="y")
+            source = IterableSource("data", batches, features="x", target="y")
         graph = ModelGraph([ModelNode("net", SequentialMLP(), source.example.reference())], "adam")
         if callback is None and folder is not None:
             random.seed(2)  # another process
@@ -202,7 +202,7 @@ def test_what_a_source_draws_goes_on(experiment, train, tmp_path, break_off, lik
         checkpoint = None if folder is None else Checkpoint(folder)
         phase = train(
             data={"data": source},
-            n_epochs=3,
+            epochs=3,
             checkpoint=checkpoint,
             callbacks=[callback] if callback else [],
             **settings,
@@ -219,11 +219,11 @@ def test_what_a_source_draws_goes_on(experiment, train, tmp_path, break_off, lik
 
 def test_a_source_that_gives_other_rows_is_refused_and_the_hint_helps(experiment, train, tmp_path, break_off, like):
     def run(batches, folder, callback=None):
-        source = IterableSource("data", batches, features="x", targets="y")
+        source = IterableSource("data", batches, features="x", target="y")
         graph = ModelGraph([ModelNode("net", SequentialMLP(), source.example.reference())], "adam")
         phase = train(
             data={"data": source},
-            n_epochs=3,
+            epochs=3,
             checkpoint=None if folder is None else Checkpoint(folder),
             callbacks=[callback] if callback else [],
         )
@@ -261,11 +261,11 @@ def test_an_iterator_is_told_and_refused_after_its_first_epoch_and_the_hint_help
             yield {"x": rng.normal(size=(4, 3)).astype("float32"), "y": np.ones(4, "float32")}
 
     def run(given, folder, callback=None):
-        source = IterableSource("data", given, features="x", targets="y", steps=4)
+        source = IterableSource("data", given, features="x", target="y", steps=4)
         graph = ModelGraph([ModelNode("net", SequentialMLP(), source.example.reference())], "adam")
         checkpoint = None if folder is None else Checkpoint(folder)
         callbacks = [callback] if callback else []
-        phase = train(data={"data": source}, n_epochs=3, checkpoint=checkpoint, callbacks=callbacks)
+        phase = train(data={"data": source}, epochs=3, checkpoint=checkpoint, callbacks=callbacks)
         return experiment(graph).run_phase(phase, resume="auto" if folder else "never")
 
     folders = [tmp_path / name for name in "abc"]
@@ -287,7 +287,7 @@ def test_an_iterator_is_told_and_refused_after_its_first_epoch_and_the_hint_help
 
 def test_a_generator_that_is_gone_is_refused(experiment, train, tmp_path, break_off):
     def run(draw, callback=None):
-        source = MapSource("data", Noisy(draw), features="x", targets="y")
+        source = MapSource("data", Noisy(draw), features="x", target="y")
         graph = ModelGraph([ModelNode("net", SequentialMLP(), source.example.reference())], "adam")
         checkpoint = Checkpoint(tmp_path)
         phase = train(data={"data": source}, checkpoint=checkpoint, callbacks=[callback] if callback else [])
@@ -315,11 +315,11 @@ def test_several_interruptions_of_one_run(line, experiment, tuned, break_off, li
 
 def test_accumulated_steps_go_on(line, experiment, tuned, break_off, like, same, values, tmp_path):
     whole = line(dropping())
-    expected = experiment(whole).run_phase(tuned(None, break_off(), accumulate=2, sampler=3))
+    expected = experiment(whole).run_phase(tuned(None, break_off(), accumulate=2, batch_size=3))
     with pytest.raises(KeyboardInterrupt):
-        experiment(line(dropping())).run_phase(tuned(tmp_path, break_off("step_end", 5), accumulate=2, sampler=3))
+        experiment(line(dropping())).run_phase(tuned(tmp_path, break_off("step_end", 5), accumulate=2, batch_size=3))
     graph = line(dropping())
-    phase = tuned(tmp_path, break_off(), accumulate=2, sampler=3)
+    phase = tuned(tmp_path, break_off(), accumulate=2, batch_size=3)
     like(experiment(graph).run_phase(phase, resume="auto"), expected)
     same(values(graph), values(whole))
 
@@ -331,7 +331,7 @@ def test_a_complete_run_is_not_trained_again(line, experiment, tuned, like, same
     second = experiment(again).run_phase(tuned(tmp_path), resume="auto")
     like(second, first)
     same(values(again), values(graph))
-    longer = experiment(line(dropping())).run_phase(tuned(tmp_path, n_epochs=5), resume="auto")
+    longer = experiment(line(dropping())).run_phase(tuned(tmp_path, epochs=5), resume="auto")
     assert [epoch.number for epoch in longer.epochs] == [0, 1, 2, 3, 4]
 
 
@@ -340,7 +340,7 @@ def test_a_run_that_was_stopped_stays_stopped(line, experiment, train, at, tmp_p
         if run.epoch == 1:
             run.stop("enough")
 
-    phase = train(n_epochs=5, checkpoint=tmp_path, callbacks=[at("epoch_end", stop)])
+    phase = train(epochs=5, checkpoint=tmp_path, callbacks=[at("epoch_end", stop)])
     assert len(experiment(line()).run_phase(phase).epochs) == 2
     again = experiment(line()).run_phase(phase, resume="auto")
     assert (len(again.epochs), again.stop_reason) == (2, "enough")
@@ -353,17 +353,17 @@ def test_a_longer_run_goes_on_from_a_complete_one_to_the_bit(
     """Although the complete one ended with the values of its best epoch."""
     bad = {"optimizer": Optimizer("sgd", lr=0.05, schedule=lambda step: 1.0 if step < 4 else 4.0)}
     whole, again = line(dropping(), **bad), line(dropping(), **bad)
-    expected = experiment(whole).run_phase(tuned(n_epochs=5))
+    expected = experiment(whole).run_phase(tuned(epochs=5))
     assert int(np.argmin(expected.figure("val_loss"))) == 2  # neither the last of the first run, nor one after it
     first = line(dropping(), **bad)
-    experiment(first).run_phase(tuned(tmp_path, every=every, n_epochs=4))
-    like(experiment(again).run_phase(tuned(tmp_path, every=every, n_epochs=5), resume="auto"), expected)
+    experiment(first).run_phase(tuned(tmp_path, every=every, epochs=4))
+    like(experiment(again).run_phase(tuned(tmp_path, every=every, epochs=5), resume="auto"), expected)
     same(values(again), values(whole))
 
 
 def test_the_models_of_a_checkpoint_are_loaded_by_model_graph(line, experiment, train, same, values, tmp_path):
     graph = line(SequentialMLP())
-    experiment(graph).run_phase(train(n_epochs=3, checkpoint=tmp_path))
+    experiment(graph).run_phase(train(epochs=3, checkpoint=tmp_path))
     newest = (tmp_path / run_folder.LATEST).read_text().strip()
     assert newest == "epoch-000003-step-000000000"
     same(ModelGraph.load(tmp_path / newest).state(), values(graph))
@@ -374,7 +374,7 @@ def test_the_newest_and_the_best_are_kept(line, experiment, tuned, tmp_path):
     assert names(tmp_path) == ["epoch-000002-step-000000004", "epoch-000003-step-000000000"]
     assert len(results.epochs) == 3
     other = tmp_path / "other"
-    phase = tuned(other, keep=1, keep_best="val_loss", n_epochs=6)
+    phase = tuned(other, keep=1, keep_best="val_loss", epochs=6)
     worse = line(optimizer="sgd")
     worse.optimizer = type(worse.optimizer)("sgd", lr=2.0)  # each epoch is worse than the one before
     figures = experiment(worse).run_phase(phase).figure("val_loss")
@@ -419,7 +419,7 @@ def test_one_run_at_a_time_writes_into_a_folder(line, experiment, tuned, at, tmp
 
 
 def test_other_callbacks_and_other_graphs_are_refused(line, experiment, tuned, train, tmp_path):
-    experiment(line()).run_phase(tuned(tmp_path, n_epochs=1))
+    experiment(line()).run_phase(tuned(tmp_path, epochs=1))
     with pytest.raises(StateError, match=r"a run with other callbacks: EarlyStopping; this run has none"):
         experiment(line()).run_phase(train(checkpoint=tmp_path), resume="auto")
     with pytest.raises(
@@ -435,8 +435,8 @@ def test_callbacks_that_keep_nothing_may_come_and_go(line, experiment, tuned, tm
     class Printing(Callback):
         pass
 
-    experiment(line(), callbacks=[Printing()]).run_phase(tuned(tmp_path, n_epochs=1))
-    experiment(line()).run_phase(tuned(tmp_path, n_epochs=2), resume="auto")
+    experiment(line(), callbacks=[Printing()]).run_phase(tuned(tmp_path, epochs=1))
+    experiment(line()).run_phase(tuned(tmp_path, epochs=2), resume="auto")
     results = experiment(line(), callbacks=[Printing(), Printing()]).run_phase(tuned(tmp_path), resume="auto")
     assert results.loss.tolist() == experiment(line()).run_phase(tuned(tmp_path / "whole")).loss.tolist()
 
@@ -450,7 +450,7 @@ def test_a_callback_that_does_not_take_its_state(line, experiment, train, tmp_pa
             self.loaded = state
             state["missing"]
 
-    phase = train(n_epochs=1, checkpoint=tmp_path, callbacks=[counter := Counter()])
+    phase = train(epochs=1, checkpoint=tmp_path, callbacks=[counter := Counter()])
     experiment(line()).run_phase(phase)
     with pytest.raises(StateError, match="callback Counter does not take its state: KeyError: 'missing'"):
         experiment(line()).run_phase(phase, resume="auto")
@@ -496,7 +496,7 @@ def test_a_graph_of_several_segments_goes_on(data, sims, experiment, train, brea
 
     def phase(callback, folder=None):
         loss = AppliedLoss("mse", on="right")
-        return train(n_epochs=3, losses=[loss], callbacks=[callback], checkpoint=folder and Checkpoint(folder, every=2))
+        return train(epochs=3, losses=[loss], callbacks=[callback], checkpoint=folder and Checkpoint(folder, every=2))
 
     whole, again = graph(), graph()
     expected = experiment(whole).run_phase(phase(break_off()))
@@ -519,7 +519,7 @@ class Slow(aa.Callback):
 x = np.random.default_rng(0).normal(size=(64, 3))
 data = aa.FeatureSet.from_dict("data", {"x": x, "y": x[:, :1]}, "x", "y")
 graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP(dropout=0.3), data.reference())], "adam")
-phase = aa.TrainPhase("train", data="all", losses=[aa.AppliedLoss("mse")], sampler=8, n_epochs=int(sys.argv[2]),
+phase = aa.TrainPhase("train", data="all", losses=[aa.AppliedLoss("mse")], batch_size=8, epochs=int(sys.argv[2]),
                       checkpoint=aa.Checkpoint(sys.argv[1], every=5), callbacks=[Slow()])
 results = aa.Experiment(graph, progress="none").run_phase(phase, resume="auto")
 print("loss", results.loss.tolist())
@@ -580,7 +580,7 @@ def test_the_loop_does_not_wait_for_the_disk(line, experiment, train, at, tmp_pa
         return write(self, position, *args)
 
     monkeypatch.setattr(run_folder.RunFolder, "write", slow)
-    phase = train(n_epochs=2, checkpoint=Checkpoint(tmp_path, every="0.000001s"))
+    phase = train(epochs=2, checkpoint=Checkpoint(tmp_path, every="0.000001s"))
     count = at("step_end", lambda run: steps.append(run.step))
     experiment(line(), callbacks=[count]).run_phase(phase)
     assert begun[0] == 1
@@ -606,7 +606,7 @@ def test_with_wait_no_step_is_done_before_a_checkpoint_is_written(line, experime
                 next_step.set()
 
     monkeypatch.setattr(run_folder.RunFolder, "write", slow)
-    experiment(line()).run_phase(tuned(tmp_path, Steps(), every=3, n_epochs=1, wait=wait))
+    experiment(line()).run_phase(tuned(tmp_path, Steps(), every=3, epochs=1, wait=wait))
     expected = ["step 0", "step 1", "step 2", "written 3", "step 3", "written 0"]
     if not wait:
         expected[3:5] = ["step 3", "written 3"]

@@ -31,11 +31,11 @@ class StopAt(aa.Callback):
 def run(folder, stop=0, *, x=X, seed=0, lr=0.01, epochs=2, **settings):
     data = aa.FeatureSet.from_dict("d", {"x": x, "y": x[:, :1], "w": np.abs(x[:, 0])}, ["x"], ["y"], ["w"])
     graph = aa.ModelGraph(
-        [aa.ModelNode("net", SequentialMLP(), data.reference(targets="y"))], aa.Optimizer("adam", lr), seed=seed
+        [aa.ModelNode("net", SequentialMLP(), data.reference(target="y"))], aa.Optimizer("adam", lr), seed=seed
     )
-    given = {"losses": [aa.AppliedLoss("mse")], "sampler": 16, **settings}
+    given = {"losses": [aa.AppliedLoss("mse")], **({} if "sampler" in settings else {"batch_size": 16}), **settings}
     checkpoint = aa.Checkpoint(folder, every=1)
-    phase = aa.TrainPhase(data="all", n_epochs=epochs, checkpoint=checkpoint, callbacks=[StopAt(stop)], **given)
+    phase = aa.TrainPhase(data="all", epochs=epochs, checkpoint=checkpoint, callbacks=[StopAt(stop)], **given)
     return aa.Experiment(graph, progress="none").run_phase(phase, resume="auto")
 
 
@@ -50,7 +50,7 @@ def within(tmp_path):
 OTHER_VALUES = X.copy()
 OTHER_VALUES[0] += 0.1
 OTHERS = {
-    "batch size": ({"sampler": 8}, "sampler.batch_size was 16 and is 8"),
+    "batch size": ({"batch_size": 8}, "sampler.batch_size was 16 and is 8"),
     "shuffle": (
         {"sampler": aa.SimpleSampler(16, shuffle=False)},
         "sampler.shuffle was True and is False",
@@ -76,7 +76,7 @@ def test_within_an_epoch_other_settings_and_data_are_refused(within, name):
 
 def test_all_differences_are_in_one_message(within):
     with pytest.raises(PhaseError, match=r"batch_size was 16 and is 4; accumulate was 1 and is 3"):
-        run(within, sampler=4, accumulate=3)
+        run(within, batch_size=4, accumulate=3)
 
 
 @pytest.mark.parametrize("name", ["batch size", "shuffle", "accumulate", "loss", "rows", "values", "order"])

@@ -49,7 +49,7 @@ def metric(outputs, targets):
 x = np.random.default_rng(0).normal(size=(64, 3))
 data = aa.FeatureSet.from_dict("data", {"x": x, "y": x[:, :1]}, "x", "y")
 graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP(dropout=0.3), data.reference())], "adam")
-phase = aa.TrainPhase("train", data="all", losses=[aa.AppliedLoss("mse")], sampler=8, n_epochs=4,
+phase = aa.TrainPhase("train", data="all", losses=[aa.AppliedLoss("mse")], batch_size=8, epochs=4,
                       validation=aa.EvalPhase("v", data="all", metrics=[metric], batch_size=4),
                       checkpoint=aa.Checkpoint(folder, every=3), callbacks=[Steps()])
 

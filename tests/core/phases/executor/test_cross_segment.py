@@ -164,7 +164,7 @@ def test_several_frameworks_train_to_the_numbers_of_one(
     for names in (["numpy"], frameworks):
         graph = graph_of(shape, names, optimizer)
         ours = experiment(graph)
-        phase = TrainPhase("t", data="train", losses=losses_of(graph), sampler=5, n_epochs=3, validation="val")
+        phase = TrainPhase("t", data="train", losses=losses_of(graph), batch_size=5, epochs=3, validation="val")
         result = ours.run_phase(phase)
         evaluation = EvalPhase(
             "e", data="val", losses=losses_of(graph), metrics=[Metric("mse", on="net")], outputs=["a", "net"]
@@ -197,7 +197,7 @@ def test_randomness_and_buffers_are_the_same_in_several_frameworks(data, experim
             ModelNode("net", Dense(1), "b", framework=names[2]),
         ]
         graph = ModelGraph(nodes, "adam")
-        experiment(graph).run_phase(TrainPhase("t", data="train", losses=[MSE], sampler=4, n_epochs=3))
+        experiment(graph).run_phase(TrainPhase("t", data="train", losses=[MSE], batch_size=4, epochs=3))
         states.append(graph.state())
     same(*states, within=1e-6)
 
@@ -217,7 +217,7 @@ def test_each_node_may_have_its_own_optimizer_in_its_own_framework(data, experim
             ModelNode("net", Dense(1), "a", framework=names[1]),
         ]
         graph = ModelGraph(nodes, Optimizer("adam", lr=0.05, clip_norm=0.2))
-        experiment(graph).run_phase(TrainPhase("t", data="train", losses=[MSE], sampler=4, n_epochs=3))
+        experiment(graph).run_phase(TrainPhase("t", data="train", losses=[MSE], batch_size=4, epochs=3))
         states.append(graph.state())
     same(*states, within=1e-6)
 
@@ -233,7 +233,7 @@ def test_frameworks_on_different_devices_train_to_the_numbers_of_one(sims, data,
             ModelNode("net", Dense(1), "b", devices[2]),
         ]
         graph = ModelGraph(nodes, Optimizer("adam", lr=0.05, clip_norm=0.2))
-        result = experiment(graph).run_phase(TrainPhase("t", data="train", losses=[MSE], sampler=4, n_epochs=2))
+        result = experiment(graph).run_phase(TrainPhase("t", data="train", losses=[MSE], batch_size=4, epochs=2))
         states.append(graph.state())
     same(*states, within=1e-6)
     forward = [assignment for assignment in result.plan.crossings if not assignment.gradient]
@@ -258,7 +258,7 @@ def count(calls, label):
 
 def test_every_segment_is_called_once_per_step(calls, graph_of, experiment):
     graph = graph_of("chain", ["one", "two"])
-    experiment(graph).run_phase(TrainPhase("t", data="train", losses=[MSE], sampler=4))
+    experiment(graph).run_phase(TrainPhase("t", data="train", losses=[MSE], batch_size=4))
     for label in ("one:0", "two:1", "one:2"):
         taken = count(calls, label)
         assert taken.pop("snapshot") >= 1  # at the start, and now and then, in case memory runs out
@@ -281,7 +281,7 @@ def test_a_frozen_first_segment_gets_no_pullback(calls, graph_of, experiment):
     graph = graph_of("chain", ["one", "two"], Optimizer("adam", lr=0.1, clip_norm=1.0)).freeze("a")
     graph.build()
     before = graph.state()
-    experiment(graph).run_phase(TrainPhase("t", data="train", losses=[MSE], sampler=4, n_epochs=2))
+    experiment(graph).run_phase(TrainPhase("t", data="train", losses=[MSE], batch_size=4, epochs=2))
     done = [count([call for call in calls if call[1] != "snapshot"], label) for label in ("one:0", "two:1")]
     assert done[0] == {"forward": 8, "close": 1}
     assert done[1] == {"forward_pullback": 8, "pullback": 8, "grad_stats": 8, "optimizer_step": 8, "close": 1}
@@ -294,7 +294,7 @@ def test_a_frozen_segment_between_trained_ones_passes_cotangents_on(calls, graph
     states = []
     for names in (["numpy"], ["one", "two"]):
         graph = graph_of("chain", names).freeze("b")
-        experiment(graph).run_phase(TrainPhase("t", data="train", losses=[MSE], sampler=4, n_epochs=2))
+        experiment(graph).run_phase(TrainPhase("t", data="train", losses=[MSE], batch_size=4, epochs=2))
         states.append(graph.state())
     same(*states, within=1e-6)
     assert sorted(graph.optimizer_states) == ["a", "net"]
@@ -305,7 +305,7 @@ def test_a_frozen_last_segment_only_passes_cotangents(calls, graph_of, experimen
     states = []
     for names in (["numpy"], ["one", "two"]):
         graph = graph_of("chain", names).freeze("net", "b")
-        experiment(graph).run_phase(TrainPhase("t", data="train", losses=[MSE], sampler=4, n_epochs=2))
+        experiment(graph).run_phase(TrainPhase("t", data="train", losses=[MSE], batch_size=4, epochs=2))
         states.append(graph.state())
     same(*states, within=1e-6)
     assert list(graph.optimizer_states) == ["a"]
@@ -314,7 +314,7 @@ def test_a_frozen_last_segment_only_passes_cotangents(calls, graph_of, experimen
 def test_losses_may_be_in_either_segment(calls, graph_of, experiment):
     graph = graph_of("branches", ["one", "two"])
     losses = [SORT, AppliedLoss("mse", on="a", inputs=["outputs", "outputs"], label="zero"), MSE]
-    result = experiment(graph).run_phase(TrainPhase("t", data="train", losses=losses, sampler=4, n_epochs=2))
+    result = experiment(graph).run_phase(TrainPhase("t", data="train", losses=losses, batch_size=4, epochs=2))
     homes = {graph.shapes.frameworks[loss.on] for loss in losses}
     assert homes == {"one", "two"}
     assert sorted(result.epochs[0].losses) == ["net", "sort", "zero"]
@@ -328,7 +328,7 @@ def test_a_loss_may_compare_values_of_two_segments(calls, graph_of, experiment, 
     for names in (["numpy"], ["one", "two"]):
         graph = graph_of("branches", names)
         losses = [MSE, AppliedLoss("mse", on="left", inputs=["outputs", "right"], label="apart")]
-        result = experiment(graph).run_phase(TrainPhase("t", data="train", losses=losses, sampler=4, n_epochs=2))
+        result = experiment(graph).run_phase(TrainPhase("t", data="train", losses=losses, batch_size=4, epochs=2))
         states.append({**graph.state(), "losses": result.loss})
     same(*states, within=1e-6)
 
@@ -339,7 +339,7 @@ def test_evaluations_ask_for_no_pullback(calls, graph_of, experiment):
 
 
 def test_a_graph_of_one_segment_takes_whole_steps(calls, graph_of, experiment):
-    experiment(graph_of("chain", ["one"])).run_phase(TrainPhase("t", data="train", losses=[MSE], sampler=4))
+    experiment(graph_of("chain", ["one"])).run_phase(TrainPhase("t", data="train", losses=[MSE], batch_size=4))
     assert set(count(calls, "one:0")) == {"snapshot", "train_steps", "close"}
 
 
@@ -349,7 +349,7 @@ def test_a_graph_of_one_segment_takes_whole_steps(calls, graph_of, experiment):
 def test_every_segment_is_closed_even_if_one_fails(calls, graph_of, experiment, monkeypatch):
     graph = graph_of("chain", ["one", "two"])
     ours = experiment(graph)
-    ours.run_phase(TrainPhase("t", data="train", losses=[MSE], sampler=4))
+    ours.run_phase(TrainPhase("t", data="train", losses=[MSE], batch_size=4))
     before = graph.state()
     told = Watched.told
 
@@ -362,7 +362,7 @@ def test_every_segment_is_closed_even_if_one_fails(calls, graph_of, experiment, 
 
     monkeypatch.setattr(Watched, "told", fail)
     with pytest.raises(RuntimeError, match="stuck: two:1"):
-        ours.run_phase(TrainPhase("t", data="train", losses=[MSE], sampler=4))
+        ours.run_phase(TrainPhase("t", data="train", losses=[MSE], batch_size=4))
     after = graph.state()
     changed = {name.partition("/")[0] for name in before if not np.array_equal(before[name], after[name])}
     assert changed == {"a", "b", "net", "progress"}
@@ -380,7 +380,7 @@ def test_segments_are_closed_if_a_later_one_cannot_be_built(calls, graph_of, exp
     monkeypatch.setattr(Watched, "build", fail)
     graph = graph_of("chain", ["one", "two"])
     with pytest.raises(RuntimeError, match="no compiler"):
-        experiment(graph).run_phase(TrainPhase("t", data="train", losses=[MSE], sampler=4))
+        experiment(graph).run_phase(TrainPhase("t", data="train", losses=[MSE], batch_size=4))
     assert calls == [("one:0", "close"), ("two:1", "close")]
     assert graph.optimizer_states == {}
 
@@ -401,7 +401,7 @@ def test_an_interrupt_in_a_step_gives_state_back_to_all_segments(graph_of, exper
     net = graph["net"].model
     monkeypatch.setattr(net, "apply", lambda *args, **settings: fail(net, *args, **settings))
     with pytest.raises(KeyboardInterrupt):
-        experiment(graph).run_phase(TrainPhase("t", data="train", losses=[MSE], sampler=4, n_epochs=3))
+        experiment(graph).run_phase(TrainPhase("t", data="train", losses=[MSE], batch_size=4, epochs=3))
     after = graph.state()
     assert all(np.isfinite(array).all() for array in after.values())
     assert not any(np.array_equal(before[name], after[name]) for name in before if "weight" in name)
@@ -415,7 +415,7 @@ def test_early_stopping_restores_all_segments(graph_of, experiment, same):
     for epochs, callbacks in ((1, []), (4, [EarlyStopping("loss", patience=2, min_delta=99, restore_best=True)])):
         graph = graph_of("skip", ["one", "two"])
         experiment(graph).run_phase(
-            TrainPhase("t", data="train", losses=[MSE], sampler=4, n_epochs=epochs, callbacks=callbacks)
+            TrainPhase("t", data="train", losses=[MSE], batch_size=4, epochs=epochs, callbacks=callbacks)
         )
         states.append({name: array for name, array in graph.state().items() if "progress" not in name})
     same(*states)
@@ -426,7 +426,7 @@ def test_a_step_end_hook_changes_no_number(graph_of, experiment, at, same):
     states, heard = [], []
     for callbacks in ([], [at("step_end", lambda run: heard.append(run.step_losses()))]):
         graph = graph_of("branches", ["one", "two"])
-        phase = TrainPhase("t", data="train", losses=losses_of(graph), sampler=5, n_epochs=2, callbacks=callbacks)
+        phase = TrainPhase("t", data="train", losses=losses_of(graph), batch_size=5, epochs=2, callbacks=callbacks)
         experiment(graph).run_phase(phase)
         states.append(graph.state())
     same(*states)
@@ -441,7 +441,7 @@ def test_steps_done_has_the_losses_of_each_step(graph_of, experiment, at, accumu
     some = at("steps_done", lambda steps: batches.append(steps.losses()))
     for callback in (each, some):
         graph = graph_of("branches", ["one", "two"])
-        settings = {"sampler": 2, "n_epochs": 2, "accumulate": accumulate, "callbacks": [callback]}
+        settings = {"batch_size": 2, "epochs": 2, "accumulate": accumulate, "callbacks": [callback]}
         experiment(graph).run_phase(TrainPhase("t", data="train", losses=losses_of(graph), **settings))
     assert len(batches) < len(single)
     for label in ("aside", "net", "sort"):
@@ -453,13 +453,13 @@ def test_steps_done_has_the_losses_of_each_step(graph_of, experiment, at, accumu
 def test_training_continues_with_the_same_state_in_other_segments(graph_of, experiment, same):
     """State belongs to nodes; which segments compute them may change from phase to phase."""
     whole = graph_of("chain", ["numpy"])
-    experiment(whole).run_phase(TrainPhase("t", data="train", losses=[MSE], sampler=4, n_epochs=4))
+    experiment(whole).run_phase(TrainPhase("t", data="train", losses=[MSE], batch_size=4, epochs=4))
     moving = graph_of("chain", ["numpy"])
     for frameworks in (["one", "two", "one"], ["one", "one", "two"]):
         for node, framework in zip(moving.nodes.values(), frameworks, strict=True):
             node.framework = framework
         moving.build(force=True)
-        experiment(moving).run_phase(TrainPhase("t", data="train", losses=[MSE], sampler=4, n_epochs=2))
+        experiment(moving).run_phase(TrainPhase("t", data="train", losses=[MSE], batch_size=4, epochs=2))
     same(whole.state(), moving.state(), within=1e-6)
 
 
@@ -473,7 +473,7 @@ def test_losses_of_an_epoch_are_copied_once_per_backend(calls, graph_of, experim
 
     monkeypatch.setattr(NumpyBackend, "scalars", counted)
     graph = graph_of("branches", ["one", "two"])
-    experiment(graph).run_phase(TrainPhase("t", data="train", losses=losses_of(graph), sampler=4, n_epochs=2))
+    experiment(graph).run_phase(TrainPhase("t", data="train", losses=losses_of(graph), batch_size=4, epochs=2))
     homes = [graph.shapes.frameworks[loss.on] for loss in losses_of(graph)]
     epoch = [(name, 4 * homes.count(name)) for name in dict.fromkeys(homes) for _ in ("sums", "weights")]
     assert sorted(asked) == sorted(epoch * 2)

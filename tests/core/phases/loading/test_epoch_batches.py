@@ -105,7 +105,7 @@ def trained(schedule: str | None, samplers: dict[str, Any], *, a: int = 10, b: i
         losses=watch.losses,
         sampler=samplers,
         schedule=schedule,
-        n_epochs=epochs,
+        epochs=epochs,
         callbacks=[order],
     )
     results = run(apart(a, b), phase)
@@ -191,11 +191,11 @@ def test_equal_batches_are_taken_many_at_once(monkeypatch: pytest.MonkeyPatch) -
     samplers = {"a": SimpleSampler(4, shuffle=True), "b": SimpleSampler(4, shuffle=True, seed=1)}
     losses = [AppliedLoss("mse", "na"), AppliedLoss("mse", "nb")]
     graph = apart(10, 10)
-    one = run(graph, TrainPhase("t", data="all", losses=losses, sampler=samplers, n_epochs=3))
+    one = run(graph, TrainPhase("t", data="all", losses=losses, sampler=samplers, epochs=3))
     assert sum(count for count, _ in calls) == 9 and {batch for _, batch in calls} == {4, 2}
     calls.clear()
     other = apart(10, 10)
-    alternating = TrainPhase("t", data="all", losses=losses, sampler=samplers, n_epochs=3, schedule="alternate_strict")
+    alternating = TrainPhase("t", data="all", losses=losses, sampler=samplers, epochs=3, schedule="alternate_strict")
     assert run(other, alternating).epochs[0].steps == 6 and not calls
     for name in ("na", "nb"):
         for key in ("weight", "bias"):
@@ -293,12 +293,12 @@ def test_missing_rows_are_none_in_other_segments(schedule: str, numpy_only: Regi
     weights = []
     for framework in (None, "elsewhere"):
         a, b = numbered("a", 8), numbered("b", 4)
-        nodes = [ModelNode("na", unit(), a.reference(targets=[])), ModelNode("nb", unit(), b.reference(targets=[]))]
+        nodes = [ModelNode("na", unit(), a.reference(target=[])), ModelNode("nb", unit(), b.reference(target=[]))]
         nodes += [ModelNode(f"top{name}", unit(), f"n{name}", framework=framework) for name in "ab"]
         graph = ModelGraph(nodes, Optimizer("adam", lr=0.01, clip_norm=0.5))
         losses = [AppliedLoss("mse", "topa", ["outputs", "a.y"]), AppliedLoss("mse", "topb", ["outputs", "b.y"])]
         sampler = {"a": SimpleSampler(4, shuffle=True), "b": SimpleSampler(2)}
-        run(graph, TrainPhase("t", data="all", losses=losses, sampler=sampler, schedule=schedule, n_epochs=3))
+        run(graph, TrainPhase("t", data="all", losses=losses, sampler=sampler, schedule=schedule, epochs=3))
         weights.append({key: value for key, value in graph.state().items() if "/parameters/" in key})
         steps = 6
         assert {state.step for state in graph.optimizer_states.values()} == {steps}
@@ -356,8 +356,9 @@ def test_batch_sizes_may_be_given_for_each_set() -> None:
 
 
 def train(**settings: Any) -> TrainPhase:
-    known = {"data": "all", "losses": [AppliedLoss("mse", "na"), AppliedLoss("mse", "nb")], "sampler": {"a": 4, "b": 2}}
-    return TrainPhase("t", **{**known, **settings})
+    known = {"data": "all", "losses": [AppliedLoss("mse", "na"), AppliedLoss("mse", "nb")]}
+    drawn = {} if "batch_size" in settings else {"sampler": {"a": 4, "b": 2}}
+    return TrainPhase("t", **{**known, **drawn, **settings})
 
 
 @pytest.mark.parametrize("schedule", ["zip_strict", "alternate_strict"])
@@ -373,16 +374,18 @@ def test_invalid_schedules_are_refused() -> None:
     message = refused(PhaseError, lambda: train(schedule="zip_cycles"))
     assert "schedule='zip_cycles'. Available: zip_strict, zip_cycle, alternate_strict, alternate_cycle" in message
     assert "did you mean 'zip_cycle'?" in message
-    for sampler in (4, SimpleSampler(4), {"a": SimpleSampler(4)}):
+    for sampler in (SimpleSampler(4), {"a": SimpleSampler(4)}):
         message = refused(PhaseError, lambda s=sampler: train(sampler=s, schedule="zip_strict"))
         assert (
             "phase 't' has schedule='zip_strict' but only one sampler. Hint: leave schedule out, or write sampler={"
             in message
         )
-    assert "sampler must be a Sampler or a batch size" in refused(
+    assert "sampler must be a Sampler, or a mapping" in refused(
         PhaseError, lambda: train(sampler={"a": 4, "b": "many"})
     )
-    assert "sampler must be a Sampler or a batch size, got {}" in refused(PhaseError, lambda: train(sampler={}))
+    assert "sampler must be a Sampler, or a mapping with one for each feature set, got {}" in refused(
+        PhaseError, lambda: train(sampler={})
+    )
 
 
 def test_samplers_for_unknown_sets_are_refused() -> None:
@@ -398,7 +401,7 @@ def test_samplers_for_unknown_sets_are_refused() -> None:
 
 
 def test_one_sampler_needs_as_many_rows() -> None:
-    message = refused(PhaseError, lambda: run(apart(), train(sampler=4)))
+    message = refused(PhaseError, lambda: run(apart(), train(batch_size=4)))
     assert "phase 't' has different numbers of rows; a: 10, b: 6" in message
     assert "give each feature set the same number of rows, or a sampler of its own" in message
 
@@ -506,7 +509,7 @@ def test_any_schedule_trains_as_by_hand(
     steps = [sampler.steps(n) for sampler, n in zip(samplers, counts, strict=True)]
     graph = apart(*counts)
     losses = [AppliedLoss("mse", "na"), AppliedLoss("mse", "nb", weight=0.5)]
-    phase = TrainPhase("t", data="all", losses=losses, sampler=named, schedule=schedule, n_epochs=2)
+    phase = TrainPhase("t", data="all", losses=losses, sampler=named, schedule=schedule, epochs=2)
     if schedule.endswith("strict") and steps[0] != steps[1]:
         assert "different numbers of batches" in refused(PhaseError, lambda: run(graph, phase))
         return

@@ -228,7 +228,7 @@ def test_epochs_are_the_same_with_and_without_prefetching(monkeypatch: pytest.Mo
         monkeypatch.setattr(epoch_plan, "THREAD_ROWS", least)
         node = ModelNode("net", Dense(1), data.cast({"x": "float32"}).reference())
         graph = ModelGraph([node], Optimizer("sgd", lr=1e-6))
-        phase = TrainPhase("t", data="all", losses=[AppliedLoss("mse", on="net")], sampler=8, n_epochs=4)
+        phase = TrainPhase("t", data="all", losses=[AppliedLoss("mse", on="net")], batch_size=8, epochs=4)
         losses.append([epoch.loss for epoch in experiment(graph).run_phase(phase).epochs])
     assert losses[0] == losses[1]
     assert threads == ["MainThread"] * 5 + ["anyaccel-row-order"] * 3

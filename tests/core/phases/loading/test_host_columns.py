@@ -29,14 +29,14 @@ def from_source(columns: dict[str, np.ndarray]) -> BatchSource:
         for first in range(0, 8, 4):
             yield {name: array[first : first + 4] for name, array in columns.items()}
 
-    return IterableSource("data", batches, features="x", targets="y")
+    return IterableSource("data", batches, features="x", target="y")
 
 
 def train(given: Given, columns: Mapping[str, np.ndarray], loss: Any = "mse", **settings: Any) -> Any:
     """Train on the columns, with a graph that was built for innocent numbers of the same kinds."""
     innocent = {name: np.zeros_like(array) for name, array in columns.items()}
     node = ModelNode("net", Dense(1, dtype="float32"), from_memory(innocent).reference())
-    phase = TrainPhase("t", data=given(dict(columns)), losses=[AppliedLoss(loss, on="net")], sampler=4, **settings)
+    phase = TrainPhase("t", data=given(dict(columns)), losses=[AppliedLoss(loss, on="net")], batch_size=4, **settings)
     return Experiment("e", ModelGraph([node], "sgd"), progress="none").run_phase(phase)
 
 
@@ -107,7 +107,7 @@ def train_classes(given: Given, probabilities: np.ndarray) -> Any:
     columns = of_classes(probabilities)
     innocent = from_memory(of_classes(np.full((8, 3), 1 / 3)))
     node = ModelNode("net", Dense(3, dtype="float32"), innocent.reference())
-    phase = TrainPhase("t", data=given(columns), losses=[AppliedLoss("cross_entropy", on="net")], sampler=4)
+    phase = TrainPhase("t", data=given(columns), losses=[AppliedLoss("cross_entropy", on="net")], batch_size=4)
     return Experiment("e", ModelGraph([node], "sgd"), progress="none").run_phase(phase)
 
 

@@ -39,7 +39,8 @@ def graph(widths, optimizer="adam", n_rows=ROWS):
 
 def phase(**given):
     losses = [AppliedLoss("mse", on="net")]
-    defaults = {"data": "all", "losses": losses, "sampler": 20, "n_epochs": 2, "accelerator": "sim:0"}
+    drawn = {} if "sampler" in given else {"batch_size": 20}
+    defaults = {"data": "all", "losses": losses, "epochs": 2, "accelerator": "sim:0", **drawn}
     return TrainPhase("t", **{**defaults, **given})
 
 
@@ -124,9 +125,9 @@ def test_a_resident_column_is_released_when_memory_runs_out_while_training(monke
     """What does not fit beside the resident columns is streamed as a whole."""
     monkeypatch.setattr("anyaccel.phases.loading.residency._USABLE_FRACTION", 0.995)
     made, plain = graph(WIDE), graph(WIDE)
-    run(plain, phase(accelerator=None, sampler=300))
+    run(plain, phase(accelerator=None, batch_size=300))
     with simulate(1, capacity=ALL - 4000) as (device,):
-        results = run(made, phase(sampler=300))
+        results = run(made, phase(batch_size=300))
         assert device.peak <= ALL - 4000
     told = [event.message for event in results.events if event.kind in ("residency", "memory")]
     assert "resident" in told[0] and "rows are streamed from now on" in told[1]
@@ -142,7 +143,7 @@ def test_less_is_copied_than_where_all_columns_are_streamed():
         ("streamed", None, "streamed"),
     ):
         with simulate(1, capacity=capacity) as (device,):
-            run(graph(WIDE), phase(residency=residency, n_epochs=4))
+            run(graph(WIDE), phase(residency=residency, epochs=4))
         copied[name] = device.transfers.into.nbytes
     assert copied["streamed"] > 4 * ALL
     streamed_of_mixed = 4 * ROWS * (20 * 4 + 8)  # a column, and the row numbers of the others
@@ -160,10 +161,10 @@ def test_columns_of_any_sizes_on_a_device_of_any_size(widths, part, rows):
     named = {f"c{i}": width for i, width in enumerate(widths)}
     nbytes = 200 * (sum(widths) + 1) * 4
     plain, made = graph(named, "sgd", 200), graph(named, "sgd", 200)
-    run(plain, phase(accelerator=None, sampler=rows, n_epochs=1))
+    run(plain, phase(accelerator=None, batch_size=rows, epochs=1))
     capacity = int(nbytes * part) + 20_000
     with simulate(1, capacity=capacity) as (device,):
-        run(made, phase(sampler=rows, n_epochs=1))
+        run(made, phase(batch_size=rows, epochs=1))
         assert device.peak <= capacity
     for name, value in plain.state().items():
         np.testing.assert_allclose(made.state()[name], value, rtol=1e-5, atol=1e-6)

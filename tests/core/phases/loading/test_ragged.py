@@ -82,7 +82,7 @@ def test_each_batch_is_as_long_as_its_longest_row(value: float, multiple_of: int
     graph.build()
     net = graph["net"].model
     net.shapes.clear()
-    run(graph, TrainPhase("t", data="all", losses=MSE, sampler=SAMPLER, n_epochs=EPOCHS, residency=residency))
+    run(graph, TrainPhase("t", data="all", losses=MSE, sampler=SAMPLER, epochs=EPOCHS, residency=residency))
     w, shapes = by_hand(value, multiple_of)
     np.testing.assert_allclose(net.parameters["w"], w, rtol=1e-5)
     assert [shape for shape in net.shapes if shape in shapes][-len(shapes) :] == shapes
@@ -91,7 +91,7 @@ def test_each_batch_is_as_long_as_its_longest_row(value: float, multiple_of: int
 def test_copies_that_come_late_have_the_rows_of_their_batch(sims: Any) -> None:
     on = {"accelerator": "sim:0", "final_device": "cpu"}
     graph = graph_of(made())
-    run(graph, TrainPhase("t", data="all", losses=MSE, sampler=SAMPLER, n_epochs=EPOCHS, **on))
+    run(graph, TrainPhase("t", data="all", losses=MSE, sampler=SAMPLER, epochs=EPOCHS, **on))
     np.testing.assert_allclose(graph["net"].model.parameters["w"], by_hand()[0], rtol=1e-5)
 
 
@@ -107,7 +107,7 @@ class Full(Mean):
 def test_parts_of_a_batch_that_does_not_fit_have_the_length_of_the_batch() -> None:
     data = made()
     graph = ModelGraph([ModelNode("net", Full(), data.reference())], Optimizer("sgd", lr=RATE))
-    results = run(graph, TrainPhase("t", data="all", losses=MSE, sampler=SAMPLER, n_epochs=EPOCHS))
+    results = run(graph, TrainPhase("t", data="all", losses=MSE, sampler=SAMPLER, epochs=EPOCHS))
     assert any(event.kind == "memory" for event in results.events)
     np.testing.assert_allclose(graph["net"].model.parameters["w"], by_hand()[0], rtol=1e-5)
 

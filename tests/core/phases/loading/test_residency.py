@@ -48,7 +48,7 @@ def graph() -> ModelGraph:
 
 def phase(**settings: Any) -> TrainPhase:
     return TrainPhase(
-        "t", **{"data": "train", "losses": MSE, "sampler": 20, "n_epochs": 2, "accelerator": "sim:0", **settings}
+        "t", **{"data": "train", "losses": MSE, "batch_size": 20, "epochs": 2, "accelerator": "sim:0", **settings}
     )
 
 
@@ -141,9 +141,9 @@ def test_the_event_names_memory_left_after_earlier_rows() -> None:
 
 def test_a_source_has_no_residency_event() -> None:
     batch = {"x": np.zeros((4, WIDTH), "float32"), "y": np.zeros((4, 1), "float32")}
-    source = IterableSource("data", lambda: iter([batch]), features="x", targets="y")
+    source = IterableSource("data", lambda: iter([batch]), features="x", target="y")
     with simulate(1, capacity=NBYTES * 10):
-        of = TrainPhase("t", data=source, losses=MSE, n_epochs=1, accelerator="sim:0")
+        of = TrainPhase("t", data=source, losses=MSE, epochs=1, accelerator="sim:0")
         result = run(graph(), of)
     assert [event for event in result.events if event.kind == "residency"] == []
 
@@ -222,7 +222,7 @@ def test_blocks_take_a_share_of_the_free_memory(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(StreamingLoader, "fill", watch)
     with simulate(1, capacity=NBYTES // 4):
-        run(graph(), phase(n_epochs=1))
+        run(graph(), phase(epochs=1))
     most = (NBYTES // 4) / 12 / (20 * 31 * 4)
     assert sum(steps) == 50 and 1 <= max(steps) <= most
 
@@ -415,7 +415,7 @@ def test_buffers_are_made_once_for_all_epochs(monkeypatch: pytest.MonkeyPatch) -
         return buffer(self, *args)
 
     monkeypatch.setattr(NumpyBackend, "staging_buffer", watch)
-    run(graph(), phase(residency="streamed", n_epochs=5, accelerator=None))
+    run(graph(), phase(residency="streamed", epochs=5, accelerator=None))
     assert count[0] == 2 * 2  # two columns, two slots
 
 

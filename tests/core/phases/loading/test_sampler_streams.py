@@ -87,7 +87,7 @@ def test_the_rows_of_the_streams_are_those_of_the_sampler(source: FeatureSet) ->
     graph, seen = built(siamese(source, None, "pair")), Seen()
     sampler = Neighbours(5, seed=4)
     inputs = ["outputs", "n1", "data.label", "data.label@pair", "targets"]
-    phase = TrainPhase("t", data=source, losses=[AppliedLoss(seen, "n0", inputs)], sampler=sampler, n_epochs=2)
+    phase = TrainPhase("t", data=source, losses=[AppliedLoss(seen, "n0", inputs)], sampler=sampler, epochs=2)
     results = run(graph, phase)
     assert [epoch.steps for epoch in results.epochs] == [3, 3]
     draws = sampler.epoch_orders({"data": source})
@@ -123,7 +123,7 @@ def test_two_nodes_outputs_are_compared_as_by_hand(where: str, source: FeatureSe
     weight = graph["n0"].model.parameters["weight"].item()  # type: ignore[union-attr]
     sampler = Neighbours(4, drop_last=True, seed=2)
     losses = [AppliedLoss("mse", "n0", ["outputs", "n1"])]
-    results = run(graph, TrainPhase("t", data=source, losses=losses, sampler=sampler, n_epochs=2, accelerator=where))
+    results = run(graph, TrainPhase("t", data=source, losses=losses, sampler=sampler, epochs=2, accelerator=where))
     result, draws = [], sampler.epoch_orders({"data": source})
     for epoch in (0, 1):
         anchors, pairs = (order.astype("float64").reshape(-1, 4) for order in sampler.shuffled(draws, epoch))
@@ -176,7 +176,7 @@ def test_a_validation_split_is_evaluated_by_its_own_pairs(as_phase: bool, source
     sampler = Neighbours(5, seed=7)
     own = EvalPhase("v", data="high", sampler=Neighbours(9, seed=7)) if as_phase else "high"
     loss = AppliedLoss("mse", "n0", ["outputs", "n1"])
-    phase = TrainPhase("t", data="low", losses=[loss], sampler=sampler, validation=own, n_epochs=2)
+    phase = TrainPhase("t", data="low", losses=[loss], sampler=sampler, validation=own, epochs=2)
     results = run(graph, phase)
     anchors, pairs = sampler.epoch_orders({"data": source["high"]}).orders(0)
     assert anchors.tolist() == [0, 1, 2, 3] and pairs.tolist() == [3, 1, 2, 0]  # rows 8 and 11 have label 2
@@ -247,7 +247,7 @@ def test_unknown_streams_are_refused(source: FeatureSet) -> None:
     assert message == (
         "the sampler of 'data' has no stream 'pare', which is read. Available: anchor, pair. Hint: did you mean 'pair'?"
     )
-    simple = TrainPhase("t", data=source, losses=losses, sampler=4)
+    simple = TrainPhase("t", data=source, losses=losses, batch_size=4)
     message = refused(SamplerError, lambda: planned(siamese(source, None, "pair"), simple))
     assert "Available: anchor. Hint: use a sampler that has it, such as a PairSampler or a TripletSampler" in message
     evaluated = EvalPhase("e", data=source, sampler=Threes(4))

@@ -52,7 +52,7 @@ COLUMNS = {
     "id": np.arange(ROWS),
 }
 FEATURES, TARGETS = ("a", "b", "k"), ("y", "c")
-ROLES: dict[str, Any] = {"features": FEATURES, "targets": TARGETS, "tags": "id"}
+ROLES: dict[str, Any] = {"features": FEATURES, "target": TARGETS, "tags": "id"}
 
 
 def ours() -> list[str]:
@@ -109,7 +109,7 @@ def graph_of(data: FeatureSet | Source, dtype: str = "float32", **settings: Any)
 
 
 def phase(data: Any, **settings: Any) -> TrainPhase:
-    return TrainPhase("t", **{"data": data, "losses": MSE, "sampler": SimpleSampler(8), "n_epochs": 3, **settings})
+    return TrainPhase("t", **{"data": data, "losses": MSE, "sampler": SimpleSampler(8), "epochs": 3, **settings})
 
 
 def run(graph: ModelGraph, *phases: Any) -> Any:
@@ -191,15 +191,15 @@ def test_pairs_of_items_are_those_of_rows() -> None:
         on = [MSE, AppliedLoss("mse", on="pair")]
         return list(run(ModelGraph([one, two], Optimizer("sgd", lr=0.1)), phase(given, sampler=drawn, losses=on)).loss)
 
-    items = MapSource("data", Numbered(), features=FEATURES, targets="y", tags="c")
+    items = MapSource("data", Numbered(), features=FEATURES, target="y", tags="c")
     assert losses(items) == losses(data)
 
 
 def test_unequal_batches_are_weighted_by_their_rows(at: Any) -> None:
     seen: list[float] = []
     heard = at("step_end", lambda run: seen.append(run.step_losses()["net"]))
-    losses, _ = trained(unequal(), n_epochs=1, callbacks=[heard])
-    assert losses == trained(unequal(), n_epochs=1)[0]
+    losses, _ = trained(unequal(), epochs=1, callbacks=[heard])
+    assert losses == trained(unequal(), epochs=1)[0]
     assert len(seen) == len(SIZES)
     np.testing.assert_allclose(losses[0], np.average(seen, weights=SIZES), rtol=1e-6)
 
@@ -331,7 +331,7 @@ def test_sources_that_do_not_fit_the_phase_are_refused(tmp_path: Path) -> None:
         run(graph, phase(batches(), residency="resident"))
     with pytest.raises(PhaseError, match=r"given the source 'elsewhere'.*the graph takes data.*say so"):
         run(graph, phase(source(batches(), "elsewhere")))
-    assert len(run(graph, phase({"data": source(batches(), "elsewhere")}, n_epochs=1)).epochs) == 1, "as the hint says"
+    assert len(run(graph, phase({"data": source(batches(), "elsewhere")}, epochs=1)).epochs) == 1, "as the hint says"
     with pytest.raises(PhaseError, match="has a Neighbours, and its data are the source 'data'"):
         run(graph, phase(batches(), sampler=Neighbours(8, "c")))
     with pytest.raises(SourceError, match=r"never ends.*steps=1000"):
@@ -385,7 +385,7 @@ def test_a_plan_reads_no_batch_and_few_items() -> None:
         for item in (phase(given), EvalPhase("v", data=given), phase(table(), validation=EvalPhase("v", data=given))):
             assert "net" in str(experiment.plan(item))
     assert opened == [] and len(data.read) <= 12
-    assert list(experiment.run_phase(phase(generator, n_epochs=1)).loss) == trained(table(), n_epochs=1)[0]
+    assert list(experiment.run_phase(phase(generator, epochs=1)).loss) == trained(table(), epochs=1)[0]
     assert opened == list(range(7))
 
 
@@ -396,10 +396,10 @@ def test_run_rows_are_an_example_of_a_source() -> None:
         def epoch_end(self, run: Any) -> None:
             seen.update(run.rows)
 
-    results = run(graph_of(table()), phase(source(lambda: iter(batches())), n_epochs=2, callbacks=[Look()]))
+    results = run(graph_of(table()), phase(source(lambda: iter(batches())), epochs=2, callbacks=[Look()]))
     assert [epoch.steps for epoch in results.epochs] == [7, 7] and len(seen["data"]) == 4
     data = Numbered()
-    run(graph_of(table()), phase(data, n_epochs=1, callbacks=[Look()]))
+    run(graph_of(table()), phase(data, epochs=1, callbacks=[Look()]))
     assert len(seen["data"]) == ROWS and seen["data"].columns == (*FEATURES, *TARGETS)
     read = len(data.read)
     np.testing.assert_array_equal(seen["data"].array("a"), COLUMNS["a"])
@@ -436,7 +436,7 @@ def test_epochs_go_on_counting() -> None:
         return iter(batches())
 
     given = source(told)
-    run(graph_of(table()), phase(given, n_epochs=2), phase(given, n_epochs=2))
+    run(graph_of(table()), phase(given, epochs=2), phase(given, epochs=2))
     assert numbers == [0, 1, 2, 3]
 
 
@@ -449,7 +449,7 @@ def test_no_epochs_leave_nothing_open() -> None:
         finally:
             closed.append(True)
 
-    assert len(run(graph_of(table()), phase(watched, n_epochs=0)).epochs) == 0
+    assert len(run(graph_of(table()), phase(watched, epochs=0)).epochs) == 0
     gc.collect()
     assert closed == [True]
 
@@ -500,7 +500,7 @@ def test_an_error_in_the_thread_is_raised_and_leaves_nothing(fault: str, small_b
         experiment.run_phase(phase(given))
     last = experiment.last_run
     assert [epoch.number for epoch in last.epochs] == [0] and isinstance(last.error, SourceError)
-    assert list(last.loss) == trained(table(), n_epochs=1)[0]
+    assert list(last.loss) == trained(table(), epochs=1)[0]
     assert given.opened == given.closed == 2
     assert ours() == []
     assert len(experiment.run_phase(phase(batches())).epochs) == 3
@@ -513,7 +513,7 @@ def test_a_source_exhausted_in_the_second_epoch() -> None:
     assert len(experiment.last_run.epochs) == 1
     kept = iter(batches())
     with pytest.raises(SourceError, match=r"gave no batch in epoch 1, after it had given some before"):
-        experiment.run_phase(TrainPhase("again", data=lambda: kept, losses=MSE, n_epochs=2))
+        experiment.run_phase(TrainPhase("again", data=lambda: kept, losses=MSE, epochs=2))
     assert len(experiment.last_run.epochs) == 1
 
 
@@ -636,10 +636,10 @@ def test_memory_that_runs_out_is_an_event(
 def test_a_repeatable_source_resumes_within_the_epoch(
     kind: str, accumulate: int, failing: Any, tmp_path: Path, small_blocks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = trained(table(), n_epochs=1, accumulate=accumulate)
+    wanted = trained(table(), epochs=1, accumulate=accumulate)
     monkeypatch.setattr(oom_recovery, "_SNAPSHOT_SHARE", float("inf"))  # a snapshot after every call
     asked = failing(7, 5)
-    result = trained(KINDS[kind](tmp_path), n_epochs=1, accumulate=accumulate)
+    result = trained(KINDS[kind](tmp_path), epochs=1, accumulate=accumulate)
     check_same(result, wanted, 1e-5)
     assert asked[:6] == [8] * 6 and sum(asked[6:]) <= ROWS - 4 * 8, "what was done is not done again"
 
@@ -650,7 +650,7 @@ def test_memory_that_runs_out_ends_a_source_that_cannot_restart(failing: Any, sm
     with pytest.raises(
         SourceError, match=r"epoch 0 had to start again because memory ran out, and source 'data' is an it"
     ):
-        experiment.run_phase(phase((batch for batch in batches()), n_epochs=1))
+        experiment.run_phase(phase((batch for batch in batches()), epochs=1))
     assert "memory" in [event.kind for event in experiment.last_run.events]
 
 
@@ -689,7 +689,7 @@ def test_blocks_have_few_shapes_and_slow_sources_are_not_waited_for(monkeypatch:
     assert len({rows for rows, _ in seen[1:]}) == 1, "of one shape"
     seen.clear()
     monkeypatch.setattr(source_loader, "BLOCK_SECONDS", 0.0)
-    trained(batches(), n_epochs=1)
+    trained(batches(), epochs=1)
     assert [count for _, count in seen] == [1] * 7, "a slow one gives every step as it comes"
     assert {rows for rows, _ in seen} == {8}
 
@@ -703,7 +703,7 @@ def test_slow_items_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
             asked.append(len(rows))
             return [self[row] for row in rows]
 
-    trained(Asked(), n_epochs=1)
+    trained(Asked(), epochs=1)
     assert asked[-6:] == [8] * 5 + [10]  # the last, smaller batch goes with the one before
 
 
@@ -721,7 +721,7 @@ def slow():
         yield np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
         {wait}
 
-source = aa.IterableSource("data", slow, features="x", targets="y", steps=10**6)
+source = aa.IterableSource("data", slow, features="x", target="y", steps=10**6)
 graph = aa.ModelGraph([aa.ModelNode("net", Dense(1), source.reference())], aa.Optimizer("sgd", lr=0.1))
 experiment = aa.Experiment("e", graph, progress="none")
 
@@ -783,7 +783,7 @@ def test_batches_that_the_model_makes_are_made_after_the_step_before(accumulate:
     model, told, told_by_hand = Dense(1), list[Any](), list[Any]()
     model.build([TensorSpec((3,), "float32")], 0)
     weight, bias = (model.parameters[name].copy() for name in ("weight", "bias"))
-    source = IterableSource("src", by_the_model(model, told), features="x", targets="y", read_ahead=0)
+    source = IterableSource("src", by_the_model(model, told), features="x", target="y", read_ahead=0)
     graph = ModelGraph([ModelNode("net", model, source.reference())], Optimizer("sgd", lr=0.1))
     phase = TrainPhase("t", data=source, losses=[MSE], accumulate=accumulate)
     Experiment("e", graph, progress="none").run_phase(phase)
@@ -811,7 +811,7 @@ def test_an_interrupt_ends_a_batch_that_is_made_on_demand() -> None:
                 time.sleep(100)
             yield np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
 
-    source = IterableSource("src", batches, features="x", targets="y", read_ahead=0)
+    source = IterableSource("src", batches, features="x", target="y", read_ahead=0)
     graph = ModelGraph([ModelNode("net", Dense(1), source.reference())], Optimizer("sgd", lr=0.1))
     began = time.perf_counter()
     with pytest.raises(KeyboardInterrupt):

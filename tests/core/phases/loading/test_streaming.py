@@ -99,7 +99,7 @@ def test_one_sampler_streams_to_the_same_numbers(sampler: str, size: int, blocks
     results, states = both(
         one,
         lambda **more: TrainPhase(
-            "t", data="train", losses=MSE, sampler=SAMPLERS[sampler], n_epochs=3, validation="val", **more
+            "t", data="train", losses=MSE, sampler=SAMPLERS[sampler], epochs=3, validation="val", **more
         ),
     )
     assert differ(*states) == [] and spied
@@ -133,9 +133,7 @@ def test_pairs_stream_to_the_same_numbers(sampler: str, size: int, blocks: Block
     drawn, streams = TOGETHER[sampler]
     results, states = both(
         lambda: siamese(*streams),
-        lambda **more: TrainPhase(
-            "t", data="train", losses=PAIRED, sampler=drawn, n_epochs=3, validation="val", **more
-        ),
+        lambda **more: TrainPhase("t", data="train", losses=PAIRED, sampler=drawn, epochs=3, validation="val", **more),
     )
     assert differ(*states) == []
     assert epochs(results[0]) == epochs(results[1])
@@ -190,7 +188,7 @@ def test_several_samplers_stream_to_the_same_numbers(name: str, size: int, block
             losses=[AppliedLoss("mse", on="a"), AppliedLoss("mae", on="b")],
             sampler={f"{key}{key}": one for key, one in samplers.items()},
             schedule=schedule,
-            n_epochs=3,
+            epochs=3,
             validation="val",
             **more,
         ),
@@ -233,7 +231,7 @@ def test_dropout_and_running_statistics_are_the_same_when_streamed(size: int, bl
     blocks(size)
     results, states = both(
         lambda: one(Sequential(Dense(4), BatchNorm(), Dropout(0.4), Dense(1))),
-        lambda **more: TrainPhase("t", data="train", losses=MSE, sampler=5, n_epochs=3, validation="val", **more),
+        lambda **more: TrainPhase("t", data="train", losses=MSE, batch_size=5, epochs=3, validation="val", **more),
     )
     assert differ(*states) == []
     assert epochs(results[0]) == epochs(results[1])
@@ -249,13 +247,13 @@ def test_step_end_hooks_see_the_same_steps(blocks: Blocks) -> None:
 
     def phase(**more: Any) -> Phase:
         heard.append([])
-        return TrainPhase("t", data="train", losses=MSE, sampler=5, n_epochs=2, callbacks=[Ear()], **more)
+        return TrainPhase("t", data="train", losses=MSE, batch_size=5, epochs=2, callbacks=[Ear()], **more)
 
     _, states = both(one, phase)
     assert differ(*states) == []
     assert heard[0] == heard[1] and len(heard[0]) == 16
     plain = one()
-    run(plain, TrainPhase("t", data="train", losses=MSE, sampler=5, n_epochs=2))
+    run(plain, TrainPhase("t", data="train", losses=MSE, batch_size=5, epochs=2))
     assert differ(plain.state(), states[1]) == []
 
 
@@ -270,7 +268,7 @@ def test_a_stopped_run_is_the_same_when_streamed(moment: str, blocks: Blocks, at
     results, states = both(
         one,
         lambda **more: TrainPhase(
-            "t", data="train", losses=MSE, sampler=5, n_epochs=4, callbacks=[at(moment, stop)], **more
+            "t", data="train", losses=MSE, batch_size=5, epochs=4, callbacks=[at(moment, stop)], **more
         ),
     )
     assert differ(*states) == []
@@ -288,8 +286,8 @@ def test_early_stopping_restores_the_same_state_when_streamed(blocks: Blocks) ->
             "t",
             data="train",
             losses=MSE,
-            sampler=5,
-            n_epochs=30,
+            batch_size=5,
+            epochs=30,
             validation="val",
             callbacks=[EarlyStopping(patience=1, restore_best=True)],
             **more,
@@ -304,9 +302,9 @@ def test_later_epochs_are_the_same_when_streamed(blocks: Blocks) -> None:
     """Epochs are numbered over all phases of a label."""
     blocks(200)
     graph, halves = one(), one()
-    run(graph, TrainPhase("t", data="train", losses=MSE, sampler=SAMPLERS["shuffled"], n_epochs=4))
+    run(graph, TrainPhase("t", data="train", losses=MSE, sampler=SAMPLERS["shuffled"], epochs=4))
     for residency in ("resident", "streamed"):
-        phase = TrainPhase("t", data="train", losses=MSE, sampler=SAMPLERS["shuffled"], n_epochs=2, residency=residency)
+        phase = TrainPhase("t", data="train", losses=MSE, sampler=SAMPLERS["shuffled"], epochs=2, residency=residency)
         run(halves, phase)
     assert differ(graph.state(), halves.state()) == []
 
@@ -387,6 +385,6 @@ def test_small_and_odd_columns_are_streamed_unchanged(blocks: Blocks) -> None:
 
     losses = [AppliedLoss("cross_entropy", on=name) for name in ("image", "again")]
     results, states = both(
-        make, lambda **more: TrainPhase("t", data="all", losses=losses, sampler=6, n_epochs=2, **more)
+        make, lambda **more: TrainPhase("t", data="all", losses=losses, batch_size=6, epochs=2, **more)
     )
     assert differ(*states) == [] and epochs(results[0]) == epochs(results[1])

@@ -18,7 +18,7 @@ def data(n=96, shape=(6,)):
 
 
 def train(**settings):
-    settings = {"accelerator": "sim", "n_epochs": 2, "sampler": 16, **settings}
+    settings = {"accelerator": "sim", "epochs": 2, "batch_size": 16, **settings}
     return aa.TrainPhase("t", data="all", losses=[AppliedLoss("mse", on="net")], **settings)
 
 

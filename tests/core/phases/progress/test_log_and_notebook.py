@@ -52,7 +52,7 @@ def log(monkeypatch):
 
 def test_a_short_run_writes_no_line(log, line, experiment, train):
     lines = log()
-    experiment(line(), progress="auto").run_phase(train(n_epochs=3))
+    experiment(line(), progress="auto").run_phase(train(epochs=3))
     assert lines() == []
 
 
@@ -174,7 +174,7 @@ def test_html_where_there_is_no_notebook_is_refused(monkeypatch):
 
 def test_each_phase_has_one_output_that_is_drawn_anew(notebook, line, experiment, train):
     ours = experiment(line(), progress="auto")
-    ours.run_phase(train("first", n_epochs=2, validation="val"))
+    ours.run_phase(train("first", epochs=2, validation="val"))
     ours.run_phase(train("second"))
     assert [number for number, _ in notebook] == sorted(number for number, _ in notebook)
     last = dict(notebook)
@@ -275,7 +275,7 @@ class Torn(ThrottledProgress):
 @pytest.mark.parametrize("where", ["open", "draw", "close"])
 def test_a_drawing_that_fails_does_not_end_the_run_and_is_not_tried_again(where, line, experiment, train):
     torn = Torn(where, BrokenPipeError())
-    result = experiment(line(), progress=torn).run_phase(train(n_epochs=2))
+    result = experiment(line(), progress=torn).run_phase(train(epochs=2))
     assert result.error is None and len(result.epochs) == 2
     assert torn.asked[torn.asked.index(where) :] == [where, "give_up"]
 

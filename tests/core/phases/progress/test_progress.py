@@ -49,7 +49,7 @@ class Teller(Progress):
 def test_a_progress_hears_start_steps_epochs_and_stop(line, experiment, train, at):
     notifier = Teller()
     each = at("step_end", lambda run: None)
-    result = experiment(line(), progress=notifier).run_phase(train(n_epochs=2, validation="val", callbacks=[each]))
+    result = experiment(line(), progress=notifier).run_phase(train(epochs=2, validation="val", callbacks=[each]))
     epoch = [*["advance"] * 4, "epoch"]
     assert notifier.names == ["start", *epoch, *epoch, "stop"]
     assert notifier.heard[0] == ("start", "train", 2, 4)
@@ -59,7 +59,7 @@ def test_a_progress_hears_start_steps_epochs_and_stop(line, experiment, train, a
 @pytest.mark.parametrize("sampler", [1, 3, 5, 16, 40])
 def test_advances_add_up_to_the_steps(sampler, line, experiment, train):
     notifier = Teller()
-    experiment(line(), progress=notifier).run_phase(train(n_epochs=3, sampler=sampler))
+    experiment(line(), progress=notifier).run_phase(train(epochs=3, sampler=sampler))
     _, _, epochs, steps = notifier.heard[0]
     assert sum(told[0] for name, *told in notifier.heard if name == "advance") == epochs * steps
 
@@ -102,7 +102,7 @@ def test_what_is_loaded_is_told_before_the_loop(line, experiment, train, evaluat
 
     notifier = Loads()
     ours = experiment(line(), progress=notifier)
-    ours.run_phase(train(n_epochs=0))
+    ours.run_phase(train(epochs=0))
     assert notifier.heard[0] == ("loading", "the data of train", 16 * (3 + 1) * 4)
     ours.run_phase(evaluate())
     assert notifier.heard[-1] == ("loading", "the data of eval", 8 * (3 + 1) * 4)
@@ -192,7 +192,7 @@ def open_terminal(monkeypatch):
 
 def test_the_bar_shows_epochs_figures_and_the_label(open_terminal, line, experiment, train):
     terminal = open_terminal()
-    experiment(line(), progress="rich").run_phase(train("fine tuning", n_epochs=3, validation="val"))
+    experiment(line(), progress="rich").run_phase(train("fine tuning", epochs=3, validation="val"))
     shown = terminal.getvalue()
     for text in ("fine tuning", "epoch 3/3", "steps/s", "loss ", "val_loss "):
         assert text in shown
@@ -232,7 +232,7 @@ def test_a_metric_with_an_odd_label_does_not_end_the_training(open_terminal, lin
     metrics = [Metric("mse", label="[/odd]"), Metric("mae", label="[red]")]
     validation = evaluate("check", losses=[], metrics=metrics)
     result = experiment(line(), progress="rich").run_phase(
-        train("[bold]", n_epochs=2, validation=validation, losses=[AppliedLoss("mse", on="net")])
+        train("[bold]", epochs=2, validation=validation, losses=[AppliedLoss("mse", on="net")])
     )
     assert result.error is None and len(result.epochs) == 2
     assert "val_[/odd] " in terminal.getvalue()
@@ -240,13 +240,13 @@ def test_a_metric_with_an_odd_label_does_not_end_the_training(open_terminal, lin
 
 def test_a_bar_of_no_epochs_or_of_an_interrupted_run_ends_well(open_terminal, line, experiment, train, at):
     terminal = open_terminal()
-    experiment(line(), progress="rich").run_phase(train(n_epochs=0))
+    experiment(line(), progress="rich").run_phase(train(epochs=0))
 
     def fail(run):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        experiment(line(), progress="rich").run_phase(train(n_epochs=3, callbacks=[at("step_end", fail)]))
+        experiment(line(), progress="rich").run_phase(train(epochs=3, callbacks=[at("step_end", fail)]))
     assert terminal.getvalue().count("\x1b[?25l") == terminal.getvalue().count("\x1b[?25h"), "the cursor is there again"
 
 

@@ -471,7 +471,7 @@ x = np.ones((64, 3), np.float32)
 data = aa.FeatureSet.from_dict("data", {"x": x, "y": x[:, :1]}, ["x"], ["y"])
 graph = aa.ModelGraph([aa.ModelNode("net", Dense(1), data.reference())], aa.Optimizer("adam", lr=1e-3))
 experiment = aa.Experiment("endless", graph)
-phase = aa.TrainPhase("train", data=data, sampler=8, losses=[aa.AppliedLoss("mse", on="net")], n_epochs=10**9)
+phase = aa.TrainPhase("train", data=data, batch_size=8, losses=[aa.AppliedLoss("mse", on="net")], epochs=10**9)
 try:
     experiment.run_phase(phase)
 except KeyboardInterrupt:
@@ -537,7 +537,7 @@ from anyaccel.phases import TrainPhase
 from anyaccel.graph import AppliedLoss
 data = FeatureSet.from_dict("d", {"x": np.ones((8, 1)), "y": np.ones((8, 1))}, ["x"], ["y"])
 graph = ModelGraph([ModelNode("net", Dense(1), data.reference(["x"], ["y"]))], "sgd")
-phase = TrainPhase("t", data=data, losses=[AppliedLoss("mse", on="net")], sampler=4, n_epochs=3)
+phase = TrainPhase("t", data=data, losses=[AppliedLoss("mse", on="net")], batch_size=4, epochs=3)
 results = Experiment("e", graph, progress="rich").run_phase(phase)
 print(f"{len(results.epochs)} epochs", flush=True)
 os._exit(0)  # Python's own end flushes standard error, which fails
@@ -570,7 +570,7 @@ told = []
 warnings.showwarning = lambda message, *_: told.append(str(message))
 data = aa.FeatureSet.from_dict("d", {"x": np.arange(8.0)[:, None], "y": np.ones((8, 1))}, ["x"], ["y"])
 graph = aa.ModelGraph([aa.ModelNode("net", Dense(1), data.reference(["x"], ["y"]))], "sgd")
-phase = aa.TrainPhase("t", data=data, losses=[aa.AppliedLoss("mse", on="net")], sampler=4, n_epochs=3)
+phase = aa.TrainPhase("t", data=data, losses=[aa.AppliedLoss("mse", on="net")], batch_size=4, epochs=3)
 results = aa.Experiment("e", graph, progress=sys.argv[1]).run_phase(phase)
 numbers.write(f"{results.loss!r}\\n{told}\\n")
 numbers.flush()

@@ -23,7 +23,7 @@ def table_from_csv(label: str, path: str | os.PathLike[str], delimiter: str = ",
 
     Raises:
         DataError: not a path, or not a CSV file.
-        MissingFileError: there is no such file.
+        MissingFileError: the file does not exist.
         OSError: the file cannot be opened.
     """
     from pyarrow import csv

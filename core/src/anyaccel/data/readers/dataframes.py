@@ -17,7 +17,6 @@ from anyaccel.data.readers.hf_datasets import are_splits, arrow_table, has_table
 from anyaccel.data.readers.list_columns import with_shapes
 from anyaccel.data.readers.plain_layout import plain_table
 from anyaccel.data.roles import (
-    ROLES,
     RoleNames,
     assign_roles,
     check_encodable,
@@ -38,29 +37,16 @@ def check_table(label: str, table: Any) -> None:
     if isinstance(table, pa.Table):
         return
     if isinstance(table, Mapping):
-        call = "from_dict(label, arrays, feature_keys=[...])"
+        call = "from_dict(label, arrays, features=[...])"
     elif isinstance(table, (str, os.PathLike)):
-        call = "from_parquet(label, path, feature_keys=[...])"
+        call = "from_parquet(label, path, features=[...])"
     else:
-        call = "from_pandas(label, df, feature_cols=[...])"
+        call = "from_pandas(label, df, features=[...])"
     raise DataError(
         f"FeatureSet({label!r}, ...) needs an Arrow table, got a {type(table).__name__}",
         cause="the from_ constructors make a table whose columns carry their roles",
         hint=f"write FeatureSet.{call}",
     )
-
-
-def one_spelling(label: str, cols: RoleNames, keys: RoleNames) -> RoleNames:
-    """Return the names of each role, which were given either as `*_cols` or as `*_keys`; no names where neither was."""
-    for role, by_cols, by_keys in zip(ROLES, cols, keys, strict=True):
-        if by_cols is not None and by_keys is not None:
-            raise ColumnError(
-                f"the {role}s of {label!r} are named twice: by {role}_cols and by {role}_keys",
-                cause="both mean the same",
-                hint=f"keep {role}_cols",
-            )
-    given = (by_keys if by_cols is None else by_cols for by_cols, by_keys in zip(cols, keys, strict=True))
-    return RoleNames(*(() if names is None else names for names in given))
 
 
 def table_from_dict(label: str, data: Mapping[str, Any], given: RoleNames, pad: Any = None) -> Any:

@@ -43,7 +43,7 @@ def arrow_table(label: str, dataset: Any) -> Any:
             f"the {kind} of {label!r} calls a function when rows are read (set_transform), and its table has the "
             "values before it",
             hint=f"read rows through it, anew in each epoch: MapSource({label!r}, dataset, features=[...], "
-            "targets=[...]); for the stored values write dataset.with_format(None)",
+            "target=[...]); for the stored values write dataset.with_format(None)",
         )
     chosen = _format(dataset)
     try:

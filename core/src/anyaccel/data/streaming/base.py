@@ -30,7 +30,7 @@ class Source(WithRoles, ABC):
 
     Args:
         label: Label of the feature set that the graph is connected to, or of the source's own `example`.
-        features, targets, tags: Names of columns by role.
+        features, target, tags: Names of columns by role.
 
     Raises:
         DataError: a label that is not text or has a dot.
@@ -39,7 +39,7 @@ class Source(WithRoles, ABC):
     Example:
         >>> import anyaccel as aa, numpy as np
         >>> batches = [(np.ones((4, 2)), np.zeros(4)) for _ in range(3)]
-        >>> source = aa.IterableSource("stream", batches, features=["x"], targets=["y"])
+        >>> source = aa.IterableSource("stream", batches, features=["x"], target=["y"])
         >>> isinstance(source, aa.Source), source.spec("x").shape
         (True, (2,))
     """
@@ -52,10 +52,10 @@ class Source(WithRoles, ABC):
     """Whether reading it seeds a framework's global generator, or draws from it so that no stream of a thread can take
     its place; None before its first rows were read."""
 
-    def __init__(self, label: str, features: Names, targets: Names = (), tags: Names = ()) -> None:
+    def __init__(self, label: str, features: Names, target: Names = (), tags: Names = ()) -> None:
         check_label(label)
-        columns = [name for names in (features, targets, tags) for name in names_of(names)]
-        super().__init__(label, assign_roles(label, list(dict.fromkeys(columns)), RoleNames(features, targets, tags)))
+        columns = [name for names in (features, target, tags) for name in names_of(names)]
+        super().__init__(label, assign_roles(label, list(dict.fromkeys(columns)), RoleNames(features, target, tags)))
         self._example: FeatureSet | None = None
         self.pads: dict[str, Pad] = {}
         self._random_states = RandomStates(())
@@ -96,13 +96,13 @@ class Source(WithRoles, ABC):
         """Return the shape per sample and the dtype of a column, as in the example.
 
         Raises:
-            ColumnError: there is no such column, or it is a tag that is not numeric.
+            ColumnError: the column does not exist, or it is a tag that is not numeric.
             SourceError: see `example`.
         """
         return self.example.spec(name)
 
     def reference(
-        self, features: Names = None, targets: Names = None, tags: Names = None, stream: str | None = None
+        self, features: Names = None, target: Names = None, tags: Names = None, stream: str | None = None
     ) -> Reference:
         """Choose columns for a graph, as `FeatureSet.reference` of the example does.
 
@@ -111,7 +111,7 @@ class Source(WithRoles, ABC):
             SamplerError: an invalid name of a stream.
             SourceError: see `example`.
         """
-        return self.example.reference(features, targets, tags, stream)
+        return self.example.reference(features, target, tags, stream)
 
     def notes(self) -> tuple[str, ...]:
         """Return notes for the user about how it is read, such as more workers than cores."""

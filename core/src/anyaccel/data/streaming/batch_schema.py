@@ -208,7 +208,7 @@ def _by_position(position: object, given: Sequence[Any], names: Sequence[str]) -
         raise SourceError(
             f"{position} has {shown} for {len(names)} columns",
             cause=f"columns: {listed(names)}; parts: {listed(type(part).__name__ for part in given)}",
-            hint="name one column for each part (features=, targets=, tags=), or give mappings by name"
+            hint="name one column for each part (features=, target=, tags=), or give mappings by name"
             + weights * (len(given) == 3 and len(names) == 2),
         )
     return BatchParts(dict(zip(names, given, strict=True)), frozenset())

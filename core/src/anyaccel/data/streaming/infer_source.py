@@ -50,10 +50,10 @@ def as_source(label: str, given: Any, like: Rows) -> Source | FeatureSet | None:
         raise SourceError(f"a {type(given).__name__} cannot be the data of {label!r}", hint=hint)
     if (hasattr(given, "__iter__") or callable(given)) and not computes_rows(given):
         pads = {name: replace(pad, mask=None) for name, pad in pads_of(like).items()}
-        return IterableSource(label, given, features=like.features, targets=like.targets, pad=pads)
+        return IterableSource(label, given, features=like.features, target=like.targets, pad=pads)
     if hasattr(given, "__getitem__") and hasattr(given, "__len__"):
         features, pads = _without_masks(like)
-        return MapSource(label, given, features=features, targets=like.targets, pad=pads)
+        return MapSource(label, given, features=features, target=like.targets, pad=pads)
     return None
 
 

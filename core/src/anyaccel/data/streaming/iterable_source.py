@@ -56,7 +56,7 @@ class IterableSource(BatchSource):
             iterable of batches (a generator function), called for each epoch, with its number if it has a parameter
             `epoch`; or an iterator, which is read once. If the source has a `set_epoch` method, it is called with the
             number of the epoch.
-        features, targets, tags: Names of columns by role. A batch has its columns by name (a mapping, data class, named
+        features, target, tags: Names of columns by role. A batch has its columns by name (a mapping, data class, named
             tuple or Arrow table; other entries are left out), by position (a tuple or list: features, then targets,
             then tags; nested tuples and mappings are flattened), or is the only column itself.
         steps: Number of batches in an epoch, after which the source is closed. Required if the source has no end, which
@@ -81,9 +81,9 @@ class IterableSource(BatchSource):
         ...     for _ in range(10):
         ...         x = generator.normal(size=(32, 3)).astype("float32")
         ...         yield x, x.sum(axis=1, keepdims=True)
-        >>> source = aa.IterableSource("stream", batches, features=["x"], targets=["y"], steps=10)
+        >>> source = aa.IterableSource("stream", batches, features=["x"], target=["y"], steps=10)
         >>> graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP([1]), source.reference())], "adam", seed=0)
-        >>> phase = aa.TrainPhase("train", data=source, losses=aa.AppliedLoss("mse"), n_epochs=2)
+        >>> phase = aa.TrainPhase("train", data=source, losses=aa.AppliedLoss("mse"), epochs=2)
         >>> graph.run(phase, progress="none").loss.shape
         (2,)
     """
@@ -94,13 +94,13 @@ class IterableSource(BatchSource):
         source: Any,
         *,
         features: Names,
-        targets: Names = (),
+        target: Names = (),
         tags: Names = (),
         steps: int | None = None,
         read_ahead: int | None = None,
         pad: Mapping[str, float | Pad] | None = None,
     ) -> None:
-        super().__init__(label, features, targets, tags)
+        super().__init__(label, features, target, tags)
         self.pads = source_pads(label, pad, self._roles)
         self._source = source
         self._factory = iterator_factory(label, source)

@@ -39,7 +39,7 @@ class MapSource(Source):
         dataset: Object with `__len__` and `__getitem__`. An item has its columns by name (a mapping, data class or
             named tuple), by position (a tuple or list: features, then targets, then tags), or is the only column
             itself. Values are numbers, arrays, or tensors of any framework whose plugin is installed.
-        features, targets, tags: Names of columns by role.
+        features, target, tags: Names of columns by role.
         pad: For each column whose rows differ in length: the padding value, as a number or a Pad. Each batch is padded
             to its longest row.
         collate: Function that turns a list of items into a batch, like the `collate_fn` of a torch DataLoader. A batch
@@ -61,7 +61,7 @@ class MapSource(Source):
         ...         return 100
         ...     def __getitem__(self, i):
         ...         return {"x": np.float32([i / 100]), "y": np.float32([(i / 100) ** 2])}
-        >>> source = aa.MapSource("squares", Squares(), features=["x"], targets=["y"])
+        >>> source = aa.MapSource("squares", Squares(), features=["x"], target=["y"])
         >>> source.rows, source.gather([0, 50])["y"].shape
         (100, (2, 1))
     """
@@ -74,13 +74,13 @@ class MapSource(Source):
         dataset: Any,
         *,
         features: Names,
-        targets: Names = (),
+        target: Names = (),
         tags: Names = (),
         workers: int = 0,
         pad: Mapping[str, float | Pad] | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
-        super().__init__(label, features, targets, tags)
+        super().__init__(label, features, target, tags)
         self._given = list(self._roles)
         self.pads = source_pads(label, pad, self._roles, masks=collate is None)
         self._masks = {own.mask: name for name, own in self.pads.items() if own.mask is not None}

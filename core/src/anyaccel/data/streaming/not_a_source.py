@@ -20,14 +20,14 @@ def data_hint(given: Any) -> str:
     if isinstance(given, Rows):
         return "give it to the phase as it is"
     if isinstance(given, Mapping):
-        return "write FeatureSet.from_dict(label, arrays, feature_keys=[...]); of several data sets choose one"
+        return "write FeatureSet.from_dict(label, arrays, features=[...]); of several data sets choose one"
     if hasattr(given, "iloc"):
-        return "write FeatureSet.from_pandas(label, df, feature_cols=[...])"
+        return "write FeatureSet.from_pandas(label, df, features=[...])"
     if computes_rows(given):
         return "write MapSource(label, dataset, features=[...])"
     if isinstance(given, (pa.Table, pa.RecordBatch)) or has_table(given):
-        return "write FeatureSet.from_arrow(label, data, feature_keys=[...])"
+        return "write FeatureSet.from_arrow(label, data, features=[...])"
     if is_tensor(given):
-        return "write FeatureSet.from_dict(label, {'x': array}, feature_keys=['x'])"
+        return "write FeatureSet.from_dict(label, {'x': array}, features=['x'])"
     is_frame = any(hasattr(given, name) for name in ("__dataframe__", "__arrow_c_stream__", "collect_schema"))
-    return "write FeatureSet.from_pandas(label, df, feature_cols=[...])" if is_frame else ""
+    return "write FeatureSet.from_pandas(label, df, features=[...])" if is_frame else ""

@@ -47,14 +47,15 @@ class ParquetStream(BatchSource):
     Args:
         label: Label of the feature set that the graph is connected to, or of the source's own `example`.
         path: A file, a folder or a list of files; see `FeatureSet.from_parquet`.
-        features, targets, tags: Names of columns by role, `...` in one of them for all columns that the others do not
+        features, target, tags: Names of columns by role, `...` in one of them for all columns that the others do not
             name. Without any, the roles in the files' own metadata. The rules for columns are those of a FeatureSet.
-        sampler: A SimpleSampler with size, shuffling, seed and `drop_last` of batches, or a batch size, which shuffles.
-            Batches may hold rows of several row groups and buffers; only the last batch of an epoch may be smaller.
+        batch_size: Rows of a batch; they are shuffled. Batches may hold rows of several row groups and buffers; only
+            the last of an epoch may be smaller.
+        sampler: In place of `batch_size`, a SimpleSampler with size, shuffling, seed and `drop_last` of batches.
         buffer_size: Number of rows held in memory; by default the rows of 4 row groups, or all if there are fewer.
 
     Raises:
-        MissingFileError: there is no such file.
+        MissingFileError: the file does not exist.
         OSError: a file cannot be opened.
         DataError: a label that is not text or has a dot.
         ColumnError: invalid roles, or a column that does not have one type in all files.
@@ -66,7 +67,7 @@ class ParquetStream(BatchSource):
         >>> import anyaccel as aa, pyarrow as pa, pyarrow.parquet as pq
         >>> table = pa.table({"x": [0.0, 0.5] * 50, "y": [0, 1] * 50})
         >>> pq.write_table(table, "data.parquet", row_group_size=10)
-        >>> source = aa.ParquetStream("stream", "data.parquet", features=["x"], targets=["y"], sampler=16)
+        >>> source = aa.ParquetStream("stream", "data.parquet", features=["x"], target=["y"], batch_size=16)
         >>> source.rows, source.steps
         (100, 7)
     """
@@ -79,15 +80,16 @@ class ParquetStream(BatchSource):
         path: Paths,
         *,
         features: NamesOrRest = None,
-        targets: NamesOrRest = None,
+        target: NamesOrRest = None,
         tags: NamesOrRest = None,
-        sampler: SimpleSampler | int = 32,
+        batch_size: int = 32,
+        sampler: SimpleSampler | None = None,
         buffer_size: int | None = None,
     ) -> None:
         with _source_errors(label):
-            self._files = choose_files(label, _absolute(path), RoleNames(features, targets, tags))
+            self._files = choose_files(label, _absolute(path), RoleNames(features, target, tags))
         super().__init__(label, *(of_role(self._files.roles, role) for role in ROLES))
-        self._sampler = _checked_sampler(label, sampler)
+        self._sampler = _checked_sampler(label, batch_size, sampler)
         self._groups = row_groups(label, self._files)
         self._rows = sum(group.rows for group in self._groups)
         self._steps = self._sampler.steps(self._rows)
@@ -171,16 +173,21 @@ def _source_errors(label: str) -> Iterator[None]:
         raise SourceError(f"source {label!r}: {error.problem}", available=error.available, hint=error.hint) from error
 
 
-def _checked_sampler(label: str, sampler: Any) -> SimpleSampler:
-    if isinstance(sampler, SimpleSampler):
-        return sampler
-    if not is_integer(sampler):
+def _checked_sampler(label: str, batch_size: Any, sampler: Any) -> SimpleSampler:
+    if sampler is None:
+        return SimpleSampler(batch_size, shuffle=True)
+    if is_integer(sampler):
+        raise SourceError(f"source {label!r} has sampler={shown(sampler)}", hint=f"write batch_size={shown(sampler)}")
+    if not isinstance(sampler, SimpleSampler):
         raise SourceError(
             f"source {label!r} cannot be read by {shown(sampler)}",
             cause="rows of a stream have no numbers, which other samplers need",
-            hint="give a SimpleSampler or a batch size",
+            hint="give a SimpleSampler, or batch_size=32",
         )
-    return SimpleSampler(int(sampler), shuffle=True)
+    if batch_size != 32:
+        problem = f"source {label!r} has both a sampler and a batch_size"
+        raise SourceError(problem, hint="leave batch_size out: the sampler has one")
+    return sampler
 
 
 def _absolute(path: Any) -> Any:

@@ -8,7 +8,7 @@ import json
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import FunctionType, ModuleType
@@ -50,6 +50,16 @@ class RandomStates:
 
     def __init__(self, origin: Any) -> None:
         self._origin = origin
+        self._found: dict[str, Any] | None = None
+
+    def once(self) -> RandomStates:
+        """The same generators for the moment, searched for once."""
+        found = RandomStates(self._origin)
+        found._found = dict(_search(self._origin))
+        return found
+
+    def _generators(self) -> dict[str, Any]:
+        return dict(_search(self._origin)) if self._found is None else self._found
 
     def states(self, *, frameworks: bool = False) -> dict[str, Any]:
         """Return the current states.
@@ -66,7 +76,8 @@ class RandomStates:
                 state = backend.generator_state()
                 if state is not None:
                     states[f"{_GLOBAL}{backend.framework}"] = state
-        return {**states, **{name: _state_of(generator) for name, generator in _search(self._origin)}}
+        backends = tuple(imported_backends())
+        return {**states, **{name: _state_of(held, backends) for name, held in self._generators().items()}}
 
     def load(self, states: States) -> None:
         """Set the states that `states` gave, here or in another process.
@@ -74,7 +85,7 @@ class RandomStates:
         Raises:
             SourceError: a generator is no longer where it was, or is of another kind.
         """
-        generators = dict(_search(self._origin))
+        generators = self._generators()
         for name, state in states.items():
             if name.startswith(_GLOBAL):
                 _set_global(name.removeprefix(_GLOBAL), state)
@@ -181,13 +192,14 @@ def _search(origin: Any) -> Iterator[tuple[str, Any]]:
     seen: set[int] = set()
     waiting: deque[tuple[str, Any]] = deque([("", origin)])
     kept = []  # ids are of objects that live
+    backends = tuple(imported_backends())
     while waiting and len(seen) < _MOST_OBJECTS:
         path, value = waiting.popleft()
-        if isinstance(value, _PLAIN) or id(value) in seen:
+        if isinstance(value, _PLAIN) or id(value) in seen or hasattr(type(value), "shape"):  # a tensor of any framework
             continue
         seen.add(id(value))
         kept.append(value)
-        if _state_of(value) is not None:
+        if _state_of(value, backends) is not None:
             yield path or "the source itself", value
             continue
         for name, part in _parts(value):
@@ -256,7 +268,7 @@ def _is_library(module: str) -> bool:
     return "site-packages" in file or "dist-packages" in file or module.partition(".")[0] in sys.stdlib_module_names
 
 
-def _state_of(value: Any) -> Any:
+def _state_of(value: Any, backends: Iterable[Backend]) -> Any:
     """Return the state of a generator; None of anything else."""
     if isinstance(value, np.random.Generator):
         return value.bit_generator.state
@@ -266,7 +278,7 @@ def _state_of(value: Any) -> Any:
         return value.state
     if isinstance(value, random.Random):
         return value.getstate()
-    for backend in imported_backends():
+    for backend in backends:
         if backend.owns(value):
             return backend.generator_state(value)
     return None

@@ -46,9 +46,9 @@ class Position:
         source: Position of the source of the rows; None if the rows are in memory.
         frameworks: Framework of each node.
         callbacks: Class and state of each callback.
-        best: State of the graph that the run returns to at its end; None without one.
+        best: State of the graph that the run returns to at its end, or None.
         stop_reason: Why the run was asked to stop; `""` if it was not.
-        score: Score of the last completed epoch, lower is better; None without one.
+        score: Score of the last completed epoch, lower is better, or None.
         loss_scale: State of the loss scale; None if losses are not scaled.
         settings: Settings that determine the order of the rows and the losses.
         optimizers: Configurations of the optimizers.

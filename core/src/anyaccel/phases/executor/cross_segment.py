@@ -50,7 +50,7 @@ class _GradientOutput:
 class CrossSegmentStep:
     """Single steps over the stages of a pipeline; every transfer between stages is chosen once, here.
 
-    `log_event` receives an event if a transfer cannot continue as it was chosen.
+    `log_event` receives an event if a transfer cannot continue as chosen.
     """
 
     multi_step = True
@@ -357,7 +357,7 @@ class GradientClipping:
     """The parameter groups that have a `clip_norm`, and the stages that each is in.
 
     The first stage of a group adds up the squared norms of all and computes the factor; nothing waits for a device
-    where memory is shared; `log_event` is told if that fails.
+    where memory is shared; `log_event` is notified if that fails.
     """
 
     def __init__(self, stages: Sequence[PipelineStage], log_event: LogEvent = discard_event) -> None:

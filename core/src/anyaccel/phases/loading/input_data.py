@@ -149,8 +149,8 @@ class MapSourceRows(Rows):
     def view(self) -> FeatureSetView:
         return self.in_memory.view()
 
-    def select(self, features: Any = None, targets: Any = None, tags: Any = None) -> Any:
-        return self.in_memory.select(features, targets, tags)
+    def select(self, features: Any = None, target: Any = None, tags: Any = None) -> Any:
+        return self.in_memory.select(features, target, tags)
 
 
 def read_source(source: Source) -> FeatureSet:

@@ -98,7 +98,7 @@ class StreamingLoader(BatchLoader):
 
     Args:
         columns: Columns of the plan.
-        arrays: Their rows in host memory as they are loaded, by value name.
+        arrays: Their rows in host memory as loaded, by value name.
         plan: Plan of the epochs.
         block_steps: Maximum number of steps in one block.
         resident: Columns that are whole on their devices, by value name; only the order of their rows is streamed.

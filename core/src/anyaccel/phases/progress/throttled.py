@@ -218,7 +218,7 @@ class ProgressReports(LoopExtension):
 
     def run_begins(self) -> None:
         """Report the steps of an earlier run, too."""
-        self._progress.start(self._run.phase.label, self._run.phase.n_epochs, self._rows.loader.n_steps)
+        self._progress.start(self._run.phase.label, self._run.phase.epochs, self._rows.loader.n_steps)
         for epoch in self._begins.history:
             self._progress.advance(epoch.steps)
             self._progress.epoch(epoch.figures)

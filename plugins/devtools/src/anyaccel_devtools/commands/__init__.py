@@ -1,1 +1,1 @@
-"""What the commands do: `conform`, `doctor`, `env` and `new-plugin`, each in a module of its name."""
+"""The implementations of the commands `conform`, `doctor`, `env` and `new-plugin`, each in a module with its name."""

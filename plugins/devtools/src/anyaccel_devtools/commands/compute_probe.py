@@ -28,7 +28,9 @@ _TOLERANCE = 1e-3  # of losses in float32, or with TF32
 
 
 def probe(plugin_name: str, index: int) -> list[Check]:
-    """Checks of a plugin's backend: of each device, what its own checks say, and whether it computes as NumPy does."""
+    """Return checks of a plugin's backend: for each device, its own checks, and whether it computes the same as
+    NumPy.
+    """
     plugin = next(plugin for plugin in registry().plugins if plugin.name == plugin_name)
     backend = plugin.backends[index]
     kinds = served_kinds(backend)
@@ -75,7 +77,7 @@ def _wrong(name: str, message: str) -> Check:
 
 
 def _losses(framework: str, device: Device) -> list[float]:
-    """Losses of three epochs of a small network, whose weights and rows are the same in every framework."""
+    """Return losses of three epochs of a small network, with the same weights and rows in every framework."""
     x = np.random.default_rng(0).standard_normal((64, 8)).astype(np.float32)
     data = FeatureSet.from_dict("data", {"x": x, "y": x[:, :1] * 2}, ["x"], ["y"])
     mlp: Any = registry().computing(framework).models()[_MODEL]
@@ -85,7 +87,7 @@ def _losses(framework: str, device: Device) -> list[float]:
         data="all",
         losses=[AppliedLoss("mse", on="net")],
         sampler=SimpleSampler(16, shuffle=True, seed=0),
-        n_epochs=3,
+        epochs=3,
         accelerator=str(device),
         strict=True,
     )

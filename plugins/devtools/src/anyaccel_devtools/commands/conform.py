@@ -110,7 +110,7 @@ def run(
 
 
 def find_plugin(name: str, left_out: Sequence[Plugin] = ()) -> Plugin:
-    """Return the installed plugin of this name, or whose distribution has this name.
+    """Return the installed plugin with this name, or with a distribution of this name.
 
     Raises:
         PluginError: it is not installed, or broken.
@@ -157,12 +157,12 @@ class KitReport:
     """Results of the kit for one backend.
 
     Attributes:
-        subject: the published Subject, `""` where one was derived from the backend.
-        facts: what the backend says of itself, and `device`, the device of the tests.
-        counts: passed, failed, not declared and not testable here, by capability.
-        failures: id, capability and first line of the message of each test that failed.
-        skip_reasons: why tests could not run on this machine, with their number.
-        broken: why nothing could be tested, `""` if something was.
+        subject: The published Subject, `""` if one was derived from the backend.
+        facts: Facts that the backend reports, and `device`, the device of the tests.
+        counts: Passed, failed, not declared and not testable here, by capability.
+        failures: Id, capability and first line of the message of each test that failed.
+        skip_reasons: Why tests could not run on this machine, with their number.
+        broken: Why nothing could be tested, `""` if something was.
     """
 
     subject: str
@@ -192,7 +192,7 @@ class KitReport:
 
     @property
     def missing_fixtures(self) -> list[str]:
-        """The fixtures that the Subject lacks, and for want of which tests were not run."""
+        """The fixtures that the Subject lacks, so that tests were not run."""
         found = (_NOT_GIVEN.fullmatch(reason) for reason in self.skip_reasons)
         return sorted(match[1] for match in found if match)
 

@@ -1,4 +1,4 @@
-"""`anyaccel doctor`: what keeps this machine from being used, each with the command that mends it."""
+"""`anyaccel doctor`: problems that keep this machine from being used, each with the command that fixes it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def print_checks(checks: Iterable[Check]) -> None:
 
 
 def probe_checks(plugins: Sequence[Plugin], timeout: float) -> list[Check]:
-    """What the devices of all backends say when they compute; of a backend that hangs or crashes, that it does."""
+    """Return the checks of the devices of all backends when they compute; a backend that hangs or crashes fails."""
     backends = [(plugin, index) for plugin in plugins for index in range(len(plugin.backends))]
     with ThreadPoolExecutor(_MAX_CHILDREN) as pool:
         answers = pool.map(lambda pair: list(_probe(pair[0], pair[1], timeout)), backends)

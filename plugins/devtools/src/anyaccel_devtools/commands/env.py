@@ -1,4 +1,4 @@
-"""`anyaccel env`: what a bug report should say of a machine, as Markdown, without anything private."""
+"""`anyaccel env`: the facts of a machine for a bug report, as Markdown, without anything private."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run(timeout: float, as_json: bool, left_out: Sequence[Plugin]) -> None:
 
 
 def collect(timeout: float = TIMEOUT, left_out: Sequence[Plugin] = ()) -> dict[str, Any]:
-    """Versions, drivers, variables, plugins and devices as plain data.
+    """Return versions, drivers, variables, plugins and devices as plain data.
 
     Args:
         timeout: seconds for listing the devices of each backend, in a child process.
@@ -91,7 +91,7 @@ def collect(timeout: float = TIMEOUT, left_out: Sequence[Plugin] = ()) -> dict[s
 
 
 def drivers() -> dict[str, str]:
-    """Versions of the installed drivers, by name."""
+    """Return versions of the installed drivers, by name."""
     versions = {name: _version_in(path) for name, path in _DRIVER_FILES.items()}
     versions["NVIDIA"] = _version_from(_NVIDIA) or versions["NVIDIA"]
     return {name: version for name, version in versions.items() if version}
@@ -121,7 +121,7 @@ def _version_from(command: Sequence[str]) -> str:
 
 
 def packages(distributions: Iterable[str]) -> dict[str, str]:
-    """Versions by name: core, plugins, their requirements, and every installed framework that core knows."""
+    """Return versions by name: core, plugins, their requirements, and every installed framework that core knows."""
     of_modules = metadata.packages_distributions()
     names = {"anyaccel", *filter(None, distributions)}
     names |= {requirement for name in tuple(names) for requirement in _requirements(name)}
@@ -151,7 +151,7 @@ def variables(further: Iterable[str]) -> dict[str, str]:
 
 
 def _redact(text: str) -> str:
-    """Text without the user's home folder, other folders, and credentials in URLs."""
+    """Return text without the user's home folder, other folders, and credentials in URLs."""
     home = os.path.expanduser("~")  # noqa: PTH111 - Path.home raises where there is none
     without_home = text.replace(home, "~") if len(home) > 1 else text
     return _FOLDERS.sub(".../", _CREDENTIALS.sub("://...@", without_home))
@@ -206,7 +206,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _escape_cell(text: str) -> str:
-    """Text that neither ends a table cell nor is read as HTML."""
+    """Return text that neither ends a table cell nor is read as HTML."""
     return printable(" ".join(text.split())).replace("|", "\\|").replace("<", "&lt;")
 
 

@@ -1,4 +1,4 @@
-"""Check: what one check of a machine says."""
+"""Check: the result of one check of a machine."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ STATUSES: tuple[Status, ...] = ("PASS", "WARN", "FAIL")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """What one check says.
+    """The result of one check.
 
     Attributes:
-        name: what was checked, in a few words.
+        name: Subject of the check, in a few words.
         status: `"PASS"`; `"WARN"`: it works, but slower or with less than the machine has; `"FAIL"`: it does not work.
-        message: what was found.
-        fix: the command or setting that mends it, `""` where nothing is to be mended.
+        message: The finding.
+        fix: Command or setting that fixes it, `""` if there is nothing to fix.
     """
 
     name: str

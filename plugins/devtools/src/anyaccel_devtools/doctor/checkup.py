@@ -29,7 +29,7 @@ def check_machine(machine: Machine, plugins: Sequence[Plugin]) -> list[Check]:
 
 
 def _variables(machine: Machine, plugins: Sequence[Plugin]) -> Iterator[Check]:
-    """Variables of the environment that begin like anyaccel's, and that nothing reads: a slip has no effect."""
+    """Yield checks of environment variables that begin like anyaccel's and that nothing reads: a typo has no effect."""
     names = {plugin.name for plugin in plugins} | {it.framework for plugin in plugins for it in plugin.backends}
     of_plugins = tuple(f"{_PREFIX}{re.sub('[^A-Z0-9]', '_', name.upper())}" for name in names - {BUILT_IN})
     for name, value in machine.environment.items():
@@ -104,7 +104,7 @@ _INSTALL = {"nvidia": "NVIDIA's driver", "amd": "the amdgpu driver and ROCm"}
 
 
 def system_checks(machine: Machine) -> Iterator[Check]:
-    """Yield every check of the system, in the order in which they are told."""
+    """Yield every check of the system, in the order of the report."""
     yield from _drivers(machine)
     yield from _masks(machine)
     yield from _threads(machine)
@@ -191,7 +191,7 @@ def _shared_memory(machine: Machine) -> Iterator[Check]:
 
 
 def _locked_memory(machine: Machine) -> Iterator[Check]:
-    """Of interest where there are GPUs: InfiniBand and ROCm lock host memory, and count it."""
+    """Check locked memory if there are GPUs: InfiniBand and ROCm lock host memory, which is limited."""
     limit = machine.locked_memory
     if not machine.devices or machine.system != "linux":
         return
@@ -216,15 +216,17 @@ def _listed(devices: Iterable[SystemDevice]) -> str:
 
 
 class HealthChecks(Capability):
-    """Capability `health_checks`: a backend says what keeps its framework from using a machine.
+    """Capability `health_checks`: a backend reports what keeps its framework from using a machine.
 
-    `anyaccel doctor` asks for it. Other backends are checked to the extent that core can.
+    `anyaccel doctor` calls it. Other backends are checked to the extent that core can.
     """
 
     @abstractmethod
     def health_checks(self, machine: Machine) -> Iterable[Check]:
-        """Checks of the installed framework beside these facts. Imports no framework and initializes nothing."""
+        """Return checks of the installed framework on a machine with these facts. Must not import the framework."""
 
     def device_checks(self, device: Device) -> Iterable[Check]:
-        """Checks of a device that may import the framework and use it; asked in its own process. Default: none."""
+        """Return checks of a device, which may import the framework and use it; run in a separate process. Default:
+        none.
+        """
         return ()

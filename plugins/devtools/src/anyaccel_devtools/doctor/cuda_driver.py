@@ -9,12 +9,12 @@ from anyaccel_devtools.doctor.check import Check
 
 
 def cuda_driver_checks(machine: Machine, framework: str, cuda: str) -> Iterator[Check]:
-    """One check where the driver's version and what this CUDA needs are known, otherwise none.
+    """Yield one check if the driver's version and the requirement of this CUDA are known, otherwise none.
 
     Args:
-        machine: with a GPU of NVIDIA.
-        framework: its name.
-        cuda: the version of CUDA that it was built with, such as `"13.0"`, or its first number.
+        machine: A machine with a GPU of NVIDIA.
+        framework: Name of the framework.
+        cuda: Version of CUDA that it was built with, such as `"13.0"`, or its first number.
     """
     driver, oldest = machine.driver_versions.get("nvidia", ""), oldest_driver(cuda)
     if not driver or not oldest:

@@ -144,7 +144,7 @@ def _mean(values: Sequence[float], otherwise: float) -> float:
 
 
 def _crossings(layers: Sequence[Sequence[Key]], after: Mapping[Key, list[Key]]) -> int:
-    """Number of crossings: pairs of edges whose order differs at their two ends."""
+    """Return the number of crossings: pairs of edges whose order differs at their two ends."""
     total = 0
     for upper, lower in pairwise(layers):
         rank = {name: i for i, name in enumerate(lower)}
@@ -167,7 +167,7 @@ def _across(
     boxes: Mapping[Key, Size],
     gap: float,
 ) -> dict[Key, float]:
-    """Centres across: close to the neighbours, in order, without overlap; the smallest edge is at 0."""
+    """Return centres across: close to the neighbours, in order, without overlap; the smallest edge is at 0."""
     before, after = _neighbours(links)
     place: dict[Key, float] = {}
     for layer in layers:
@@ -184,7 +184,7 @@ def _across(
 def _target(
     name: Key, near: Mapping[Key, list[Key]], place: Mapping[Key, float], boxes: Container[Key]
 ) -> tuple[float, float]:
-    """Mean position of the neighbours on one side, and its weight."""
+    """Return the mean position of the neighbours on one side, and its weight."""
     neighbours = near.get(name, ())
     weight = sum(_WEIGHTS[(name in boxes) + (neighbour in boxes)] for neighbour in neighbours)
     return _mean([place[neighbour] for neighbour in neighbours], place[name]), weight or _NO_NEIGHBOUR_WEIGHT
@@ -197,7 +197,7 @@ def _packed(
     boxes: Container[Key],
     gap: float,
 ) -> dict[Key, float]:
-    """Centres closest to the targets by weighted least squares; boxes that would overlap move as one block."""
+    """Return centres closest to the targets by weighted least squares; boxes that would overlap move as one block."""
     offsets, end = [], 0.0
     for name in layer:
         offsets.append(end + extents[name][1] / 2)

@@ -72,12 +72,12 @@ def _document(diagram: Diagram, body: Iterable[Markup], width: float, height: fl
 
 
 def _edges(i: int, arrow: Arrow) -> list[Edge]:
-    """Edges of the layout for an arrow; its label is a box on the way, so that nothing overlaps it."""
+    """Return edges of the layout for an arrow; its label is a box on the way, so that nothing overlaps it."""
     return [(arrow.source, f"e{i}"), (f"e{i}", arrow.target)] if arrow.label else [(arrow.source, arrow.target)]
 
 
 def _narrower_layout(sizes: dict[Key, Size], edges: list[Edge]) -> OrientedLayout:
-    """From left to right if that fits, otherwise the narrower of both directions."""
+    """Lay out from left to right if that fits, otherwise in the narrower of both directions."""
     right = OrientedLayout(arrange(sizes, edges), sizes, False)
     if right.size[0] <= _MAX_DIAGRAM_WIDTH:
         return right
@@ -158,7 +158,7 @@ def _header_texts(card: _Card, left: float, base: float, ink: str) -> list[Marku
 
 
 def _header_path(left: float, top: float, width: float) -> str:
-    """Outline of a header: round corners at the top, straight at the bottom."""
+    """Return the outline of a header: round corners at the top, straight at the bottom."""
     low, high, right = number(top + _HEADER), number(top + 7), number(left + width - 7)
     return f"M{number(left)} {low} V{high} q0 -7 7 -7 H{right} q7 0 7 7 V{low} Z"
 
@@ -275,7 +275,7 @@ class OrientedLayout:
         return (across, along) if self.down else (along, across)
 
     def centre(self, name: Key) -> Size:
-        """Centre of a box, (x, y)."""
+        """Return the centre of a box, (x, y)."""
         return self.turned(*self.layout.centres[name])
 
 
@@ -292,7 +292,7 @@ class _PathBuilder:
         self.commands.append(f"M{self._point(self.along, self.across)}")
 
     def straight(self, along: float) -> None:
-        """A straight line along."""
+        """Add a straight line along."""
         if along != self.along:
             self.commands.append(f"L{self._point(along, self.across)}")
         self.along = along
@@ -311,7 +311,7 @@ class _PathBuilder:
 def edge_path(
     drawing: OrientedLayout, edge: Edge, ports: Mapping[tuple[Edge, int], float], *, head: bool
 ) -> tuple[str, str]:
-    """Paths of an edge and of its arrowhead, `""` without one."""
+    """Return paths of an edge and of its arrowhead, or `""`."""
     layout, (source, target) = drawing.layout, edge
     path = _PathBuilder(drawing, _side(drawing, source, 1), ports[edge, 0])
     path.straight(layout.bands[source][1])
@@ -334,7 +334,7 @@ def _side(drawing: OrientedLayout, name: Key, way: int) -> float:
 
 
 def ports(drawing: OrientedLayout, edges: Iterable[Edge]) -> dict[tuple[Edge, int], float]:
-    """Where each edge leaves its source (0) and enters its target (1), across, without crossings at the box."""
+    """Return where each edge leaves its source (0) and enters its target (1), across, without crossings at the box."""
     sides: dict[tuple[Key, int], list[Edge]] = {}
     for edge in edges:
         for end in (0, 1):
@@ -350,7 +350,7 @@ def ports(drawing: OrientedLayout, edges: Iterable[Edge]) -> dict[tuple[Edge, in
 
 
 def _other_end(layout: Layout, edge: Edge, end: int) -> float:
-    """Where an edge goes from this end, across."""
+    """Return where an edge goes from this end, across."""
     stops = layout.stops[edge]
     if stops:
         return stops[-1 if end else 0].across
@@ -370,7 +370,7 @@ _BOLD = 1.12
 
 
 def text_width(text: str, size: float, *, bold: bool = False) -> float:
-    """Upper bound of the width of a text, in the unit of `size` (the font size)."""
+    """Return an upper bound of the width of a text, in the unit of `size` (the font size)."""
     return sum(map(_advance, text)) * size * (_BOLD if bold else 1.0)
 
 

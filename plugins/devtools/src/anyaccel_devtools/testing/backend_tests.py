@@ -161,7 +161,7 @@ class TensorTests(Subject):
         assert harness.backend.move(tensor, harness.device) is tensor
 
     def test_pinned_does_not_change_the_result(self, harness: Harness) -> None:
-        """`pinned=True` changes no result, also where memory cannot be pinned, as on the CPU."""
+        """`pinned=True` changes no result, even if memory cannot be pinned, as on the CPU."""
         for device in harness.backend.devices():
             moved = harness.backend.move(harness.put(VALUES), device, pinned=True)
             assert harness.backend.device_of(moved) == device
@@ -208,7 +208,7 @@ class TensorTests(Subject):
         assert harness.backend.owns(harness.put(VALUES))
 
     def test_a_registry_finds_it_by_its_tensors(self, harness: Harness) -> None:
-        """Core finds the backend of a tensor, by `import_roots` or an `owns` of its own."""
+        """Core finds the backend of a tensor, by `import_roots` or by its `owns`."""
         registry = Registry(lambda: harness.backend, lambda: ())
         assert registry.owners(harness.put(VALUES)) == (harness.backend.framework,)
 
@@ -238,7 +238,7 @@ class ScopeTests(Subject):
             assert backend.device_of(new_tensor()) == second_device
 
     def test_scope_restores_the_default_device(self, backend: Backend, new_tensor: Callable[[], Any]) -> None:
-        """After a scope, new tensors are made where they were before it."""
+        """After a scope, new tensors are created on the previous device."""
         before = backend.device_of(new_tensor())
         for device in backend.devices():
             with backend.scope(device):

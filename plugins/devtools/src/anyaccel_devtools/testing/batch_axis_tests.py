@@ -24,12 +24,12 @@ class BatchAxisTests(Subject):
     """A model that takes and returns [time, batch, features]; values of the graph are batch first."""
 
     def test_the_axis_of_the_batch_is_found(self, harness: Harness, time_first_model: Make) -> None:
-        """`infer_outputs` says on which axis of an output the batch is, and gives its spec without this axis."""
+        """`infer_outputs` reports the batch axis of an output, and its spec without this axis."""
         _, (output,) = prepared(harness, time_first_model)
         assert (output.batch_axis, output.spec) == (1, X)
 
     def test_inputs_and_outputs_are_turned(self, harness: Harness, time_first_model: Make) -> None:
-        """The model gets the batch where it wants it, and what it returns is batch first again."""
+        """The model receives the batch on its axis, and its outputs are batch first again."""
         (y,), _ = program_of(harness, time_first_model).forward([harness.put(SAMPLES)])
         assert_close(harness.to_numpy(y), np.cumsum(SAMPLES, axis=1))
 

@@ -25,7 +25,7 @@ CLIPPED = Optimizer("adam", lr=0.02, clip_norm=0.05, weight_decay=0.1)
 
 
 def build_multi_step(harness: Harness, model: Any, *, compile: str = "auto", **options: Any) -> MultiStepProgram:
-    """Return a program that runs several steps in one call, or a skip where the backend has none."""
+    """Return a program that runs several steps in one call, or skip if the backend has none."""
     program = harness.compute.build(replace(harness.segment(model, **options), compile=compile))
     if not isinstance(program, MultiStepProgram) or not isinstance(harness.backend, Exchange):
         pytest.skip("multi_step is not declared")

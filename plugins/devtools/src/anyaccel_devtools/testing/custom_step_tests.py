@@ -31,7 +31,7 @@ class CustomStepTests(Subject):
     def test_a_step_of_the_users_own_trains_as_steps_of_the_program(
         self, harness: Harness, model: Make, custom_step: Step, name: str
     ) -> None:
-        """The optimizer it is given is that of the spec, with its schedule and clipping."""
+        """The step receives the optimizer of the spec, with its schedule and clipping."""
         prepared = harness.prepare_model(model)
         clone, optimizer = harness.clone_model(model, prepared), OPTIMIZERS[name]
         program = built(harness, prepared, optimizer)
@@ -43,7 +43,7 @@ class CustomStepTests(Subject):
         assert_close(harness.parameter_values(prepared), harness.parameter_values(clone), rtol=2e-5, atol=2e-6)
 
     def test_the_figures_of_a_step_stay_on_the_device(self, harness: Harness, model: Make, custom_step: Step) -> None:
-        """What the step returns is returned: here the loss before the update."""
+        """The result of the step is returned: here the loss before the update."""
         prepared = harness.prepare_model(model)
         program = built(harness, prepared, ADAM)
         (y,), _ = program.forward(harness.inputs(BATCH))
@@ -56,7 +56,7 @@ class CustomStepTests(Subject):
     def test_evaluation_and_the_next_program_go_on_from_them(
         self, harness: Harness, model: Make, custom_step: Step
     ) -> None:
-        """Evaluation sees what they left, also between them, and another program has their optimizer state."""
+        """Evaluation sees their results, also between steps, and another program has their optimizer state."""
         prepared = harness.prepare_model(model)
         clone = harness.clone_model(model, prepared)
         program, losses = built(harness, prepared, ADAM), []
@@ -89,7 +89,7 @@ class CustomStepTests(Subject):
     def test_restore_undoes_steps_of_the_users_own(
         self, harness: Harness, request: pytest.FixtureRequest, custom_step: Step, name: str
     ) -> None:
-        """A snapshot between two steps has all that they change; what comes after it can be done again."""
+        """A snapshot between two steps holds everything that they change; later steps can be run again."""
         prepared = harness.prepare_model(request.getfixturevalue(name))
         program = built(harness, prepared, Optimizer("momentum", lr=0.05))
         run_own(harness, program, custom_step)
@@ -111,13 +111,13 @@ def built(harness: Harness, model: Any, optimizer: Optimizer) -> Program:
 
 
 def run_own(harness: Harness, program: Program, custom_step: Step) -> Any:
-    """One step of the user's own on BATCH."""
+    """Run one custom step on BATCH."""
     x, t = harness.inputs(BATCH)
     return program.custom_step(custom_step, {"x": x, "t": t})
 
 
 def train(harness: Harness, program: Program, optimizer: Optimizer, steps: int, *, close: bool = True) -> None:
-    """Steps of the program itself on BATCH, clipped where the optimizer says so."""
+    """Run steps of the program itself on BATCH, clipped if the optimizer defines it."""
     for _ in range(steps):
         harness.forward_backward(program, harness.inputs(BATCH))
         scale = {}

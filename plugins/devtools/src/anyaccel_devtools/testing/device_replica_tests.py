@@ -27,10 +27,10 @@ STEPS = 3
 
 
 class DeviceReplicaTests(Subject):
-    """Programs of copies of one model, on two devices or, where there is one, all on that."""
+    """Programs of copies of one model, on two devices or, if there is only one, all on that."""
 
     def test_copies_of_models_have_values_of_their_own(self, harness: Harness, model: Make) -> None:
-        """They begin with equal values, on their device, and stay as they are while the original is trained."""
+        """They begin with equal values, on their device, and do not change while the original is trained."""
         _, other = replica_devices(harness, 2)
         original = harness.prepare_model(model)
         (copied,) = harness.backend.required(feature().DeviceReplicas).copy_models([original], other)
@@ -45,7 +45,7 @@ class DeviceReplicaTests(Subject):
 
     @pytest.mark.parametrize("n", [1, 2, 4])
     def test_replicas_train_like_one_program(self, harness: Harness, model: Make, n: int) -> None:
-        """Losses, clipped steps and values are those of one program, also where shares differ in rows."""
+        """Losses, clipped steps and values equal those of one program, even if parts differ in rows."""
         devices = replica_devices(harness, n)
         start = harness.prepare_model(model)
         losses, values = trained(harness, harness.clone_model(model, start), devices[:1], shared=False)
@@ -54,7 +54,7 @@ class DeviceReplicaTests(Subject):
         assert_close(own_values, values, rtol=1e-3, atol=1e-4)
 
     def test_devices_that_divide_parameters_train_like_one(self, harness: Harness, model: Make) -> None:
-        """Where parameters can be divided among devices: losses, clipped steps, values and states of one program."""
+        """If parameters can be sharded over devices, losses, clipped steps, values and states equal those of one."""
         devices = replica_devices(harness, 2)
         start = harness.prepare_model(model)
         backend = harness.backend.required(feature().DeviceReplicas)
@@ -68,7 +68,7 @@ class DeviceReplicaTests(Subject):
         assert harness.backend.device_of(divided) == devices[0]
 
     def test_nodes_that_stay_whole_train_like_one(self, harness: Harness, model: Make) -> None:
-        """Where nodes can stay whole beside divided ones: losses, clipped steps and values of one program."""
+        """If nodes can stay whole next to sharded ones, losses, clipped steps and values equal those of one program."""
         devices = replica_devices(harness, 2)
         start = harness.prepare_model(model)
         backend = harness.backend.required(feature().DeviceReplicas)
@@ -98,7 +98,7 @@ class DeviceReplicaTests(Subject):
         assert_equal(harness.parameter_values(second), harness.parameter_values(first))
 
     def test_a_fixed_order_of_sums_gives_the_same_bits(self, harness: Harness, model: Make) -> None:
-        """Whatever the number of replicas, losses and values are equal to the last bit."""
+        """Losses and values are bitwise equal for any number of replicas."""
         start = harness.prepare_model(model)
         ends = [
             trained(harness, harness.clone_model(model, start), replica_devices(harness, n), deterministic=True)
@@ -109,7 +109,7 @@ class DeviceReplicaTests(Subject):
             assert_equal(values, ends[0][1])
 
     def test_a_step_that_is_not_finite_in_one_replica_is_skipped_by_all(self, harness: Harness, model: Make) -> None:
-        """Values, the loss scale and the steps that optimizers count are those of one program."""
+        """Values, the loss scale and the counted steps of optimizers equal those of one program."""
         devices = replica_devices(harness, 2)
         backend = cast("ComputingBackend", harness.backend)
         computes = backend.capability(ComputesPrecision)
@@ -131,7 +131,7 @@ def scaled_segment(harness: Harness, prepared: Any) -> Segment:
 
 
 def scaled_steps(harness: Harness, program: Any) -> tuple[LossScaleState, int]:
-    """Two steps, and between them one with a target that is NaN, as a phase does them; where they lead."""
+    """Run two steps, with a NaN target between them, as a phase does; return the resulting state."""
     spoiled = Batch(BATCH.x, {"mse": BATCH.targets["mse"].copy()})
     spoiled.targets["mse"][-1] = np.nan
     for batch in (BATCH, spoiled, BATCH):
@@ -149,7 +149,7 @@ def scaled_steps(harness: Harness, program: Any) -> tuple[LossScaleState, int]:
 
 
 def feature() -> Any:
-    """Return the distribution whose capability it is; a skip without it."""
+    """Return the distribution of the capability, or skip without it."""
     return pytest.importorskip("anyaccel_distributed", reason="anyaccel-distributed is not installed")
 
 
@@ -159,7 +159,7 @@ def programs_of() -> Any:
 
 
 def replica_devices(harness: Harness, n: int) -> list[Device]:
-    """So many devices, of which some may be the same; a skip without the capability."""
+    """Return `n` devices, some of which may be the same; skip without the capability."""
     harness.declared(feature().DeviceReplicas, "device_replicas")
     kind = harness.device.kind
     others = [device for device in harness.backend.devices() if device.kind == kind and device != harness.device]
@@ -177,7 +177,7 @@ def trained(
     divided: bool = False,
     whole: tuple[str, ...] = (),
 ) -> tuple[list[float], dict[str, Array]]:
-    """Losses of some steps, and the values after them, of replicas or of a plain program."""
+    """Return losses of some steps, and the values after them, of replicas or of a plain program."""
     segment = harness.segment(prepared, optimizer=ADAM)
     backend = cast("ComputingBackend", harness.backend)
     program = (

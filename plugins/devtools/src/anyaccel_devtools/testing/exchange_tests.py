@@ -32,7 +32,7 @@ LAYOUTS: Mapping[str, Callable[[Array], Array]] = {
 
 
 def sample_values(shape: tuple[int, ...], dtype: str) -> Array:
-    """Small numbers of a shape and dtype."""
+    """Return small numbers of a shape and dtype."""
     count = int(np.prod(shape))
     return (np.arange(count) % 100 if dtype != "bool" else np.arange(count) % 3 == 0).astype(dtype).reshape(shape)
 
@@ -63,14 +63,14 @@ class ExchangeTests(OwnershipTests, TransferTests):
             pytest.skip(f"{array.dtype} is not supported on {device}")
 
     def order(self, exchange: Exchange, rows: list[int], device: Device) -> Any:
-        """Row numbers in the backend's index dtype, on the device."""
+        """Return row numbers in the backend's index dtype, on the device."""
         return exchange.from_host(np.array(rows, exchange.index_dtype), device)
 
     # -- from and to the host --------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("shape", SHAPES, ids=str)
     def test_arrays_survive_the_round_trip(self, exchange: Exchange, device: Device, shape: tuple[int, ...]) -> None:
-        """Shape and values are kept, also of scalars and of arrays without elements."""
+        """Shape and values are kept, including those of scalars and of arrays without elements."""
         array = sample_values(shape, "float32")
         back = exchange.to_host(exchange.from_host(array, device))
         assert isinstance(back, np.ndarray)
@@ -131,7 +131,7 @@ class ExchangeTests(OwnershipTests, TransferTests):
     def test_an_unsupported_dtype_raises_move_error(
         self, exchange: Exchange, device: Device, unsupported: Array
     ) -> None:
-        """MoveError, not the framework's own exception."""
+        """It raises MoveError, not the framework's own exception."""
         with pytest.raises(MoveError):
             exchange.from_host(unsupported, device)
 
@@ -241,7 +241,7 @@ class ExchangeTests(OwnershipTests, TransferTests):
 
     @pytest.mark.parametrize(("start", "stop"), [(0, 8), (0, 3), (3, 7), (6, 8), (2, 2), (6, 20)])
     def test_gather_rows_with_an_order_gathers(self, exchange: Exchange, device: Device, start: int, stop: int) -> None:
-        """`column[order[start:stop]]`; rows may be repeated or omitted."""
+        """It returns `column[order[start:stop]]`; rows may be repeated or omitted."""
         order = [5, 0, 7, 7, 2, 1, 6, 3]
         actual = exchange.gather_rows(
             exchange.from_host(ROWS, device), start, stop, self.order(exchange, order, device)

@@ -1,4 +1,4 @@
-"""Tests of what a program evaluates: outputs and losses."""
+"""Tests of outputs and losses that a program evaluates."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ForwardTests(Subject):
         assert harness.mean_loss(first[LOSS]) == harness.mean_loss(second[LOSS])
 
     def test_forward_is_per_sample(self, harness: Harness, model: Make) -> None:
-        """The outputs of a batch are those of its parts, also of a single row."""
+        """The outputs of a batch equal those of its parts, including a single row."""
         program = harness.build(harness.prepare_model(model))
         whole, head, tail = (
             harness.to_numpy(program.forward(harness.inputs(BATCH.rows(rows)))[0][0])
@@ -142,7 +142,7 @@ class ForwardTests(Subject):
         assert (first[0] != first[1]).any()
 
     def test_random_streams_go_on_within_an_epoch(self, harness: Harness, random_model: Make) -> None:
-        """After `seed` with the same key and `load_random_state`, a step draws what it would have drawn anyway."""
+        """After `seed` with the same key and `load_random_state`, a step draws the same numbers as without them."""
         program = harness.build(harness.prepare_model(random_model))
 
         def outputs() -> Array:
@@ -194,7 +194,7 @@ class ForwardTests(Subject):
             )
 
     def test_a_weight_is_not_in_the_loss(self, harness: Harness, model: Make) -> None:
-        """The weight of a term scales its gradients, not the loss that is returned."""
+        """The weight of a term scales its gradients, not the returned loss."""
         prepared = harness.prepare_model(model)
         plain, weighted = (harness.eval_loss(harness.build(prepared, weight=weight), BATCH) for weight in (1.0, 5.0))
         assert plain == weighted
@@ -211,7 +211,7 @@ class ForwardTests(Subject):
 
 
 def all_losses(harness: Harness, model: Any) -> Segment:
-    """Return a segment of one model with every named loss, labelled by its name, each with targets of its own."""
+    """Return a segment of one model with every named loss, labelled by its name, each with separate targets."""
     segment, targets = harness.segment(model), {}
     for name, target in Batch.of(1, harness.input_dtype(model)).targets.items():
         dtype = harness.target(Batch(target, {name: target}), name).dtype.name

@@ -30,7 +30,7 @@ class Batch:
 
     @classmethod
     def of(cls, n: int, dtype: str = "float32", seed: int = 0) -> Batch:
-        """`n` random rows, the same for a seed."""
+        """Return `n` random rows, the same for a seed."""
         random = np.random.default_rng(seed)
         values, probabilities = random.normal(size=(n, 3)).astype(dtype), random.uniform(size=(n, 3)).astype(dtype)
         targets = {
@@ -49,7 +49,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentOptions:
-    """What tests vary of a segment of one model and one loss."""
+    """The options of a segment with one model and one loss that tests vary."""
 
     loss: str = "mse"
     optimizer: Optimizer | None = field(default_factory=lambda: Optimizer("sgd", lr=0.1))
@@ -79,7 +79,7 @@ class Harness:
         return cast("Compute", self.backend)
 
     def declared(self, kind: type[Kind], name: str) -> Kind:
-        """Return the backend's object of a capability; the test is skipped where it has none."""
+        """Return the backend's object of a capability; skip the test without it."""
         found = self.backend.capability(kind)
         if found is None:
             pytest.skip(f"{name} is not declared")
@@ -105,7 +105,7 @@ class Harness:
         return self.backend.move(self.backend.from_dlpack(array, self.device), self.device)
 
     def put_indices(self, indices: Array) -> Any:
-        """Row numbers on the device, in the backend's index dtype."""
+        """Return row numbers on the device, in the backend's index dtype."""
         return self.put(indices.astype(self.index_dtype))
 
     # -- models ----------------------------------------------------------------------------------------------------
@@ -124,24 +124,24 @@ class Harness:
             return self.prepare_model(fallback)
 
     def clone_model(self, make: Callable[[], Any], model: Any) -> Any:
-        """Another placed model with the same values."""
+        """Return another placed model with the same values."""
         clone = self.prepare_model(make)
         self.compute.load_state(clone, self.compute.state(model))
         return clone
 
     def parameter_values(self, model: Any) -> dict[str, Array]:
-        """Copies of the model's parameters, by name."""
+        """Return copies of the model's parameters, by name."""
         state = self.compute.state(model)
         return {name.partition("/")[2]: np.array(v) for name, v in state.items() if name.startswith("parameters/")}
 
     def input_dtype(self, model: Any) -> str:
-        """Dtype of the model's inputs."""
+        """Return the dtype of the model's inputs."""
         return self.compute.dtype_of(model) or "float32"
 
     # -- programs --------------------------------------------------------------------------------------------------
 
     def segment(self, model: Any, **options: Any) -> Segment:
-        """One operation `node` from x to y with a loss against t, trained as the group `all`.
+        """Return one operation `node` from x to y with a loss against t, trained as the group `all`.
 
         Args:
             model: a placed model.
@@ -212,7 +212,7 @@ class Harness:
         return losses
 
     def gradients(self, program: Program) -> list[Array]:
-        """Copies of the gradients that the program holds, in its order."""
+        """Return copies of the gradients that the program holds, in its order."""
         gradients: list[Array] = []
 
         def record(gradient: Any) -> Any:

@@ -118,7 +118,7 @@ def _short_id(node_id: str) -> str:
 
 
 def _outcome(report: pytest.TestReport) -> tuple[str, str]:
-    """Outcome and message; an expected failure counts as a failure, as a report says what is."""
+    """Return outcome and message; an expected failure counts as a failure, because a report states the facts."""
     if report.passed:
         return "passed", ""
     if report.failed or hasattr(report, "wasxfail"):
@@ -144,7 +144,7 @@ def _first_line(report: pytest.TestReport) -> str:
 
 
 def _with_figures(lines: list[str]) -> str:
-    """What NumPy says of two arrays that differ, without the arrays."""
+    """Return NumPy's message about two arrays that differ, without the arrays."""
     figures = [line for line in lines[1:] if line.startswith(("Mismatched elements", "Max absolute"))]
     label = [line for line in lines[1:2] if line not in figures]
     return "; ".join([lines[0], *label, *figures])

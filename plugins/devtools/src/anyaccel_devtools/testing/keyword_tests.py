@@ -22,14 +22,14 @@ class KeywordTests(Subject):
     """A model with named inputs and outputs in a dict."""
 
     def test_outputs_are_found_by_their_paths(self, harness: Harness, keyword_model: Make) -> None:
-        """`infer_outputs` gives the path to each tensor of what the model returns, at any depth, in both modes."""
+        """`infer_outputs` returns the path to each tensor of the model's result, at any depth, in both modes."""
         model, outputs = prepared(harness, keyword_model, ORDERS[0])
         assert {output.path: output for output in outputs} == OUTPUTS
         training = harness.compute.infer_training(model, [X, X], paths(ORDERS[0]))
         assert {output.path: output for output in training or outputs} == OUTPUTS
 
     def test_a_signature_names_the_inputs(self, harness: Harness, keyword_model: Make) -> None:
-        """`signature` has the inputs of a model, where it is known, and nothing that the backend gives itself."""
+        """`signature` has the inputs of a model, if known, and no arguments that the backend passes itself."""
         model, _ = prepared(harness, keyword_model, ORDERS[0])
         signature = harness.compute.signature(model)
         assert signature is None or tuple(signature.parameters) == ORDERS[0]
@@ -38,7 +38,7 @@ class KeywordTests(Subject):
     def test_inputs_reach_the_arguments_of_their_names(
         self, harness: Harness, keyword_model: Make, order: tuple[str, str]
     ) -> None:
-        """Whatever the order of the inputs, each is given as the argument of its name."""
+        """In any order of the inputs, each is passed as the argument with its name."""
         values, program = inputs(order), program_of(harness, keyword_model, order)
         outputs = [harness.to_numpy(output) for output in program.forward(list(map(harness.put, values.values())))[0]]
         np.testing.assert_array_equal(outputs[0], values["minuend"] - values["subtrahend"])
@@ -57,14 +57,14 @@ class KeywordTests(Subject):
 
 
 def inputs(order: tuple[str, str]) -> dict[str, Array]:
-    """Three samples of each input, in this order."""
+    """Return three samples of each input, in this order."""
     first = np.arange(12, dtype="float32").reshape(3, 4)
     values = {"minuend": first + 100, "subtrahend": first * 3}
     return {name: values[name] for name in order}
 
 
 def paths(order: tuple[str, str]) -> tuple[tuple[str], ...]:
-    """`Operation.arguments` of inputs in this order."""
+    """Return `Operation.arguments` of inputs in this order."""
     return tuple((name,) for name in order)
 
 

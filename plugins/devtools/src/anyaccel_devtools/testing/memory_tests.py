@@ -1,4 +1,4 @@
-"""Tests of the contract of `Memory`: what a backend reports of a device's memory, and what it frees."""
+"""Tests of the contract of `Memory`: the reported memory of a device, and the released memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MemoryTests(Subject):
 
     @pytest.fixture
     def memory(self, backend: Backend) -> Memory:
-        """What the backend says of memory."""
+        """Return the memory capability of the backend."""
         return backend.required(Memory)
 
     def test_memory_values_are_counts_of_bytes(self, backend: Backend, memory: Memory) -> None:
@@ -40,13 +40,13 @@ class MemoryTests(Subject):
             assert not info.total or max(info.used, info.free) <= info.total, info
 
     def test_the_peak_is_at_least_what_is_used(self, backend: Backend, memory: Memory) -> None:
-        """The peak is no less than what is used now, where both are known."""
+        """The peak is at least the current use, if both are known."""
         for device in backend.devices():
             info = memory.memory(device)
             assert not info.peak or info.used <= info.peak, info
 
     def test_total_is_that_of_device_info(self, backend: Backend, memory: Memory) -> None:
-        """Where both report a total, it is the same."""
+        """If both report a total, it is the same."""
         for device in backend.devices():
             totals = {memory.memory(device).total, backend.device_info(device).total_memory} - {0}
             assert len(totals) <= 1
@@ -58,7 +58,7 @@ class MemoryTests(Subject):
             assert device.kind != "cpu" or not limit or memory.memory(device).total <= limit
 
     def test_share_returns_a_description(self, backend: Backend, memory: Memory) -> None:
-        """`share` returns "" or a reason why it cannot limit memory, and does not raise, also when called twice."""
+        """`share` returns "" or a reason why it cannot limit memory, and does not raise, even if called twice."""
         with mock.patch.dict(os.environ):  # a backend may set variables for its framework
             answers = [memory.share(device, 0.5) for device in [*backend.devices()] * 2]
         assert all(isinstance(answer, str) for answer in answers), answers

@@ -21,7 +21,9 @@ BOTH = "both"
 
 
 def two_models(harness: Harness, left: Any, right: Any, optimizer: Optimizer = ADAMW) -> Segment:
-    """`left` from x to p with a loss against t, `right` from z to q with a loss against u; one parameter group."""
+    """Return `left` from x to p with a loss against t, `right` from z to q with a loss against u; one parameter
+    group.
+    """
     f32 = {name: TensorSpec((n,), "float32") for name, n in (("x", 4), ("t", 3), ("z", 4), ("u", 3))}
     term = harness.loss_term(("p", "t"), label="left")
     return Segment(
@@ -36,7 +38,7 @@ def two_models(harness: Harness, left: Any, right: Any, optimizer: Optimizer = A
 
 
 def compared_models(harness: Harness, left: Any, right: Any) -> Segment:
-    """As `two_models`, with p and q concatenated twice and a loss that compares them."""
+    """Return `two_models` with p and q concatenated twice and a loss that compares them."""
     segment = two_models(harness, left, right)
     join = harness.operation("join", None, ("p", "q"), ("j",), trainable=False, axis=0)
     wide = harness.operation("again", None, ("j", "p"), ("w",), trainable=False, axis=0)

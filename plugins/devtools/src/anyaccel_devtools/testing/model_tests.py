@@ -44,7 +44,7 @@ class ShapeTests(Subject):
     def test_infer_keeps_the_values_of_a_built_model(
         self, harness: Harness, request: pytest.FixtureRequest, name: str
     ) -> None:
-        """A built model keeps its weights and buffers, whatever the seed."""
+        """A built model keeps its weights and buffers for any seed."""
         prepared = harness.prepare_model(request.getfixturevalue(name))
         before = harness.compute.state(prepared)
         harness.compute.infer(prepared, [X], 99)
@@ -165,7 +165,7 @@ class StateTests(Subject):
         assert_equal(harness.compute.state(prepared), expected)
 
     def test_state_is_a_copy(self, harness: Harness, model: Make) -> None:
-        """Neither arrays that are returned nor those that are loaded share memory with the model."""
+        """Neither returned nor loaded arrays share memory with the model."""
         prepared = harness.prepare_model(model)
         before = {name: value.copy() for name, value in harness.compute.state(prepared).items()}
         overwrite(harness.compute.state(prepared))
@@ -201,7 +201,7 @@ class StateTests(Subject):
 
 
 class ModelTraitTests(Subject):
-    """How models are wrapped, and what is known of them."""
+    """How models are wrapped, and their known traits."""
 
     def test_wrap_is_idempotent(self, harness: Harness, model: Make) -> None:
         """Wrapping a wrapped model returns the same object, before and after it is built and placed."""
@@ -244,7 +244,7 @@ class ModelTraitTests(Subject):
         assert_equal(harness.compute.state(prepared), before)
 
     def test_mutates_inputs_detects_an_in_place_model(self, harness: Harness, mutating_model: Make) -> None:
-        """The plan then copies what it would share otherwise."""
+        """The plan then copies a value that it would otherwise share."""
         assert harness.compute.mutates_inputs(harness.prepare_model(mutating_model), [X]) is True
 
     def test_data_format_is_a_pair_of_known_words(self, harness: Harness, model: Make) -> None:

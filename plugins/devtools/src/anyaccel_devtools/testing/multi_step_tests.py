@@ -78,7 +78,7 @@ class MultiStepTests(CompileTests, MicrobatchTests, ScaledStepTests):
         assert_close(harness.parameter_values(prepared), harness.parameter_values(clone), rtol=1e-5, atol=2e-6)
 
     def test_told_steps_are_the_same_steps(self, harness: Harness, model: Make) -> None:
-        """Each step of a call is told with its losses, once it is done; the call ends where it is asked to."""
+        """Each step of a call is reported with its losses, once it is done; the call ends when requested."""
         program = build_multi_step(harness, harness.prepare_model(model), optimizer=OPTIMIZERS["adamw"], compile="off")
         if not isinstance(program, NotifyingProgram):
             pytest.skip("the program does not tell of each step: it is no NotifyingProgram")
@@ -109,7 +109,7 @@ class MultiStepTests(CompileTests, MicrobatchTests, ScaledStepTests):
         assert_close(harness.compute.state(prepared), harness.compute.state(clone))
 
     def test_losses_are_a_matrix_on_the_device(self, harness: Harness, model: Make) -> None:
-        """[n_steps or more, n_losses], in the order of the segment's losses, left on the device."""
+        """They are [n_steps or more, n_losses], in the order of the segment's losses, on the device."""
         prepared = harness.prepare_model(model)
         build_multi_step(harness, prepared)  # skips where not declared
         terms = (harness.loss_term(("y", "t"), "mse", "b"), harness.loss_term(("y", "t"), "mae", "a", weight=0.0))
@@ -233,7 +233,7 @@ class MultiStepTests(CompileTests, MicrobatchTests, ScaledStepTests):
         assert_close(clipped, {key: factor * value for key, value in gradient.items()}, rtol=1e-3, atol=1e-6)
 
     def test_restore_undoes_train_steps(self, harness: Harness, model: Make) -> None:
-        """What `train_steps` changes, `restore` brings back."""
+        """`restore` undoes the changes of `train_steps`."""
         program = build_multi_step(harness, harness.prepare_model(model), optimizer=OPTIMIZERS["adam"])
         run_steps(harness, program, [(0, 1, 4)])
         snapshot = program.snapshot()

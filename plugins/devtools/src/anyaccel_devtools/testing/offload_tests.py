@@ -1,4 +1,4 @@
-"""Tests of the capability `offload`: models whose blocks are on several devices, or whose weights rest elsewhere."""
+"""Tests of the capability `offload`: models with blocks on several devices, or with weights stored elsewhere."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class OffloadTests(Subject):
         assert_equal(harness.parameter_values(prepared), before)
 
     def test_a_map_that_names_no_part_of_the_model_is_refused(self, harness: Harness, model: Make) -> None:
-        """With a ConfigError that names it."""
+        """It raises a ConfigError that names it."""
         backend, prepared = offloading(harness), harness.prepare_model(model)
         planned(harness, prepared)
         with pytest.raises(ConfigError, match="no_such_part"):
             backend.plan_offload(prepared, harness.device, feature().OffloadRequest(device_map={"no_such_part": "cpu"}))
 
     def test_an_offloaded_model_keeps_its_values(self, harness: Harness, model: Make) -> None:
-        """By their names; a second call gives the same object."""
+        """It keeps them by name; a second call returns the same object."""
         backend, prepared = offloading(harness), harness.prepare_model(model)
         before = harness.parameter_values(prepared)
         plan = planned(harness, prepared)
@@ -57,7 +57,7 @@ class OffloadTests(Subject):
         assert backend.offload(put, harness.device, plan) is put
 
     def test_an_offloaded_model_trains_like_a_resident_one(self, harness: Harness, model: Make) -> None:
-        """Losses and values after some clipped steps of Adam."""
+        """Losses and values are equal after some clipped steps of Adam."""
         start = harness.prepare_model(model)
         resident, other = harness.clone_model(model, start), harness.clone_model(model, start)
         put = offloading(harness).offload(other, harness.device, planned(harness, other))
@@ -67,7 +67,7 @@ class OffloadTests(Subject):
         assert_close(own_values, values, rtol=1e-4, atol=1e-5)
 
     def test_a_model_is_ordinary_again_where_its_offload_ends(self, harness: Harness, model: Make) -> None:
-        """With the values that training gave it; and it can be placed."""
+        """It has the trained values; and it can be placed."""
         backend, prepared = offloading(harness), harness.prepare_model(model)
         put = backend.offload(prepared, harness.device, planned(harness, prepared))
         _, values = trained(harness, put)
@@ -78,19 +78,17 @@ class OffloadTests(Subject):
 
 
 def feature() -> Any:
-    """Return the distribution whose capability it is; a skip without it."""
+    """Return the distribution of the capability, or skip without it."""
     return pytest.importorskip("anyaccel_offload", reason="anyaccel-offload is not installed")
 
 
 def offloading(harness: Harness) -> Any:
-    """Return the capability; a skip without it."""
+    """Return the capability, or skip without it."""
     return harness.declared(feature().OffloadModels, "offload")
 
 
 def planned(harness: Harness, model: Any) -> Any:
-    """Return the plan by which all weights of a model are stored in host memory; a skip where the backend refuses the
-    model.
-    """
+    """Return the plan that stores all weights of a model in host memory; skip if the backend refuses the model."""
     host = feature().OffloadRequest(device_map={"": "cpu"}, offload="cpu", training=True)
     try:
         return offloading(harness).plan_offload(model, harness.device, host)
@@ -115,5 +113,5 @@ def trained(harness: Harness, model: Any) -> tuple[list[float], dict[str, Any]]:
 
 
 def factors(harness: Harness, program: Any) -> dict[str, Any]:
-    """By what gradients are multiplied for a norm of at most 0.5."""
+    """Return the factors of gradients for a norm of at most 0.5."""
     return {name: program.clip_factor(0.5, [square]) for name, (square, _) in program.grad_stats().items()}

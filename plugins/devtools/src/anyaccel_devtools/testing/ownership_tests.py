@@ -96,7 +96,7 @@ class OwnershipTests(Subject):
             assert buffer.flags.writeable and buffer.flags.c_contiguous
 
     def test_staging_buffers_do_not_share_memory(self, exchange: Exchange, device: Device) -> None:
-        """Each buffer has memory of its own."""
+        """Each buffer has separate memory."""
         first, second = (exchange.staging_buffer((16, 3), "float32", device) for _ in range(2))
         assert not np.shares_memory(first, second)
 

@@ -28,7 +28,7 @@ SECOND = {"lr": 0.3}
 
 
 class ParameterGroupTests(Subject):
-    """Parameters with settings of their own."""
+    """Parameters with their own settings."""
 
     @pytest.mark.parametrize("name", OPTIMIZERS)
     def test_each_parameter_is_updated_with_the_settings_of_its_group(
@@ -44,7 +44,7 @@ class ParameterGroupTests(Subject):
         assert_close(harness.parameter_values(prepared), expected(optimizer, start, gradients), rtol=2e-5, atol=2e-6)
 
     def test_the_first_group_of_a_parameter_counts(self, harness: Harness, model: Make) -> None:
-        """A name that several patterns have has the settings of the first."""
+        """A name that matches several patterns has the settings of the first."""
         prepared = harness.prepare_model(model)
         first = next(iter(declared_parameters(harness, prepared)))
         groups = {first: {"lr": 0.01}, "*": {"lr": 0.2}}
@@ -89,7 +89,7 @@ def grouped(harness: Harness, model: Any, **settings: Any) -> Optimizer:
 def expected(optimizer: Optimizer, start: dict[str, Array], gradients: list[list[Array]]) -> dict[str, Array]:
     """Return the parameters after steps with these gradients, each by the formula with the settings of its group.
 
-    `clip_value` is of the whole optimizer.
+    `clip_value` applies to the whole optimizer.
     """
     names, limit = list(start), optimizer.clip_value or np.inf
     gradients = [[np.clip(gradient, -limit, limit) for gradient in step] for step in gradients]

@@ -31,7 +31,7 @@ _TOLERANCES = {"bfloat16": 0.1, "float16": 0.02}
 
 
 class PrecisionTests(Subject):
-    """What programs do with `Segment.precision`."""
+    """Programs apply `Segment.precision`."""
 
     @pytest.mark.parametrize("name", PRECISIONS)
     def test_a_precision_shows_in_the_outputs(self, harness: Harness, model: Make, name: str) -> None:
@@ -48,7 +48,7 @@ class PrecisionTests(Subject):
             assert not np.array_equal(other, plain)
 
     def test_parameters_keep_their_dtype_in_a_precision(self, harness: Harness, model: Make) -> None:
-        """After a step they have what the gradients say, to more digits than 16 bits have."""
+        """After a step they follow the gradients, to more digits than 16 bits have."""
         prepared = harness.prepare_model(model)
         precision = wanted(harness, prepared, "bf16-mixed")
         before = harness.parameter_values(prepared)
@@ -71,7 +71,7 @@ class PrecisionTests(Subject):
             assert_close(gradient, value * SCALE.initial, 1e-4, 1e-2)
 
     def test_a_loss_scale_shrinks_and_grows(self, harness: Harness, model: Make) -> None:
-        """After a skipped step, and after as many good ones as its spec says."""
+        """It shrinks after a skipped step, and grows after the number of good ones in its spec."""
         program = scaled_program(harness, harness.prepare_model(model))
         scales = []
         for finite in (False, True, True, True):
@@ -81,7 +81,7 @@ class PrecisionTests(Subject):
         assert scales == [(512.0, 0, 1), (512.0, 1, 1), (1024.0, 0, 1), (1024.0, 1, 1)]
 
     def test_a_loss_scale_goes_on_from_its_state(self, harness: Harness, model: Make) -> None:
-        """Of another program, and of a snapshot."""
+        """It continues from the state of another program, and of a snapshot."""
         program = scaled_program(harness, harness.prepare_model(model))
         program.load_loss_scale_state(LossScaleState(64.0, 1, 5))
         snapshot = program.snapshot()
@@ -91,7 +91,7 @@ class PrecisionTests(Subject):
         assert program.loss_scale_state() == LossScaleState(64.0, 1, 5)
 
     def test_values_computed_again_give_the_same_gradients(self, harness: Harness, model: Make) -> None:
-        """Those of a program that keeps them."""
+        """They equal those of a program that keeps the values."""
         prepared = harness.prepare_model(model)
         computes = harness.backend.capability(ComputesPrecision)
         if computes is None or not computes.remat_blocks(prepared, "blocks"):
@@ -139,7 +139,7 @@ class ScaledStepTests(Subject):
 
 
 def wanted(harness: Harness, model: Any, name: str) -> NodePrecision:
-    """Return the precision of this name; a skip where the backend does not declare it, or not for this model."""
+    """Return the precision with this name; skip if the backend does not declare it, or not for this model."""
     computes = harness.backend.capability(ComputesPrecision)
     if computes is None or name not in computes.precisions:
         pytest.skip(f"the precision {name} is not declared")
@@ -167,7 +167,7 @@ def outputs(harness: Harness, model: Any, precision: SegmentPrecision | None) ->
 
 
 def scaled_program(harness: Harness, model: Any, optimizer: Optimizer = SGD) -> Any:
-    """Return a program whose losses are scaled; a skip where the backend does not declare what needs that."""
+    """Return a program with scaled losses; skip if the backend does not declare the required capabilities."""
     computes = harness.backend.capability(ComputesPrecision)
     if computes is None or "fp16-mixed" not in computes.precisions:
         pytest.skip("fp16-mixed, which needs a loss scale, is not declared")

@@ -1,4 +1,4 @@
-"""Tests of the capability `ProfilesSteps`: what a profile of some steps records, and what it leaves alone."""
+"""Tests of the capability `ProfilesSteps`: the content of a profile of some steps, and its side effects."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MARK = "phase: steps 3 to 4"
 
 
 class ProfileTests(Subject):
-    """A profile of steps, where the backend says that it makes one."""
+    """A profile of steps, if the backend declares it."""
 
     def test_a_profile_is_a_trace_with_names(self, harness: Harness, model: Make, tmp_path: Path) -> None:
-        """It has spans in the format of Chrome; among them what is marked, and each node."""
+        """It has spans in Chrome's format, with the marked ones and each node."""
         prepared = harness.prepare_model(model)
         program = harness.build(prepared, optimizer=Optimizer("sgd", lr=0.1))
         harness.train(program, BATCH, 1)
@@ -56,7 +56,7 @@ class ProfileTests(Subject):
                 assert_close(one, another)
 
     def test_an_error_ends_a_profile(self, harness: Harness, tmp_path: Path) -> None:
-        """What was recorded is written, and the next profile has nothing of it."""
+        """The recorded part is written, and the next profile has nothing of it."""
         first, second = tmp_path / "first.json.gz", tmp_path / "second.json.gz"
         with pytest.raises(ZeroDivisionError), profiler(harness).profile_steps(first, {}, [harness.device]) as mark:
             with mark("before the error"):
@@ -68,7 +68,7 @@ class ProfileTests(Subject):
         assert "afterwards" in _names(second) and "before the error" not in _names(second)
 
     def test_steps_outside_a_profile_are_not_recorded(self, harness: Harness, model: Make, tmp_path: Path) -> None:
-        """Neither those before it nor those after it."""
+        """It records neither those before it nor those after it."""
         prepared, path = harness.prepare_model(model), tmp_path / "t.json.gz"
         program = harness.build(prepared, optimizer=Optimizer("sgd", lr=0.1))
         harness.train(program, BATCH, 2)
@@ -80,7 +80,7 @@ class ProfileTests(Subject):
 
 
 def profiler(harness: Harness) -> ProfilesSteps:
-    """What makes profiles; the test is skipped without it."""
+    """Return the profiler, or skip the test without it."""
     return harness.declared(ProfilesSteps, "profile_steps")
 
 

@@ -1,4 +1,4 @@
-"""Tests of what a program computes: outputs and losses, gradients and cotangents."""
+"""Tests of the computations of a program: outputs and losses, gradients and cotangents."""
 
 from __future__ import annotations
 

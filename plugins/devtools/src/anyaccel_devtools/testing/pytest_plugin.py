@@ -1,4 +1,4 @@
-"""The kit's pytest plugin: markers, a header that says what is tested, and a file of tests that are expected to fail.
+"""The kit's pytest plugin: markers, a header with the tested plugins, and a file of expected failures.
 
 Load it where the kit is used: `pytest_plugins = ["anyaccel_devtools.testing.pytest_plugin"]` in tests/conftest.py, or
 `-p anyaccel_devtools.testing.pytest_plugin`. The kit's tests run without it, too.
@@ -72,7 +72,7 @@ def _matches(node_id: str, test_id: str) -> bool:
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
-    """Lines about plugins, backends and settings; nothing where no test of the kit was collected."""
+    """Return lines about plugins, backends and settings; nothing if no test of the kit was collected."""
     if not any(map(capability_of, items)):
         return []
     from anyaccel.registry import registry

@@ -53,7 +53,7 @@ def loss(name: str, outputs: Array, targets: Array) -> tuple[float, float]:
 def weighted_loss(
     name: str, outputs: Array, targets: Array, settings: Mapping[str, Any], weights: Sequence[Array] = ()
 ) -> tuple[float, float]:
-    """Return a named loss with settings as (sum, weight); `weights` are of its samples, or also of its positions."""
+    """Return a named loss with settings as (sum, weight); `weights` belong to its samples, or also to its positions."""
     y = outputs.astype(np.float64)
     if name == "cross_entropy":
         losses, counts = _cross_entropies(y, targets, settings)
@@ -71,7 +71,7 @@ def weighted_loss(
 
 
 def _cross_entropies(y: Array, targets: Array, settings: Mapping[str, Any]) -> tuple[Array, Array]:
-    """Return the cross-entropy of each position with a class index, and what the position counts."""
+    """Return the cross-entropy of each position with a class index, and the weight of the position."""
     y = np.moveaxis(y, settings.get("class_axis", -1), -1)
     n_classes, smoothing = y.shape[-1], settings.get("label_smoothing", 0.0)
     of_classes = np.asarray(settings.get("class_weights", [1.0] * n_classes))

@@ -50,10 +50,10 @@ class Replica:
     """One of the replicas, in its process or thread.
 
     Attributes:
-        harness: its backend and device.
-        group: of all.
-        model: makes the model, whose values are in `folder`.
-        folder: for what is told.
+        harness: Its backend and device.
+        group: Group of all replicas.
+        model: Function that creates the model, whose values are in `folder`.
+        folder: Folder of the reports.
     """
 
     harness: Harness
@@ -69,17 +69,17 @@ class Replica:
         return model
 
     def rows(self) -> Batch:
-        """Return its share of the batch."""
+        """Return its part of the batch."""
         return BATCH.rows(slice(6, 11) if self.group.rank else slice(0, 6))
 
     @property
     def global_batches(self) -> bool:
-        """Whether programs of divided parameters take all rows of a step in each replica."""
+        """Whether programs with sharded parameters take all rows of a step in each replica."""
         shards = self.harness.backend.capability(feature().ShardParameters)
         return shards is not None and shards.global_batches
 
     def tell(self, name: str, **found: Any) -> None:
-        """Write what was found, at once."""
+        """Write the results immediately."""
         path = report_path(self.folder, name, self.group.rank)
         path.with_suffix(".tmp").write_text(json.dumps(found, default=_plain))
         path.with_suffix(".tmp").replace(path)
@@ -91,12 +91,12 @@ def feature() -> Any:
 
 
 def report_path(folder: Path, name: str, rank: int) -> Path:
-    """Return the file of what a replica found."""
+    """Return the file of a replica's results."""
     return folder / f"{name}-{rank}.json"
 
 
 def perform(replica: Replica) -> None:
-    """Everything that the backend declares, in sequence; what fails in all replicas is told."""
+    """Run everything that the backend declares, in sequence; failures in all replicas are reported."""
     backend = replica.harness.backend
     scenarios = [gathered, averaged]
     if replica.group.gathers_tensors and backend.capability(feature().DeviceReplicas) is not None:
@@ -115,15 +115,13 @@ def perform(replica: Replica) -> None:
 
 
 def _refused(replica: Replica, sharding: ShardParameters) -> str:
-    """Return why the backend divides nothing here, not even the kit's model, as of an older release of its
-    framework.
-    """
+    """Return why the backend shards nothing here, not even the kit's model, as in an older release of its framework."""
     segment = replica.harness.segment(replica.prepared(), optimizer=ADAM, compile="off")
     return sharding.unshardable_reason(segment, offload=False)
 
 
 def gathered(replica: Replica) -> None:
-    """Plain values, and sums of numbers."""
+    """Gather plain values, and sums of numbers."""
     rank = replica.group.rank
     value = {"rank": rank, "list": [None, True, 2.5, "text"], "bytes": bytes([rank, 255])}
     every = replica.group.gather(value)
@@ -136,7 +134,7 @@ def _sums(group: ReplicaGroup) -> list[float]:
 
 
 def averaged(replica: Replica) -> None:
-    """Gradients of shares of different sizes, and the values after a step with their means."""
+    """Average gradients of parts of different sizes, and step with their means."""
     harness, rows, model = replica.harness, replica.rows(), replica.prepared()
     program = harness.build(model, optimizer=ADAM, compile="off")
     harness.forward_backward(program, harness.inputs(rows))
@@ -148,7 +146,7 @@ def averaged(replica: Replica) -> None:
 
 
 def shards(replica: Replica) -> None:
-    """Gradients of three shards and a number with each: the first replica has two of them."""
+    """Gather gradients of three shards and a number with each: the first replica has two of them."""
     harness, group, model = replica.harness, replica.group, replica.prepared()
     program = harness.build(model, optimizer=ADAM, compile="off")
     own = []
@@ -163,7 +161,7 @@ def shards(replica: Replica) -> None:
 
 
 def together(replica: Replica) -> None:
-    """Clipped steps of one program with whole parameters, to which each replica gives all rows."""
+    """Run clipped steps of one program with whole parameters; each replica passes it all rows."""
     harness, group, model = replica.harness, replica.group, replica.prepared()
     segment = harness.segment(model, optimizer=ADAM, compile="off")
     program = harness.backend.required(feature().Replicate).build_together(segment, group)
@@ -180,7 +178,7 @@ def together(replica: Replica) -> None:
 
 
 def trained(replica: Replica) -> None:
-    """Clipped steps with divided parameters, read before the last; then one with the states of these."""
+    """Run clipped steps with sharded parameters, read before the last; then one with the states of these."""
     harness, model = replica.harness, replica.prepared()
     backend = harness.backend.required(feature().ShardParameters)
     segment = harness.segment(model, optimizer=ADAM, compile="off")
@@ -226,7 +224,7 @@ def _step(replica: Replica, program: Program) -> dict[str, float]:
 
 
 def in_parts(replica: Replica) -> None:
-    """A step in two parts, whose means are halved at the end."""
+    """Run a step in two parts, whose means are halved at the end."""
     harness, model = replica.harness, replica.prepared()
     backend, size = harness.backend.required(feature().ShardParameters), 2 if replica.group.rank else 3
     program = backend.build_sharded(harness.segment(model, optimizer=ADAM, compile="off"), replica.group, offload=False)
@@ -245,7 +243,7 @@ def in_parts(replica: Replica) -> None:
 
 
 def kept_whole(replica: Replica) -> None:
-    """Clipped steps of a program whose only node stays whole."""
+    """Run clipped steps of a program whose only node stays whole."""
     harness, model = replica.harness, replica.prepared()
     backend = harness.backend.required(feature().ShardParameters)
     segment = harness.segment(model, optimizer=ADAM, compile="off")
@@ -265,7 +263,7 @@ def kept_whole(replica: Replica) -> None:
 
 
 def abandoned(replica: Replica) -> None:
-    """The first replica closes its program alone; the second waits until it has."""
+    """Close the first replica's program alone; the second waits until it has."""
     harness, group = replica.harness, replica.group
     segment = harness.segment(replica.prepared(), optimizer=ADAM, compile="off")
     program = harness.backend.required(feature().ShardParameters).build_sharded(segment, group, offload=False)
@@ -318,7 +316,7 @@ def _backend(name: str) -> Any:
 
 
 def standard_model(backend: Any) -> Callable[[], Any]:
-    """Makes a perceptron of the backend, whose parameters are large enough to be divided."""
+    """Return a function that creates a perceptron of the backend, with parameters large enough to be sharded."""
     return partial(backend.models()["SequentialMLP"], output_shape=(3,), n_layers=2, hidden_dim=64, activation="tanh")
 
 

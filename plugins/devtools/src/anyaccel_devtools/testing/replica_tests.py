@@ -37,16 +37,16 @@ _TIMEOUT_SECONDS = "60"
 
 
 class ReplicaTests(Subject):
-    """SequentialMLP in two processes on this machine, beside one that trains it alone."""
+    """SequentialMLP in two processes on this machine, compared with one that trains it alone."""
 
     @pytest.fixture
     def replica_folder(self, backend: Backend, harness: Harness, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        """Where the replicas tell what they found; a subject may have its own way of running them."""
+        """Return the folder of the replicas' reports; a subject may run them in another way."""
         return run_scenarios(backend, harness, tmp_path_factory)
 
     @pytest.fixture
     def replicated(self, replica_folder: Path) -> Reports:
-        """What the replicas found, by the name of a scenario: one report of each, by rank."""
+        """Return the replicas' results, by the name of a scenario: one report of each, by rank."""
         return partial(reports, replica_folder)
 
     def test_values_are_gathered_by_rank(self, replicated: Reports) -> None:
@@ -57,7 +57,7 @@ class ReplicaTests(Subject):
             assert each["sums"] == [3.0, 0.5]
 
     def test_gradients_are_means_over_the_rows_of_all(self, replicated: Reports, harness: Harness) -> None:
-        """Shares of different sizes weigh by their rows; each steps alike."""
+        """Parts of different sizes are weighted by their rows; all replicas take the same step."""
         model = started(harness)
         program = harness.build(model, optimizer=ADAM, compile="off")
         harness.forward_backward(program, harness.inputs(BATCH))
@@ -72,7 +72,7 @@ class ReplicaTests(Subject):
         assert every[0]["values"] == every[1]["values"]
 
     def test_tensors_of_shards_are_gathered_in_their_order(self, replicated: Reports, harness: Harness) -> None:
-        """Where a group `gathers_tensors`: gradients, and numbers that belong to them."""
+        """If a group `gathers_tensors`, gradients and the numbers that belong to them are in order."""
         every = replicated("shards")
         model = started(harness)
         program = harness.build(model, optimizer=ADAM, compile="off")
@@ -88,7 +88,9 @@ class ReplicaTests(Subject):
     def test_a_program_that_all_compute_together_trains_like_one_alone(
         self, replicated: Reports, harness: Harness
     ) -> None:
-        """Where a backend `computes_together`: each gives all rows; losses, norms and values are those of one."""
+        """If a backend `computes_together`, each passes all rows; losses, norms and values equal those of one
+        program.
+        """
         every, expected = replicated("together"), whole(harness)
         for each in every:
             np.testing.assert_allclose(each["losses"], expected.losses, rtol=1e-5)
@@ -98,7 +100,7 @@ class ReplicaTests(Subject):
         assert every[0]["values"] == every[1]["values"]
 
     def test_divided_parameters_train_like_whole_ones(self, replicated: Reports, harness: Harness) -> None:
-        """Losses, norms of gradients, clipped steps and values are those of one program over all rows."""
+        """Losses, norms of gradients, clipped steps and values equal those of one program over all rows."""
         expected = whole(harness)
         every = replicated("trained")
         for number in range(STEPS):
@@ -128,14 +130,16 @@ class ReplicaTests(Subject):
             assert_close(each["gone_on"], further.values, rtol=1e-3, atol=1e-4)
 
     def test_each_replica_keeps_its_part(self, replicated: Reports, harness: Harness) -> None:
-        """Bytes of parameters and optimizer state in a step, as `sharded_bytes` counts them."""
+        """It holds its bytes of parameters and optimizer state in a step, as `sharded_bytes` counts them."""
         nbytes = 3 * sum(value.nbytes for value in harness.parameter_values(started(harness)).values())
         for each in replicated("trained"):
             _need(each["nbytes"] is not None, "sharded_bytes is not declared")
             assert 0.4 * nbytes < each["nbytes"] <= 0.6 * nbytes
 
     def test_nodes_that_stay_whole_train_like_one_program(self, replicated: Reports, harness: Harness) -> None:
-        """Where parameters are kept whole beside divided ones: gradients of all, norms that count each once, values."""
+        """If parameters are kept whole next to sharded ones, gradients are of all, norms count each once, and values
+        agree.
+        """
         expected = whole(harness)
         nbytes = 3 * sum(value.nbytes for value in expected.values.values())
         for each in replicated("kept_whole"):
@@ -146,7 +150,7 @@ class ReplicaTests(Subject):
             assert each["nbytes"] is None or each["nbytes"] >= nbytes
 
     def test_parts_of_a_step_add_up(self, replicated: Reports, harness: Harness) -> None:
-        """Of a step in several parts, gradients are those of its means, over the rows of all replicas."""
+        """In a step of several parts, gradients are those of its means, over the rows of all replicas."""
         model = started(harness)
         program = harness.build(model, optimizer=ADAM, compile="off")
         harness.train(program, EVEN, 1)
@@ -160,7 +164,7 @@ class ReplicaTests(Subject):
 
 
 def reports(folder: Path, name: str) -> list[dict[str, Any]]:
-    """What the replicas have told of a scenario; a skip where the backend does not declare it."""
+    """Return the replicas' reports of a scenario; skip if the backend does not declare it."""
     declared = json.loads(report_path(folder, DECLARED, 0).read_text())["names"]
     _need(name in declared, f"the backend does not declare what {name!r} needs")
     every = [json.loads(report_path(folder, name, rank).read_text()) for rank in range(SIZE)]
@@ -176,14 +180,14 @@ def started(harness: Harness) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Whole:
-    """What one program finds over all rows.
+    """The results of one program over all rows.
 
     Attributes:
-        losses: means of each step.
-        squares: squared norms of the gradients of each step.
-        read: values before the last step.
-        values: values after it.
-        slots: of the optimizer, and the number of steps.
+        losses: Means of each step.
+        squares: Squared norms of the gradients of each step.
+        read: Values before the last step.
+        values: Values after it.
+        slots: Slots of the optimizer, and the number of steps.
     """
 
     losses: list[float]
@@ -194,7 +198,7 @@ class Whole:
 
 
 def whole(harness: Harness, n_steps: int = STEPS) -> Whole:
-    """Clipped steps of one program over all rows."""
+    """Run clipped steps of one program over all rows."""
     model = started(harness)
     program = harness.build(model, optimizer=ADAM, compile="off")
     losses, squares, read = [], [], {}

@@ -37,7 +37,9 @@ SAMPLE = np.random.default_rng(8).normal(size=(6, 2, 3)).astype("float32")
 
 
 def chain(harness: Harness, first: Any, second: Any, trainable: tuple[bool, bool]) -> Segment:
-    """x[4] to `first` to y[3], concatenated with z[1], to `second`; the trainable ones form one parameter group."""
+    """Return x[4] to `first` to y[3], concatenated with z[1], to `second`; the trainable ones form one parameter
+    group.
+    """
     f32 = [TensorSpec((n,), "float32") for n in (4, 1, 3)]
     nodes = tuple(label for label, is_trainable in zip(("first", "second"), trainable, strict=True) if is_trainable)
     return Segment(
@@ -60,7 +62,7 @@ def chain_inputs(harness: Harness) -> tuple[Any, Any, Any]:
 
 
 def concatenation(harness: Harness, axis: int, specs: Sequence[tuple[int, ...]]) -> Segment:
-    """Inputs a and b concatenated along an axis of the sample."""
+    """Return inputs a and b concatenated along an axis of the sample."""
     return Segment(
         label="concatenation",
         operations=(Operation("join", None, ("a", "b"), ("j",), harness.device, trainable=False, axis=axis),),
@@ -134,7 +136,7 @@ class SegmentTests(Subject):
     def test_models_that_share_a_parameter_are_refused_or_train_as_one(
         self, harness: Harness, models_that_share: Callable[[], tuple[Any, Any]]
     ) -> None:
-        """What two models hold in common never trains apart: an error, or one value in both after a step."""
+        """A parameter in two models never trains separately: an error, or one value in both after a step."""
         pair = [harness.compute.wrap(model) for model in models_that_share()]
         for seed, model in enumerate(pair):
             harness.compute.infer(model, [TensorSpec((4,), "float32")], seed)
@@ -161,7 +163,7 @@ class SegmentTests(Subject):
     def test_a_loss_of_the_user_is_the_mean_over_the_rows(
         self, harness: Harness, model: Make, custom_loss: Callable[[Any, Any], Any]
     ) -> None:
-        """A function that gives a mean weighs as many as there are rows, and has the gradient of the named loss."""
+        """The weight of a function that returns a mean is the number of rows; it has the gradient of the named loss."""
         prepared = harness.prepare_model(model)
         segment = replace(harness.segment(prepared), compile="off")
         own = replace(segment, losses=(replace(segment.losses[0], loss=Loss(custom_loss)),))
@@ -329,7 +331,7 @@ class ClippingTests(Subject):
     """`Program.clip_factor`, for gradients whose norm is taken over several segments."""
 
     def test_a_clip_factor_follows_its_formula(self, harness: Harness, model: Make) -> None:
-        """`min(1, limit / (norm + 1e-6))` of all squared norms: 0 for an infinite norm, NaN for NaN."""
+        """It is `min(1, limit / (norm + 1e-6))` of all squared norms: 0 for an infinite norm, NaN for NaN."""
         program, actual, expected = harness.build(harness.prepare_model(model)), {}, {}
         for name, (limit, squares) in SQUARES.items():
             factor = program.clip_factor(limit, [harness.put(np.array(square, "float32")) for square in squares])
@@ -362,7 +364,7 @@ def squared_norm(start: Mapping[str, Array], gradient: Mapping[str, Array]) -> f
 
 
 def shared_model_segment(harness: Harness, model: Any, optimizer: Optimizer = SGD) -> Segment:
-    """One model in two operations, each with its own inputs, targets and loss."""
+    """Return one model in two operations, each with its own inputs, targets and loss."""
     specs = {name: (TensorSpec((size,), "float32"), harness.device) for name, size in (("x", 4), ("t", 3))}
     return Segment(
         label="shared model",

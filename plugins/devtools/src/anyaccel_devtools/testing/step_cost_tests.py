@@ -1,4 +1,4 @@
-"""Tests of the capability `StepCosts`: what a backend says of the work of a step."""
+"""Tests of the capability `StepCosts`: the reported work of a step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Make = Callable[[], Any]
 
 
 class StepCostTests(Subject):
-    """Operations and activations of a step, where the backend tells them."""
+    """Operations and activations of a step, if the backend reports them."""
 
     def test_costs_grow_with_the_rows(self, harness: Harness, model: Make) -> None:
         """A node keeps its outputs at least, and twice the rows are twice the work."""
@@ -33,7 +33,7 @@ class StepCostTests(Subject):
             assert 0 < 1.5 * one.flops <= two.flops <= 2 * one.flops
 
     def test_telling_costs_changes_nothing(self, harness: Harness, model: Make) -> None:
-        """Neither a value of the model nor where it is."""
+        """Neither a value of the model nor its device changes."""
         prepared = harness.prepare_model(model)
         before = {name: np.array(array) for name, array in harness.compute.state(prepared).items()}
         _step_cost(harness, harness.segment(prepared, optimizer=Optimizer("sgd", lr=0.1)), 8)

@@ -1,4 +1,4 @@
-"""Subject: the fixtures by which a plugin author describes a backend to the kit."""
+"""Subject: the fixtures with which a plugin author describes a backend to the kit."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class Subject:
 
     @pytest.fixture
     def new_tensor(self) -> Callable[[], Any]:
-        """Makes a tensor as users do who name no device: `lambda: torch.zeros(3)`."""
+        """Create a tensor as users do who name no device: `lambda: torch.zeros(3)`."""
         self.missing_fixture("new_tensor")
 
     @pytest.fixture
     def from_numpy(self, backend: Backend, request: pytest.FixtureRequest) -> Callable[[np.ndarray], Any]:
-        """Makes a tensor on the framework's default device from an array that no one changes."""
+        """Create a tensor on the framework's default device from an array that no code changes."""
         if not isinstance(backend, Exchange):
             self.missing_fixture("from_numpy")
         cpu = Device("cpu")
@@ -62,44 +62,44 @@ class Subject:
 
     @pytest.fixture
     def to_numpy(self, backend: Backend) -> Callable[[Any], np.ndarray]:
-        """Reads the values of a tensor on any device."""
+        """Read the values of a tensor on any device."""
         if not isinstance(backend, Exchange):
             self.missing_fixture("to_numpy")
         return backend.to_host
 
     @pytest.fixture
     def model(self, backend: Backend) -> Callable[[], Any]:
-        """Makes a small trainable, deterministic model: one float32 input [4], one output [3], per sample."""
+        """Create a small trainable, deterministic model: one float32 input [4], one output [3], per sample."""
         return _standard_model(backend, activation="tanh") or self.missing_fixture("model")
 
     @pytest.fixture
     def float64_model(self, backend: Backend, model: Callable[[], Any]) -> Callable[[], Any]:
-        """As `model`, in float64 where the framework has it: gradients are then compared to more digits."""
+        """Create `model` in float64 if the framework has it: gradients are then compared to more digits."""
         return _standard_model(backend, activation="tanh", dtype="float64") or model
 
     @pytest.fixture
     def random_model(self, backend: Backend) -> Callable[[], Any]:
-        """As `model`, with dropout."""
+        """Create `model` with dropout."""
         return _standard_model(backend, activation="tanh", dropout=0.5) or _skip("no random_model was given")
 
     @pytest.fixture
     def buffered_model(self) -> Callable[[], Any]:
-        """As `model`, with buffers that change in training: batch normalization."""
+        """Create `model` with buffers that change in training: batch normalization."""
         _skip("no buffered_model was given")
 
     @pytest.fixture
     def dropout_free_model(self, backend: Backend, random_model: Callable[[], Any]) -> Callable[[], Any]:
-        """As `random_model`, at a dropout rate of 0: with the same parameters, by the same names."""
+        """Create `random_model` at a dropout rate of 0: with the same parameters, by the same names."""
         return _without_dropout(backend, random_model) or _skip("no dropout_free_model was given")
 
     @pytest.fixture
     def tied_model(self) -> Callable[[], Any]:
-        """As `model`, with one parameter that is used in two places: a layer that is called twice."""
+        """Create `model` with one parameter that is used in two places: a layer that is called twice."""
         _skip("no tied_model was given")
 
     @pytest.fixture
     def models_that_share(self) -> Callable[[], tuple[Any, Any]]:
-        """Makes two models as `model` that hold one layer or array in common, where that ties them in the framework."""
+        """Create two models like `model` that have one layer or array in common, if that ties them in the framework."""
         _skip("no models_that_share was given")
 
     @pytest.fixture
@@ -109,19 +109,19 @@ class Subject:
 
     @pytest.fixture
     def parameter_free_model(self) -> Callable[[], Any]:
-        """Makes a model without parameters whose output has the shape of its input: an activation."""
+        """Create a model without parameters whose output has the shape of its input: an activation."""
         _skip("no parameter_free_model was given")
 
     @pytest.fixture
     def mutating_model(self) -> Callable[[], Any]:
-        """As `model`, and writes to its input: an in-place activation, for instance."""
+        """Create `model` so that it writes to its input: an in-place activation, for instance."""
         _skip("no mutating_model was given")
 
     @pytest.fixture
     def keyword_model(self, backend: Backend) -> Callable[[], Any]:
-        """Makes a model of two inputs, `minuend` and `subtrahend`, each float32 [4] per sample, without parameters.
+        """Create a model of two inputs, `minuend` and `subtrahend`, each float32 [4] per sample, without parameters.
 
-        It returns `{"difference": minuend - subtrahend, "parts": {"first": minuend}}`. Where a backend
+        It returns `{"difference": minuend - subtrahend, "parts": {"first": minuend}}`. Needed if a backend
         `calls_by_keyword`.
         """
         declared = getattr(backend, "calls_by_keyword", False)
@@ -129,9 +129,9 @@ class Subject:
 
     @pytest.fixture
     def time_first_model(self, backend: Backend) -> Callable[[], Any]:
-        """Makes a model without parameters of one input `x`, float32 [2, batch, 4]: its cumulative sum over axis 0.
+        """Create a model without parameters of one input `x`, float32 [2, batch, 4]: its cumulative sum over axis 0.
 
-        Where a backend `moves_batch_axis`.
+        Needed if a backend `moves_batch_axis`.
         """
         declared = getattr(backend, "moves_batch_axis", False)
         _skip("no time_first_model was given" if declared else "moves_batch_axis is not declared")
@@ -148,7 +148,7 @@ class Subject:
 
     @pytest.fixture
     def random_state(self) -> Callable[[], Any]:
-        """Reads the state of the framework's global random generator, as arrays; by default that of NumPy."""
+        """Read the state of the framework's global random generator, as arrays; by default that of NumPy."""
         return lambda: np.random.get_state(legacy=False)
 
     # -- derived from the backend ----------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class Subject:
 
     @pytest.fixture
     def second_device(self, backend: Backend, device: Device) -> Device:
-        """Another device; tests that need one are skipped where there is none."""
+        """Return another device; tests that need one are skipped without it."""
         return next((other for other in backend.devices() if other != device), None) or _skip("one device only")
 
     @pytest.fixture

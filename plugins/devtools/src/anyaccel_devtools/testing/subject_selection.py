@@ -19,7 +19,7 @@ NUMPY_SUBJECT = "anyaccel_devtools.numpy_subject:NumpySubject"
 
 
 class DerivedSubject(Subject):
-    """What follows from a backend alone; tests that need more are skipped until the plugin publishes a Subject."""
+    """A Subject derived from a backend; tests that need more are skipped until the plugin publishes one."""
 
     def missing_fixture(self, name: str) -> NoReturn:
         """Skip: no one has defined the fixture."""
@@ -27,16 +27,16 @@ class DerivedSubject(Subject):
 
 
 def select_subject(plugin: str, index: int, subject: str, device: str) -> type[Subject]:
-    """The Subject class to give to `suite`.
+    """Return the Subject class for `suite`.
 
     Args:
-        plugin: name of an installed plugin.
-        index: which of its backends.
-        subject: a published Subject as `module:Class`; `""` derives one from the backend.
-        device: device to run the tests on; `""` leaves the choice to the Subject.
+        plugin: Name of an installed plugin.
+        index: Index of the backend.
+        subject: A published Subject as `module:Class`; `""` derives one from the backend.
+        device: Device of the tests; `""` leaves the choice to the Subject.
 
     Raises:
-        PluginError: what is published is no Subject.
+        PluginError: the published object is not a Subject.
     """
     backend = next(each for each in registry().plugins if each.name == plugin).backends[index]
     body: dict[str, Any] = {"__module__": __name__, "__doc__": f"The plugin {plugin}, selected by name."}

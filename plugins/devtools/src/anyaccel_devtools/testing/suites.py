@@ -68,15 +68,14 @@ def suite(subject: type[Subject], name: str = "") -> dict[str, type]:
 
 
 def model_suite(subject: type[Subject], name: str) -> dict[str, type]:
-    """Return the part of `suite` that a further kind of model can fail, where the whole of it runs over another kind
-    already.
+    """Return the part of `suite` that another kind of model can fail, if the whole already runs over one kind.
 
-    For a framework whose users write models in several ways, such as the modules of three libraries: one Subject for
-    each, which differ in `model` and the fixtures like it.
+    It is for a framework whose users write models in several ways, such as the modules of three libraries: one Subject
+    for each, which differ in `model` and similar fixtures.
 
     Args:
-        subject: a class derived from Subject.
-        name: prefix of the class names, as of `suite`.
+        subject: A class derived from Subject.
+        name: Prefix of the class names; see `suite`.
     """
     return dict(
         _test_class(subject, tests, name, set(_names_of(tests)) - set(chain.from_iterable(map(_names_of, chosen))))

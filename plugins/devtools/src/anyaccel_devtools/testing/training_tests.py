@@ -68,7 +68,7 @@ class OptimizerStepTests(Subject):
         )
 
     def test_optimizer_step_does_not_clip_by_itself(self, harness: Harness, model: Make) -> None:
-        """The caller clips, as the norm may be over several segments; `clip_norm` alone changes no step."""
+        """The caller clips, because the norm may cover several segments; `clip_norm` alone changes no step."""
         prepared = harness.prepare_model(model)
         other = harness.clone_model(model, prepared)
         for each, clip in ((prepared, None), (other, 1e-3)):
@@ -113,7 +113,7 @@ class OptimizerStepTests(Subject):
         assert_close(harness.parameter_values(prepared), {name: w - 0.3 * gradient[name] for name, w in start.items()})
 
     def test_map_gradients_follows_the_order_of_the_parameters(self, harness: Harness, model: Make) -> None:
-        """Gradients come in the order of `parameters`, on which replicas rely."""
+        """Gradients come in the order of `parameters`; replicas rely on it."""
         prepared = harness.prepare_model(model)
         program = harness.build(prepared)
         harness.forward_backward(program, harness.inputs(BATCH))
@@ -121,7 +121,7 @@ class OptimizerStepTests(Subject):
         assert shapes == [spec.shape for spec in harness.compute.parameters(prepared).values()]
 
     def test_grad_stats_are_the_squared_norm_and_finiteness(self, harness: Harness, model: Make) -> None:
-        """One pair for each group, left on the device."""
+        """It returns one pair for each group, on the device."""
         program = harness.build(harness.prepare_model(model))
         harness.forward_backward(program, harness.inputs(BATCH))
         expected = sum(float(np.square(g.astype("float64")).sum()) for g in harness.gradients(program))
@@ -178,7 +178,9 @@ class LifecycleTests(Subject):
 
     @pytest.mark.parametrize("name", SLOTS)
     def test_optimizer_states_have_the_slots_of_the_formulas(self, harness: Harness, model: Make, name: str) -> None:
-        """By node: the step count, and for each parameter its slots, on the node's device; later steps change none."""
+        """They have, by node, the step count and the slots of each parameter, on its device; later steps change
+        none.
+        """
         prepared = harness.prepare_model(model)
         program = harness.build(prepared, optimizer=Optimizer(name, lr=0.01))
         harness.train(program, BATCH, 1)
@@ -260,7 +262,9 @@ class LifecycleTests(Subject):
     def test_training_continues_on_another_device(
         self, harness: Harness, request: pytest.FixtureRequest, second_device: Device, name: str
     ) -> None:
-        """All that training changed is placed elsewhere (parameters, buffers, optimizer states) and trains on there."""
+        """All trained values are placed elsewhere (parameters, buffers, optimizer states) and training continues
+        there.
+        """
         make: Make = request.getfixturevalue(name)
         optimizer = ADAM if name == "model" else MOMENTUM
         prepared = harness.prepare_model(make)

@@ -1,4 +1,4 @@
-"""Tests of the contract of `ObservesTransfers`: what a ledger is told of a backend's transfers."""
+"""Tests of the contract of `ObservesTransfers`: the reports of a backend's transfers to a ledger."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ ROWS: Array = np.arange(12, dtype="float32").reshape(4, 3)
 
 
 class TransferTests(Subject):
-    """The backend tells its transfers, where it says that it does; on the CPU of most frameworks there are none."""
+    """The backend reports its transfers, if it declares that; on the CPU of most frameworks there are none."""
 
     def test_a_copy_to_a_device_is_told_once(self, exchange: Exchange, device: Device) -> None:
-        """With the device, and all of its bytes."""
+        """The report has the device, and all of its bytes."""
         told = _told(exchange, lambda: exchange.from_host(ROWS, device))
         if device.kind != "cpu":
             assert [(each.kind, each.target, each.nbytes) for each in told] == [("host to device", device, ROWS.nbytes)]
 
     def test_a_copy_to_the_host_is_told_once(self, exchange: Exchange, device: Device) -> None:
-        """With the device, all of its bytes, and that the host waits."""
+        """The report has the device, all of its bytes, and that the host waits."""
         tensor = exchange.from_host(ROWS, device)
         told = _told(exchange, lambda: exchange.to_host(tensor))
         if device.kind != "cpu":
@@ -61,7 +61,7 @@ class TransferTests(Subject):
         assert not told
 
     def test_what_is_told_may_stop_the_transfer(self, exchange: Exchange, device: Device) -> None:
-        """An exception of the one who is told reaches the caller."""
+        """An exception of the observer reaches the caller."""
 
         def refuse(event: TransferEvent) -> None:
             raise PermissionError(event.kind)
@@ -82,7 +82,7 @@ def _observer(exchange: Any) -> ObservesTransfers:
 
 
 def _told(exchange: Exchange, function: Any) -> list[TransferEvent]:
-    """What is told while a function runs."""
+    """Return the events while a function runs."""
     told: list[TransferEvent] = []
     with _observer(exchange).observe_transfers(told.append):
         function()

@@ -1,4 +1,4 @@
-"""Tests of what a framework calls weights, and of its own files of them: `WeightFiles`."""
+"""Tests of a framework's own weight names and weight files: `WeightFiles`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class WeightFileTests(Subject):
         assert set(names.values()) == set(harness.compute.state(prepared))
 
     def test_a_model_comes_back_from_a_file_of_its_weights(self, harness: Harness, model: Make, tmp_path: Path) -> None:
-        """By its names for them, in each kind of file."""
+        """It is restored by its names for them, from each kind of file."""
         files, prepared = weight_files(harness), harness.prepare_model(model)
         names, state = files.weight_names(prepared), harness.compute.state(prepared)
         for path in paths(files, tmp_path):
@@ -57,13 +57,13 @@ class WeightFileTests(Subject):
             assert_equal(harness.compute.state(clone), state)
 
     def test_weight_suffixes_are_endings_of_names_of_files(self, harness: Harness) -> None:
-        """With a dot; files of safetensors are core's own."""
+        """They begin with a dot; files of safetensors belong to core."""
         suffixes = weight_files(harness).weight_suffixes
         assert isinstance(suffixes, tuple)
         assert all(Path(f"weights{suffix}").suffix == suffix != ".safetensors" for suffix in suffixes)
 
     def test_arrays_come_back_from_a_file(self, harness: Harness, tmp_path: Path) -> None:
-        """With name, dtype, shape and every bit, from a file of exactly the name that was given."""
+        """Name, dtype, shape and every bit are restored, from a file with exactly the given name."""
         files = weight_files(harness)
         for path in paths(files, tmp_path):
             files.write_weights(path, ARRAYS)
@@ -75,7 +75,7 @@ class WeightFileTests(Subject):
             assert_equal(read, ARRAYS)
 
     def test_arrays_stay_when_their_file_is_written_over(self, harness: Harness, tmp_path: Path) -> None:
-        """They are in memory of their own, also if the file is changed in place."""
+        """They are in separate memory, even if the file is changed in place."""
         files = weight_files(harness)
         for path in paths(files, tmp_path):
             files.write_weights(path, ARRAYS)
@@ -97,7 +97,7 @@ class WeightFileTests(Subject):
             assert caught.value.hint
 
     def test_no_code_of_a_file_is_run(self, harness: Harness, tmp_path: Path) -> None:
-        """A pickle that makes a folder when it is read is refused."""
+        """A pickle that creates a folder when it is read is refused."""
         files, made = weight_files(harness), tmp_path / "made"
         for path in paths(files, tmp_path):
             path.write_bytes(f"cos\nmkdir\n(V{made}\ntR.".encode())  # os.mkdir(made), as a pickle

@@ -63,7 +63,7 @@ class WeightedLossTests(Subject):
 
     @pytest.mark.parametrize("name", CASES)
     def test_a_weighted_loss_follows_its_formula(self, harness: Harness, model: Make, name: str) -> None:
-        """Sum and weight are those of docs/reference/formulas.md, in evaluation and in training."""
+        """Sum and weight equal those of docs/reference/formulas.md, in evaluation and in training."""
         program, case = built(harness, model, CASES[name]), CASES[name]
         inputs = inputs_of(harness, case)
         (y,), evaluated = program.forward(inputs)
@@ -103,7 +103,7 @@ class WeightedLossTests(Subject):
         assert_close(harness.to_numpy(actual), harness.to_numpy(pulled), 2e-5, 2e-6)
 
     def test_what_weighs_nothing_counts_nothing_whatever_it_is(self, harness: Harness, model: Make) -> None:
-        """A target that is not known, NaN, where the weight is 0."""
+        """An unknown target, NaN, is ignored if its weight is 0."""
         case = CASES["weighted samples"]
         program = built(harness, model, case)
         target = target_of(case).copy()
@@ -117,7 +117,7 @@ class WeightedLossTests(Subject):
             assert_close(unknown, known)
 
     def test_a_loss_of_no_weight_is_zero(self, harness: Harness, model: Make) -> None:
-        """Where nothing in a batch counts, the gradients are 0, not NaN."""
+        """If nothing in a batch counts, the gradients are 0, not NaN."""
         case = Case("mse", {}, ("none",))
         program = built(harness, model, case)
         losses = harness.forward_backward(program, inputs_of(harness, case))

@@ -1,8 +1,8 @@
 """Ledger: counts transfers between devices and waits of the host, around any code.
 
-Offers `ledger`, which counts inside a block, and `no_transfers`, which raises at the first; `Ledger`, what was counted,
-with its rows and totals; `register_running`, by which a module says which phases are
-running; and for errors `last_mover`, which has moved a tensor. `mixed_tensors` is that of `anyaccel.adapter`.
+Offers `ledger`, which counts inside a block, and `no_transfers`, which raises at the first; `Ledger`, the counts, with
+rows and totals; `register_running`, with which a module reports the running phases; and for errors `last_mover`, which
+moved a tensor last. `mixed_tensors` is that of `anyaccel.adapter`.
 """
 
 from anyaccel.adapter.mixed_tensors import MixedTensors, mixed_tensors

@@ -1,8 +1,8 @@
-"""CallSite: which line, node, edge and phase a transfer belongs to, read from the stack when it happens.
+"""CallSite: the line, node, edge and phase of a transfer, read from the stack when it happens.
 
-So nothing is noted beforehand, and code that is not observed pays nothing. Inside anyaccel and its plugins these names
-of local variables have a meaning: `op` or `operation` is the operation of a node, `edge` is what crosses between nodes
-(a text, or a tuple of words and the value's name), and `run` is that of a phase.
+So nothing is recorded beforehand, and code that is not observed costs nothing. Inside anyaccel and its plugins these
+names of local variables have a meaning: `op` or `operation` is the operation of a node, `edge` is the value that
+crosses between nodes (a text, or a tuple of words and the value's name), and `run` is that of a phase.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ _STANDARD = frozenset({*sys.stdlib_module_names, "anyaccel", "numpy"}) - {"__mai
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSite:
-    """Where something happened.
+    """The place of an event.
 
     Attributes:
         line: `file:line` of the innermost code outside anyaccel, its plugins, their frameworks and Python's own
-            library; of a thread that has no such code, the thread's name.
-        node: label of the node that was computing; `""` for none.
-        edge: what was crossing between nodes; `""` for nothing.
-        phase: label of the phase; `""` outside phases, or where several run at once and the thread is of none.
+            library; for a thread without such code, the thread's name.
+        node: Label of the node that was computing; `""` for none.
+        edge: The crossing value; `""` for nothing.
+        phase: Label of the phase; `""` outside phases, or if several run at the same time and the thread belongs to
+            none.
     """
 
     line: str
@@ -43,15 +44,16 @@ class CallSite:
 
 
 def register_running(labels: Callable[[], Sequence[str]]) -> None:
-    """Let `labels` say which phases are running; for events of threads that are not the phase's own."""
+    """Register a function that returns the running phases, for events of threads that do not belong to a phase."""
     extend("running_phases", labels)
 
 
 class CallSites:
-    """Finds call sites. What a function is, its module tells once: a ledger may be told thousands of events a second.
+    """Find call sites. The facts about a function are read once per module: a ledger may get thousands of events a
+    second.
 
     Args:
-        inner: top-level modules whose code is not the user's.
+        inner: Top-level modules that are not user code.
     """
 
     def __init__(self, inner: Iterable[str] = ()) -> None:
@@ -61,7 +63,7 @@ class CallSites:
         self._sites: dict[tuple[Any, ...], CallSite] = {}
 
     def here(self) -> CallSite:
-        """Where the caller stands."""
+        """Return the call site of the caller."""
         frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
         users: FrameType | None = None
         names, missing, roles = ["", "", ""], _NODE | _EDGE | _PHASE, self._roles

@@ -33,11 +33,18 @@ from anyaccel_devtools.transfer_ledger.call_site import CallSite, CallSites
 def ledger() -> Iterator[Ledger]:
     """Count every transfer between devices, and every wait of the host, inside the block.
 
-    In every framework whose plugin can tell, and in every thread. Import the frameworks before: what could not be seen
-    is in `not_covered`, never counted wrong.
+    This includes every framework whose plugin supports it, and every thread. Import the frameworks before. Transfers
+    that could not be seen are listed in `not_covered`, and never counted wrong.
 
     Returns:
-        a context manager that gives a `Ledger`, which may be read inside the block and after it.
+        A context manager that yields a `Ledger`, which can be read inside the block and after it.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> with aa.simulate(1), aa.ledger() as moved:
+        ...     array = aa.move(np.zeros(4, "float32"), "sim:0")
+        >>> moved.totals().nbytes
+        16
     """
     counter = Counter()
     unseen: list[list[str]] = []
@@ -50,18 +57,23 @@ def ledger() -> Iterator[Ledger]:
 
 @call_hints
 def no_transfers(frameworks: Iterable[str] | None = None, *, partial: bool = False) -> AbstractContextManager[None]:
-    """Raise at the first transfer, or wait of the host, inside the block; where possible before it happens.
+    """Raise at the first transfer, or wait of the host, inside the block; if possible before it happens.
 
     Args:
-        frameworks: only of these; by default of all that are imported.
-        partial: also where not every transfer can be seen: what is seen raises, and nothing more is promised.
+        frameworks: Observe only these; by default all that are imported.
+        partial: Continue even if not every transfer can be seen: visible ones raise, and nothing more is promised.
 
     Raises:
-        ConfigError: `frameworks` is not a list of names, or `partial` no bool.
+        ConfigError: `frameworks` is not a list of names, or `partial` is not a bool.
         FrameworkError: no plugin runs one of them.
-        TransferError: (inside the block) something was moved, or the host waited; names what, where, and what to do.
-        CapabilityError: (inside the block) transfers of one cannot all be seen, so that nothing could be promised; or,
-            with `partial`, none of them.
+        TransferError: (inside the block) a value was moved, or the host waited; names what, where, and what to do.
+        CapabilityError: (inside the block) not all transfers of one can be seen, so nothing could be promised; or, with
+            `partial`, none of them.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> with aa.no_transfers(["numpy"]):
+        ...     total = np.ones(3).sum()
     """
     arguments.flag(ConfigError, "no_transfers: ", "partial", partial)
     return _refusing(_checked(frameworks), partial)
@@ -80,7 +92,7 @@ def _refusing(names: tuple[str, ...] | None, partial: bool) -> Iterator[None]:
 
 
 def transfer_error(framework: str, event: TransferEvent, site: CallSite) -> TransferError:
-    """What is wrong with an event, where no transfer is allowed."""
+    """Return the error for an event where no transfer is allowed."""
     places = [f"{word} {name!r}" for word, name in (("phase", site.phase), ("node", site.node)) if name]
     where = " of ".join([*([site.edge] if site.edge else []), *reversed(places)])
     what = f"the host waits for {event.source}"
@@ -139,9 +151,9 @@ class Totals:
     """Sums over rows.
 
     Attributes:
-        transfers: how many transfers.
-        nbytes: how much they moved.
-        waits: how often the host waited: in transfers that it waits for, and otherwise.
+        transfers: Number of transfers.
+        nbytes: Bytes that they moved.
+        waits: How often the host waited, in transfers and otherwise.
     """
 
     transfers: int = 0
@@ -155,14 +167,14 @@ class LedgerRow:
 
     Attributes:
         kind: `"host to device"`, `"device to host"`, `"device to device"`, or `"wait"`.
-        framework: which did it.
-        source, target: devices, as text.
-        operation: in the framework's words.
+        framework: Framework that did it.
+        source, target: Devices, as text.
+        operation: Its name in the framework's words.
         line: `file:line` of the innermost code that is neither anyaccel's nor a framework's.
-        node, edge, phase: to the extent that it happened in one; else `""`.
-        number: how often.
-        nbytes: of all together.
-        waits: in how many of them the host waited.
+        node, edge, phase: Place in the experiment, each `""` if it happened outside of one.
+        number: How often it happened.
+        nbytes: Bytes of all together.
+        waits: In how many of them the host waited.
     """
 
     kind: str
@@ -194,7 +206,7 @@ class Counter:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, framework: str, event: TransferEvent, site: CallSite) -> None:
-        """One more."""
+        """Count an event."""
         key = (event.kind, framework, event.source, event.target, event.operation, site)
         with self.lock:
             total = self.sums.get(key)
@@ -205,7 +217,7 @@ class Counter:
             total.waits += event.waits or event.kind == "wait"
 
     def rows(self) -> Iterator[LedgerRow]:
-        """One row for each place, in the order of their first events."""
+        """Yield one row for each place, in the order of their first events."""
         with self.lock:
             sums = list(self.sums.items())
         for (kind, framework, source, target, operation, site), total in sums:
@@ -227,11 +239,11 @@ class Counter:
 
 @class_hints
 class Ledger:
-    """What was counted inside a `with anyaccel.ledger() as moved` block; may be read inside it, and after it.
+    """Counts of a `with anyaccel.ledger() as moved` block, which can be read inside it and after it.
 
     Args:
-        rows: gives the rows so far.
-        not_covered: gives what could not be seen.
+        rows: Function that returns the rows so far.
+        not_covered: Function that returns what could not be seen.
     """
 
     def __init__(self, rows: Callable[[], Iterator[LedgerRow]], not_covered: Callable[[], Sequence[str]]) -> None:
@@ -239,22 +251,25 @@ class Ledger:
 
     @property
     def rows(self) -> tuple[LedgerRow, ...]:
-        """Where transfers and waits happened, in the order of their first."""
+        """Transfers and waits by place, in the order of the first event at each."""
         return tuple(self._rows())
 
     @property
     def not_covered(self) -> tuple[str, ...]:
-        """What could not be seen, a sentence each: frameworks whose plugins cannot tell, and what others cannot."""
+        """Transfers that could not be seen, a sentence each.
+
+        These are all transfers of frameworks whose plugins do not support it, and gaps of others.
+        """
         return tuple(self._not_covered())
 
     @property
     def transfers(self) -> int:
-        """How many transfers."""
+        """Number of transfers."""
         return self.totals().transfers
 
     @property
     def nbytes(self) -> int:
-        """How many bytes they moved."""
+        """Number of bytes moved."""
         return self.totals().nbytes
 
     @property
@@ -263,10 +278,10 @@ class Ledger:
         return self.totals().waits
 
     def totals(self, kind: str | None = None) -> Totals:
-        """Sums over everything, or of one kind.
+        """Return sums over everything, or over one kind.
 
         Raises:
-            ConfigError: there is no such kind.
+            ConfigError: an unknown kind.
         """
         if kind is not None and not (isinstance(kind, str) and kind in TRANSFER_KINDS):
             available = ", ".join(map(repr, TRANSFER_KINDS))
@@ -275,10 +290,17 @@ class Ledger:
         return _sum([each for each in self._rows() if kind in (None, each.kind)])
 
     def by(self, key: Key) -> dict[str, Totals]:
-        """Sums by `"kind"`, `"node"`, `"edge"`, `"phase"`, `"line"`, or another attribute of the rows.
+        """Return sums by `"kind"`, `"node"`, `"edge"`, `"phase"`, `"line"`, or another attribute of the rows.
 
         Raises:
-            ConfigError: there is no such attribute.
+            ConfigError: an unknown attribute.
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> with aa.simulate(1), aa.ledger() as moved:
+            ...     array = aa.move(np.zeros(4, "float32"), "sim:0")
+            >>> moved.by("kind")["host to device"].transfers
+            1
         """
         if not isinstance(key, str) or key not in KEYS:
             problem = f"by({key!r:.80}): rows of a ledger have no such key"
@@ -289,7 +311,7 @@ class Ledger:
         return {name: _sum(rows) for name, rows in groups.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as JSON has it."""
+        """Return everything as plain data, ready for JSON."""
         rows = self.rows
         return {
             "schema": _SCHEMA,
@@ -299,7 +321,7 @@ class Ledger:
         }
 
     def to_json(self) -> str:
-        """`to_dict` as text."""
+        """Return `to_dict` as JSON."""
         return json.dumps(self.to_dict(), indent=2)
 
     def __rich__(self) -> Table:
@@ -369,7 +391,7 @@ Listener = Callable[[str, TransferEvent, CallSite], None]
 
 
 class Observation:
-    """What is observed now, in this process."""
+    """Observers that are installed in this process, and the ledgers that listen to them."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -381,7 +403,7 @@ class Observation:
 
     @contextmanager
     def listening(self, listener: Listener) -> Iterator[None]:
-        """Tell a listener every event inside; the first installs the observers, the last removes them."""
+        """Tell a listener every event inside the block; the first installs the observers, the last removes them."""
         with self._lock:
             # Observe each backend whose framework is imported and that is not observed yet; all or nothing
             backends = registry().backends
@@ -417,14 +439,14 @@ class Observation:
             del self._movers[key]
 
     def last_mover(self, tensor: Any) -> CallSite | None:
-        """What has moved a tensor to where it is; None if that was not seen, as without a ledger."""
+        """Return what has moved a tensor to its device; None if that was not seen, as without a ledger."""
         known = self._movers.get(id(tensor))
         return known[1] if known is not None and known[0]() is tensor else None
 
     def not_covered(self, frameworks: Iterable[str] | None = None, *, observed_too: bool = True) -> list[str]:
-        """What of these frameworks, by default of all that are imported, cannot be seen: a sentence each.
+        """Return what cannot be seen of these frameworks, by default of all that are imported: a sentence each.
 
-        Without `observed_too`, of those only that are not observed at all.
+        Without `observed_too`, this is only about frameworks that are not observed at all.
         """
         wanted = None if frameworks is None else set(frameworks)
         chosen = [each for each in registry().backends if wanted is None or each.framework in wanted]
@@ -448,7 +470,7 @@ def _inner_modules(backends: Iterable[Backend]) -> Iterator[str]:
 
 
 def _is_used(backend: Backend) -> bool:
-    """Whether its framework is imported, which is the first of its modules; those after it may be others' too."""
+    """Whether the framework of a backend is imported: the first of its modules; others may be shared."""
     return any(root in sys.modules for root in backend.import_roots[:1])
 
 
@@ -457,7 +479,7 @@ observation = Observation()
 
 
 def last_mover(tensor: Any) -> CallSite | None:
-    """Where a tensor was moved to its device; None if no ledger saw it."""
+    """Return where a tensor was moved to its device; None if no ledger saw it."""
     return observation.last_mover(tensor)
 
 

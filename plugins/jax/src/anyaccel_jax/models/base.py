@@ -32,11 +32,11 @@ LIBRARIES = frozenset(
 
 
 class Model(ABC):
-    """A model as a pure function of arrays by name, and the arrays that it holds now.
+    """A model as a pure function of arrays by name, with its current arrays.
 
     Attributes:
-        parameters: what gradients change, by name.
-        buffers: the other arrays, by name.
+        parameters: Arrays that gradients change, by name.
+        buffers: The other arrays, by name.
     """
 
     parameters: dict[str, Any]
@@ -71,13 +71,13 @@ class Model(ABC):
             buffers: by name.
             inputs: [batch, ...] each.
             train: whether in training mode.
-            key: a key of `jax.random`, from which everything random follows.
+            key: a key of `jax.random`, that determines everything random.
             layout: of the call; its arguments are made of the inputs, and its results become the outputs.
         """
 
     @property
     def signature(self) -> inspect.Signature | None:
-        """As `Compute.signature`; None, the default, where it is not known."""
+        """The signature of a call; see `Compute.signature`. None, the default, if unknown."""
         return None
 
     def attribute_snapshot(self) -> AttributeSnapshot:
@@ -109,13 +109,13 @@ class Model(ABC):
         return ""
 
     def computing_in(self, precision: NodePrecision) -> AbstractContextManager[None] | None:
-        """Return a context in which the model's library computes it in a precision; None, the default: arrays are
-        cast.
-        """
+        """Return a context in which the model's library computes in a precision; None, the default: arrays are cast."""
         return None
 
     def precision_reason(self, precision: str) -> str:
-        """As `ComputesPrecision.precision_reason`, whatever the device."""
+        """Return why the model cannot be computed in a precision on any device; see
+        `ComputesPrecision.precision_reason`.
+        """
         return ""
 
     @property
@@ -135,17 +135,17 @@ class Model(ABC):
 
     @property
     def cache_key(self) -> Any:
-        """As `TracedOps.cache_key`; None, the default, where it is unknown."""
+        """The cache key; see `TracedOps.cache_key`. None, the default, if unknown."""
         return None
 
     def __call__(self, *inputs: Any) -> Any:
-        """What the model returns in evaluation mode, with the values that it holds now."""
+        """Return the result of the model in evaluation mode, with its current values."""
         (result,), _ = self.apply(self.parameters, self.buffers, inputs, False, jax.random.key(0), AsReturned())
         return result
 
 
 class AsReturned(CallLayout):
-    """A call whose only output is whatever the model returns."""
+    """A call whose only output is the return value of the model."""
 
     def outputs(self, result: Any, *_: Any) -> tuple[Any, ...]:
         """Return the result itself."""
@@ -153,7 +153,7 @@ class AsReturned(CallLayout):
 
 
 def outputs_of(result: Any, layout: CallLayout = POSITIONAL) -> tuple[Any, ...]:
-    """Return the outputs in what a model returned; see `CallLayout.outputs`."""
+    """Return the outputs in the result of a model; see `CallLayout.outputs`."""
     return layout.outputs(result, jax.Array, jnp.moveaxis, "array")
 
 
@@ -169,14 +169,14 @@ _MODES = (*_ON, *_OFF)
 
 
 def mode_keywords(call: Callable[..., Any], train: bool) -> dict[str, Any]:
-    """The keywords, of those in common use, by which a function learns whether it is in training mode."""
+    """Return the common keywords that tell a function whether it is in training mode."""
     known = inspect.signature(call).parameters
     on, off = dict.fromkeys(_ON, train), dict.fromkeys(_OFF, not train)
     return {name: value for name, value in {**on, **off}.items() if name in known}
 
 
 def has_parameter(call: Callable[..., Any], name: str) -> bool:
-    """Whether a function has a parameter of this name."""
+    """Return whether a function has a parameter with this name."""
     return name in inspect.signature(call).parameters
 
 
@@ -202,7 +202,7 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 
 
 def _short_name(path: Any) -> str:
-    """Without the key of the box in which NNX and Flax keep each value."""
+    """Return the name without the key of the box in which NNX and Flax store each value."""
     text = jax.tree_util.keystr(path, simple=True, separator=".")
     return text.removesuffix(".value") or "value"
 
@@ -238,11 +238,11 @@ def copy_array(value: Any) -> Any:
 
 
 def split_floating(arrays: Arrays) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Floating and complex arrays, which gradients can train, and the others."""
+    """Split arrays into floating and complex ones, which gradients can train, and the others."""
     floating = {name: array for name, array in arrays.items() if jnp.issubdtype(array.dtype, jnp.inexact)}
     return floating, {name: array for name, array in arrays.items() if name not in floating}
 
 
 def zero_inputs(specs: Sequence[TensorSpec], batch: int) -> list[Any]:
-    """Inputs of these specs, on the host."""
+    """Return inputs of these specs, on the host."""
     return [np.zeros((batch, *spec.shape), getattr(jnp, spec.dtype)) for spec in specs]

@@ -36,7 +36,7 @@ Dropout = Callable[[Any, int], Any]
 class SpecModel(Model):
     """A model that a spec of `anyaccel.adapter.model_specs` describes, with the same initial weights everywhere.
 
-    It is built when the shapes are known: by `build`, by the graph it is in, or else by its first batch with seed 0.
+    It is built when the shapes are known: by `build`, by the graph it is in, or by its first batch with seed 0.
     """
 
     def __init__(self, spec: MLPSpec | CNNSpec | TabularSpec) -> None:
@@ -88,7 +88,7 @@ class SpecModel(Model):
         key: Any,
         layout: CallLayout = POSITIONAL,
     ) -> Any:
-        """As in `Model`; [batch, *output_shape]."""
+        """Compute [batch, *output_shape]."""
         rate = self.spec.dropout if train else 0.0
 
         def drop(x: Any, number: int) -> Any:
@@ -102,10 +102,10 @@ class SpecModel(Model):
 
     @abstractmethod
     def _features(self, parameters: Arrays, inputs: Sequence[Any], drop: Dropout, key: Any) -> Any:
-        """[batch, features]; the key is None unless it trains."""
+        """Compute [batch, features]; the key is None unless it trains."""
 
     def __call__(self, *inputs: Any) -> Any:
-        """[batch, *output_shape] in evaluation mode, for inputs [batch, ...] of the spec's dtype."""
+        """Compute [batch, *output_shape] in evaluation mode, from inputs [batch, ...] in the spec's dtype."""
         if not self.is_built:
             self.build([TensorSpec(tuple(x.shape[1:]), str(x.dtype)) for x in inputs], seed=0)
         return super().__call__(*map(jnp.asarray, inputs))
@@ -149,7 +149,7 @@ class SequentialCNN(SequentialCNNConstructor, SpecModel):
 
     @property
     def data_format(self) -> tuple[str, str]:
-        """Channels first, as in every framework; the output is no image."""
+        """Channels first, as in every framework; the output is not an image."""
         return "channels_first", ""
 
     def _features(self, parameters: Arrays, inputs: Sequence[Any], drop: Dropout, key: Any) -> Any:

@@ -12,10 +12,10 @@ def outer_formats(
     """Return the formats of the input and the output, by the first and the last layer that are not elementwise.
 
     Args:
-        layers: in order.
-        is_spatial: whether a layer is for images.
-        is_elementwise: whether a layer treats each element by itself.
-        data_format: that of layers for images.
+        layers: Layers in order.
+        is_spatial: Whether a layer is for images.
+        is_elementwise: Whether a layer handles each element separately.
+        data_format: Format of layers for images.
     """
     shaping = [layer for layer in layers if not (is_elementwise(layer) or is_activation(layer))]
     first, last = (data_format if end and is_spatial(end[0]) else "" for end in (shaping[:1], shaping[-1:]))

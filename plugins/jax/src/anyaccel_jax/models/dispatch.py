@@ -1,4 +1,4 @@
-"""From an object to the model that it is: by the library that its class comes from."""
+"""Find the model of an object, by the library of its class."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from anyaccel_jax.models.base import Model
 
 
 def wrap(model: Any) -> Any:
-    """What a node applies to a model: for what is never changed itself (Linen, Equinox, TrainState), one with
+    """Return the object that a node stores for a model: for immutable ones (Linen, Equinox, TrainState), one with
     values.
     """
     if comes_from(model, "flax.linen.module"):
@@ -29,10 +29,10 @@ def wrap(model: Any) -> Any:
 
 
 def as_model(model: Any) -> Model:
-    """Return a model as a pure function, with the values that it has now.
+    """Return a model as a pure function, with its current values.
 
     Raises:
-        StateError: it is not a model, or one that holds no values.
+        StateError: it is not a model, or it holds no values.
     """
     if isinstance(model, Model):
         return model

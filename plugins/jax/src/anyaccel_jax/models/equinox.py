@@ -35,7 +35,7 @@ _STATE = "state."
 class Equinox(Model):
     """An Equinox module, which cannot be changed, and its current values.
 
-    A module that is given to a node is wrapped into one of these. As is usual with Equinox, the module takes single
+    A module that you pass to a node is wrapped into this class. As is usual with Equinox, the module takes single
     samples: it is mapped over the batch by `jax.vmap`, whose axis is named `"batch"` (for `eqx.nn.BatchNorm`). If
     `__call__` has a parameter `key`, each sample gets one; `inference` of all layers is set by the mode. Floating
     arrays are parameters, named by the attributes that lead to them (`layers.0.weight`); other arrays are buffers, and
@@ -67,7 +67,7 @@ class Equinox(Model):
 
     @property
     def state(self) -> Any:
-        """The current state; None where the module has none."""
+        """The current state; None if the module has none."""
         return self._state_from(self.buffers)
 
     @property
@@ -135,7 +135,7 @@ class Equinox(Model):
 
 
 def _with_state(module: Any) -> tuple[Any, Any]:
-    """Return a module as it was created, and the initial state of its layers; None where they have none."""
+    """Return a module as it was created, and the initial state of its layers; None if they have no state."""
     if not any(map(_is_state_index, jax.tree.leaves(module, is_leaf=_is_state_index))):
         return module, None
     try:

@@ -1,4 +1,4 @@
-"""FlaxTrainState: a `flax.training.train_state.TrainState` as a model that brings its optimizer's state along."""
+"""FlaxTrainState: a `flax.training.train_state.TrainState` as a model with its optimizer's state."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _COLLECTIONS = ("batch_stats",)
 class FlaxTrainState(Linen):
     """A TrainState of a Linen module: its parameters, running statistics, optimizer state and step continue from here.
 
-    A TrainState that is given to a node is wrapped into one of these. Its optimizer is given as that of the node:
-    `ModelNode("net", state, ..., optimizer=Optimizer(state.tx))`. The TrainState itself is not changed.
+    A TrainState that you pass to a node is wrapped into this class. Pass its optimizer as that of the node:
+    `ModelNode("net", state, ..., optimizer=Optimizer(state.tx))`. The TrainState itself does not change.
 
     Args:
-        state: `state.apply_fn` is `module.apply`. Of the attributes that a subclass adds, `batch_stats` is a collection
-            of variables; others stay as they are.
+        state: The TrainState; `state.apply_fn` is `module.apply`. Among the attributes that a subclass adds,
+            `batch_stats` is a collection of variables; others do not change.
 
     Raises:
-        StateError: `apply_fn` belongs to no Linen module.
+        StateError: `apply_fn` does not belong to a Linen module.
     """
 
     def __init__(self, state: Any) -> None:

@@ -37,20 +37,29 @@ _STATE = "state."
 class Function(Model):
     """A function `apply(parameters, *inputs)` of JAX, with its initial parameters.
 
-    It is called with `key` (of `jax.random`), and with `train` or `deterministic`, if it has parameters of these names.
+    It is called with `key` (of `jax.random`), and with `train` or `deterministic`, if it has parameters with these
+    names.
 
     Args:
-        apply: pure and traceable; takes a pytree like `parameters` and inputs [batch, ...], and returns an array, or a
-            tuple, list or dict of arrays [batch, ...]. With `state` it is `apply(parameters, state, *inputs)`, as of
-            `haiku.transform_with_state`, and returns the outputs and the new state.
-        parameters: a pytree of arrays or numbers. They are copied, with the dtypes that `jax.numpy.array` gives
-            them. Floating ones are trained, others are constants.
-        state: a pytree of arrays that calls in training change, such as running statistics; None where there are none.
-            Its arrays are copied, and are buffers named `state.NAME`.
+        apply: Pure and traceable function; it takes a pytree like `parameters` and inputs [batch, ...], and returns an
+            array, or a tuple, list or dict of arrays [batch, ...]. With `state` it is
+            `apply(parameters, state, *inputs)`, as in `haiku.transform_with_state`, and returns the outputs and the new
+            state.
+        parameters: A pytree of arrays or numbers. They are copied, with the dtypes of `jax.numpy.array`. Floating ones
+            are trained, others are constants.
+        state: A pytree of arrays that calls in training change, such as running statistics; None if there are none. Its
+            arrays are copied, and are buffers named `state.NAME`.
 
     Attributes:
-        tree: the current parameters, as a pytree like the given one.
-        state: the current state, likewise.
+        tree: Current parameters, as a pytree like the given one.
+        state: Current state, as a pytree like the given one.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from anyaccel_jax import Function
+        >>> line = Function(lambda p, x: x @ p["w"] + p["b"], {"w": jnp.ones((3, 1)), "b": jnp.zeros(1)})
+        >>> line(jnp.ones((2, 3))).shape
+        (2, 1)
     """
 
     def __init__(self, apply: Callable[..., Any], parameters: Any, state: Any = None) -> None:
@@ -70,7 +79,7 @@ class Function(Model):
 
     @property
     def state(self) -> Any:
-        """The current state, as a pytree like the given one; None without one."""
+        """The current state, as a pytree like the given one, or None."""
         return self._state_from(self.buffers)
 
     def _state_from(self, buffers: Arrays) -> Any:
@@ -91,7 +100,7 @@ class Function(Model):
 
     @property
     def parameter_tree(self) -> ParameterTree:
-        """The pytree that it was created with, without what is not trained."""
+        """The pytree that it was created with, without untrained values."""
         names = {name: name if name in self.parameters else None for name in self._tree.names}
         return ParameterTree(
             self._tree.unflatten(names), self.parameters, "the pytree of parameters that Function was given"
@@ -99,7 +108,7 @@ class Function(Model):
 
     @property
     def cache_key(self) -> Any:
-        """The function, and what it reads in addition to its arguments."""
+        """The function, and the values that it reads in addition to its arguments."""
         return values_of("apply", self._apply, LIBRARIES)
 
     def apply(
@@ -149,7 +158,7 @@ def _state_arrays(state: Any) -> dict[str, Any]:
 
 
 def _held(apply: Any) -> Iterator[Any]:
-    """What a function is bound to, closes over, or names among its globals."""
+    """Yield what a function is bound to, closes over, or names among its globals."""
     function = apply.func if isinstance(apply, functools.partial) else getattr(apply, "__func__", apply)
     yield from (function, getattr(apply, "__self__", None))
     yield from (cell.cell_contents for cell in getattr(function, "__closure__", None) or ())

@@ -57,7 +57,7 @@ class KerasModel(Model):
 
     @property
     def dtype(self) -> str | None:
-        """The dtype in which the layer computes, which is that of its inputs."""
+        """The dtype in which the layer computes, which is also that of its inputs."""
         return str(self.layer.compute_dtype)
 
     @property
@@ -79,16 +79,16 @@ class KerasModel(Model):
 
     @property
     def parameter_tree(self) -> ParameterTree:
-        """As in `Model`, with the variables, which optimizers of Keras go by."""
+        """The tree with the variables, which optimizers of Keras use."""
         names = {name: name for name in self.parameters}
         return ParameterTree(names, self.parameters, "a dict by the names of graph.state()", variables=self._trained)
 
     def computing_in(self, precision: NodePrecision) -> AbstractContextManager[None]:
-        """As in `Model`: layers that compute in float32 have a mixed dtype policy."""
+        """Give layers that compute in float32 a mixed dtype policy, inside this context."""
         return _LIBRARY.computing_in(self.layer, precision)
 
     def precision_reason(self, precision: str) -> str:
-        """As in `Model`: layers have dtype policies of mixed precision alone."""
+        """Return why a precision is not possible: layers only have dtype policies of mixed precision."""
         return _LIBRARY.precision_reason(self.layer, precision)
 
     @property
@@ -103,7 +103,7 @@ class KerasModel(Model):
         return attributes_key(layers, lambda _: _LIBRARY.layer_attributes, _is_listed, LIBRARIES)
 
     def build(self, inputs: Sequence[TensorSpec], seed: int, layout: CallLayout = POSITIONAL) -> None:
-        """As in `Model`, by a call with zeros; initializers without a seed of the user's get one from `seed`."""
+        """Build by a call with zeros; initializers without a user's seed get one from `seed`."""
         _LIBRARY.refuse_stateful(self.layer)
         if self.is_built:
             return
@@ -150,7 +150,7 @@ class KerasModel(Model):
         return _LIBRARY.attribute_snapshot(self.layer)
 
     def write(self, parameters: Arrays, buffers: Arrays) -> None:
-        """Into the layer's own variables."""
+        """Write into the layer's own variables."""
         for variables, values in ((self._trained, parameters), (self._others, buffers)):
             for name, variable in variables.items():
                 variable.assign(values[name])

@@ -35,17 +35,24 @@ _PARAMS = "params"
 
 @constructor_hints
 class Linen(Model):
-    """A Linen module, which is a function, and its variables, which it does not hold itself.
+    """A Linen module, which is a function, with its variables, which it does not hold itself.
 
-    A module that is given to a node is wrapped into one of these. Parameters are named by the modules and parameters
-    that lead to them (`Dense_0.kernel`); other collections are buffers (`batch_stats.BatchNorm_0.mean`), which training
-    may change. Random numbers of every name (`dropout`, ...) follow from the program's key. If `__call__` has a
-    parameter `train`, `training`, `is_training` or `deterministic`, it gets the mode.
+    A module that you pass to a node is wrapped into this class. Parameters are named by the modules and parameters that
+    lead to them (`Dense_0.kernel`); other collections are buffers (`batch_stats.BatchNorm_0.mean`), which training may
+    change. Random numbers of every name (`dropout`, ...) follow from the program's key. If `__call__` has a parameter
+    `train`, `training`, `is_training` or `deterministic`, it receives the mode.
 
     Args:
-        module: the module; never changed.
-        variables: what `module.init` returned, with the collection `params`; None lets the graph create them from its
-            seed.
+        module: The module; never changed.
+        variables: Output of `module.init`, with the collection `params`; None lets the graph create them from its seed.
+
+    Example:
+        >>> import flax.linen as nn, numpy as np, anyaccel as aa
+        >>> from anyaccel_jax import Linen
+        >>> data = aa.FeatureSet.from_dict("d", {"x": np.zeros((8, 3), "float32")}, ["x"])
+        >>> graph = aa.ModelGraph([aa.ModelNode("net", Linen(nn.Dense(2)), data)], seed=0).build()
+        >>> graph.shapes.specs["net"].shape
+        (2,)
     """
 
     def __init__(self, module: nn.Module, variables: Mapping[str, Any] | None = None) -> None:
@@ -98,7 +105,7 @@ class Linen(Model):
         return fields_key(self.module, _is_module, skipped=("parent", "name"))
 
     def build(self, inputs: Sequence[TensorSpec], seed: int, layout: CallLayout = POSITIONAL) -> None:
-        """As in `Model`: `module.init`, in evaluation mode."""
+        """Build with `module.init`, in evaluation mode."""
         if not self.is_built:
             init = partial(self.module.init, **mode_keywords(type(self.module).__call__, train=False))
             arguments, named = layout.bind(zero_inputs(inputs, 2), jnp.moveaxis)

@@ -64,13 +64,13 @@ class NnxModel(Model):
 
     @property
     def parameter_tree(self) -> ParameterTree:
-        """As `nnx.Optimizer(module, tx, wrt=nnx.Param)` has it: `nnx.state`, and of values alone in updates."""
+        """The tree of `nnx.Optimizer(module, tx, wrt=nnx.Param)`: `nnx.state`, with plain values in updates."""
         state = self._parameter_tree.unflatten({name: name for name in self.parameters})
         return ParameterTree(_pure(state), self.parameters, "nnx.state(module, nnx.Param)", boxed=state, unbox=_pure)
 
     @property
     def cache_key(self) -> Any:
-        """What Flax holds of the module in addition to its variables, and the attributes and code of all its parts."""
+        """Flax's view of the module without its variables, and the attributes and code of all its parts."""
         parts = ((".".join(map(str, path)), part) for path, part in nnx.iter_graph(self.module) if _is_part(part))
         return (("structure", self._graph), *attributes_key(parts, lambda _: _BOOKKEEPING, _is_listed, LIBRARIES))
 
@@ -121,13 +121,13 @@ class NnxModel(Model):
         return jax.tree.unflatten(structure, [_restart(leaf, key, i + 1) for i, leaf in enumerate(leaves)])
 
     def write(self, parameters: Arrays, buffers: Arrays) -> None:
-        """Into the module's own variables."""
+        """Write into the module's own variables."""
         nnx.update(self.module, self._parameter_tree.unflatten(parameters), self._buffer_tree.unflatten(buffers))
         super().write(parameters, buffers)
 
 
 def _pure(tree: Any) -> Any:
-    """Return a tree with values in place of variables."""
+    """Return a tree with values instead of variables."""
 
     def value(leaf: Any) -> Any:
         return leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
@@ -145,7 +145,7 @@ def _restart(state: Any, key: Any, number: int) -> Any:
 
 
 def _plain_attributes(module: Any) -> dict[str, Any]:
-    """Numbers and strings among the attributes of a module and its parts."""
+    """Return numbers and strings among the attributes of a module and its parts."""
     return {
         ".".join(map(str, path)): value
         for path, value in nnx.iter_graph(module)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,13 +11,15 @@ import numpy as np
 import pyarrow as pa
 
 from anyaccel.data.roles import listed
-from anyaccel.errors import ENVIRONMENT_ERRORS, TransformError
+from anyaccel.errors import ENVIRONMENT_ERRORS, TableWarning, TransformError
 from anyaccel.fitting.table_columns import TableColumn
 from anyaccel.install_hints import install_line
+from anyaccel.user_level import user_level
 from anyaccel_sklearn.tables.arrow_values import BOOL, DATE, EMPTY, NUMBER, TEXT, decoded, family_of, other_family
 from anyaccel_sklearn.transforms.sklearn_calls import check_transform
 from anyaccel_sklearn.transforms.table_transform import TableTransform
 
+_LARGE = 1e6  # numbers beyond are no scaled ones, but seconds since 1970, say
 _KINDS = {NUMBER: "number", BOOL: "category", TEXT: "category", DATE: "date", EMPTY: "dropped"}
 
 
@@ -80,7 +83,15 @@ class GivenTransformer(TableTransform):
         self.target = None
         self.width = output.shape[1] if output.ndim == 2 else 0
         self._name_parts()
-        return self._checked(output, len(frame))
+        numbers = self._checked(output, len(frame))
+        if np.abs(numbers[rows]).max() > _LARGE:
+            warnings.warn(
+                f"{what} gives numbers up to {np.abs(numbers[rows]).max():.3g}, with which networks train badly; "
+                "let StandardScaler() come last: make_pipeline(TRANSFORMER, StandardScaler())",
+                TableWarning,
+                user_level(),
+            )
+        return numbers
 
     def transform_table(self, table: Any) -> np.ndarray:
         """The output for another table, float32 [n, k].
@@ -143,15 +154,19 @@ class GivenTransformer(TableTransform):
             raise TransformError(
                 f"{what} gives NaN or infinity in {int(broken.sum())} of {n_rows} rows, the first in row "
                 f"{int(broken.argmax())}, with which no loss is a number",
-                hint="put SimpleImputer() in front of it: make_pipeline(SimpleImputer(), ...)",
+                hint="let SimpleImputer() come last: make_pipeline(TRANSFORMER, SimpleImputer())",
             )
         return numbers
 
     def _name_parts(self) -> None:
         """Which transformer of a ColumnTransformer takes each column; and its columns by name, not by a function."""
-        chosen = getattr(self.transformer, "transformers_", None)
-        if chosen is None:
+        from sklearn.compose import ColumnTransformer
+
+        for kind, names in getattr(self.transformer, "kind_to_columns_", {}).items():  # of skrub
+            self.parts |= dict.fromkeys(names, f"{type(self.transformer).__name__}: {kind}")
+        if not isinstance(self.transformer, ColumnTransformer):
             return
+        chosen = self.transformer.transformers_
         self.parts = dict.fromkeys(self.names, "left out")
         for name, part, columns in chosen:
             for column in _names(columns, self.names):
@@ -168,7 +183,7 @@ def _names(columns: Any, names: Sequence[str]) -> list[str]:
         return [columns]
     if isinstance(columns, slice):
         return list(names[columns])
-    chosen = list(columns)
+    chosen = list(getattr(columns, "data", columns))  # a list that warned when it was read, before scikit-learn 1.7
     if chosen and all(isinstance(item, (bool, np.bool_)) for item in chosen):
         return [name for name, taken in zip(names, chosen, strict=True) if taken]
     return [item if isinstance(item, str) else names[item] for item in chosen]

@@ -74,7 +74,7 @@ def treatment_of(
         if name in as_categories or family in (BOOL, TEXT):
             described = _category(name, values, table.column(name).type, as_categories, embed, embeds, target)
         elif family == DATE:
-            described = _date(name, values)
+            described = _date(name, dates(values))
         else:
             described = _number(name, values)
         kind_of_part, column_report, detail = described
@@ -123,7 +123,7 @@ def _number(name: str, column: Any) -> Described:
     values = numbers(name, column)
     is_missing = np.isnan(values).any(axis=1)
     n_missing, width = int(is_missing.sum()), values.shape[1]
-    if width == 1 and (nothing := _says_nothing(name, values[~is_missing[:], 0], n_missing)):
+    if width == 1 and (nothing := _says_nothing(name, column, values[~is_missing, 0], n_missing)):
         return "", nothing, None
     treatment = "scaled" if not n_missing else "median where missing, indicator, scaled"
     n_gaps = int(np.isnan(values).any(axis=0).sum())
@@ -134,7 +134,7 @@ def _date(name: str, column: Any) -> Described:
     values = date_numbers(column)
     is_missing = np.isnan(values).any(axis=1)
     n_missing, kept = int(is_missing.sum()), values[~is_missing]
-    if nothing := _says_nothing(name, kept[:, -1], n_missing):
+    if nothing := _says_nothing(name, column, kept[:, -1], n_missing):
         return "", nothing, None
     varied = [bool((kept[:, place] != kept[0, place]).any()) for place in range(len(DATE_PARTS))]
     parts = tuple(part for part, varies in zip(DATE_PARTS, varied, strict=True) if varies) or ("seconds",)
@@ -189,11 +189,12 @@ def _is_dictionary(arrow_type: Any) -> bool:
     return str(arrow_type).startswith("dictionary")
 
 
-def _says_nothing(name: str, present: np.ndarray, n_missing: int) -> TableColumn | None:
-    """The report of a column of numbers that is the same in all rows; None for another."""
+def _says_nothing(name: str, column: Any, present: np.ndarray, n_missing: int) -> TableColumn | None:
+    """The report of a column of numbers or dates that is the same in all rows; None for another."""
     if present.size and (n_missing or (present != present[0]).any()):
         return None
-    return _dropped(name, n_missing, len(present) + n_missing, present[0].item() if present.size else None)
+    value = compute.drop_null(column)[0].as_py() if present.size else None
+    return _dropped(name, n_missing, len(present) + n_missing, value)
 
 
 def _dropped(name: str, n_missing: int, n_rows: int, value: Any) -> TableColumn:

@@ -73,7 +73,11 @@ class TableTreatment(TableTransform):
         self.families = dict(families)
         self.columns = list(columns)
         self.target, self.seed = target, seed
-        self.imputer = self.scaler = self.one_hot_encoder = self.target_encoder = self.ordinal_encoder = None
+        self.imputer: Any = None
+        self.scaler: Any = None
+        self.one_hot_encoder: Any = None
+        self.target_encoder: Any = None
+        self.ordinal_encoder: Any = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -85,11 +89,6 @@ class TableTreatment(TableTransform):
         """For each column of codes, how many there are; code 0 stands for missing and unseen ones."""
         known = [] if self.ordinal_encoder is None else self.ordinal_encoder.categories_
         return tuple(1 + sum(value == value for value in values.tolist()) for values in known)  # NaN is missing
-
-    @property
-    def n_numbers(self) -> int:
-        """Columns of the matrix before the codes."""
-        return self.width - len(self.codes)
 
     def fit_table(self, table: Any, rows: np.ndarray) -> np.ndarray:
         """Learn from the rows to train on, and transform all; encodings of these rows come from other folds."""
@@ -108,7 +107,7 @@ class TableTreatment(TableTransform):
         if self.one_hot:
             self.one_hot_encoder = OneHotEncoder(handle_unknown="ignore").fit(texts["one_hot"][rows])
         if self.codes:
-            known = np.where(np.equal(texts["codes"], None), np.nan, texts["codes"])[rows]  # NaN sorts last, no code
+            known = np.where(_is_none(texts["codes"]), np.nan, texts["codes"])[rows]  # NaN sorts last, no code
             self.ordinal_encoder = OrdinalEncoder().fit(known)
         self.target = None
         places = self._places(texts)
@@ -134,7 +133,8 @@ class TableTreatment(TableTransform):
 
     def _numbers(self, table: Any) -> tuple[np.ndarray, dict[int, str]]:
         """Numbers and parts of dates side by side, and the places that tell of a gap, with their columns."""
-        parts, places, place = [np.empty((len(table), 0))], {}, 0
+        parts, place = [np.empty((len(table), 0))], 0
+        places: dict[int, str] = {}
         for name in self.numbers:
             part = numbers(name, self._column(table, name))
             is_infinite = np.isinf(part).any(axis=1)
@@ -206,6 +206,8 @@ class TableTreatment(TableTransform):
 
     def _fit_encoder(self, values: np.ndarray) -> np.ndarray:
         """Fit means of the target for each category, and return those of each row that come from other folds."""
+        import sklearn
+        from sklearn.model_selection import KFold, StratifiedKFold
         from sklearn.preprocessing import TargetEncoder
 
         target = np.asarray(self.target)
@@ -213,7 +215,11 @@ class TableTreatment(TableTransform):
         is_number = target.dtype.kind == "f"
         kind = "continuous" if is_number else "binary" if len(counts) == 2 else "multiclass"
         folds = min(_FOLDS, len(target) if is_number else int(counts.max()))
-        self.target_encoder = TargetEncoder(target_type=kind, cv=folds, random_state=self.seed)
+        if tuple(map(int, sklearn.__version__.split(".")[:2])) < (1, 9):
+            drawn = {"cv": folds, "random_state": self.seed}
+        else:  # which takes the same folds as an object, and will not take the seed
+            drawn = {"cv": (KFold if is_number else StratifiedKFold)(folds, shuffle=True, random_state=self.seed)}
+        self.target_encoder = TargetEncoder(target_type=kind, **drawn)
         with warnings.catch_warnings():  # a rare class is not in each of the folds: it is then no part of their means
             warnings.simplefilter("ignore")
             return np.asarray(self.target_encoder.fit_transform(values, target))
@@ -271,3 +277,7 @@ class TableTreatment(TableTransform):
             news.append(f"categories that were not in training, which count as none of them: {listed(unseen)}")
         if news:
             warnings.warn(f"of {len(values)} rows some have {'; and '.join(news)}", TableWarning, user_level())
+
+
+def _is_none(values: np.ndarray) -> np.ndarray:
+    return np.array([value is None for value in values.reshape(-1)], dtype=bool).reshape(values.shape)

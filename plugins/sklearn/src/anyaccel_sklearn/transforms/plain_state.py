@@ -25,6 +25,7 @@ _SKLEARN = {
     "CountVectorizer HashingVectorizer TfidfTransformer TfidfVectorizer": "sklearn.feature_extraction.text",
     "SelectKBest VarianceThreshold": "sklearn.feature_selection",
     "FeatureUnion Pipeline": "sklearn.pipeline",
+    "KFold StratifiedKFold": "sklearn.model_selection",
 }
 _MODULES = {name: module for names, module in _SKLEARN.items() for name in names.split()}
 _MODULES["ClassEncoder"] = "anyaccel_sklearn.transforms.class_encoder"
@@ -55,7 +56,7 @@ def _nested(value: Any, arrays: Arrays, path: str) -> Any:
     if isinstance(value, (set, frozenset)):
         return {KIND: "set", "items": plain(sorted(value), arrays, path)}
     if isinstance(value, UserList):  # the columns of a remainder, before scikit-learn 1.7
-        return plain(list(value), arrays, path)
+        return plain(value.data, arrays, path)
     if class_of(value) not in _MODULES:
         raise NotPlainError(f"{path}: {shown(value)}")
     return {KIND: "transform", "class": class_of(value), "state": plain_attributes(value, arrays, path)}

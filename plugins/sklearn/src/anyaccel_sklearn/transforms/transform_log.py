@@ -146,6 +146,8 @@ def fit(table: Any, request: FitRequest) -> tuple[FittedTransform, np.ndarray]:
         output = transformed(own, x, _owners(table, names), what)
     shapes = tuple(_sample_shape(table, name) for name in names)
     results, result_shapes = result_layout(names, shapes, output.shape[1], request.into, what)
+    if isinstance(own, TableTransform):
+        result_shapes = ((output.shape[1],),)  # a matrix of one column, too
     roles = {request.role} if request.role else {read_roles("", table.schema)[name] for name in names}
     fitted = FittedTransform(
         transform=own,

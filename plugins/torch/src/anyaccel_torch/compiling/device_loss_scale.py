@@ -10,26 +10,26 @@ from anyaccel_torch.loss_scaling import LossScaling
 
 
 class DeviceLossScale:
-    """What compiled steps keep of a loss scale between calls: nothing, where losses are not scaled."""
+    """The loss scale of compiled steps between calls; this base class is for losses that are not scaled."""
 
     def arrays(self) -> list[Tensor]:
         """Return the state that a call takes and leaves; at most one array."""
         return []
 
     def leave(self, arrays: list[Tensor]) -> None:
-        """Keep what a call has made of the state."""
+        """Store the state that a call returned."""
 
     def settle(self) -> int:
-        """Read what the calls so far have left; how many steps they skipped. Waits for them."""
+        """Read the states stored by the calls so far; return how many steps they skipped. Waits for them."""
         return 0
 
     def rows(self, table: Tensor, start: int, count: int) -> Tensor:
-        """Of a table with a row for each step that counts, those of `count` steps after `start`, skipped ones aside."""
+        """Return `count` rows after `start` of a table with a row for each counted step, without skipped steps."""
         return table[start : start + count]
 
 
 def device_loss_scale(scaling: LossScaling, device: torch.device) -> DeviceLossScale:
-    """That of a program."""
+    """Return the device loss scale of a program."""
     return DeviceLossScale() if scaling.spec is None else DynamicDeviceLossScale(scaling, device)
 
 
@@ -46,7 +46,7 @@ class DynamicDeviceLossScale(DeviceLossScale):
         self._left: list[Tensor] = []  # what each call since the last `settle` has left
 
     def arrays(self) -> list[Tensor]:
-        """Float64 [3]: the scale, good steps since it changed, and 0 for the steps that the next call skips."""
+        """Return float64 [3]: the scale, good steps since it changed, and 0 for the steps that the next call skips."""
         if self._left:
             return [torch.cat([self._left[-1][:2], self._left[-1].new_zeros(1)])]
         state = self._scaling.state
@@ -71,7 +71,7 @@ class DynamicDeviceLossScale(DeviceLossScale):
 
 
 def scale_after(spec: LossScale, held: Tensor, finite: Tensor) -> Tensor:
-    """What a step makes of the array, as `LossScaleState.after_step`; `finite` is a boolean scalar."""
+    """Return the array after a step, like `LossScaleState.after_step`; `finite` is a boolean scalar."""
     scale, good, skipped = held.unbind()
     after, grown = good + 1, scale * spec.growth
     larger = torch.where(grown < LARGEST_SCALE, grown, scale)

@@ -25,15 +25,15 @@ _PLAIN_TYPES = (bool, int, float, str, type(None))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEffects:
-    """What an uncompiled step does.
+    """The effects of an uncompiled step.
 
     Attributes:
-        reached: ids of the parameters that a gradient reaches.
-        roots: indices of the losses that reach a parameter.
-        buffers: names of the buffers that changed.
-        mutated: indices of the inputs that were written to.
-        losses: the mean losses.
-        random: state of the CPU's generator before the step.
+        reached: Ids of the parameters that a gradient reaches.
+        roots: Indices of the losses that reach a parameter.
+        buffers: Names of the buffers that changed.
+        mutated: Indices of the inputs that were written to.
+        losses: Mean losses.
+        random: State of the CPU's generator before the step.
     """
 
     reached: frozenset[int]
@@ -46,7 +46,7 @@ class StepEffects:
 
 @contextmanager
 def undone(request: CompileRequest) -> Iterator[None]:
-    """Inside, steps may be done; buffers and random states are as before afterwards, also after an interrupt.
+    """Restore buffers and random states after the steps done inside this context, even after an interrupt.
 
     Raises:
         CompileError: a module has changed its own attribute, which compiled steps would not do.
@@ -100,7 +100,7 @@ def observe_step(request: CompileRequest, values: Sequence[Tensor]) -> StepEffec
 def _forward_backward(
     request: CompileRequest, values: Sequence[Tensor]
 ) -> tuple[list[Tensor], tuple[int, ...], tuple[Tensor | None, ...]]:
-    """Losses, the indices of those that reach a parameter, and the gradients of the trained parameters."""
+    """Return losses, the indices of those that reach a parameter, and the gradients of the trained parameters."""
     trained = request.trained
     with torch.enable_grad():
         losses = request.module([*values, *[None] * request.n_computed])
@@ -112,7 +112,7 @@ def _forward_backward(
 
 
 def time_step(request: CompileRequest, values: Sequence[Tensor]) -> float:
-    """Seconds of an uncompiled step over these rows without its update: the best of some."""
+    """Return the seconds of an uncompiled step over these rows without its update: the best of several."""
     seconds = []
     for _ in range(_TIMED_STEPS):
         inputs, started = [value.clone() for value in values], time.perf_counter()
@@ -137,7 +137,7 @@ def _changed_buffers(module: SegmentModule, before: dict[str, tuple[Tensor, Tens
 
 
 def _running_statistics(module: SegmentModule) -> set[int]:
-    """Ids of the buffers that normalization layers in training mode update."""
+    """Return the ids of the buffers that normalization layers in training mode update."""
     norms = (part for part in module.models.modules() if isinstance(part, _NORMS))
     return {id(buffer) for norm in norms if norm.training and norm.track_running_stats for buffer in norm.buffers()}
 

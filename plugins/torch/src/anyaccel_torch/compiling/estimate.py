@@ -68,7 +68,7 @@ def _measured_ratio(request: CompileRequest) -> float:
 
 
 def _guessed_ratio(request: CompileRequest) -> float:
-    """Before any step was measured: small models without convolutions are worth a try."""
+    """Guess before any step was measured: small models without convolutions are worth a try."""
     size = sum(parameter.numel() for parameter in request.trained)
     heavy = any(isinstance(layer, _HEAVY) for layer in _layers(request))
     return 1.0 if heavy or size > FLAT_UP_TO else MAX_RATIO / 2
@@ -76,7 +76,7 @@ def _guessed_ratio(request: CompileRequest) -> float:
 
 @cache
 def _operation_seconds() -> float:
-    """Seconds of a small operation on this machine: the best of some."""
+    """Return the seconds of a small operation on this machine: the best of several."""
     tensor, best = torch.zeros(4, requires_grad=True), math.inf
     for _ in range(20):
         started = time.perf_counter()
@@ -118,7 +118,7 @@ def request_key(request: CompileRequest, batch: int) -> str:
 
 
 def remember(key: str, seconds: float) -> None:
-    """Note a compilation in this process, and beside torch's own cache on disk if that can be written."""
+    """Record a compilation in this process, and next to torch's own cache on disk if that is writable."""
     _compile_seconds[key] = seconds
     try:
         folder = _folder()

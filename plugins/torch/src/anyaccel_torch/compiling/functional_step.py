@@ -25,13 +25,13 @@ Loop = Callable[[Any, Any, Any], Any]
 def bound_step(
     module: SegmentModule, spec: StepSpec, xs: list[Tensor], loop: Loop
 ) -> tuple[Callable[[State, list[Tensor]], Any], list[Tensor]]:
-    """Return a step as a function of the state and one of each of `xs`, which come with it.
+    """Return a step as a function of the state and one element of each of `xs`, and these `xs`.
 
     Args:
-        module: the modules of the segment.
-        spec: what else a step does.
-        xs: inputs of many steps.., and the coefficients of all rules [steps, ...].
-        loop: repeats a function over micro-batches.
+        module: Modules of the segment.
+        spec: Everything else that a step does.
+        xs: Inputs of many steps, and the coefficients of all rules [steps, ...].
+        loop: Function that repeats a function over micro-batches.
     """
     if spec.loss_scale is None:
         return lambda state, x: step(module, spec, state, x[:-1], x[-1], loop), xs
@@ -48,12 +48,12 @@ def step(module: SegmentModule, spec: StepSpec, state: State, values: list[Tenso
     """Return the state after a step, and its mean losses.
 
     Args:
-        module: the modules of the segment.
-        spec: what else a step does.
-        state: the current state.
-        values: the inputs of one batch.
-        scalars: the coefficients of all rules in this step, in sequence.
-        loop: repeats a function over micro-batches.
+        module: Modules of the segment.
+        spec: Everything else that a step does.
+        state: Current state.
+        values: Inputs of one batch.
+        scalars: Coefficients of all rules in this step, in sequence.
+        loop: Function that repeats a function over micro-batches.
     """
     blocks, slots, buffers, scale = state
     gradients = _gradients if spec.n_microbatches == 1 else partial(_accumulated_gradients, loop=loop)
@@ -71,7 +71,7 @@ def step(module: SegmentModule, spec: StepSpec, state: State, values: list[Tenso
 def _stepped(
     spec: StepSpec, blocks: list[Tensor], slots: list[list[Tensor]], grads: list[Tensor], scalars: Tensor
 ) -> tuple[list[Tensor], list[list[Tensor]]]:
-    """Blocks and slots after an optimizer step with these gradients."""
+    """Return blocks and slots after an optimizer step with these gradients."""
     rules = [spec.rules[block.rule] for block in spec.blocks]
     grads = _clipped(grads, [(rule.clip_norm, rule.group) for rule in rules])
     limits = [rule.clip_value for rule in rules]
@@ -94,7 +94,7 @@ def _stepped(
 def _gradients(
     module: SegmentModule, spec: StepSpec, state: State, values: list[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Gradients of the blocks, times the loss scale; mean losses and new buffers."""
+    """Return gradients of the blocks, times the loss scale; mean losses and new buffers."""
     blocks, _, buffers, scale = state
 
     def total(blocks: list[Tensor], buffers: list[Tensor], values: list[Tensor]) -> Any:
@@ -117,7 +117,7 @@ def _gradients(
 def _taped_gradients(
     total: Callable[..., Any], blocks: list[Tensor], buffers: list[Tensor], values: list[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """As `_gradients`, by the tape of autograd: torch computes again what is marked in such graphs alone."""
+    """Return `_gradients` by the tape of autograd: torch recomputes marked values only in such graphs."""
     leaves = [block.detach().requires_grad_() for block in blocks]
     with torch.enable_grad():
         loss, (losses, new_buffers) = total(leaves, buffers, values)
@@ -144,7 +144,7 @@ def _named_parameters(spec: StepSpec, blocks: Sequence[Tensor]) -> dict[str, Ten
 def _accumulated_gradients(
     module: SegmentModule, spec: StepSpec, state: State, values: list[Tensor], *, loop: Loop
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """As `_gradients`, of equal micro-batches in sequence: means of gradients and losses."""
+    """Return `_gradients` of equal micro-batches in sequence: means of gradients and losses."""
     n_parts, (blocks, slots, buffers, scale) = spec.n_microbatches, state
 
     def accumulate(carry: Any, microbatch: list[Tensor]) -> Any:
@@ -168,7 +168,7 @@ def unrolled_loop(function: Callable[[Any, Any], Any], carry: Any, xs: list[Tens
 
 
 def _clipped(grads: Sequence[Tensor], groups: Sequence[tuple[float | None, int]]) -> list[Tensor]:
-    """Gradients scaled so that those of one group have at most its norm; `groups` has norm and group of each."""
+    """Return gradients scaled so that those of one group have at most its norm; `groups` has norm and group of each."""
     squares: dict[int, Tensor] = {}
     for grad, (norm, group) in zip(grads, groups, strict=True):
         if norm is not None:

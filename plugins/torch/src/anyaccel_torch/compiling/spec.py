@@ -1,4 +1,4 @@
-"""What a compiled step is made of, as plain values: programs with equal step specs share compiled functions."""
+"""The parts of a compiled step, as plain values: programs with equal step specs share compiled functions."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from anyaccel_torch.recomputation import ReplacedForwards
 
 @dataclass(frozen=True, slots=True)
 class UpdateRule:
-    """How some parameters are updated: by a named optimizer and its settings, with limits of gradients.
+    """The update of some parameters: a named optimizer and its settings, with gradient limits.
 
     Attributes:
-        optimizer: the formula.
-        settings: of the formula, by name.
-        coefficients: names of the numbers that change from step to step.
-        slots: names of what is kept for each parameter.
-        clip_norm, clip_value: limits of the gradients, None for none.
-        group: whose gradients have the norm that is clipped.
+        optimizer: The formula.
+        settings: Settings of the formula, by name.
+        coefficients: Names of the numbers that change from step to step.
+        slots: Names of the slots of each parameter.
+        clip_norm, clip_value: Limits of the gradients, None for none.
+        group: Group of the gradients with the norm that is clipped.
     """
 
     optimizer: OptimizerRule
@@ -59,19 +59,19 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSpec:
-    """Everything that a step does besides calling the `SegmentModule`.
+    """Everything that a step does, apart from calling the `SegmentModule`.
 
     Attributes:
-        rules: the update rules.
-        blocks: what is updated, and by which rule.
-        buffers: names of the buffers that a forward pass changes.
-        places: every name of a parameter or buffer, and the one by which it goes here; a layer in two places has one.
-        weights: weights of the losses, 0 for a loss that reaches no parameter.
-        mutated: indices of the inputs that some module writes to.
-        n_computed: number of values in addition to the inputs.
-        n_microbatches: into how many equal parts a batch is split.
-        loss_scale: by what losses are scaled; None where they are not.
-        recomputes: whether some values are computed again in the backward pass.
+        rules: Update rules.
+        blocks: Blocks to update, with their rules.
+        buffers: Names of the buffers that a forward pass changes.
+        places: Every name of a parameter or buffer, and its name here; a layer in two places has one.
+        weights: Weights of the losses, 0 for a loss that reaches no parameter.
+        mutated: Indices of the inputs that some module writes to.
+        n_computed: Number of values in addition to the inputs.
+        n_microbatches: Number of equal parts of a batch.
+        loss_scale: Loss scale; None if losses are not scaled.
+        recomputes: Whether some values are computed again in the backward pass.
     """
 
     rules: tuple[UpdateRule, ...]

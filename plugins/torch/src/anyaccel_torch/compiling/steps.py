@@ -29,13 +29,13 @@ _WARMUP_CALLS = 3  # before a capture, in which libraries choose their algorithm
 
 
 class CapturedSteps:
-    """`length` steps, captured over memory of their own: a replay copies the state there, and back.
+    """`length` steps, captured over separate memory: a replay copies the state there, and back.
 
     Args:
-        module: the modules of the segment.
-        flat_state: the state that the steps read and change.
-        length: steps in a replay.
-        rows: the inputs of one batch.
+        module: Modules of the segment.
+        flat_state: State that the steps read and change.
+        length: Steps in a replay.
+        rows: Inputs of one batch.
     """
 
     def __init__(self, module: SegmentModule, flat_state: FlatState, length: int, rows: list[Tensor]) -> None:
@@ -89,9 +89,9 @@ class CompiledSteps:
     """Compiled steps of a program for batches of one size.
 
     Attributes:
-        description: how they are run, in words.
-        compile_seconds: time of the compilation.
-        step_seconds: time of a compiled step.
+        description: How they are run, in words.
+        compile_seconds: Time of the compilation.
+        step_seconds: Time of a compiled step.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class CompiledSteps:
         self._request, self._state, self._strategy, self._function = request, state, strategy, function
 
     def fits(self) -> bool:
-        """Whether the program is still as it was compiled."""
+        """Return whether the program is unchanged since the compilation."""
         return not self._stale and self._state.fits()
 
     def time_again(self, rows: list[Tensor]) -> None:
@@ -122,7 +122,7 @@ class CompiledSteps:
         """Train on blocks of rows [steps * batch, ...] of each input, as many whole calls as they hold.
 
         Returns:
-            per call, the mean losses [steps] of each loss; their lengths say how many steps were done.
+            Per call, the mean losses [steps] of each loss; their lengths are the numbers of completed steps.
         """
         calls: list[list[Tensor]] = []
         for block in blocks:
@@ -299,7 +299,7 @@ def _compile_by(
 
 
 def _timed(function: Callable[[Any, list[Tensor]], Any], state: FlatState, xs: list[Tensor]) -> tuple[float, Any]:
-    """Seconds of a compiled step at best, and the first result."""
+    """Return the seconds of a compiled step at best, and the first result."""
     seconds, results = [], []
     for _ in range(_TRIALS):
         copies = state.copies()
@@ -345,10 +345,10 @@ class FlatState:
     """The trained parameters that a step reaches, their slots, and the buffers that it changes.
 
     Args:
-        request: the program.
-        effects: what a step of it does.
-        n_microbatches: into how many parts each batch is split.
-        flat: whether parameters of one rule and dtype are flattened end to end, so that they are updated at once.
+        request: The program.
+        effects: The effects of a step of it.
+        n_microbatches: Number of parts of each batch.
+        flat: Whether parameters of one rule and dtype are concatenated, so that they are updated together.
     """
 
     def __init__(self, request: CompileRequest, effects: StepEffects, n_microbatches: int, *, flat: bool) -> None:
@@ -445,7 +445,7 @@ class FlatState:
                 buffer.copy_(new)
 
     def copies(self) -> State:
-        """Return the current state in memory of its own."""
+        """Return a copy of the current state."""
         blocks, slots, buffers, scale = self.read()
         copied_slots = [[slot.clone() for slot in held] for held in slots]
         return [block.clone() for block in blocks], copied_slots, [buffer.clone() for buffer in buffers], scale
@@ -473,7 +473,7 @@ class FlatState:
         return self._scale.rows(scalars, start, count)
 
     def settle(self) -> None:
-        """After some calls, take back the count of steps that they skipped; waits for them where losses are scaled."""
+        """Subtract the steps that some calls skipped from the count; waits for them if losses are scaled."""
         skipped = self._scale.settle()
         if skipped:
             self._count(-skipped)
@@ -489,15 +489,13 @@ class FlatState:
 
 
 def _partition(keys: dict[nn.Parameter, RuleKey]) -> list[int]:
-    """Return the index of each parameter's rule: equal lists mean that parameters share rules alike, whatever the
-    counts.
-    """
+    """Return the index of each parameter's rule: equal lists mean equal sharing of rules, ignoring the step counts."""
     rules = list(dict.fromkeys(keys.values()))
     return [rules.index(key) for key in keys.values()]
 
 
 def _representatives(keys: dict[nn.Parameter, RuleKey]) -> list[tuple[int, nn.Parameter, int]]:
-    """For each rule its group, one of its parameters, and by how many steps that is behind its node."""
+    """Return for each rule its group, one of its parameters, and the steps by which that is behind its node."""
     first: dict[RuleKey, nn.Parameter] = {}
     for parameter, key in keys.items():
         first.setdefault(key, parameter)

@@ -106,7 +106,7 @@ def _scan_function(spec: StepSpec, scan: Callable[..., Any]) -> StepFunction:
 
 
 def in_place_function(spec: StepSpec) -> StepFunction:
-    """Unrolled steps that update the state in place."""
+    """Return unrolled steps that update the state in place."""
 
     def steps(module: SegmentModule, state: Any, xs: list[Tensor]) -> Any:
         """Return the losses [steps] each; the state is changed in place."""
@@ -160,14 +160,11 @@ def recomputes_in_graphs() -> bool:
 
 @contextmanager
 def compilation(*, recomputes: bool = False) -> Iterator[None]:
-    """Inside, torch may compile without limit, Python's garbage collector is off, and warnings are silent.
+    """Let torch compile without limit inside this context, with Python's garbage collector off and warnings silent.
 
-    The collector takes a fifth of a compilation's time. Warnings are about torch's own use of what it has deprecated.
-    Where tracing `torch.func.grad` fails or is interrupted, torch leaves hooks on saved tensors disabled in the whole
+    The collector takes a fifth of a compilation's time. Warnings are about torch's own use of deprecated functions. If
+    tracing `torch.func.grad` fails or is interrupted, torch leaves hooks on saved tensors disabled in the whole
     process, which `torch.utils.checkpoint` needs; they are enabled again.
-
-    Args:
-        recomputes: whether steps compute values again in the backward pass, which torch has to trace then.
     """
     from torch import _dynamo
 
@@ -192,7 +189,7 @@ def compilation(*, recomputes: bool = False) -> Iterator[None]:
 
 
 class StaleError(Exception):
-    """A compiled function does not fit any more: a module was changed meanwhile."""
+    """A compiled function no longer matches: a module was changed after the compilation."""
 
 
 @contextmanager

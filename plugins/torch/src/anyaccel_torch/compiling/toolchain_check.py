@@ -24,7 +24,7 @@ _UNTRACEABLE = ("Unsupported", "UncapturedHigherOrderOpError", "DataDependentOut
 
 
 def compiler() -> str:
-    """Path of the C++ compiler that torch would use, `""` if there is none."""
+    """Return the path of the C++ compiler that torch would use, or `""`."""
     default = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
     return shutil.which(os.environ.get("CXX") or default) or ""
 
@@ -60,7 +60,7 @@ def _is_set(name: str) -> bool:
 
 
 def scan() -> Callable[..., Any] | None:
-    """torch's scan operator, None if this torch has none. It is private: its place may change."""
+    """Return torch's scan operator, None if this torch has none. It is private: its place may change."""
     try:
         operator: Callable[..., Any] = import_module("torch._higher_order_ops.scan").scan
     except (ImportError, AttributeError):
@@ -69,7 +69,7 @@ def scan() -> Callable[..., Any] | None:
 
 
 def compile_error(error: Exception, label: str) -> CompileError:
-    """What stopped a compilation, in one line."""
+    """Return the error that stopped a compilation, in one line."""
     if isinstance(error, CompileError):
         return error
     kind, reason = type(error).__name__, _reason(error)

@@ -1,8 +1,8 @@
 """Simulated torch devices, `sim:0`, `sim:1`, …: graphs over several devices, tested on a machine that has none.
 
-Switched on by ANYACCEL_TORCH_SIMULATE=2 in the environment, or by `start(2)`, and never off again: torch supports one
-additional kind of device per process, so use them in their own process, such as that of a test. Values are computed by
-torch's own code for the CPU. What is simulated is their place: a device's own memory, which can run out, transfers and
+Enabled by ANYACCEL_TORCH_SIMULATE=2 in the environment, or by `start(2)`, and not disabled again: torch supports one
+additional kind of device per process, so use them in a separate process, such as that of a test. Values are computed by
+torch's own code for the CPU. The simulation covers their place: a device's own memory, which can run out, transfers and
 waits that are counted, a device's own random numbers, and torch's refusal of operations over several devices.
 
 Offers `start` and the handles of the devices. Importing this module does not import torch.

@@ -1,8 +1,8 @@
 """Backward passes over simulated devices: on the caller's thread, and with errors raised when the pass has ended.
 
 During a backward pass, torch asks the device for its streams through Python, and ends the process if a Python error is
-pending at that moment. So an error is deferred: torch is given something that it refuses, and the deferred error is
-raised in place of that refusal.
+pending at that moment. So an error is deferred: torch receives a value that it refuses, and the deferred error is
+raised instead of that refusal.
 """
 
 # ruff: noqa: SLF001  (private names of torch, which `registration` checks first)
@@ -80,7 +80,7 @@ def _deferring(apply: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _unpacking_deferred(init: Callable[..., Any]) -> Callable[..., Any]:
-    """Of `saved_tensors_hooks`: errors in what unpacks a tensor are deferred."""
+    """Wrap `saved_tensors_hooks`: errors in the unpacking of a tensor are deferred."""
 
     @functools.wraps(init)
     def call(self: Any, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:

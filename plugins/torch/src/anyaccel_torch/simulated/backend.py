@@ -19,7 +19,7 @@ _PLUGIN = "torch-simulated"
 
 
 class SimulatedTransfers(ObservesTransfers):
-    """Whatever the devices count."""
+    """Report everything that the devices count."""
 
     def observe_transfers(self, record: Record) -> AbstractContextManager[None]:
         """Return all of it."""

@@ -14,5 +14,5 @@ class SimulatedSubject(TorchSubject):
 
     @pytest.fixture
     def backend(self) -> Backend:
-        """Serves sim."""
+        """Return the backend that serves sim."""
         return SimulatedBackend()

@@ -42,17 +42,17 @@ _INDEXING = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorTraits:
-    """What torch's schema and tags say of an operator.
+    """The facts about an operator in torch's schema and tags.
 
     Attributes:
-        composite: it is made of other operators.
-        written: the arguments that it writes to, by position and name.
-        host_scalars: how many host tensors without axes it takes.
-        indexing: it takes host indices.
-        itemwise: it works on lists, item by item.
-        random: it draws random numbers.
-        takes_generator: it takes a generator as an argument.
-        waits: the host waits for its result.
+        composite: Whether it consists of other operators.
+        written: Arguments that it writes to, by position and name.
+        host_scalars: Number of host tensors without axes that it takes.
+        indexing: Whether it takes host indices.
+        itemwise: Whether it works on lists, item by item.
+        random: Whether it draws random numbers.
+        takes_generator: Whether it takes a generator as an argument.
+        waits: Whether the host waits for its result.
     """
 
     name: str

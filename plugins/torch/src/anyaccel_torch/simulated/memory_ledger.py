@@ -19,7 +19,7 @@ def parse_device(device: Any) -> torch.device:
     """Return a torch device; a simulated one gets an index.
 
     Raises:
-        RuntimeError: there is no such simulated device.
+        RuntimeError: the simulated device does not exist.
     """
     parsed = torch.device(device)
     if parsed.type != KIND:

@@ -12,7 +12,9 @@ from torch import Tensor
 def lstm_cell(
     inputs: Tensor, hidden: Tensor, cell: Tensor, input_bias: Tensor | None = None, hidden_bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Hidden state, cell state and what torch would save for backward; gates are [batch, 4 * size]."""
+    """Return hidden state, cell state and the values that torch would save for backward; gates are [batch, 4 *
+    size].
+    """
     gates = _biased(inputs, input_bias) + _biased(hidden, hidden_bias)
     input_gate, forget_gate, new, output_gate = gates.chunk(4, 1)
     after = torch.sigmoid(forget_gate) * cell + torch.sigmoid(input_gate) * torch.tanh(new)
@@ -22,7 +24,7 @@ def lstm_cell(
 def gru_cell(
     inputs: Tensor, hidden: Tensor, before: Tensor, input_bias: Tensor | None = None, hidden_bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Hidden state and what torch would save for backward; gates are [batch, 3 * size]."""
+    """Return hidden state and the values that torch would save for backward; gates are [batch, 3 * size]."""
     given, recurrent = _biased(inputs, input_bias).chunk(3, 1), _biased(hidden, hidden_bias).chunk(3, 1)
     reset, update = torch.sigmoid(given[0] + recurrent[0]), torch.sigmoid(given[1] + recurrent[1])
     new = torch.tanh(given[2] + reset * recurrent[2])

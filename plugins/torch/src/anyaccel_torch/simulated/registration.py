@@ -110,11 +110,11 @@ class SimModule:
     pinned_empty = staticmethod(streams.pinned_empty)
 
     def is_initialized(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def is_available(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def _is_in_bad_fork(self) -> bool:
@@ -125,11 +125,11 @@ class SimModule:
         return len(running())
 
     def current_device(self) -> int:
-        """Always 0: torch does not ask Python for it."""
+        """Return 0: torch does not ask Python for it."""
         return 0
 
     def set_device(self, device: Any) -> None:
-        """Does nothing for `sim:0`.
+        """Do nothing for `sim:0`.
 
         Raises:
             NotImplementedError: another device.
@@ -174,7 +174,7 @@ class SimModule:
         return _handle(device).peak
 
     def empty_cache(self) -> None:
-        """Counted; nothing is cached."""
+        """Count the call; nothing is cached."""
         for handle in running():
             handle.flushes += 1
 
@@ -185,7 +185,7 @@ class SimModule:
         return SimpleNamespace(name=name, uuid=f"torch-{handle}", total_memory=handle.capacity or 0)
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        """None: mixed precision is not simulated."""
+        """Return nothing: mixed precision is not simulated."""
         return []
 
 

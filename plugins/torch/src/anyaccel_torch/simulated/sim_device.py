@@ -27,13 +27,14 @@ class SimulatedDevice:
 
     Attributes:
         device: `sim:k`.
-        capacity: bytes that it can hold, None for no limit; may be changed at any time.
-        used: bytes in use now.
-        peak: the most bytes in use since the last `clear`.
-        transfers: from the host, to the host, and from or to another simulated device, since the last `clear`.
-        syncs: how often the host waited for a value, since the last `clear`.
-        flushes: how often the allocator was told to return what it keeps, since the last `clear`.
-        timing: its clocks in simulated time; None, unless set, for a device that takes no time.
+        capacity: Bytes that it can hold, None for no limit; may be changed at any time.
+        used: Bytes in use.
+        peak: Largest number of bytes in use since the last `clear`.
+        transfers: Transfers from the host, to the host, and from or to another simulated device, since the last
+            `clear`.
+        syncs: Number of times that the host waited for a value, since the last `clear`.
+        flushes: Number of requests to release the allocator's cache, since the last `clear`.
+        timing: Clocks of its simulated time; None, unless set, for a device that takes no time.
     """
 
     def __init__(self, index: int, capacity: int | None) -> None:
@@ -52,7 +53,7 @@ class SimulatedDevice:
         self.transfers, self.syncs, self.flushes, self.peak = Transfers(), 0, 0, self.used
 
     def count_sync(self, name: str = "synchronize") -> None:
-        """Count a wait of the host, in which nothing is moved."""
+        """Count a wait of the host that moves nothing."""
         self.syncs += 1
         if observers:
             host = Device("cpu")

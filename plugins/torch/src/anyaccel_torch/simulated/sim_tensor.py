@@ -28,8 +28,8 @@ _HOST = torch.device("cpu")
 class SimTensor(torch.Tensor):
     """A tensor on `sim:k`, whose values, strides and memory are those of `held`, a tensor on the CPU.
 
-    Every operator of torch that is called with one is dispatched here. What torch does below its operators is
-    overridden, as it would find no data.
+    Every operator of torch that is called with one is dispatched here. Functions below torch's operators are
+    overridden, because they would find no data.
     """
 
     held: Tensor
@@ -110,7 +110,7 @@ class SimTensor(torch.Tensor):
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Saved as values and device, as torch saves tensors of devices that it knows little of."""
+        """Save values and device, as torch saves tensors of devices that it does not know."""
         values = self.detach().cpu(), self.dtype, str(self.device), self.requires_grad
         return torch._utils._rebuild_device_tensor_from_cpu_tensor, values
 
@@ -143,7 +143,7 @@ def wrap(held: Tensor, device: torch.device) -> SimTensor:
 
 
 class _Operands:
-    """The tensors among the arguments of an operator, and what they hold."""
+    """The tensors among the arguments of an operator, and the tensors that they hold."""
 
     __slots__ = ("hosts", "owners", "sims")
 
@@ -164,7 +164,7 @@ class _Operands:
         return value
 
     def wrap(self, value: Any, device: torch.device) -> Any:
-        """Return the result of an operator on a device; an argument that it has written to is itself again."""
+        """Return the result of an operator on a device; an argument that it has written to is returned itself."""
         if isinstance(value, Tensor):
             owner = self.owners.get(id(value))
             return wrap(value, device) if owner is None else owner
@@ -237,7 +237,7 @@ def _dispatch_itemwise(func: Any, traits: OperatorTraits, args: tuple[Any, ...],
 
 
 def _count_compute(device: torch.device, operands: Any, results: Any, writes: bool) -> None:
-    """Count the time of an operator: of what it reads and writes; giving a view takes none."""
+    """Count the time of an operator: of its reads and writes; creating a view takes none."""
     timing = handle_of(device).timing if device.type == KIND else None
     if timing is None:
         return

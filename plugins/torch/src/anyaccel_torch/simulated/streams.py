@@ -23,7 +23,7 @@ _pinned: set[int] = set()
 
 
 class SimStream:
-    """As `torch.cuda.Stream`."""
+    """A stream with the interface of `torch.cuda.Stream`."""
 
     def __init__(self, device: Any = None, *, number: int | None = None) -> None:
         self.device = parse_device(device or KIND)
@@ -35,23 +35,23 @@ class SimStream:
         return handle_of(self.device)
 
     def record_event(self) -> SimEvent:
-        """Return an event after what the stream was given until now."""
+        """Return an event after the current work of the stream."""
         event = SimEvent()
         event.record(self)
         return event
 
     def wait_event(self, event: SimEvent) -> None:
-        """What the stream is given from now on begins after the event."""
+        """Start later work of the stream after the event."""
         if self.handle.timing is not None:
             self.handle.timing.delay(self.number, event.time)
 
     def synchronize(self) -> None:
-        """The host waits for what the stream was given."""
+        """Let the host wait for the work of the stream."""
         self.record_event().synchronize()
 
 
 class SimEvent:
-    """As `torch.cuda.Event`."""
+    """An event with the interface of `torch.cuda.Event`."""
 
     def __init__(self) -> None:
         self.time, self._handle = 0.0, None
@@ -76,19 +76,19 @@ class SimEvent:
 
 
 def stream_key(handle: SimulatedDevice) -> Any:
-    """What the current stream of a device is kept by."""
+    """Return the key of a device's current stream."""
     return handle.timing
 
 
 def current(device: Any = None) -> SimStream:
-    """As `torch.cuda.current_stream`."""
+    """Return the current stream, like `torch.cuda.current_stream`."""
     target = parse_device(device or KIND)
     return SimStream(target, number=current_stream(stream_key(handle_of(target))))
 
 
 @contextmanager
 def stream(entered: SimStream) -> Iterator[None]:
-    """As `torch.cuda.stream`: what this thread does inside is work of the stream."""
+    """Use a stream for the work of this thread inside the context, like `torch.cuda.stream`."""
     key = stream_key(entered.handle)
     before = current_stream(key)
     set_stream(key, entered.number)
@@ -99,7 +99,7 @@ def stream(entered: SimStream) -> Iterator[None]:
 
 
 def pinned_empty(nbytes: int) -> Tensor:
-    """Host memory that counts as page-locked."""
+    """Allocate host memory that counts as page-locked."""
     made = torch.empty(nbytes, dtype=torch.uint8)
     storage = made.untyped_storage()
     _pinned.add(storage.data_ptr())

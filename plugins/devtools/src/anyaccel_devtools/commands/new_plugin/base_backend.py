@@ -17,14 +17,14 @@ from anyaccel_devtools.testing.subject_discovery import published_subject
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseBackend:
-    """A backend class and where it comes from.
+    """A backend class and its origin.
 
     Attributes:
-        cls: the class.
-        module: the module from which a plugin imports it.
-        distribution: the distribution to install for it; `""` for core's own, and where it is not known.
-        version: version of the distribution, `""` where it is not known.
-        subject: the Subject that its plugin publishes, as `module:Class`; `""` if none.
+        cls: The class.
+        module: Module from which a plugin imports it.
+        distribution: Distribution to install for it; `""` for core's own, or if unknown.
+        version: Version of the distribution, `""` if unknown.
+        subject: Subject that its plugin publishes, as `module:Class`; `""` if none.
     """
 
     cls: type[Backend]
@@ -45,17 +45,17 @@ class BaseBackend:
 
     @property
     def host_kind(self) -> str:
-        """The kind of device that stands in for the chip until it is there."""
+        """The kind of device that replaces the chip until it exists."""
         if self.is_built_in:
             return "sim"
         return "cpu" if "cpu" in self.cls.kinds else self.cls.kinds[0]
 
 
 def import_base(text: str) -> BaseBackend:
-    """Return the base that `module:Class` names. Imports the module, and so runs it.
+    """Import the base that `module:Class` names, which runs the module.
 
     Raises:
-        PluginError: it cannot be imported, or is no backend class that another can derive from.
+        PluginError: it cannot be imported, or is not a backend class that another can derive from.
     """
     module, colon, name = text.partition(":")
     if not (colon and name.isidentifier() and all(part.isidentifier() for part in module.split("."))):

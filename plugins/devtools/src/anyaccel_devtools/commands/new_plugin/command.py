@@ -1,4 +1,4 @@
-"""Checks what was asked for, makes all files in memory, and writes the project whole or not at all."""
+"""Check the request, create all files in memory, and write the project whole or not at all."""
 
 from __future__ import annotations
 
@@ -102,14 +102,14 @@ def _check_name(name: str, what: str) -> None:
 
 
 def write_project(target: Path, files: Mapping[str, str]) -> None:
-    """Write all files or none: they are written to a temporary folder beside the target, which is then renamed.
+    """Write all files or none: they are written to a temporary folder next to the target, which is then renamed.
 
     Args:
-        target: folder to create; it may exist if it is empty.
-        files: texts by path in the folder.
+        target: Folder to create; it may exist if it is empty.
+        files: Texts by path in the folder.
 
     Raises:
-        ConfigError: the target is no empty folder, or cannot be written.
+        ConfigError: the target is not an empty folder, or cannot be written.
     """
     if not target.parent.is_dir():
         raise ConfigError(f"there is no folder {target.parent}", hint="create it, or choose another with --path")

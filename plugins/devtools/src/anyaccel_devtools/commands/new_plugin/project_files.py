@@ -52,12 +52,12 @@ _BY_KIND = {
 
 @dataclass(frozen=True, slots=True)
 class PluginOptions:
-    """What was asked for, checked.
+    """The checked options.
 
     Attributes:
-        name: name of the plugin and of its kind of device.
-        framework: the framework that computes.
-        author: who holds the copyright; `""` for the authors of the distribution.
+        name: Name of the plugin and of its kind of device.
+        framework: Framework that computes.
+        author: Copyright holder; `""` for the authors of the distribution.
     """
 
     name: str
@@ -89,7 +89,7 @@ class PluginOptions:
 
 
 def framework_project(options: PluginOptions) -> dict[str, str]:
-    """Texts by path of a plugin for a new framework, with a small library over NumPy in its place."""
+    """Return texts by path of a plugin for a new framework, with a small library over NumPy as a stand-in."""
     values = {
         **options.values,
         "summary": f"The framework {options.framework} for anyaccel.",
@@ -103,7 +103,7 @@ def framework_project(options: PluginOptions) -> dict[str, str]:
 
 
 def chip_project(options: PluginOptions, base: BaseBackend) -> dict[str, str]:
-    """Texts by path of a plugin for a chip of a supported framework, with another device in the chip's place."""
+    """Return texts by path of a plugin for a chip of a supported framework, with another device as a stand-in."""
     words = "NumPy" if base.is_built_in else base.cls.framework
     values = {
         **options.values,
@@ -179,7 +179,7 @@ def _dependencies(*lines: tuple[str, str]) -> str:
 
 
 def _facts(options: PluginOptions) -> str:
-    """A plugin may not claim NumPy, so that a chip over it is a framework of its own name."""
+    """Return the attributes; a plugin may not claim NumPy, so a chip over it is a framework with its own name."""
     return (
         f'    framework = "{options.framework}"\n'
         "    # Arrays of NumPy stay on its own devices; a node asks for these: ModelNode(..., framework=...)\n"
@@ -256,10 +256,10 @@ def _training_values(base: BaseBackend, values: Mapping[str, str]) -> dict[str, 
 
 
 def import_lines(*sections: Mapping[str, Iterable[str]]) -> str:
-    """Import statements, sorted as linters want them.
+    """Return import statements, sorted for linters.
 
     Args:
-        sections: names by module, for the standard library, for what is installed, and for the project itself. The
+        sections: Names by module, for the standard library, for installed packages, and for the project itself. The
             name `* as NAME` imports the module itself as NAME.
     """
     return "\n\n".join("\n".join(_section(section)) for section in sections if section)
@@ -285,5 +285,5 @@ def _from_import(module: str, names: list[str]) -> str:
 
 
 def _sort_key(name: str) -> tuple[int, str]:
-    """Constants, then classes, then functions."""
+    """Sort constants, then classes, then functions."""
     return (0 if name.isupper() else 1 if name[:1].isupper() else 2, name)

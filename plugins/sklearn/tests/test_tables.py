@@ -1,0 +1,528 @@
+"""Tables with text, categories, dates and gaps in `fit`: the matrix that is made of them, and rows to predict for."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import sklearn
+from sklearn.compose import ColumnTransformer, make_column_selector, make_column_transformer
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.impute import KNNImputer, SimpleImputer
+from sklearn.model_selection import StratifiedKFold
+from sklearn.pipeline import make_pipeline, make_union
+from sklearn.preprocessing import (
+    MinMaxScaler,
+    OneHotEncoder,
+    OrdinalEncoder,
+    PolynomialFeatures,
+    StandardScaler,
+    TargetEncoder,
+)
+
+import anyaccel as aa
+from anyaccel.errors import ColumnError, ConfigError, TableWarning
+
+pd = pytest.importorskip("pandas")
+pa = pytest.importorskip("pyarrow")
+N = 240
+rng = np.random.default_rng(0)
+SEX = rng.choice(["female", "male"], N)
+FARE = rng.gamma(2.0, 20.0, N)
+AGE = np.where(np.arange(N) % 5, rng.normal(30, 10, N).round(1), np.nan)
+
+
+def frame(**more):
+    table = pd.DataFrame(
+        {
+            "age": AGE,
+            "fare": FARE,
+            "sex": SEX,
+            "deck": np.array(["A", "B", "C", None], dtype=object)[np.arange(N) % 4],
+            "alone": np.arange(N) % 3 == 0,
+            "cabin": [f"C{number}" for number in np.arange(N) % 60],
+            "when": pd.date_range("2020-01-30", periods=N, freq="31h"),
+            "survived": np.where((SEX == "female") | (FARE > 70), "yes", "no"),
+        }
+    )
+    return table.assign(**more)
+
+
+TABLE = frame()
+RAW = TABLE.drop(columns="survived")
+
+
+def net(n_features, n_outputs):
+    return aa.SequentialMLP(n_outputs, hidden_dim=8)
+
+
+def folds(count, seed):
+    if sklearn.__version__ < "1.9":  # which takes the folds as their number and a seed
+        return {"cv": count, "random_state": seed}
+    return {"cv": StratifiedKFold(count, shuffle=True, random_state=seed)}
+
+
+def fit(data=TABLE, target="survived", model=net, **settings):
+    return aa.fit(model, data, target=target, **{"epochs": 2, "progress": "none", **settings})
+
+
+def matrix(fitted):
+    (data,) = fitted.graph.feature_sets.values()
+    return data.array(data.features[0])
+
+
+def quiet(call):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return call()
+
+
+# -- the matrix, compared with pipelines that are written by hand ------------------------------------------------------
+
+
+def test_numbers_and_categories_are_those_of_a_pipeline():
+    made = matrix(fit(TABLE[["age", "fare", "sex", "deck", "alone", "survived"]]))
+    scaled = make_pipeline(SimpleImputer(strategy="median"), StandardScaler()).fit_transform(TABLE[["age", "fare"]])
+    one_hot = OneHotEncoder(sparse_output=False).fit_transform(TABLE[["sex", "deck", "alone"]])
+    by_hand = np.hstack([np.clip(scaled, -5, 5), TABLE[["age"]].isna(), one_hot])
+    np.testing.assert_allclose(made, by_hand, rtol=1e-6, atol=1e-7)
+    assert made.dtype == np.float32
+
+
+def test_many_categories_are_cross_fitted_means_of_the_target():
+    fitted = fit(TABLE[["cabin", "fare", "survived"]], seed=3)
+    target = (TABLE["survived"] == "yes").astype(int)
+    encoder = TargetEncoder(target_type="binary", **folds(5, 3))
+    crossed = encoder.fit_transform(TABLE[["cabin"]], target)
+    by_hand = StandardScaler().fit(np.hstack([TABLE[["fare"]], crossed]))
+    expected = by_hand.transform(np.hstack([TABLE[["fare"]], crossed]))
+    np.testing.assert_allclose(matrix(fitted), np.clip(expected, -5, 5), rtol=1e-5, atol=1e-6)
+    transform = fitted.graph.feature_sets["data"].transforms[-1].transform
+    whole = by_hand.transform(np.hstack([TABLE[["fare"]], encoder.transform(TABLE[["cabin"]])]))
+    again = transform.transform_table(pa.Table.from_pandas(TABLE))
+    np.testing.assert_allclose(again, np.clip(whole, -5, 5), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("target", ["number", "classes"])
+def test_means_of_numbers_and_of_several_classes(target):
+    table = TABLE[["cabin"]].assign(number=FARE, classes=np.arange(N) % 3)[["cabin", target]]
+    fitted = fit(table, target)
+    kind = {"number": "continuous", "classes": "multiclass"}[target]
+    encoder = TargetEncoder(target_type=kind).fit(table[["cabin"]], table[target])
+    new = pd.DataFrame({"cabin": ["C1", "C7", "never"]})
+    transform = next(made for made in fitted.graph.feature_sets["data"].transforms if "cabin" in made.columns).transform
+    with pytest.warns(TableWarning):
+        made = transform.transform_table(pa.Table.from_pandas(new))
+    means = transform.scaler.mean_, transform.scaler.scale_
+    np.testing.assert_allclose(made, np.clip((encoder.transform(new) - means[0]) / means[1], -5, 5), rtol=1e-5)
+    assert fitted.columns["cabin"].n_features == (3 if target == "classes" else 1)
+
+
+def test_codes_are_those_of_an_ordinal_encoder():
+    fitted = fit(TABLE[["fare", "cabin", "deck", "survived"]], embed=True)
+    made = matrix(fitted)
+    codes = OrdinalEncoder(encoded_missing_value=-1).fit_transform(TABLE[["cabin", "deck"]]) + 1
+    np.testing.assert_array_equal(made[:, 1:], codes)
+    transform = fitted.graph.feature_sets["data"].transforms[-1].transform
+    assert transform.cardinalities == (61, 4)
+    with pytest.warns(TableWarning, match=r"'cabin' in 1 \('new'\)"):
+        new = transform.transform_table(pa.table({"fare": [1.0, 2.0], "cabin": ["new", "C1"], "deck": [None, "A"]}))
+    np.testing.assert_array_equal(new[:, 1:], [[0, 0], [2, 1]])
+
+
+def test_some_categories_are_codes():
+    columns = fit(embed=["sex"]).columns
+    assert columns["sex"].treatment.startswith("code") and columns["cabin"].treatment.startswith("mean")
+
+
+def test_dates_are_parts_and_seconds():
+    fitted = fit(TABLE[["when", "survived"]])
+    assert fitted.columns["when"].treatment == "month, day, weekday, hour, seconds"
+    when, seconds = TABLE["when"].dt, (TABLE["when"] - pd.Timestamp("1970-01-01")).dt.total_seconds()
+    parts = np.stack([when.month, when.day, when.day_of_week, when.hour, seconds], axis=1)
+    np.testing.assert_allclose(matrix(fitted), StandardScaler().fit_transform(parts), rtol=1e-4, atol=1e-5)
+
+
+def test_days_of_a_file_are_dates(tmp_path):
+    days = TABLE[["survived"]].assign(day=TABLE["when"].dt.date, none=[None, *TABLE["when"].dt.date[1:]])
+    days.to_csv(tmp_path / "days.csv", index=False)
+    fitted = fit(tmp_path / "days.csv")
+    assert fitted.columns["day"].treatment == "month, day, weekday, seconds"
+    assert fitted.columns["none"].treatment == "month, day, weekday, seconds, median where missing, indicator"
+    np.testing.assert_array_equal(matrix(fitted), matrix(fit(days)))
+    np.testing.assert_array_equal(
+        fitted.predict(days, outputs=True), fitted.predict(tmp_path / "days.csv", outputs=True)
+    )
+
+
+def test_dates_in_text_are_dates():
+    texts = frame(when=TABLE["when"].dt.strftime("%Y-%m-%d %H:%M"))
+    np.testing.assert_array_equal(matrix(fit(texts)), matrix(fit(frame(when=TABLE["when"].dt.floor("min")))))
+
+
+def test_only_the_rows_to_train_on_are_learnt_from():
+    fitted = fit(validation=0.25, seed=1)
+    (data,) = fitted.graph.feature_sets.values()
+    train = TABLE.iloc[data["train"].rows]
+    transform = next(made for made in data.transforms if "age" in made.columns).transform
+    np.testing.assert_allclose(transform.imputer.statistics_[:2], train[["age", "fare"]].median())
+    np.testing.assert_allclose(transform.scaler.mean_[1], train["fare"].mean())
+    assert fitted.columns["age"].n_missing == train["age"].isna().sum() != TABLE["age"].isna().sum()
+
+
+@pytest.mark.parametrize("kind", ["arrow", "polars", "dictionary", "duckdb", "category"])
+def test_frames_of_all_kinds_are_the_same(kind, tmp_path):
+    if kind == "polars":
+        given = pytest.importorskip("polars").from_pandas(TABLE)
+    elif kind == "duckdb":
+        given = pytest.importorskip("duckdb").from_df(TABLE)
+    elif kind == "category":
+        given = frame(sex=TABLE["sex"].astype("category"), deck=TABLE["deck"].astype("category"))
+        given["alone"] = given["alone"].astype("boolean")
+    else:
+        given = pa.Table.from_pandas(TABLE)
+        given = {name: given[name] for name in given.column_names} if kind == "dictionary" else given
+    fitted, expected = fit(given), fit()
+    np.testing.assert_array_equal(matrix(fitted), matrix(expected))
+    np.testing.assert_array_equal(fitted.predict(given), expected.predict(TABLE))
+
+
+def test_types_of_arrow_that_are_numbers():
+    table = pa.table(
+        {
+            "price": pa.array([decimal.Decimal(f"{number}.5") for number in range(N)]),
+            "took": pa.array([datetime.timedelta(hours=number) for number in range(N)]),
+            "at": pa.array([datetime.time(number % 24) for number in range(N)]),
+            "nothing": pa.nulls(N),
+            "y": np.arange(N) % 2,
+        }
+    )
+    with pytest.warns(TableWarning, match=r"'nothing' \(no value in any row\)"):
+        fitted = fit(table, "y")
+    values = np.stack([np.arange(N) + 0.5, np.arange(N) * 3600.0, np.arange(N) % 24 * 3600.0], axis=1)
+    np.testing.assert_allclose(matrix(fitted), StandardScaler().fit_transform(values), rtol=1e-5, atol=1e-6)
+    assert [column.kind for column in fitted.columns] == ["number", "number", "number", "dropped"]
+
+
+def test_a_matrix_of_numbers_is_one_column():
+    x = rng.normal(size=(N, 5))
+    x[3, 2] = np.nan
+    fitted = fit((x, TABLE["survived"]), None)
+    scaled = make_pipeline(SimpleImputer(strategy="median", add_indicator=False), StandardScaler()).fit_transform(x)
+    np.testing.assert_allclose(matrix(fitted), np.hstack([scaled, np.isnan(x[:, 2:3])]), rtol=1e-5, atol=1e-6)
+    assert len(fitted.predict(x[:3])) == 3
+
+
+# -- plain numbers, undoing, saving ------------------------------------------------------------------------------------
+
+
+def test_plain_numbers_for_a_model_of_ones_own_stay_as_they_are():
+    table = TABLE[["fare"]].assign(number=np.arange(N), flag=TABLE["alone"], y=np.arange(N) % 2)
+    settings = {"model": aa.SequentialMLP(2), "loss": "cross_entropy"}
+    fitted, plain = (
+        fit(table, "y", **settings),
+        fit(table, "y", **settings | {"preprocess": None, "model": aa.SequentialMLP(2)}),
+    )
+    np.testing.assert_array_equal(fitted.results.loss, plain.results.loss)
+    assert not fitted.graph.feature_sets["data"].transforms
+    treated = fit(table, "y", model=aa.SequentialMLP(2), drop=["number"])
+    assert [column.name for column in treated.columns] == ["fare", "flag"]
+
+
+def test_undoing_gives_the_columns_as_they_were():
+    data = fit().graph.feature_sets["data"].undo_transforms()
+    for name in RAW.columns:
+        assert data.column(name).to_pylist() == pa.Table.from_pandas(TABLE)[name].to_pylist() or name == "age"
+    np.testing.assert_array_equal(data.column("age").to_numpy(), TABLE["age"])
+
+
+def test_a_saved_model_predicts_in_a_new_process_to_the_last_bit(tmp_path):
+    TABLE.to_csv(tmp_path / "t.csv", index=False)
+    fitted = aa.fit(net, tmp_path / "t.csv", target="survived", epochs=2, progress="none", validation=0.2)
+    fitted.save(tmp_path / "saved")
+    RAW.to_csv(tmp_path / "new.csv", index=False)
+    np.save(tmp_path / "outputs.npy", fitted.predict(tmp_path / "new.csv", outputs=True))
+    code = (
+        "import sys, numpy, anyaccel as aa; folder = sys.argv[1]\n"
+        "fitted = aa.load(folder + '/saved')\n"
+        "made = fitted.predict(folder + '/new.csv', outputs=True)\n"
+        "assert numpy.array_equal(made, numpy.load(folder + '/outputs.npy'))\n"
+        "print(fitted.columns)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{fitted.columns!r}\n"
+    assert sum(file.stat().st_size for file in (tmp_path / "saved").rglob("*")) < 200_000
+    assert b"pickle" not in b"".join(file.read_bytes() for file in (tmp_path / "saved").rglob("*") if file.is_file())
+
+
+def test_training_goes_on_from_a_checkpoint(tmp_path):
+    settings = {"checkpoint": str(tmp_path / "run"), "resume": "auto", "validation": 0.2}
+    fit(epochs=2, **settings)
+    resumed, whole = fit(epochs=4, **settings), fit(epochs=4, validation=0.2)
+    np.testing.assert_array_equal(resumed.results.loss[-1], whole.results.loss[-1])
+
+
+# -- rows to predict for -----------------------------------------------------------------------------------------------
+
+
+def test_rows_alone_reordered_and_with_more_columns_are_predicted_alike():
+    fitted = fit()
+    outputs = quiet(lambda: fitted.predict(RAW, outputs=True))
+    shuffled = RAW[RAW.columns[::-1]].assign(more="column")
+    np.testing.assert_array_equal(quiet(lambda: fitted.predict(shuffled, outputs=True)), outputs)
+    transform = next(made for made in fitted.graph.feature_sets["data"].transforms if "age" in made.columns).transform
+    whole = transform.transform_table(pa.Table.from_pandas(RAW))
+    for row in range(0, N, 31):
+        one = quiet(lambda row=row: transform.transform_table(pa.Table.from_pandas(RAW.iloc[[row]])))
+        np.testing.assert_array_equal(one[0], whole[row])
+
+
+def test_what_was_not_in_training_is_counted_in_one_warning():
+    fitted = fit()
+    new = RAW.head(4).copy()
+    new["sex"] = ["female", "other", None, "male"]
+    new["cabin"] = ["C1", "never", "C3", "never"]
+    new.loc[[0, 2], "fare"] = np.nan
+    new.loc[1, "when"] = pd.NaT
+    with pytest.warns(TableWarning) as caught:
+        fitted.predict(new)
+    (message,) = [str(warning.message) for warning in caught]
+    assert "of 4 rows" in message and "get the median: 'fare' in 2, 'when' in 1" in message
+    assert "'sex' in 2 ('other', None)" in message and "'cabin' in 2 ('never')" in message
+    transform = next(made for made in fitted.graph.feature_sets["data"].transforms if "age" in made.columns).transform
+    with pytest.warns(TableWarning):
+        made = transform.transform_table(pa.Table.from_pandas(new))
+    sexes = list(made[:, -(2 + 4 + 2) : -(4 + 2)])
+    np.testing.assert_array_equal(sexes, [[1, 0], [0, 0], [0, 0], [0, 1]])
+    place = len(transform.numbers) - 1
+    median = (np.median(FARE) - transform.scaler.mean_[place]) / transform.scaler.scale_[place]
+    np.testing.assert_allclose(made[[0, 2], place], median, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        (
+            {"age": "old"},
+            r"column 'age' held numbers where the model was trained, and is .*string here; row 0 has 'old'",
+        ),
+        (
+            {"age": ["old", *[3.0] * (N - 1)]},
+            r"column 'age' has values of several types: number in 239 rows, text in 1",
+        ),
+        ({"sex": 1}, r"column 'sex' held text where the model was trained, and is int64 here"),
+        ({"when": 1}, r"column 'when' held dates where the model was trained, and is int64 here"),
+        ({"when": "soon"}, r"column 'when' held dates where the model was trained, and is .*string here"),
+        ({"alone": "yes"}, r"column 'alone' held booleans where the model was trained"),
+        ({"fare": np.inf}, r"column 'fare' is infinite in 240 rows, the first in row 0"),
+    ],
+)
+def test_columns_of_other_values_are_errors(new, message):
+    with pytest.raises(ColumnError, match=message):
+        fit().predict(RAW.assign(**new))
+
+
+def test_missing_columns_are_named():
+    with pytest.raises(ColumnError, match=r"2 columns are missing that the model was trained with: 'age', 'sex'"):
+        fit().predict(RAW.drop(columns=["age", "sex"]))
+
+
+def test_a_column_that_was_left_out_is_not_needed():
+    with pytest.warns(TableWarning, match=r"'same' \(3 in all rows\), 'empty' \(no value in any row\)"):
+        fitted = fit(frame(same=3, empty=np.nan))
+    assert len(fitted.predict(RAW)) == N
+    assert fitted.columns["same"].kind == fitted.columns["empty"].kind == "dropped"
+
+
+def test_another_table_validates():
+    fitted = fit(TABLE.head(180), validation=TABLE.tail(60), metrics=["accuracy"])
+    assert fitted.results.figure("val_accuracy").size == 2
+    np.testing.assert_allclose(
+        fitted.results.figure("val_accuracy")[-1], np.mean(fitted.predict(TABLE.tail(60)) == TABLE["survived"].tail(60))
+    )
+
+
+# -- targets and losses ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "loss", "classes"),
+    [
+        (TABLE["survived"], "cross_entropy", {"yes", "no"}),
+        (TABLE["alone"], "cross_entropy", {True, False}),
+        (np.arange(N) % 3 + 5, "cross_entropy", {5, 6, 7}),
+        (np.arange(N) % 3, "cross_entropy", {0, 1, 2}),
+        (np.arange(N), "mse", None),
+        (FARE, "mse", None),
+    ],
+)
+def test_the_target_says_the_loss(target, loss, classes):
+    widths = []
+    fitted = fit(TABLE[["age", "sex"]].assign(y=target), "y", lambda *given: widths.append(given) or net(*given))
+    assert fitted.loss.name == loss
+    assert widths == [(4, 1 if classes is None else len(classes))]
+    predicted = set(fitted.predict(TABLE).tolist())
+    assert classes is None or predicted <= classes
+
+
+def test_scaled_targets_come_back_in_their_units():
+    table = TABLE[["age", "sex"]].assign(price=1000 + 50 * (SEX == "male") + rng.normal(size=N))
+    fitted = fit(
+        table, "price", epochs=60, validation=0.2, metrics=["rmse", "r2", "mse", lambda y_true, y_pred: y_true.mean()]
+    )
+    predicted = fitted.predict(table)
+    assert abs(predicted.mean() - 1025) < 10 and np.abs(predicted - table["price"]).mean() < 10
+    (data,) = fitted.graph.feature_sets.values()
+    held = table.iloc[data["val"].rows if "val" in data else data["validation"].rows]
+    rmse = np.sqrt(np.mean((fitted.predict(held) - held["price"]) ** 2))
+    np.testing.assert_allclose(fitted.results.figure("val_rmse")[-1], rmse, rtol=1e-4)
+    np.testing.assert_allclose(fitted.results.figure("val_mse")[-1], rmse**2, rtol=1e-4)
+    evaluated = fitted.evaluate(held, metrics=["mae", "r2"])
+    np.testing.assert_allclose(evaluated.metrics["mae"], np.abs(fitted.predict(held) - held["price"]).mean(), rtol=1e-4)
+    np.testing.assert_allclose(evaluated.metrics["r2"], fitted.results.figure("val_r2")[-1], rtol=1e-4)
+
+
+# -- columns of which nothing can be made ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            {"name": [f"p{row}" for row in range(N)]},
+            r"'name' has 240 different values in 240 rows, so",
+        ),
+        ({"zip": [str(row % 90) for row in range(N)]}, r"'zip' is text, and 100% of its values look like numbers"),
+        (
+            {"n": ["n/a" if row % 4 else "1" for row in range(N)], "zip": ["1", "2", "x"] * 80},
+            r"'zip'.* 67% .*row 2 has 'x'",
+        ),
+        ({"day": ["3/4/2020", "5/6/2021"] * 120}, r"'day' is text, and 100% of its values look like dates"),
+        ({"mixed": [1, "a"] * 120}, r"'mixed' has values of several types: number in 120 rows, text in 120 rows"),
+        ({"lists": [[1], [1, 2]] * 120}, r"'lists' is list<.*of which fit makes no features"),
+    ],
+)
+def test_columns_of_no_use_are_refused(more, message):
+    with pytest.raises(ColumnError, match=message):
+        fit(frame(**more))
+    assert fit(frame(**more), drop=list(more)).columns["sex"]
+
+
+def test_a_hundred_thousand_categories():
+    rows = 200_000
+    table = {
+        "c": [f"v{row % 100_000}" for row in range(rows)],
+        "n": np.arange(rows) % 7.0,
+        "y": np.arange(rows) % 2 == 0,
+    }
+    assert fit(table, "y", epochs=0).columns["c"].n_categories == 100_000
+
+
+def test_columns_print_as_a_table():
+    columns = fit().columns
+    assert repr(columns).splitlines()[0].split() == ["name", "kind", "treatment", "missing", "categories", "features"]
+    assert len(repr(columns).splitlines()) == 8 and "<table" in columns._repr_html_()
+    assert sum(column.n_features for column in columns) == matrix(fit()).shape[1]
+    assert columns["deck"].n_missing == 60 and columns[0].name == "age" and [*columns][1].kind == "number"
+
+
+# -- transformers of the user's own ------------------------------------------------------------------------------------
+
+
+NUMBERS = make_pipeline(SimpleImputer(strategy="median", add_indicator=True), StandardScaler())
+OTHERS = make_pipeline(SimpleImputer(strategy="most_frequent"), OneHotEncoder(handle_unknown="ignore", min_frequency=3))
+TRANSFORMERS = {
+    "selectors": ColumnTransformer(
+        [("n", NUMBERS, make_column_selector(dtype_include=np.number)), ("c", OTHERS, ["sex", "deck", "cabin"])]
+    ),
+    "remainder": ColumnTransformer(
+        [("c", OneHotEncoder(handle_unknown="ignore"), ["sex", "deck", "cabin"]), ("d", "drop", ["when"])],
+        remainder=make_pipeline(SimpleImputer(), MinMaxScaler()),
+    ),
+    "text": make_column_transformer((TfidfVectorizer(), "cabin"), (NUMBERS, ["age", "fare"])),
+    "pipeline": make_pipeline(
+        make_column_transformer((KNNImputer(), ["age", "fare"]), ("passthrough", ["alone"])), PolynomialFeatures()
+    ),
+    "union": make_column_transformer((make_union(SimpleImputer(), NUMBERS), ["age", "fare"])),
+    "slice": make_column_transformer((NUMBERS, slice(0, 2)), (OneHotEncoder(sparse_output=True), [2])),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_a_transformer_is_taken_as_it_is_and_saved(name, tmp_path):
+    fitted = fit(preprocess=TRANSFORMERS[name])
+    expected = TRANSFORMERS[name].fit_transform(RAW)
+    expected = expected.toarray() if hasattr(expected, "toarray") else expected
+    np.testing.assert_allclose(matrix(fitted), expected.astype(float), rtol=1e-5, atol=1e-6)
+    fitted.save(tmp_path / name)
+    loaded = aa.load(tmp_path / name)
+    np.testing.assert_array_equal(loaded.predict(RAW, outputs=True), fitted.predict(RAW, outputs=True))
+    assert repr(loaded.columns) == repr(fitted.columns)
+
+
+def test_a_transformer_that_learns_from_the_target_is_cross_fitted(tmp_path):
+    encoder = TargetEncoder(target_type="binary", **folds(3, 1))
+    fitted = fit(TABLE[["cabin", "survived"]], preprocess=encoder)
+    target = (TABLE["survived"] == "yes").astype(int)
+    np.testing.assert_allclose(matrix(fitted), encoder.fit_transform(TABLE[["cabin"]], target), rtol=1e-6)
+    fitted.save(tmp_path / "saved")
+    np.testing.assert_array_equal(aa.load(tmp_path / "saved").predict(TABLE), fitted.predict(TABLE))
+
+
+def test_missing_text_is_imputed():
+    table = TABLE[["deck", "survived"]].assign(deck=np.array(["A", "B", None, "B"], dtype=object)[np.arange(N) % 4])
+    imputed = make_pipeline(SimpleImputer(strategy="most_frequent"), OneHotEncoder(sparse_output=False))
+    np.testing.assert_array_equal(matrix(fit(table, preprocess=imputed)), [[1, 0], [0, 1], [0, 1], [0, 1]] * (N // 4))
+
+
+def test_text_for_numbers_is_refused_by_a_transformer_too():
+    fitted = fit(preprocess=TRANSFORMERS["selectors"])
+    with pytest.raises(ColumnError, match=r"column 'age' held numbers where the model was trained"):
+        fitted.predict(RAW.assign(age="old"))
+
+
+class Doubled:
+    """A transformer of the user's own."""
+
+    def fit(self, x, y=None):
+        return self
+
+    def transform(self, x):
+        return x.to_numpy() * 2
+
+
+def test_a_transformer_that_no_folder_holds_is_refused_when_it_is_saved(tmp_path):
+    fitted = fit(TABLE[["fare", "survived"]], preprocess=Doubled())
+    np.testing.assert_allclose(matrix(fitted)[:, 0], 2 * FARE, rtol=1e-6)
+    with pytest.raises(ConfigError, match=r"what preprocess= made of the columns fare cannot be saved: .*Doubled"):
+        fitted.save(tmp_path / "saved")
+
+
+class OfKinds(Doubled):
+    """A transformer that says what it takes each column for, as skrub's TableVectorizer does."""
+
+    transformers_: dict = {}
+
+    def fit(self, x, y=None):
+        self.kind_to_columns_ = {"numeric": list(x.columns)}
+        return self
+
+
+def test_kinds_of_columns_that_a_transformer_names_are_reported():
+    columns = fit(TABLE[["fare", "survived"]], preprocess=OfKinds()).columns
+    assert columns["fare"].treatment == "OfKinds: numeric"
+
+
+def test_large_numbers_of_a_transformer_are_warned_of():
+    table = TABLE[["fare", "survived"]].assign(fare=FARE * 1e6)
+    with pytest.warns(
+        TableWarning, match=r"preprocess=Doubled\(...\) gives numbers up to .*e\+08, with which networks"
+    ):
+        fit(table, preprocess=Doubled())
+    assert quiet(lambda: fit(table, preprocess=make_pipeline(Doubled(), StandardScaler()))).columns["fare"]
