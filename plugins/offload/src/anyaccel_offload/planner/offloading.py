@@ -242,12 +242,17 @@ def least_copying(problem: Problem, tiers: Sequence[OffloadTier], objective: str
     if not tiers or not 0 < excess < math.inf or not some.any():
         return 0.0
     moved = problem.weights + (problem.slots if problem.settings.training else 0)
-    least = excess * float((moved[some] / problem.offloadable[some]).min())
-    rates = []
-    for device in problem.devices:
-        link = device.offload_link or device.link or math.inf
-        rates.append(max(min(link, tier.bandwidth or math.inf) for tier in tiers))
-    return least / (max(rates) if objective == "latency" else sum(rates))
+    least = float((moved[some] / problem.offloadable[some]).min())  # bytes that are copied for one that is offloaded
+    links = [device.offload_link or device.link or math.inf for device in problem.devices]
+    rates = [[min(link, tier.bandwidth or math.inf) for link in links] for tier in tiers]
+    at_once = excess * least / sum(max(of_tier[d] for of_tier in rates) for d in range(len(links)))
+    # The fastest tiers are filled first; then the devices' mean is below none of them.
+    mean, rest = 0.0, excess
+    for tier, of_tier in sorted(zip(tiers, rates, strict=True), key=lambda pair: -max(pair[1])):
+        taken = min(rest, math.inf if tier.memory is None else tier.memory)
+        mean += taken * least / max(of_tier)
+        rest -= taken
+    return mean if objective == "latency" else max(at_once, mean / len(links))
 
 
 def _split(
