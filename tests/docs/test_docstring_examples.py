@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [ROOT / "core/src", *sorted(ROOT.glob("plugins/*/src"))]
+OPTIONAL = ("pandas",)  # packages that core can use and does not require
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -34,7 +35,8 @@ def examples() -> Iterator[object]:
 def test_an_example_in_a_docstring_prints_what_it_shows(
     package: str, docstring: str, path: Path, line: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip(package)
+    for name in (package, *(optional for optional in OPTIONAL if f" {optional} as" in docstring)):
+        pytest.importorskip(name)
     monkeypatch.chdir(tmp_path)
     example = doctest.DocTestParser().get_doctest(docstring, {"__name__": "__main__"}, path.stem, str(path), line)
     shown: list[str] = []

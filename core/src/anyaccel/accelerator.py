@@ -90,7 +90,13 @@ class Accelerator:
 
     @classmethod
     def of(cls, value: Accelerator | Device | str | Any) -> Accelerator:
-        """Return `value` itself if it is an Accelerator; otherwise return `Accelerator(value)`."""
+        """Return `value` itself if it is an Accelerator; otherwise return `Accelerator(value)`.
+
+        Example:
+            >>> import anyaccel as aa
+            >>> aa.Accelerator.of("gpu:1").device
+            Device(kind='gpu', index=1)
+        """
         return value if isinstance(value, cls) else cls(value)
 
     @classmethod
@@ -162,7 +168,13 @@ class Accelerator:
         return registry().serving(framework, self.device, vendor=self.vendor)
 
     def device_string(self, framework: str) -> str:
-        """Return the framework's own name for the device, such as `"cuda:0"`; raise FrameworkError without one."""
+        """Return the framework's own name for the device, such as `"cuda:0"`; raise FrameworkError without one.
+
+        Example:
+            >>> import anyaccel as aa
+            >>> aa.Accelerator("cpu").device_string("numpy")
+            'cpu'
+        """
         known = registry()
         return str(known.ask(known.find(framework, self.device.kind), "device_string", self.device, required=True))
 
@@ -195,7 +207,15 @@ class Accelerator:
         return map_leaves(obj, placed, known.owners)
 
     def move(self, obj: Any, *, framework: str | None = None) -> Any:
-        """Copy tensors to this device; see `anyaccel.move`."""
+        """Copy tensors to this device; see `anyaccel.move`.
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> with aa.simulate(1):
+            ...     batch = aa.Accelerator("sim:0").move({"x": np.zeros(3, "float32")})
+            ...     print(aa.device_of(batch["x"]))
+            sim:0
+        """
         known, backend = registry(), functools.cache(self._backend)
         from_host = None
         if framework is not None:

@@ -65,6 +65,11 @@ class Device:
 
         Raises:
             DeviceParseError: `value` does not name a device.
+
+        Example:
+            >>> import anyaccel as aa
+            >>> aa.Device.parse("gpu:1"), aa.Device.parse("cpu")
+            (Device(kind='gpu', index=1), Device(kind='cpu', index=0))
         """
         return value if isinstance(value, cls) else cls(*_split(spelling(value)))
 

@@ -140,6 +140,14 @@ class Experiment(AttributeHints):
 
         Raises:
             AnyaccelError: the phase cannot run.
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> data = aa.FeatureSet.from_dict("line", {"x": np.zeros((8, 1), "float32")}, ["x"])
+            >>> graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP([1]), data)], seed=0)
+            >>> plan = aa.Experiment("line", graph).plan(aa.EvalPhase("eval", data=data, accelerator="cpu"))
+            >>> plan.device("net"), plan.fits
+            (Device(kind='cpu', index=0), True)
         """
         return plan_for(self._checked(phase), self.graph, inventory)
 
@@ -171,7 +179,7 @@ class Experiment(AttributeHints):
 
         Args:
             figure: `loss`, `val_loss`, `val_METRIC`, ...
-            ax: matplotlib Axes to draw on; None creates a new figure.
+            ax: Matplotlib Axes to draw on; None creates a new figure.
 
         Returns:
             The Axes.
@@ -217,6 +225,18 @@ class Experiment(AttributeHints):
 
         Raises:
             AnyaccelError: neither the call nor the experiment has phases, or one of them cannot run.
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> x = np.linspace(0, 1, 64, dtype="float32").reshape(64, 1)
+            >>> data = aa.FeatureSet.from_dict("line", {"x": x, "y": 2 * x}, ["x"], ["y"])
+            >>> graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP([1]), data)], "adam", seed=0)
+            >>> train = aa.TrainPhase("train", data=data, losses=aa.AppliedLoss("mse"))
+            >>> test = aa.EvalPhase("test", data=data)
+            >>> experiment = aa.Experiment("line", graph, phases=[train, test], progress="none")
+            >>> trained, tested = experiment.run()
+            >>> len(experiment.history)
+            2
         """
         to_run = tuple(self._checked(phase) for phase in phases) or self.phases
         if not to_run:
@@ -319,6 +339,15 @@ class Experiment(AttributeHints):
         Raises:
             ConfigError: `ModelGraph.load` would raise it, or a phase or callback must be given.
             StateError: `ModelGraph.load` would raise it.
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> data = aa.FeatureSet.from_dict("line", {"x": np.zeros((8, 1), "float32")}, ["x"])
+            >>> graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP([1]), data)], seed=0).build()
+            >>> experiment = aa.Experiment("line", graph, phases=[aa.EvalPhase("eval", data="all")], progress="none")
+            >>> experiment.save("saved")
+            >>> aa.Experiment.load("saved", feature_sets=[data]).phases[0].label
+            'eval'
         """
         classes = checked_classes(allow)
         part, arrays = _read(folder)
@@ -395,10 +424,10 @@ def _read_callbacks(given: Any, allow: Iterable[type], where: str, hint: str) ->
     """Return the callbacks of `callback_parts`; nothing is imported.
 
     Args:
-        given: the list.
-        allow: classes that it may name in addition to those of this library.
-        where: begins messages.
-        hint: for a callback without a configuration.
+        given: The list.
+        allow: Classes that it may name in addition to those of this library.
+        where: Beginning of messages.
+        hint: Hint for a callback without a configuration.
 
     Raises:
         ConfigError: malformed; or a callback without a configuration, or of a class that is not allowed.

@@ -24,6 +24,19 @@ class Program(ABC):
     and their buffers do not change, outputs are None, and losses are not in the mapping. Cotangents of outputs and
     inputs that are None are None. In a graph of several segments, an output that is None is passed on as None, and a
     segment whose inputs are all None is not called. `MultiStepProgram.train_steps` always has all columns.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> from anyaccel.registry import registry
+        >>> from anyaccel.segment import Operation, Segment, TensorSpec
+        >>> backend, cpu, spec = registry().computing("numpy"), aa.Device("cpu"), TensorSpec((3,), "float32")
+        >>> model = aa.SequentialMLP([1])
+        >>> outputs = backend.infer(model, [spec], seed=0)  # builds the model
+        >>> net = Operation("net", model, inputs=("x",), outputs=("net",), device=cpu)
+        >>> program = backend.build(Segment("example", (net,), {"x": (spec, cpu)}, outputs=("net",)))
+        >>> outputs, losses = program.forward([np.zeros((2, 3), "float32")])
+        >>> outputs[0].shape
+        (2, 1)
     """
 
     segment: Segment
@@ -157,6 +170,23 @@ class MultiStepProgram(Program):
 
     `compile` is called before the first step if the phase asks for it, or when `estimate_compile` predicts a gain;
     nothing is compiled if `segment.compile` is `"off"`. Compiling changes results only by rounding.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> from anyaccel.registry import registry
+        >>> from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
+        >>> backend, cpu, spec = registry().computing("numpy"), aa.Device("cpu"), TensorSpec((1,), "float32")
+        >>> model = aa.SequentialMLP([1])
+        >>> outputs = backend.infer(model, [spec], seed=0)  # builds the model
+        >>> net = Operation("net", model, inputs=("x",), outputs=("net",), device=cpu)
+        >>> loss = LossTerm("mse", "net", aa.Loss("mse"), ("net", "y"), cpu)
+        >>> group = ParameterGroup("all", aa.Optimizer("sgd", lr=0.1), ("net",))
+        >>> columns = {"x": (spec, cpu), "y": (spec, cpu)}
+        >>> program = backend.build(Segment("example", (net,), columns, (), (loss,), (group,)))
+        >>> x = np.linspace(0, 1, 8, dtype="float32").reshape(8, 1)
+        >>> order = np.arange(8)
+        >>> program.train_steps([x, 2 * x], [order, order], start=0, n_steps=2, batch_size=4).shape
+        (2, 1)
     """
 
     supports_microbatching: ClassVar[bool] = False

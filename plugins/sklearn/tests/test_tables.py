@@ -526,3 +526,68 @@ def test_large_numbers_of_a_transformer_are_warned_of():
     ):
         fit(table, preprocess=Doubled())
     assert quiet(lambda: fit(table, preprocess=make_pipeline(Doubled(), StandardScaler()))).columns["fare"]
+
+
+def test_intervals_are_categories():
+    cut = pd.cut(TABLE["fare"], 4)
+    fitted = fit(TABLE[["survived"]].assign(fare=cut))
+    assert fitted.columns["fare"].n_categories == 4
+    np.testing.assert_array_equal(sorted(matrix(fitted).sum(axis=0)), sorted(cut.value_counts()))
+
+
+def test_the_plan_tells_of_the_columns():
+    notes = fit().plan.notes
+    assert "column 'age': number, median where missing, indicator, scaled" in notes
+    assert len([note for note in notes if note.startswith("column ")]) == 7
+
+
+def test_columns_of_one_name_are_refused():
+    with pytest.raises(ColumnError, match=r"the table has 2 columns called 'fare'"):
+        fit(pd.concat([TABLE, TABLE[["fare"]]], axis=1))
+
+
+@pytest.mark.parametrize("model", [net, "mlp"])
+def test_a_feature_set_is_treated_for_a_model_that_is_made_for_it(model, tmp_path):
+    x = rng.normal(size=(N, 3)).astype("float32")
+    data = aa.FeatureSet.from_dict("d", {"x": x, "y": np.arange(N) % 2}, ["x"], ["y"])
+    data.split_random({"train": 0.8, "val": 0.2}, seed=0)
+    framework = {"framework": "numpy"} if model == "mlp" else {}
+    fitted = fit(data, None, model, validation="val", **framework)
+    train = data["train"].array("x")
+    np.testing.assert_allclose(
+        matrix(fitted), np.clip(StandardScaler().fit(train).transform(x), -5, 5), rtol=1e-4, atol=1e-6
+    )
+    fitted.save(tmp_path / "saved")
+    loaded = aa.load(tmp_path / "saved")
+    np.testing.assert_array_equal(loaded.predict({"x": x}, outputs=True), fitted.predict({"x": x}, outputs=True))
+    assert data.features == ("x",) and not data.transforms
+
+
+def test_columns_of_tags_alone_become_features():
+    data = aa.FeatureSet.from_pandas("d", TABLE[["sex", "survived"]], tags=...)
+    assert data.features == () and data.tags == ("sex", "survived")
+    made = data.fit_transform(OneHotEncoder(sparse_output=False), "sex", fit_on="all", role="feature", into="x")
+    assert made.features == ("x",) and made.undo_transforms().features == ()
+
+
+def test_mlp_embeds_many_categories_and_predicts_what_a_new_process_does(tmp_path):
+    fitted = fit(model="mlp", framework="numpy", validation=0.2)
+    assert fitted.columns["cabin"].treatment == "code for an embedding; 0 if missing"
+    fitted.save(tmp_path / "saved")
+    np.testing.assert_array_equal(aa.load(tmp_path / "saved").predict(RAW), fitted.predict(RAW))
+    with pytest.warns(TableWarning, match=r"'cabin' in 240 \('new'\)"):
+        fitted.predict(RAW.assign(cabin="new"))
+
+
+def test_row_numbers_are_warned_of():
+    with pytest.warns(TableWarning, match=r"columns 'id' hold another integer in each row.*drop=\['id'\]"):
+        fitted = fit(frame(id=np.arange(N) + 1000), validation=0.2)
+    assert fitted.columns["id"].kind == "number"
+    quiet(lambda: fit(frame(size=rng.permutation(N) * 7)))
+
+
+def test_text_for_a_model_of_ones_own_is_treated():
+    fitted = fit(model=aa.SequentialMLP(2), loss="cross_entropy")
+    np.testing.assert_array_equal(matrix(fitted), matrix(fit()))
+    with pytest.raises(ColumnError, match=r"cannot be features: sex, deck, cabin, when"):
+        fit(model=aa.SequentialMLP(2), loss="cross_entropy", preprocess=None)

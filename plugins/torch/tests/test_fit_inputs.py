@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -50,6 +52,14 @@ def fit(model, data=TABLE, **settings):
     return aa.fit(model, data, **{**given, **settings})
 
 
+def check_code(fitted, model, **given):
+    """The code of a fit, run by itself, gives its losses to the last bit."""
+    names = {"model": model, "data": TABLE, "fitted": fitted, **given}
+    exec(compile(fitted.code(), "code of a fit", "exec"), names)  # noqa: S102
+    figures = [epoch.figures for epoch in fitted.results.epochs]
+    assert [epoch.figures for epoch in names["results"].epochs] == figures, fitted.code()
+
+
 def by_hand(weight=1.0):
     net = made()
     optimizer = torch.optim.SGD(net.parameters(), lr=RATE)
@@ -85,12 +95,14 @@ def test_several_inputs_and_targets_are_a_loop_by_hand():
     np.testing.assert_allclose(predicted["price"], out["price"][:, 0], rtol=1e-4)
     np.testing.assert_array_equal(predicted["kind"], np.array(["x", "y", "z"])[out["kind"].argmax(1)])
     assert fitted.predict(rows, outputs=True)["kind"].shape == (7, 3)
+    check_code(fitted, made())
 
 
 def test_inputs_and_outputs_are_named_where_the_model_names_none():
     _, losses = by_hand()
     fitted = fit(made(InOrder), features={"left": "a", "right": ["b"]}, outputs=["price", "kind"])
     np.testing.assert_allclose(fitted.results.loss, losses, rtol=1e-5)
+    check_code(fitted, made(InOrder))
     with pytest.raises(
         PhaseError, match=r"needs the inputs left, right, and no feature is called 'left'.*features: b, a"
     ):
@@ -109,6 +121,7 @@ def test_losses_have_weights_and_predict_what_they_compare(tmp_path):
     ]
     fitted = fit(made(), loss=applied, target=["price", "kind"])
     np.testing.assert_allclose(fitted.results.loss, losses, rtol=1e-5)
+    check_code(fitted, made())
     fitted.save(tmp_path)
     loaded = aa.load(tmp_path, models={"model": made()})
     for name, values in fitted.predict(TABLE).items():
@@ -120,7 +133,9 @@ def test_a_loss_of_ones_own_among_several_is_not_decoded_after_loading(tmp_path)
     def smooth(outputs, targets):
         return F.smooth_l1_loss(outputs.reshape(-1), targets.reshape(-1))
 
-    fitted = fit(made(), loss={"price": smooth, "kind": "cross_entropy"})
+    given = {"price": smooth, "kind": "cross_entropy"}
+    fitted = fit(made(), loss=given)
+    check_code(fitted, made(), loss=given)
     fitted.save(tmp_path)
     loaded = aa.load(tmp_path, models={"model": made()})
     for name, values in fitted.predict(TABLE).items():
@@ -161,3 +176,26 @@ def test_what_is_given_beside_a_step_is_measured():
     last = fitted.results.epochs[-1].validation
     assert set(last) == {"loss", "loss.price", "loss.kind"}
     assert last["loss"] == pytest.approx(last["loss.price"] + last["loss.kind"])
+    check_code(fitted, made(), step=step)
+
+
+def test_a_table_that_is_treated_is_taken_from_the_fitted_model():
+    pytest.importorskip("anyaccel_sklearn")
+    table = {"a": A, "colour": np.array(["red", "green", None] * 20, dtype=object), "kind": KINDS}
+    torch.manual_seed(0)
+    made_for = []
+
+    def build(n_features, n_outputs):
+        made_for.append(nn.Linear(n_features, n_outputs))
+        return copy.deepcopy(made_for[0])
+
+    fitted = aa.fit(build, table, target="kind", epochs=EPOCHS, progress="none", accelerator="cpu", validation=0.25)
+    assert "fitted.graph.feature_sets['data']" in fitted.code()
+    check_code(fitted, made_for[0])
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, aa.Optimizer(torch.optim.Adam, opt_kwargs={"lr": 0.01})])
+def test_optimizers_of_torch_appear_by_name_in_code(optimizer):
+    fitted = fit(made(), optimizer=optimizer)
+    assert "aa.ModelGraph([node], optimizer, seed=0)" in fitted.code()
+    check_code(fitted, made(), optimizer=optimizer)

@@ -314,6 +314,12 @@ class FeatureSetView(_SplitRows):
 
         Raises:
             SplitError: `other` is not a view of the same feature set, or no row is in both.
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> data = aa.FeatureSet.from_dict("d", {"x": np.arange(5.0)}, ["x"])
+            >>> data.take([0, 1, 2]).intersection(data.take([2, 3])).array("x")
+            array([2.])
         """
         return self._with_mask(np.isin(self._rows, self._rows_of(other)), f"{self._name} & {other.name}")
 
@@ -322,6 +328,12 @@ class FeatureSetView(_SplitRows):
 
         Raises:
             SplitError: `other` is not a view of the same feature set, or all rows are in it.
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> data = aa.FeatureSet.from_dict("d", {"x": np.arange(5.0)}, ["x"])
+            >>> data.take([0, 1, 2]).difference(data.take([2])).array("x")
+            array([0., 1.])
         """
         return self._with_mask(~np.isin(self._rows, self._rows_of(other)), f"{self._name} - {other.name}")
 
@@ -570,13 +582,19 @@ class FeatureSet(_SplitRows):
         Chosen columns of pandas are copied once and keep their dtype, including nullable and Arrow dtypes; the index is
         left out. Frames with `__arrow_c_stream__` (Polars, DuckDB relations) are read as by `from_arrow`, without a
         copy; those that have only `__dataframe__` are copied. For a lazy frame of Polars, only the named columns are
-        computed. `features`, `target` and `tags` are other names for `features`, `target` and
-        `tags`. Columns of lists that differ in length need `pad`, as in `from_dict`.
+        computed. `features`, `target` and `tags` are other names for `features`, `target` and `tags`. Columns of lists
+        that differ in length need `pad`, as in `from_dict`.
 
         Raises:
             DataError: `df` is not a data frame, or has no rows.
             ColumnError: see `from_dict`; or both names for one role. A float column of pandas may hold NaN; nulls of
                 nullable and Arrow dtypes, of Polars and of DuckDB are refused in features and targets.
+
+        Example:
+            >>> import anyaccel as aa, pandas as pd
+            >>> frame = pd.DataFrame({"x": [1.0, 2.0], "y": [0, 1]})
+            >>> aa.FeatureSet.from_pandas("t", frame, ["x"], ["y"]).array("x")
+            array([1., 2.])
         """
         check_label(label)
         given = RoleNames(*(() if names is None else names for names in (features, target, tags)))
@@ -651,6 +669,12 @@ class FeatureSet(_SplitRows):
             DataError: no file in a folder or list, an invalid Parquet file, a row group that does not exist, or no
                 rows.
             ColumnError: see `from_arrow`; or a column that a file lacks or holds in another type than the first.
+
+        Example:
+            >>> import anyaccel as aa, pyarrow as pa, pyarrow.parquet as pq
+            >>> pq.write_table(pa.table({"x": [1.0, 2.0], "y": [0, 1]}), "t.parquet")
+            >>> aa.FeatureSet.from_parquet("t", "t.parquet", ["x"], ["y"]).array("y")
+            array([0, 1])
         """
         check_label(label)
         given = RoleNames(features, target, tags)
@@ -710,7 +734,14 @@ class FeatureSet(_SplitRows):
         return self._store.column(name)
 
     def to_arrow(self) -> Any:
-        """Return an Arrow table on the same memory, with roles in the field metadata; `from_arrow` reads it."""
+        """Return an Arrow table on the same memory, with roles in the field metadata; `from_arrow` reads it.
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> data = aa.FeatureSet.from_dict("d", {"x": np.arange(6.0)}, ["x"])
+            >>> data.to_arrow().num_rows
+            6
+        """
         return self._store.table()
 
     def view(self) -> FeatureSetView:
@@ -731,6 +762,12 @@ class FeatureSet(_SplitRows):
         Raises:
             SplitError: the name is `"all"`, not text or taken by other rows, or the rows are empty, not integers or out
                 of range.
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> data = aa.FeatureSet.from_dict("d", {"x": np.arange(6.0)}, ["x"])
+            >>> data.add_split("test", [5, 0]).array("x")
+            array([5., 0.])
         """
         self._splits.check_name(name)
         return self.add_splits({name: rows})[name]

@@ -22,6 +22,7 @@ from anyaccel.fitting.scaled_targets import metrics_in_units
 from anyaccel.fitting.table_models import DEFAULTS, MLP_DEFAULTS, TableModel
 from anyaccel.fitting.tables import Preprocessing, TrainingData, loss_of_target, raw_table, training_data, treatment_in
 from anyaccel.fitting.wiring import Features, FitLosses, feature_names, inputs_of
+from anyaccel.fitting.written_code import recipe_of
 from anyaccel.graph import AppliedLoss, ModelGraph, ModelNode
 from anyaccel.phases import Callback, Checkpoint, EarlyStopping, EvalPhase, TrainPhase
 from anyaccel.phases.settings import checked_callbacks
@@ -81,6 +82,7 @@ def fit(  # noqa: PLR0913 - keywords, each documented
 
     Everything it does can be written with ModelGraph, TrainPhase and Experiment, which it returns.
     """
+    given = data
     defaults = MLP_DEFAULTS if isinstance(model, str) else DEFAULTS
     epochs = arguments.integer(PhaseError, "fit: ", "epochs", defaults["epochs"] if epochs is None else epochs, 0, 10)
     if batch_size is None:  # a sampler has its own
@@ -158,7 +160,9 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         )
     if rules is not None and isinstance(prepared, LabelledData):
         return FittedModelLoss(experiment, rules, prepared.columns, phase=phase)
-    return FittedModel(experiment, losses=applied, phase=phase)
+    read: Any = {"validation": validation, "losses": loss, "scaler": scaler, "seed": seed}
+    recipe = recipe_of(prepared, given, features=features, target=target, **read)
+    return FittedModel(experiment, losses=applied, phase=phase, recipe=recipe)
 
 
 # Beside the function, which a text for each of its arguments would make too long to read.
@@ -195,8 +199,8 @@ _ARGUMENTS = """
         preprocess: how features are made of the columns of a table, from the rows to train on. `"auto"` takes text,
             booleans, categories, dates and gaps as well as numbers, and joins all into one matrix (see
             `FittedModel.columns`), and scales targets of mse, mae, huber and smooth_l1: losses are then those of scaled
-            targets, predictions and metrics in the units of the target. A table of plain numbers for a model that you
-            made stays as it is. Or a transformer of scikit-learn; or None, for numbers as they are.
+            targets, predictions and metrics in the units of the target. A table of plain numbers and booleans for a
+            model that you made stays as it is. Or a transformer of scikit-learn; or None, for numbers as they are.
         drop: names of columns to leave out.
         categories: names of columns that are categories although they are numbers, or text that looks like them.
         embed: names of columns whose categories become codes 0, 1, ... for a model that embeds them, as the last

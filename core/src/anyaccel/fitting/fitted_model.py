@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from anyaccel.fitting.tables import (
     transformed_like,
     treatment_in,
 )
+from anyaccel.fitting.written_code import Recipe, code_of_fit
 from anyaccel.graph import AppliedLoss, ModelGraph, Plan
 from anyaccel.graph.weight_loading import Change, Names
 from anyaccel.phases import EvalPhase, TrainPhase
@@ -48,6 +50,7 @@ class FittedModel:
         loss: the named loss that it was trained with, which says what its outputs mean; None for another.
         losses: in place of it, those of a model with several outputs or targets.
         phase: that trained it; None for one that was loaded.
+        recipe: how its data were read, for `code`.
         columns: role and dtype of the columns that features and targets are made of, before all transforms; None for
             those of the graph's data, which then have their rows.
 
@@ -65,6 +68,7 @@ class FittedModel:
         *,
         losses: Sequence[AppliedLoss] = (),
         phase: TrainPhase | None = None,
+        recipe: Recipe | None = None,
     ) -> None:
         if not isinstance(experiment, Experiment):
             problem = f"FittedModel: {shown(experiment)} is not an Experiment"
@@ -79,7 +83,7 @@ class FittedModel:
         self.losses = tuple(losses) if loss is None else (AppliedLoss(loss),)
         only = self.losses[0].loss if len(self.losses) == 1 else None
         self.experiment, self.loss = experiment, None if only is None or only.own is not None else only
-        self._phase = phase
+        self._phase, self._recipe = phase, recipe or Recipe()
         (self._node,), ((self._label, self._data),) = graph.output_nodes, graph.feature_sets.items()
         self._columns = columns_before_transforms(self._data) if columns is None else columns
 
@@ -116,6 +120,18 @@ class FittedModel:
             raise ResultError("this model was loaded, and its phase was not", hint="run a phase: model.graph.run(...)")
         return self._phase
 
+    def code(self) -> str:
+        """The code that makes the same graph and phase by hand, and runs it: a way from `fit` to what lies behind it.
+
+        What was given to `fit` is in it under its name: `data`, `model`, and whatever has no code, such as `callbacks`
+        or a `loss` of your own. With the same of these it gives the same losses. The features of a table that `fit`
+        treated are taken from the fitted model, as `fitted`.
+
+        Raises:
+            ResultError: the model was loaded, and not trained here.
+        """
+        return code_of_fit(self.graph, self.phase, self._recipe)
+
     @property
     def results(self) -> TrainResults:
         """Results of the training: `loss`, `figure("val_loss")`, `stop_reason`, ...
@@ -130,12 +146,17 @@ class FittedModel:
 
     @property
     def plan(self) -> Plan | None:
-        """Where the training ran, and what was loaded there.
+        """Where the training ran, what was loaded there, and what was made of each column of a table.
 
         Raises:
             ResultError: as `results`.
         """
-        return self.results.plan
+        plan = self.results.plan
+        treatments = [made for made in map(treatment_in, self._data.transforms) if made is not None]
+        if plan is None or not treatments:
+            return plan
+        made = (f"column {column.name!r}: {column.kind}, {column.treatment}" for column in treatments[-1].columns)
+        return replace(plan, notes=(*plan.notes, *made))
 
     def plot(self, *figures: str, ax: Any = None) -> Any:
         """Plot values over the epochs, by default the losses; see `TrainResults.plot`.

@@ -7,7 +7,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -45,10 +45,11 @@ def is_table(data: Any) -> bool:
         return False
     is_frame = hasattr(data, "__arrow_c_stream__") or hasattr(data, "__dataframe__") or hasattr(data, "iloc")
     is_file = isinstance(data, (str, os.PathLike))
-    return is_frame or is_file or isinstance(data, Mapping) or has_table(data) or _is_pair(data)
+    return is_frame or is_file or isinstance(data, Mapping) or has_table(data) or is_pair(data)
 
 
-def _is_pair(data: Any) -> bool:
+def is_pair(data: Any) -> bool:
+    """Whether data are a pair (x, y) of arrays or frames."""
     return isinstance(data, tuple) and len(data) == 2 and all(isinstance(p, list) or hasattr(p, "shape") for p in data)
 
 
@@ -60,7 +61,7 @@ def named_pair(data: Any, features: Names, target: Names) -> tuple[Any, Names, N
     Raises:
         ColumnError: a name in both.
     """
-    if not _is_pair(data):
+    if not is_pair(data):
         return data, features, target
     x, y = _named_columns(data[0], features, "x"), _named_columns(data[1], target, "y")
     if set(x) & set(y):
@@ -235,7 +236,8 @@ def new_rows(data: Any, columns: Columns, *, with_target: bool = True) -> Featur
             raise
         raise _missing_columns(missing, needed, names) from error
     dtypes = {name: columns[name]["dtype"] for name in table.columns if columns[name].get("dtype")}
-    return table.cast({name: dtype for name, dtype in dtypes.items() if table.spec(name).dtype != dtype})
+    others = {name: dtype for name, dtype in dtypes.items() if table.spec(name).dtype != dtype}
+    return table.cast(others) if others else table
 
 
 def column_names(data: Any) -> list[str] | None:
@@ -275,7 +277,8 @@ def transformed_like(rows: FeatureSet | FeatureSetView, like: FeatureSet) -> Fea
     if isinstance(rows, FeatureSetView):
         rows = FeatureSet.from_arrow(rows.label, rows.to_arrow())
     rows = rows.transform_like(like) if like.transforms else rows
-    return rows.cast(_other_dtypes(rows, like))
+    others = _other_dtypes(rows, like)
+    return rows.cast(others) if others else rows
 
 
 def _other_dtypes(rows: FeatureSet | FeatureSetView, like: FeatureSet) -> dict[str, str]:
@@ -330,12 +333,16 @@ class TrainingData:
         train: the data of its TrainPhase.
         validation: the data of its validation; None for none.
         widths: what a model must be made for; None where it is not known.
+        casts: the dtypes of targets that had another one in what was given.
+        share: the share of rows that the validation was drawn from at random; None for another.
     """
 
     data: FeatureSet | Source
     train: Any
     validation: Any
     widths: Widths | None = None
+    casts: Mapping[str, str] = field(default_factory=dict)
+    share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -426,6 +433,10 @@ def raw_table(given: Any, features: Names | Mapping[str, Names], target: Names, 
         raise PhaseError("fit needs the name of the target", hint="write fit(model, table, target='COLUMN', ...)")
     targets = names_of(pair_target)
     there = column_names(table)
+    twice = [name for name, count in Counter(there or ()).items() if count > 1]
+    if twice:
+        problem = f"the table has {Counter(there)[twice[0]]} columns called {twice[0]!r}"
+        raise ColumnError(problem, hint="rename all but one of them")
     if not isinstance(how.embed, (bool, list, tuple)) and how.embed != "auto":
         problem = f"fit has embed={shown(how.embed)}, which names no columns"
         raise PhaseError(problem, available="'auto', True, False, [names]", hint="write embed=['COLUMN']")
@@ -597,7 +608,10 @@ def training_data(
             available=", ".join(texts),
             hint="write target='COLUMN'" if texts else _ROLES,
         )
+    before = {name: data.spec(name).dtype for name in data.targets}
     data = _with_numeric_targets(data, target, loss_of)
+    is_float = {name: _is_float(data, name) for name in data.targets}
+    casts = {name: data.spec(name).dtype for name, dtype in before.items() if is_float[name] and "float" not in dtype}
     if raw is not None:
         data = _with_class_names(data, loss_of)
     train, split = chosen_splits(data, rows, validation, seed)
@@ -606,7 +620,8 @@ def training_data(
     if scaler is not None:
         data = data.fit_transform(scaler, data.features, fit_on=train)
     other = split if split or validation is None else {data.label: _other(validation, data)}
-    return TrainingData(data, train, other, _widths(data, loss_of))
+    share = float(validation) if isinstance(validation, Real) else None
+    return TrainingData(data, train, other, _widths(data, loss_of), casts, share)
 
 
 def _with_class_names(data: FeatureSet, loss_of: LossOf) -> FeatureSet:

@@ -187,6 +187,13 @@ class ModelGraph(AttributeHints):
         Raises:
             ShapeError: shapes or dtypes do not match; the message names the node and both sides.
             NoBackendError: no installed plugin runs the framework of a model.
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> data = aa.FeatureSet.from_dict("line", {"x": np.zeros((8, 3), "float32")}, ["x"])
+            >>> graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP([2]), data)], seed=0).build()
+            >>> graph.shapes.specs["net"]
+            TensorSpec(shape=(2,), dtype='float32')
         """
         arguments.flag(GraphError, "build: ", "force", force)
         is_known = self._shapes is not None and unfitted(self._nodes) == self._shapes.unfitted
@@ -252,6 +259,15 @@ class ModelGraph(AttributeHints):
 
         Raises:
             GraphError: an object that is not the label of a node, an empty list, or an unknown mode.
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> data = aa.FeatureSet.from_dict("line", {"x": np.zeros((8, 3), "float32")}, ["x"])
+            >>> encoder = aa.ModelNode("encoder", aa.SequentialMLP([4]), data)
+            >>> head = aa.ModelNode("head", aa.SequentialMLP([1]), encoder)
+            >>> graph = aa.ModelGraph([encoder, head], "adam").freeze("encoder")
+            >>> graph.frozen
+            ('encoder',)
         """
         return self._set_frozen(labels, True, one_of("freeze: ", "mode", mode, FROZEN_MODES))
 
@@ -282,6 +298,17 @@ class ModelGraph(AttributeHints):
 
         Raises:
             AnyaccelError: `phases` is empty, or one of them cannot run.
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> x = np.linspace(0, 1, 64, dtype="float32").reshape(64, 1)
+            >>> data = aa.FeatureSet.from_dict("line", {"x": x, "y": 2 * x}, ["x"], ["y"])
+            >>> graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP([1]), data)], "adam", seed=0)
+            >>> train = aa.TrainPhase("train", data=data, losses=aa.AppliedLoss("mse"))
+            >>> test = aa.EvalPhase("test", data=data, metrics="r2")
+            >>> trained, tested = graph.run(train, test, progress="none")
+            >>> trained.loss.shape, list(tested.metrics)
+            ((1,), ['r2'])
         """
         is_list = len(phases) == 1 and isinstance(phases[0], (list, tuple))
         given = tuple(phases[0]) if is_list else phases
@@ -292,7 +319,18 @@ class ModelGraph(AttributeHints):
         return results if is_list or others else results[0]
 
     def summary(self) -> str:
-        """Return a table of the nodes with framework, inputs, outputs, parameters and device. Builds the graph."""
+        """Return a table of the nodes with framework, inputs, outputs, parameters and device. Builds the graph.
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> data = aa.FeatureSet.from_dict("line", {"x": np.zeros((8, 3), "float32")}, ["x"])
+            >>> graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP([2]), data)], seed=0)
+            >>> print(graph.summary())
+            graph 'graph'
+            node  model          framework  device  takes       gives       parameters
+            net   SequentialMLP  numpy      cpu:0   float32[3]  float32[2]  98
+            98 parameters
+        """
         return mermaid.summary(self._nodes, self.shapes, registry(), self.label)
 
     def visualize(self, format: str = "mermaid", *, plan: Plan | None = None) -> str:
@@ -306,6 +344,13 @@ class ModelGraph(AttributeHints):
         Raises:
             GraphError: an unknown format, or the plan of another graph.
             MissingDistributionError: the format is `"svg"`, and `anyaccel-devtools`, which draws it, is not installed.
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> data = aa.FeatureSet.from_dict("line", {"x": np.zeros((8, 3), "float32")}, ["x"])
+            >>> graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP([2]), data)], seed=0)
+            >>> graph.visualize().splitlines()[0]
+            'flowchart LR'
         """
         return mermaid.draw(self.label, self._nodes, self._shapes, plan, registry(), format)
 
@@ -321,6 +366,13 @@ class ModelGraph(AttributeHints):
         `seed`. `progress/PHASE` is the number of epochs of a training phase, which determines sampler order and random
         streams. `transforms/FEATURE_SET/NUMBER/NAME` is the fitted state of the transforms of its data. You can pass
         the result to `numpy.savez` or safetensors. In a callback of a running phase, this is the current state.
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> data = aa.FeatureSet.from_dict("line", {"x": np.zeros((8, 3), "float32")}, ["x"])
+            >>> graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP([2], n_layers=1), data)], seed=0).build()
+            >>> sorted(graph.state())
+            ['net/parameters/layers.0.bias', 'net/parameters/layers.0.weight', 'seed']
         """
         self.live_values.write_back()
         return state_dict.state(self)
@@ -360,6 +412,13 @@ class ModelGraph(AttributeHints):
 
         Raises:
             StateError: no weights, or no plugin writes such files.
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> data = aa.FeatureSet.from_dict("line", {"x": np.zeros((8, 3), "float32")}, ["x"])
+            >>> graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP([2], n_layers=1), data)], seed=0).build()
+            >>> graph.save_weights("net.safetensors", "net")
+            ('layers.0.weight', 'layers.0.bias')
         """
         self.live_values.write_back()
         return weight_loading.save(self, path, node)
@@ -390,6 +449,15 @@ class ModelGraph(AttributeHints):
 
         Raises:
             StateError: names, shapes or dtypes do not match (all are listed), a damaged file, or a phase is running.
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> data = aa.FeatureSet.from_dict("line", {"x": np.zeros((8, 3), "float32")}, ["x"])
+            >>> graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP([2], n_layers=1), data)], seed=0).build()
+            >>> names = graph.save_weights("net.safetensors", "net")
+            >>> other = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP([2], n_layers=1), data)], seed=1).build()
+            >>> other.load_weights("net.safetensors", "net").loaded
+            ('layers.0.bias', 'layers.0.weight')
         """
         self._check_idle("load weights")
         strict = arguments.flag(StateError, "load_weights: ", "strict", strict)

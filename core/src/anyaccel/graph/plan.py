@@ -118,6 +118,14 @@ class Plan:
 
         Raises:
             GraphError: the plan has no such node.
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> data = aa.FeatureSet.from_dict("line", {"x": np.zeros((8, 1), "float32")}, ["x"])
+            >>> graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP([1]), data)], seed=0)
+            >>> plan = aa.EvalPhase("eval", data=data, accelerator="cpu").plan(graph)
+            >>> print(plan.explain("net"))
+            net runs on cpu:0 (numpy: cpu) because the phase asks for 'cpu' and the node for no device.
         """
         assignment = self[node]
         where = f"{self._where(assignment.device)} ({assignment.framework}: {assignment.native_name})"
@@ -151,6 +159,14 @@ class Plan:
 
         Raises:
             ConfigError: not a plan.
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> data = aa.FeatureSet.from_dict("line", {"x": np.zeros((8, 1), "float32")}, ["x"])
+            >>> graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP([1]), data)], seed=0)
+            >>> plan = aa.EvalPhase("eval", data=data, accelerator="cpu").plan(graph)
+            >>> bool(plan.diff(plan))
+            False
         """
         if not isinstance(other, Plan):
             raise ConfigError(
@@ -195,6 +211,14 @@ class Plan:
 
         Raises:
             ConfigError: not such text.
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> data = aa.FeatureSet.from_dict("line", {"x": np.zeros((8, 1), "float32")}, ["x"])
+            >>> graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP([1]), data)], seed=0)
+            >>> plan = aa.EvalPhase("eval", data=data, accelerator="cpu").plan(graph)
+            >>> aa.Plan.from_json(plan.to_json()) == plan
+            True
         """
         return cls.from_dict(parsed(text))
 

@@ -146,6 +146,12 @@ class Metric:
         Raises:
             SpecError: shapes or values that a named metric does not accept, or the metric did not return a single
                 number.
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> scores = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
+            >>> aa.Metric("accuracy").compute(scores, np.array([0, 1, 1])) == 2 / 3
+            True
         """
         outputs, targets = self._counted(outputs, targets, mask, lengths)
         if self._name is None:  # it may write to its arguments
@@ -179,7 +185,9 @@ class Metric:
         return flattened(outputs, targets) if self._of_classes else (outputs, targets)
 
     def _single(self, outputs: np.ndarray) -> np.ndarray:
-        """One output per sample, as the named metrics take it: logits of class 1, or probabilities of both classes."""
+        """Return one output per sample, as the named metrics take it: logits of class 1, or probabilities of both
+        classes.
+        """
         if self.from_logits is False:
             chances = outputs.reshape(-1, 1)
             if ((chances < 0) | (chances > 1)).any():
@@ -340,7 +348,7 @@ def number_of(value: Any) -> float:
 
 
 def _of_one_shape(outputs: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Both without axes of size 1 where they differ only in these: [n, 1] and [n] would broadcast to [n, n]."""
+    """Return both without axes of size 1 if they differ only in these: [n, 1] and [n] would broadcast to [n, n]."""
     if outputs.shape == targets.shape or not same_axes(targets, outputs):
         return outputs, targets
     shape = [len(outputs), *(size for size in outputs.shape[1:] if size != 1)]

@@ -58,7 +58,13 @@ SYNONYMS: Mapping[str, str] = {
 
 
 def metric_names() -> list[str]:
-    """Return the names of all installed metrics."""
+    """Return the names of all installed metrics.
+
+    Example:
+        >>> from anyaccel.metrics import metric_names
+        >>> "accuracy" in metric_names()
+        True
+    """
     return [*METRICS, *(entry.name for entry in entry_points(GROUP))]
 
 
@@ -82,7 +88,13 @@ def name_of(measure: object) -> str | None:
 
 
 def is_higher_better(figure: str) -> bool | None:
-    """Return whether a higher value of an epoch (`loss`, `loss.LABEL`, `val_METRIC`) is better; None if unknown."""
+    """Return whether a higher value of an epoch (`loss`, `loss.LABEL`, `val_METRIC`) is better; None if unknown.
+
+    Example:
+        >>> from anyaccel.metrics import is_higher_better
+        >>> is_higher_better("val_accuracy"), is_higher_better("loss")
+        (True, False)
+    """
     plain = figure.removeprefix("val_")
     label = plain.rpartition(".")[2]
     if label == "loss" or plain.startswith("loss."):

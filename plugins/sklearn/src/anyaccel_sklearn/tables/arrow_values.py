@@ -24,8 +24,15 @@ DATE_PARTS = ("year", "month", "day", "weekday", "hour", "seconds")
 
 
 def decoded(column: Any) -> Any:
-    """A column with its own values where it is stored as a dictionary; another as it is."""
-    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+    """A column with its own values where it is stored as a dictionary, intervals and the like as text; another as it
+    is."""
+    if not pa.types.is_dictionary(column.type):
+        return column
+    values = column.type.value_type
+    if not (pa.types.is_struct(values) or isinstance(values, pa.BaseExtensionType)):
+        return column.cast(values)
+    texts = (None if value is None else str(value) for value in column.to_pylist())
+    return pa.chunked_array([pa.array(texts, pa.string())])
 
 
 def family_of(name: str, arrow_type: Any) -> str:
@@ -36,7 +43,8 @@ def family_of(name: str, arrow_type: Any) -> str:
     """
     types = pa.types
     if types.is_dictionary(arrow_type):
-        return family_of(name, arrow_type.value_type)
+        values = arrow_type.value_type
+        return TEXT if isinstance(values, pa.BaseExtensionType) else family_of(name, values)
     if types.is_null(arrow_type):
         return EMPTY
     if types.is_boolean(arrow_type):

@@ -1,0 +1,293 @@
+"""The code that makes the graph and the phase of a fit by hand, as text."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anyaccel.accelerator import Accelerator
+from anyaccel.data import FeatureSet, FeatureSetView, Reference, SimpleSampler, Source
+from anyaccel.data.readers.hf_datasets import has_table
+from anyaccel.errors import AnyaccelError
+from anyaccel.fitting.tables import TRAIN, VALIDATION, TrainingData, is_pair, treatment_in
+from anyaccel.graph import AppliedLoss, ModelGraph, ModelNode
+from anyaccel.metrics import Metric
+from anyaccel.phases import Checkpoint, EarlyStopping, EvalPhase, TrainPhase
+from anyaccel.phases.settings import PhaseSettings
+from anyaccel.precision import LossScale
+from anyaccel.specs import Loss, Optimizer, Schedule
+
+_DATA = "feature_set"
+_WRITTEN = (AppliedLoss, Checkpoint, EarlyStopping, Loss, LossScale, Metric, Optimizer, Schedule, SimpleSampler)
+"""Classes whose configuration is what they are called with, under their names in `anyaccel`."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is known only when a fit begins, and its code needs.
+
+    Attributes:
+        data: lines that make the feature set or the source of what was given as `data`; empty where that has no code.
+        validation: lines that make the feature set of a validation on other data.
+        losses: what stands for each loss that is no named one, in their order.
+    """
+
+    data: tuple[str, ...] = ()
+    validation: tuple[str, ...] = ()
+    losses: tuple[str, ...] = ()
+
+
+def recipe_of(
+    prepared: Any, given: Any, *, validation: Any, losses: Any, scaler: Any, features: Any, target: Any, seed: int
+) -> Recipe:
+    """The recipe of a fit.
+
+    Args:
+        prepared: the data as they are trained on.
+        given, validation, losses, scaler, features, target, seed: as given to `fit`.
+    """
+    named = [f"loss[{name!r}]" for name in losses] if isinstance(losses, Mapping) else ["loss"]
+    if isinstance(losses, (list, tuple)):
+        named = [f"loss[{place}]" for place in range(len(losses))]
+    data = prepared.data
+    if not isinstance(prepared, TrainingData):  # of a model that computes its loss
+        return Recipe((), (), tuple(named))
+    if not isinstance(data, FeatureSet) or any(treatment_in(fitted) is not None for fitted in data.transforms):
+        return Recipe(_source_lines(data, given) if isinstance(data, Source) else (), (), tuple(named))
+    texts = [name for fitted in data.transforms if fitted.role == "target" for name in fitted.results]
+    roles = {"features": list(data.features), "target": [name for name in data.targets if name not in texts]}
+    roles |= {"tags": [*data.tags, *texts]} if data.tags or texts else {}
+    lines = list(_reading_lines("data", given, roles, features is None and target is None))
+    lines += [_transform_line(fitted, scaler) for fitted in data.transforms if fitted.fit_on == "all"]
+    if prepared.casts:
+        lines.append(f"{_DATA} = {_DATA}.cast({prepared.casts!r})")
+    rows = f"{_DATA}.take(data.rows, name='given')" if isinstance(given, FeatureSetView) else _DATA
+    if prepared.share is not None:
+        shares = {TRAIN: 1.0 - prepared.share, VALIDATION: prepared.share}
+        lines.append(f"{rows}.split_random({shares!r}, seed={seed})")
+    elif isinstance(given, FeatureSetView):
+        lines.append(f"{_DATA}.add_split({prepared.train!r}, data.rows)")
+        if isinstance(validation, FeatureSetView) and isinstance(prepared.validation, str):
+            lines.append(f"{_DATA}.add_split({prepared.validation!r}, validation.rows)")
+    lines += [_transform_line(fitted, scaler) for fitted in data.transforms if fitted.fit_on != "all"]
+    other: list[str] = []
+    if isinstance(prepared.validation, Mapping):
+        made = "validation"
+        if not isinstance(validation, (FeatureSet, FeatureSetView)):
+            made = _reader("validation", validation, roles)
+        if prepared.casts and not isinstance(validation, (FeatureSet, FeatureSetView)):
+            made += f".cast({prepared.casts!r})"
+        other = [f"validation_set = {made}{f'.transform_like({_DATA})' if data.transforms else ''}"]
+    return Recipe(tuple(lines), tuple(other), tuple(named))
+
+
+def _source_lines(source: Source, given: Any) -> tuple[str, ...]:
+    if isinstance(given, Source):
+        return ("source = data",)
+    roles = {"features": list(source.features), "target": list(source.targets)}
+    roles |= {"tags": list(source.tags)} if source.tags else {}
+    return (f"source = aa.{type(source).__name__}({source.label!r}, data, {_keywords(roles)})",)
+
+
+def _reading_lines(variable: str, given: Any, roles: Mapping[str, Any], is_whole: bool) -> tuple[str, ...]:
+    if isinstance(given, (FeatureSet, FeatureSetView)):
+        base = variable if isinstance(given, FeatureSet) else f"{variable}.feature_set"
+        chosen = {} if is_whole else {"features": roles["features"], "target": roles["target"]}
+        return (f"{_DATA} = {base}.select({_keywords(chosen)})",)
+    return (f"{_DATA} = {_reader(variable, given, roles)}",)
+
+
+def _reader(variable: str, given: Any, roles: Mapping[str, Any]) -> str:
+    """The call that reads a table."""
+    columns = _keywords(roles)
+    if isinstance(given, (str, os.PathLike)):
+        suffix = Path(given).suffix.lower()
+        if suffix in (".csv", ".tsv", ".txt"):
+            delimiter = ", delimiter='\\t'" if suffix == ".tsv" else ""
+            return f"aa.FeatureSet.from_csv('data', {variable}, {columns}{delimiter})"
+        return f"aa.FeatureSet.from_parquet('data', {variable}, {columns})"
+    if is_pair(given):
+        sides = ((0, roles["features"]), (1, [*roles["target"], *roles.get("tags", ())]))
+        parts = [_pair_part(f"{variable}[{place}]", given[place], names) for place, names in sides]
+        return f"aa.FeatureSet.from_dict('data', {{{', '.join(parts)}}}, {columns})"
+    if isinstance(given, Mapping):
+        return f"aa.FeatureSet.from_dict('data', {variable}, {columns})"
+    reader = "from_arrow" if has_table(given) else "from_pandas"
+    return f"aa.FeatureSet.{reader}('data', {variable}, {columns})"
+
+
+def _pair_part(variable: str, part: Any, names: Sequence[str]) -> str:
+    if hasattr(part, "columns"):
+        return f"**{{name: {variable}[name] for name in {variable}.columns}}"
+    return f"{names[0]!r}: {variable}"
+
+
+def _transform_line(fitted: Any, scaler: Any) -> str:
+    columns = fitted.columns[0] if len(fitted.columns) == 1 else list(fitted.columns)
+    transform = "anyaccel_sklearn.transforms.class_encoder.ClassEncoder()"
+    if not fitted.class_labels:
+        transform = "scaler"
+        if isinstance(scaler, str):
+            transform = f"sklearn.preprocessing.{type(fitted.transform).__name__}()"
+    role = f", role={fitted.role!r}" if fitted.role else ""
+    return f"{_DATA} = {_DATA}.fit_transform({transform}, {columns!r}, fit_on={fitted.fit_on!r}{role})"
+
+
+def code_of_fit(graph: ModelGraph, phase: TrainPhase, recipe: Recipe) -> str:
+    """Lines of Python that make the graph and the phase, and run it."""
+    ((label, data),) = graph.feature_sets.items()
+    (node,) = (node for node in graph.nodes.values() if isinstance(node, ModelNode))
+    is_source = isinstance(phase.data, Source) or (isinstance(phase.data, Mapping) and not recipe.data)
+    lines = list(recipe.data)
+    name = "source" if is_source and lines else _DATA
+    if not lines:  # features of a table that was treated, or of a model that computes its loss
+        lines = [f"{_DATA} = fitted.graph.feature_sets[{label!r}]  # as fit made it: see fitted.columns"]
+    own = iter(recipe.losses)
+
+    def loss_code(loss: AppliedLoss) -> str:
+        return _loss_code(loss, next(own, "loss") if loss.loss.own is not None else "")
+
+    lines += recipe.validation
+    outputs = "" if node.outputs is None else f", outputs={list(node.outputs)!r}"
+    lines.append(f"node = aa.ModelNode({node.label!r}, model, {_upstream(node, data, name)}{outputs})")
+    optimizer = "" if graph.optimizer is None else f", {_written(graph.optimizer, 'optimizer')}"
+    lines.append(f"graph = aa.ModelGraph([node]{optimizer}, seed={graph.seed})")
+    given = {"data": name if is_source and recipe.data else _data_code(phase.data, "data")}
+    if phase.losses:
+        given["losses"] = f"[{', '.join(map(loss_code, phase.losses))}]"
+    if isinstance(phase.validation, EvalPhase):
+        evaluated = _settings(phase.validation, {"data": _data_code(phase.validation.data, "validation")}, "validation")
+        if phase.validation.losses:
+            own = iter(recipe.losses)
+            evaluated["losses"] = f"[{', '.join(map(loss_code, phase.validation.losses))}]"
+        given["validation"] = _call("aa.EvalPhase", repr(phase.validation.label), evaluated)
+    given = {**given, **_settings(phase, given, "")}
+    lines += [f"phase = {_call('aa.TrainPhase', repr(phase.label), given, each_line=True)}"]
+    lines.append("results = aa.Experiment('fit', graph).run_phase(phase)")
+    needed = ("anyaccel_sklearn.transforms.class_encoder", "sklearn.preprocessing")
+    imports = [f"import {module}" for module in needed if any(f"{module}." in line for line in lines)]
+    return "\n".join(["import anyaccel as aa", *imports, "", *lines]) + "\n"
+
+
+def _data_code(data: Any, variable: str) -> str:
+    if isinstance(data, str):
+        return repr(data)
+    if isinstance(data, Mapping) and variable == "validation":
+        return f"{{{', '.join(f'{label!r}: validation_set' for label in data)}}}"
+    return variable
+
+
+def _upstream(node: Any, data: FeatureSet, name: str) -> str:
+    references = [_reference(upstream, data, name) for upstream in node.upstreams]
+    if not node.arguments:
+        return references[0] if len(references) == 1 else f"[{', '.join(references)}]"
+    return f"{{{', '.join(f'{path[0]!r}: {it}' for path, it in zip(node.arguments, references, strict=True))}}}"
+
+
+def _reference(upstream: Reference, data: FeatureSet, name: str) -> str:
+    if upstream.features == data.features:
+        return f"{name}.reference()"
+    return f"{name}.reference({list(upstream.features)!r})"
+
+
+def _loss_code(loss: AppliedLoss, own: str) -> str:
+    made = own if loss.loss.own is not None else _written(loss.loss, "loss")
+    plain = loss.loss.own is None and set(loss.loss.get_config()) == {"loss"}
+    config = {"inputs": list(loss.inputs), "weight": loss.weight, "label": loss.label or None}
+    config |= {"sample_weight": loss.sample_weight, "mask": loss.mask}
+    usual = {"inputs": ["outputs", "targets"], "weight": 1.0, "label": loss.on or None}
+    kept = {name: repr(value) for name, value in config.items() if value != usual.get(name)}
+    on = {"on": repr(loss.on)} if loss.on else {}
+    return _call("aa.AppliedLoss", repr(loss.loss.name) if plain else made, {**on, **kept})
+
+
+def _settings(phase: PhaseSettings, done: Mapping[str, str], metrics: str) -> dict[str, str]:
+    """The settings of a phase that differ from their defaults, as code; those that are done come first."""
+    made, drawn = dict(done), phase.sampler
+    is_usual = isinstance(drawn, SimpleSampler) and drawn == SimpleSampler(drawn.batch_size, shuffle=phase.trains)
+    for name, parameter in inspect.signature(type(phase).__init__).parameters.items():
+        if name in ("self", "label", "losses", *done):
+            continue
+        if name == "batch_size":
+            if isinstance(drawn, SimpleSampler) and is_usual and drawn.batch_size != parameter.default:
+                made[name] = repr(drawn.batch_size)
+        elif name == "sampler":
+            made |= {} if is_usual else {name: _written(phase.sampler, name)}
+        elif name == "accelerator" and phase.chooses_device:
+            made[name] = "'auto'"
+        elif name == "callbacks":
+            texts = [_written(it, f"callbacks[{place}]") for place, it in enumerate(phase.callbacks)]
+            made |= {name: f"[{', '.join(texts)}]"} if texts else {}
+        elif name == "metrics":
+            several = getattr(phase, name)
+            texts = [_written(it, f"metrics[{place}]") for place, it in enumerate(several)]
+            made |= {name: f"[{', '.join(texts)}]"} if texts else {}
+        else:
+            value = getattr(phase, name)
+            if value is None or value == parameter.default or (name == "loss_scale" and value == type(value)()):
+                continue
+            made[name] = _written(value, name)
+    return made
+
+
+def _written(value: Any, variable: str) -> str:
+    """A value as code, or the name of the variable that holds it, where it is an object of the user's own."""
+    if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):
+        return repr(value)
+    if isinstance(value, Accelerator):
+        return repr(str(value))
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_written(it, f'{variable}[{place}]') for place, it in enumerate(value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key!r}: {_written(it, variable)}' for key, it in value.items())}}}"
+    cls = type(value)
+    if cls not in _WRITTEN:
+        return variable
+    try:
+        config = value.get_config()
+    except AnyaccelError:  # a framework's own
+        return variable
+    first = next(iter(config))
+    usual: Mapping[str, Any] = {}
+    if _takes_first(cls, first):
+        with contextlib.suppress(AnyaccelError):  # it needs more
+            usual = cls(config[first]).get_config()
+    kept = {name: it for name, it in config.items() if name == first or name not in usual or usual[name] != it}
+    if isinstance(kept.get("schedule"), Mapping):
+        kept["schedule"] = value.schedule
+    return _call(f"aa.{cls.__name__}", None, {name: _written(it, variable) for name, it in kept.items()}, cls=cls)
+
+
+def _takes_first(cls: Callable[..., Any], name: str) -> bool:
+    parameters = list(inspect.signature(cls).parameters.values())
+    return (
+        bool(parameters)
+        and parameters[0].name in (name, "loss", "measure")
+        and parameters[0].kind
+        in (
+            parameters[0].POSITIONAL_OR_KEYWORD,
+            parameters[0].POSITIONAL_ONLY,
+        )
+    )
+
+
+def _call(
+    name: str, first: str | None, keywords: Mapping[str, str], *, cls: Any = None, each_line: bool = False
+) -> str:
+    given = dict(keywords)
+    if cls is not None and given and _takes_first(cls, next(iter(given))):
+        first = given.pop(next(iter(given)))
+    parts = [*([first] if first is not None else []), *(f"{key}={value}" for key, value in given.items())]
+    if each_line:
+        return f"{name}(\n{''.join(f'    {part},{chr(10)}' for part in parts)})"
+    return f"{name}({', '.join(parts)})"
+
+
+def _keywords(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in values.items())
