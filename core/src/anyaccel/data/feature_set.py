@@ -101,9 +101,8 @@ class _SplitRows(AttributeHints, Rows):
 
         Args:
             conditions: Condition for each column, of any role: a value that the column equals; a collection of values
-                (list, tuple, set, array), one of which it equals; or a function of the column's array [n, *shape] (an
-                object array [n] if the column is not numeric or has nulls, which are None) that returns a bool mask
-                [n].
+                (list, tuple, set, array) that contains it; or a function of the column's array [n, *shape] (an object
+                array [n] if the column is not numeric or has nulls, which are None) that returns a bool mask [n].
             name: Name of the view; by default derived from the conditions.
 
         Raises:
