@@ -426,8 +426,11 @@ def raw_table(given: Any, features: Names | Mapping[str, Names], target: Names, 
             problem = f"fit has {what}={shown(getattr(how, what))}, and data that are no table"
             raise PhaseError(problem, hint="give a data frame, a mapping of arrays, or the path of a file")
         return given
-    if isinstance(given, (str, os.PathLike)) and not _is_parquet(given):
-        given = _tags(given, ...)
+    if isinstance(given, (str, os.PathLike)):
+        if _is_parquet(given):
+            check_there(LABEL, os.path.expanduser(given))  # noqa: PTH111  (a Path would change a URL)
+        else:
+            given = _tags(given, ...)
     table, pair_features, pair_target = named_pair(given, features, target)
     if pair_target is None:
         raise PhaseError("fit needs the name of the target", hint="write fit(model, table, target='COLUMN', ...)")
