@@ -163,7 +163,7 @@ def _wired(
 
 
 def _rows_as_table(data: Any) -> Any:
-    """Return a list of rows, each a dict, as a table; a list of batches, in which each column has many rows, as it is."""
+    """Return a list of rows, each a dict, as a table; a list of batches, with many rows in each column, as it is."""
     if not (isinstance(data, list) and data and all(isinstance(row, Mapping) for row in data)):
         return data
     if all(hasattr(value, "__len__") and not isinstance(value, str) for value in data[0].values()):
