@@ -209,7 +209,7 @@ def _counts_rows(column: Any) -> bool:
     if count < _FEWEST_NUMBERED or not pa.types.is_integer(column.type) or column.null_count:
         return False
     least, most = compute.min_max(column).as_py().values()
-    return most - least < 2 * count and compute.count_distinct(column).as_py() == count
+    return bool(most - least < 2 * count and compute.count_distinct(column).as_py() == count)
 
 
 def _dropped(name: str, n_missing: int, n_rows: int, value: Any) -> TableColumn:
