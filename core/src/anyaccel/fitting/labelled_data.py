@@ -602,7 +602,7 @@ def labelled_source(
     pads |= {COUNTED: 0.0} if labels and arrays[labels].ndim > 1 else {}
     roles: Any = {
         "features": [*(name for name in columns if name not in wired.labels), *([COUNTED] if labels else [])],
-        "targets": [*wired.labels] if with_labels else [],
+        "target": [*wired.labels] if with_labels else [],
         "pad": pads,
     }
     if by_row:
