@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
+from anyaccel.capability import Capability
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
@@ -75,6 +76,45 @@ def test_what_another_loop_has_prepared(hint: Any) -> None:
     for x, y in loader:
         F.mse_loss(net(x), y).backward()
         optimizer.step()
+
+
+def test_profiles(hint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from anyaccel.phases.profile import RECORDING
+
+    def train(profile: Any = None) -> None:
+        net, optimizer, loader = (loop := loop_of(profile=profile)).prepare(*parts())
+        for _ in loop.epochs(1):
+            for x, y in loader:
+                loop.backward(F.mse_loss(net(x), y))
+                optimizer.step()
+
+    profile = aa.Profile((0, 2), str(tmp_path))
+    with hint("write profile=aa.Profile((10, 20), 'traces')"):
+        train(profile=(10, 20))
+    train(profile=aa.Profile((10, 20), str(tmp_path / "traces")))
+    with (
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]),
+        hint("end the profiler that runs in this process, or leave profile= out"),
+    ):
+        train(profile)
+    with RECORDING, hint("profile one after the other"):
+        train(profile)
+    train(profile)
+    assert profile.files
+    monkeypatch.setattr("anyaccel.own_loop.profiling.ProfilesSteps", type("Unknown", (Capability,), {}))
+    with hint("leave profile= out, or profile the process with a tool of the system"):
+        train(profile)
+    train()
+
+
+def test_a_row_of_another_process(hint: Any) -> None:
+    loop = loop_of()
+    model = parts()[0]
+    loader = loop.prepare(DataLoader(TensorDataset(torch.ones(1, 2), torch.ones(1, 1))))
+    loader.processes.size = 2  # the row is of the second
+    with hint("gather what the rows gave, each once: loop.gather(model(x) for x, y in loader)"):
+        sum(len(x) for x, y in loader)
+    loop.gather(model(x) for x, y in loader)
 
 
 def test_what_is_divided_already(hint: Any) -> None:

@@ -236,3 +236,50 @@ def test_models_that_are_not_known_where_they_are_loaded(
         with hint("update transformers, or give the model: load(folder, models={'model': model})"):
             load(folder)
     assert load(folder, models={"model": model})
+
+
+class Detector(nn.Module):
+    """As those of torchvision: losses by name for a list of dicts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Conv2d(3, 4, 3)
+
+    def forward(self, images: Any, targets: Any = None) -> Any:
+        found = [self.body(image[None]).mean(dim=(0, 2, 3)) for image in images]
+        if targets is None:
+            return [{"boxes": box[None]} for box in found]
+        losses = [F.l1_loss(box.expand_as(own["boxes"]), own["boxes"]) for box, own in zip(found, targets, strict=True)]
+        return {"loss_box_reg": torch.stack(losses).mean()}
+
+
+class InGraph(nn.Module):
+    def __init__(self, detector: nn.Module) -> None:
+        super().__init__()
+        self.detector = detector
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images.new_zeros(len(images), 1)
+
+
+def test_detectors(hint: Any) -> None:
+    images = np.random.default_rng(0).normal(size=(4, 3, 8, 8)).astype("float32")
+    boxes = np.random.default_rng(1).random((4, 2, 4)).astype("float32")
+    wrong = {"images": images, "targets": [{"boxes": own.tolist()} for own in boxes]}
+    with hint("train it by a step of your own: fit(model, data, step=step, target=[...])"):
+        fit(Detector(), wrong)
+
+    def step(models: Any, batch: Any, optimizers: Any) -> Any:
+        losses = models["model"].detector(list(batch["images"]), [{"boxes": own} for own in batch["boxes"]])
+        optimizers["model"].zero_grad()
+        losses["loss_box_reg"].backward()
+        optimizers["model"].step()
+        return {"loss": losses["loss_box_reg"]}
+
+    model, data = InGraph(Detector()), {"images": images, "boxes": boxes}
+    assert fit(model, data, step=step, target=["boxes"], epochs=2).results.loss.size == 2
+    fitted = fit(Tagger(), {"ids": [[1, 2], [3, 4]], "labels": [[1, 2], [3, 0]]})
+    data = {"ids": [[1, 2]]}
+    with hint("see predict(data, outputs=True) for what it gives"):
+        fitted.predict_proba(data)
+    assert fitted.predict(data, outputs=True).shape == (1, 2, 4)

@@ -1,18 +1,18 @@
-"""Distributions: what is installed beside core adds names, commands, settings and capabilities by entry points.
+"""Distributions: installed packages add names, commands, settings and capabilities to core by entry points.
 
-Each group is a way to extend anyaccel; what an entry point names is imported when it is first asked for:
+Each group is a way to extend anyaccel. The object of an entry point is imported at its first use:
 
 - `anyaccel.names`: `NAME = "module:object"` or `"module"` gives `anyaccel.NAME`.
 - `anyaccel.commands`: `NAME = "module:command"`, a `click.Command`, gives `anyaccel NAME` in a terminal.
 - `anyaccel.settings`: `CLASS.NAME = "module:object"` gives an argument that core's signatures have and a feature uses.
 - `anyaccel.capabilities`: `FRAMEWORK.PACKAGE.CLASS = "module:class"` gives a backend a capability that it lacks.
 - `anyaccel.named_metrics`: `NAME = "module:object"` gives `Metric(NAME)`, a `NamedMetric`.
-- `anyaccel.saved_kinds`: `WHAT.KIND = "module:class"` gives what a saved file names, such as `phase.fit`.
+- `anyaccel.saved_kinds`: `WHAT.KIND = "module:class"` gives the class that a saved file names, such as `phase.fit`.
 - `anyaccel.model_libraries`: `PACKAGE = "module:class"` gives what `fit` knows of the models of a package that compute
   their own loss, a subclass of `anyaccel.fitting.ModelLoss`.
 - `anyaccel.extension_points`: `POINT = "module:object"`, see `anyaccel.extensions`.
 
-`OFFERED` says which of anyaccel's own distributions offers what, for the message where one is not installed.
+`OFFERED` lists the names that anyaccel's own distributions offer, for the message if one is not installed.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def named(group: str, name: str) -> EntryPoint | None:
 
 
 def load(group: str, name: str) -> Any:
-    """Return what a distribution offers under a name; None if neither an installed one nor one of anyaccel's own offers
-    it.
+    """Return the object that a distribution offers under a name; None if no installed distribution offers it, nor one
+    of anyaccel's own.
 
     Raises:
         MissingDistributionError: one of anyaccel's own distributions offers it, and is not installed.
@@ -188,14 +188,14 @@ def missing(
 
 
 def check_version(distribution: str, version: str) -> None:
-    """Raise PluginError where one of anyaccel's own distributions is of another version than core."""
+    """Raise PluginError if one of anyaccel's own distributions has another version than core."""
     if distribution in DISTRIBUTIONS and version and _release(version) != _release(__version__):
         problem = f"{distribution} has version {version}, and anyaccel {__version__}; they go together"
         raise PluginError(problem, hint=f"python -m pip install anyaccel=={version} {distribution}=={version}")
 
 
 class MovedModules:
-    """Finds the modules that have moved under the names which they had: the module itself, not a second one of it."""
+    """Find modules that have moved by their former names: the same module object, not a second one."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module, self._spec = module, module.__spec__
@@ -223,7 +223,7 @@ class MovedModules:
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give the module the spec that it had; the import system has put that of the other name there."""
+        """Restore the spec of the module, which the import system has replaced by the spec of the former name."""
         module.__spec__ = self._spec
 
 

@@ -179,7 +179,7 @@ class Experiment(AttributeHints):
 
         Args:
             figure: `loss`, `val_loss`, `val_METRIC`, ...
-            ax: matplotlib Axes to draw on; None creates a new figure.
+            ax: Matplotlib Axes to draw on; None creates a new figure.
 
         Returns:
             The Axes.
@@ -424,10 +424,10 @@ def _read_callbacks(given: Any, allow: Iterable[type], where: str, hint: str) ->
     """Return the callbacks of `callback_parts`; nothing is imported.
 
     Args:
-        given: the list.
-        allow: classes that it may name in addition to those of this library.
-        where: begins messages.
-        hint: for a callback without a configuration.
+        given: The list.
+        allow: Classes that it may name in addition to those of this library.
+        where: Beginning of messages.
+        hint: Hint for a callback without a configuration.
 
     Raises:
         ConfigError: malformed; or a callback without a configuration, or of a class that is not allowed.

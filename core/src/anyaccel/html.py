@@ -1,7 +1,7 @@
-"""HTML and SVG markup: elements in which everything that a user wrote is escaped.
+"""HTML and SVG markup: elements in which all text from users is escaped.
 
 A value is escaped when it is put into an element, unless it is `Markup` already. Styles are inline, so that nothing
-affects the page around; colors are the page's own, except for the badges of devices.
+affects the surrounding page. Colors are those of the page, except for the badges of devices.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def badge(device: str, shown: object = None) -> Markup:
 
 
 def faint(value: object) -> Markup:
-    """Return a sentence in a fainter shade of the page's own color."""
+    """Return a sentence in a fainter shade of the page's color."""
     return element("span", escaped(value, 600), style="opacity:.75")
 
 
@@ -111,7 +111,7 @@ def prose(value: object) -> Markup:
 
 
 def cut(items: Sequence[Any], most: int = ROWS, last: int = 0) -> tuple[list[Any], int, list[Any]]:
-    """The first items to show, the number of items left out, and the `last` items, which come after these."""
+    """Return the first items to show, the number of items left out, and the `last` items, which come after these."""
     if len(items) <= most:
         return list(items), 0, []
     return list(items[: most - last]), len(items) - most, list(items[len(items) - last :])
@@ -136,14 +136,15 @@ def table(
     most: int = ROWS,
     last: int = 0,
 ) -> Markup:
-    """Return a table with a row for each item; of a long one, the first rows, how many are left out, and the last.
+    """Return a table with a row for each item. A long one has the first rows, the number of rows left out, and the
+    last.
 
     Args:
-        head: titles of the columns.
-        items: only those that are shown are read.
-        make: makes the row of an item; by default from the cells in it.
-        most: number of rows that are shown.
-        last: how many of these are from the end.
+        head: Titles of the columns.
+        items: Items; only those that are shown are read.
+        make: Function that makes the row of an item; by default the item is the cells.
+        most: Maximum number of rows to show.
+        last: Number of these rows that are from the end.
     """
     first, hidden, end = cut(items, most, last)
     left_out = [row([faint(f"and {hidden:,} more")])] if hidden else []
@@ -157,7 +158,7 @@ def table(
 
 
 def listing(names: Sequence[object], most: int = 8) -> str:
-    """Names with commas, and how many more there are."""
+    """Return names with commas, and how many more there are."""
     first, hidden, _ = cut(names, most)
     return ", ".join([*(text(name, 40) for name in first), *([f"and {hidden:,} more"] if hidden else [])])
 

@@ -2,9 +2,9 @@
 
 Python runs the handler of a signal between any two instructions of the main thread, and most handlers raise an
 exception there: in the middle of a training step, or of a function that cleans up. Inside `deferred`, handlers are
-called only by `check` and inside `allowed`; there not while a module is imported, which might be left unusable, nor
-while a plugin is asked, which would be blamed for what a handler raises. In other threads, which receive no signals,
-nothing here has an effect.
+called only by `check` and inside `allowed`; inside `allowed`, not while a module is imported, because it might be left
+unusable, nor while a plugin is called, because it would be blamed for the handler's exception. In other threads, which
+receive no signals, nothing here has an effect.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _MainThread:
                     signal.signal(number, partial(self._receive, handler))
 
     def uninstall(self) -> None:
-        """Set the handlers that this object stands before."""
+        """Restore the handlers that this object replaced."""
         for number in sorted(self._installed, reverse=True):  # Ctrl-C is among the last
             handler = self._deferring(signal.getsignal(number))
             if handler is not None:
@@ -105,7 +105,7 @@ class _MainThread:
         self.waiting[number] = partial(self._raise, handler, number, None)  # a frame would be kept alive
 
     def _is_whole(self, frame: FrameType | None) -> bool:
-        """Whether a frame is of what must not be broken off."""
+        """Whether a frame belongs to code that must not be interrupted."""
         while frame is not None and id(frame) != self.boundary:
             if WHOLE in frame.f_globals or frame.f_globals.get("__name__") == "importlib._bootstrap":
                 return True
@@ -167,9 +167,9 @@ def renew() -> None:
 
 
 def deferred() -> AbstractContextManager[None]:
-    """Inside, signals wait for `check`, for `allowed`, or for the end.
+    """Return a context in which signals wait for `check`, for `allowed`, or for the end.
 
-    The same signal is not deferred twice: who presses Ctrl-C again gets a KeyboardInterrupt at once.
+    The same signal is not deferred twice: pressing Ctrl-C again raises a KeyboardInterrupt immediately.
     """
     return _Deferred()
 

@@ -22,7 +22,10 @@ _ONLY_BY_NAME = frozenset({"cpu", "sim"})  # `best_device` chooses none of these
 
 
 class Devices(list[Device]):
-    """A list of devices that a notebook shows as a table. `listed` holds each framework with each of its devices."""
+    """A list of devices that a notebook shows as a table.
+
+    `listed` has pairs of a framework and one of its devices.
+    """
 
     def __init__(self, devices: Iterable[Device], listed: Iterable[tuple[str, Device]]) -> None:
         super().__init__(devices)
@@ -155,7 +158,7 @@ def place(obj: T, where: Accelerator | Device | str) -> T:
 
 @call_hints
 def move(obj: T, where: Accelerator | Device | str, *, framework: str | None = None) -> T:
-    """Copy tensors to a device. Tensors that are there already are returned unchanged.
+    """Copy tensors to a device. Tensors on that device are returned unchanged.
 
     Dicts, lists, tuples, named tuples and dataclasses are handled, and objects with `__anyaccel_move__(move)`: that
     method receives a function that moves and returns the object to use. Text, numbers and None are returned unchanged.

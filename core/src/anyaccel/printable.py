@@ -9,5 +9,5 @@ UNSEEN = re.compile("[^\t\n\x20-\x7e\xa0-\u2027\u202f-\u2065\u206a-\ud7ff\ue000-
 
 
 def printable(text: str) -> str:
-    """The text with escapes (`\\x1b`) for characters that could control a terminal; tabs and line ends stay."""
+    """Return the text with escapes (`\\x1b`) for characters that could control a terminal; tabs and line ends stay."""
     return UNSEEN.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)

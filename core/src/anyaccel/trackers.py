@@ -53,14 +53,26 @@ from anyaccel.user_level import user_level
 
 
 class Tracker(ABC):
-    """One run in an experiment tracker: made when a phase begins, in the main process only.
+    """A run in an experiment tracker, created in the main process when a phase begins.
 
-    Names are those of the results: `loss`, `val_loss`, `val_accuracy` after each epoch of a TrainPhase; `LABEL_loss`
-    and `LABEL_accuracy` at the end of an EvalPhase with that label.
+    Figures have the names of the results: `loss`, `val_loss`, `val_accuracy` after each epoch of a TrainPhase;
+    `LABEL_loss` and `LABEL_accuracy` at the end of an EvalPhase with that label.
 
     Args:
-        run: the run of the phase, with `run.phase`, `run.graph` and `run.experiment`.
-        target: what `log_to`, the environment variable or the callback was given.
+        run: The run of the phase, with `run.phase`, `run.graph` and `run.experiment`.
+        target: Argument of `log_to` or of the callback, or value of the environment variable.
+
+    Example:
+        >>> from anyaccel.trackers import Tracker
+        >>> class PrintTracker(Tracker):
+        ...     def __init__(self, run, target):
+        ...         print("start", run.phase.label, target)
+        ...
+        ...     def log(self, figures, step):
+        ...         print(step, dict(figures))
+        ...
+        ...     def finish(self, error):
+        ...         print("end")
     """
 
     @abstractmethod
@@ -71,13 +83,13 @@ class Tracker(ABC):
         """Log numbers by name.
 
         Args:
-            figures: numbers by name.
-            step: the epoch; at the end of an EvalPhase, the number of epochs that the graph was trained for.
+            figures: Numbers by name.
+            step: The epoch; at the end of an EvalPhase, the number of epochs that the graph was trained for.
         """
 
     @abstractmethod
     def finish(self, error: BaseException | None) -> None:
-        """Close the run; `error` ended the phase, if there is one."""
+        """Close the run. `error` is the exception that ended the phase, or None."""
 
     def log_plan(self, plan: Any) -> None:
         """Log where each node runs, and why. Does nothing by default."""
@@ -90,11 +102,11 @@ class Tracker(ABC):
 
 
 class RunTrackers:
-    """Passes the events of phases on to the trackers of any number of runs, also in several threads.
+    """Pass the events of phases on to the trackers of any number of runs, also in several threads.
 
     Args:
-        make: called with the run and the target when a phase begins; returns a `Tracker`.
-        name: of the tracker, for messages.
+        make: Function that takes the run and the target when a phase begins, and returns a `Tracker`.
+        name: Name of the tracker, for messages.
     """
 
     def __init__(self, make: Callable[[Any, Any], Tracker], name: str) -> None:
@@ -119,7 +131,7 @@ class RunTrackers:
         self._trackers[run] = self._make(run, target)
 
     def plan(self, run: Any) -> None:
-        """Log the plan once there is one."""
+        """Log the plan once it exists."""
         self._call(run, lambda tracker: tracker.log_plan(run.plan))
 
     def epoch(self, run: Any) -> None:
@@ -142,7 +154,7 @@ class RunTrackers:
         self._failed.discard(run)
 
     def _call(self, run: Any, call: Callable[[Tracker], None], *, last: bool = False) -> None:
-        """Call a tracker; after its first error warn, and let the training go on without it."""
+        """Call a tracker. After its first error, warn, and continue the training without it."""
         if run not in self._trackers or (run in self._failed and not last):
             return
         try:
@@ -164,7 +176,7 @@ class TrackingScope:
     """The result of `log_to`: in effect from the call on; as a context manager, until the end of the block.
 
     Attributes:
-        target: where runs are logged; None turns logging off.
+        target: Target of the runs; None turns logging off.
     """
 
     def __init__(self, target: Any, calls: list[TrackingScope]) -> None:
@@ -186,14 +198,14 @@ class TrackingScope:
 
 
 class TrackerSwitch(RunTrackers):
-    """The trackers of a plugin, which `log_to` or an environment variable turns on.
+    """Trackers of a plugin, which `log_to` or an environment variable turns on.
 
     Args:
-        module: the module with the hooks, which the plugin's entry point names.
-        name: of the tracker, for messages.
-        make: as of `RunTrackers`.
-        variable: the environment variable that names the target.
-        check: returns the target for what a user gave and the name of the setting; raises ConfigError.
+        module: Module with the hooks, which the plugin's entry point names.
+        name: Name of the tracker, for messages.
+        make: See `RunTrackers`.
+        variable: Environment variable that names the target.
+        check: Function of the user's target and the name of the setting that returns the target, or raises ConfigError.
     """
 
     def __init__(
@@ -212,8 +224,8 @@ class TrackerSwitch(RunTrackers):
         """Track every phase that begins from now on in this process; as a context manager, those of the block.
 
         Args:
-            target: as of the plugin; None turns tracking off, whatever the environment says.
-            settings: further settings for `check`.
+            target: Target in the plugin's sense; None turns tracking off, regardless of the environment.
+            settings: Further settings for `check`.
 
         Raises:
             ConfigError: not a target.
@@ -241,10 +253,10 @@ class TrackerSwitch(RunTrackers):
         return self._check(text, self._variable) if text else None
 
     def phase_start(self, run: Any) -> None:
-        """Open a run if tracking is on; for the plugin's hook of this name.
+        """Open a run if tracking is on. Call it in the plugin's hook with this name.
 
         Raises:
-            PhaseError: as of `RunTrackers.start`.
+            PhaseError: see `RunTrackers.start`.
         """
         target = self.target()
         if target is not None:
@@ -255,9 +267,9 @@ class TrackerCallback(Callback):
     """A tracker as a callback of one phase, or of all phases of an experiment.
 
     Args:
-        make: as of `RunTrackers`.
-        name: of the tracker, for messages.
-        target: for `make`.
+        make: See `RunTrackers`.
+        name: Name of the tracker, for messages.
+        target: Target, passed to `make`.
     """
 
     def __init__(self, make: Callable[[Any, Any], Tracker], name: str, target: Any) -> None:
@@ -283,7 +295,7 @@ class TrackerCallback(Callback):
 def settings_of(run: Any) -> dict[str, Any]:
     """Return the settings of an experiment, a graph and a phase as plain data.
 
-    An object that has no configuration is its class's name.
+    An object without a configuration is represented by the name of its class.
     """
     graph = run.graph
     optimizer = None if graph.optimizer is None else _config(graph.optimizer)

@@ -577,3 +577,17 @@ def test_mlp_embeds_many_categories_and_predicts_what_a_new_process_does(tmp_pat
     np.testing.assert_array_equal(aa.load(tmp_path / "saved").predict(RAW), fitted.predict(RAW))
     with pytest.warns(TableWarning, match=r"'cabin' in 240 \('new'\)"):
         fitted.predict(RAW.assign(cabin="new"))
+
+
+def test_row_numbers_are_warned_of():
+    with pytest.warns(TableWarning, match=r"columns 'id' hold another integer in each row.*drop=\['id'\]"):
+        fitted = fit(frame(id=np.arange(N) + 1000), validation=0.2)
+    assert fitted.columns["id"].kind == "number"
+    quiet(lambda: fit(frame(size=rng.permutation(N) * 7)))
+
+
+def test_text_for_a_model_of_ones_own_is_treated():
+    fitted = fit(model=aa.SequentialMLP(2), loss="cross_entropy")
+    np.testing.assert_array_equal(matrix(fitted), matrix(fit()))
+    with pytest.raises(ColumnError, match=r"cannot be features: sex, deck, cabin, when"):
+        fit(model=aa.SequentialMLP(2), loss="cross_entropy", preprocess=None)

@@ -452,6 +452,7 @@ def refused() -> dict[str, Any]:
     attempt("lengths", lambda: next(iter(loop.prepare(data(100 + 16 * rank)))))
     attempt("rows", lambda: next(iter(loop.prepare(tf.data.Dataset.from_tensors(float(rank))))))
     attempt("other rows", lambda: next(iter(loop.prepare(data().shard(loop.num_processes, rank).take(1)))))
+    attempt("by hand", lambda: sum(len(x) for x, _ in loop.prepare(data(9, 4))))
     attempt("norm", lambda: loop.prepare(model_of("float64", norm)))
     attempt("sync", lambda: loop_of(sync_batchnorm=True))
     attempt("xla", lambda: loop.function(abs, jit_compile=True))

@@ -109,6 +109,7 @@ def test_what_several_processes_refuse(several: tuple[int, dict[str, Any]]) -> N
     assert f"other numbers of batches in the processes: {', '.join(['7', '8', '9'][:size])}" in texts["lengths"]
     assert "the data set gives other rows in each process" in texts["rows"]
     assert "without shard()" in texts["other rows"]
+    assert "has none of the 1 rows of batch 2" in texts["by hand"]
     assert "Hint: write Loop(sync_batchnorm=False)" in texts["norm"]
     assert "GroupNormalization" in texts["sync"]
     assert "XLA does not compile" in texts["xla"]

@@ -40,6 +40,8 @@ loader: Any = DataLoader(TensorDataset(*rows_of(n_rows)), batch_size=5)
 if case.startswith("stream"):
     loader = DataLoader(Wide() if "rows" in case else Stream(), batch_size=None if "rows" in case else 5)
 net, optimizer, loader = loop.prepare(net, optimizer, loader)
+if case == "by hand":
+    print(sum(len(x) for x, _ in loop.prepare(DataLoader(TensorDataset(*rows_of(9)), batch_size=4))))
 for number, (x, y) in enumerate(loader):
     if number == 2 and case == "raises" and loop.process_index == 1:
         raise ValueError("in the loss")

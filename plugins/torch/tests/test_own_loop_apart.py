@@ -20,6 +20,7 @@ ERRORS = {
     "length": r"other numbers of batches in the processes: 4, 6",
     "stream": r"a stream, has ended in process 1 after 4 batches; it goes on in process 0",
     "stream of other rows": r"batch 0 of .*, a stream, has other numbers of rows in the processes: 4, 6",
+    "by hand": r"none of the 1 rows of batch 2 of .*Hint: gather what the rows gave, each once",
     "plain": r"optimizer\.step\(\) without gradients of loop\.backward\(\)",
     "raises": r"ValueError: in the loss",
     "killed": r"replica 1 ended",

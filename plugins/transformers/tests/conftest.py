@@ -13,6 +13,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 import transformers
 
+QUIET: dict[str, Any] = {"accelerator": "cpu", "progress": "none", "compile": "off"}
 WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 BERT = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 BERT |= {"max_position_embeddings": 32, **WITHOUT_DROPOUT}

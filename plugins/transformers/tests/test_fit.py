@@ -16,10 +16,9 @@ from torch.utils.data import DataLoader
 
 import anyaccel as aa
 
-from .conftest import BERT, LLAMA, batch_of, random_rows
+from .conftest import BERT, LLAMA, QUIET, batch_of, random_rows
 
 BATCH, EPOCHS, LR = 8, 2, 1e-2
-QUIET: dict[str, Any] = {"accelerator": "cpu", "progress": "none", "compile": "off"}
 
 
 def loop_by_hand(model: Any, batches: list[dict[str, torch.Tensor]], weights: list[int]) -> list[float]:
@@ -177,3 +176,68 @@ def test_steps_have_the_losses_of_the_trainer(name: str, tmp_path: Path) -> None
     )
     expected = trainer_losses(other, data.with_format("python"), collate, tmp_path, 20)
     np.testing.assert_allclose(steps.losses, expected, rtol=1e-6)
+
+
+def test_accumulated_batches_are_one_step_over_all_their_tokens(rows: list[list[int]]) -> None:
+    """The mean over the tokens of all batches of an update, not the mean of their means."""
+    weights = []
+    for batch_size, accumulate in ((len(rows), 1), (len(rows) // 3, 3)):
+        torch.manual_seed(0)
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA))
+        sizes: dict[str, Any] = {"batch_size": batch_size, "accumulate": accumulate}
+        optimizer = aa.Optimizer("sgd", lr=0.1)
+        fitted = aa.fit(model, {"input_ids": rows}, target="input_ids", epochs=1, optimizer=optimizer, **sizes, **QUIET)
+        assert len(fitted.results.loss) == 1
+        weights.append(model.lm_head.weight.detach())
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-5, atol=1e-7)
+
+
+def test_validation_and_its_metrics(bert: Any, rows: list[list[int]]) -> None:
+    data = Dataset.from_dict({"input_ids": rows, "label": [row[0] % 3 for row in rows]})
+    other = Dataset.from_dict({"input_ids": [[1] * 30, [2, 3]], "label": [0, 1]})  # longer than any to train on
+    for validation in (0.25, other):
+        fitted = aa.fit(bert, data, validation=validation, metrics=["accuracy"], epochs=1, **QUIET)
+        assert np.isfinite(fitted.results.figure("val_loss")).all()
+        assert fitted.results.figure("val_accuracy").size == 1
+    evaluated = fitted.evaluate(other, metrics=["accuracy"])
+    assert math.isclose(evaluated.loss, fitted.results.figure("val_loss")[0], rel_tol=1e-6)
+
+
+def test_streams_are_batched_and_padded(bert: Any, rows: list[list[int]]) -> None:
+    data = Dataset.from_dict({"input_ids": rows, "label": [row[0] % 3 for row in rows]})
+    stream = data.to_iterable_dataset().batch(BATCH)
+    expected = aa.fit(copy.deepcopy(bert), data, sampler=aa.SimpleSampler(BATCH, drop_last=False), epochs=1, **QUIET)
+    fitted = aa.fit(bert, stream, epochs=1, **QUIET)
+    np.testing.assert_allclose(fitted.results.loss, expected.results.loss, rtol=1e-6)
+    np.testing.assert_allclose(fitted.evaluate(stream).loss, fitted.evaluate(data).loss, rtol=1e-6)
+    items = [{"input_ids": row, "labels": row[0] % 3} for row in rows]
+
+    class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
+        def __len__(self) -> int:
+            return len(items)
+
+        def __getitem__(self, number: int) -> dict[str, Any]:
+            return items[number]
+
+    np.testing.assert_allclose(fitted.evaluate(Rows()).loss, fitted.evaluate(data).loss, rtol=1e-6)
+    np.testing.assert_allclose(fitted.predict(Rows(), outputs=True), fitted.predict(data, outputs=True), rtol=1e-5)
+
+
+def test_a_shuffled_loader_gives_the_batches_that_it_gives_by_hand(bert: Any, rows: list[list[int]]) -> None:
+    """The first batch is read for the names of its columns, and the generator is as before."""
+    labels = [row[0] % 3 for row in rows]
+    items = list(zip(rows, labels, strict=True))
+
+    def loader(seen: list[int]) -> Any:
+        def collate(pairs: Any) -> Any:
+            seen.extend(label for _, label in pairs)
+            return batch_of([row for row, _ in pairs], [label for _, label in pairs])
+
+        torch.manual_seed(1)
+        return DataLoader(items, batch_size=BATCH, shuffle=True, collate_fn=collate)  # type: ignore[arg-type]
+
+    by_hand, fitted = list[int](), list[int]()
+    for _ in loader(by_hand):
+        pass
+    aa.fit(bert, loader(fitted), epochs=1, **QUIET)
+    assert fitted[-len(by_hand) + BATCH :] == by_hand[BATCH:]

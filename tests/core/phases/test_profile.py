@@ -9,7 +9,7 @@ import anyaccel as aa
 from anyaccel.adapter.step_profiler import ProfilesSteps, read_trace, trace_name
 from anyaccel.errors import PhaseError
 from anyaccel.numpy_backend.capabilities import NumpyProfiler
-from anyaccel.phases.profile import _RECORDING
+from anyaccel.phases.profile import RECORDING
 from anyaccel.plugin_testing import TinyBackend
 
 X = np.random.default_rng(0).normal(size=(64, 6)).astype("float32")
@@ -86,7 +86,7 @@ def test_a_profile_changes_no_value(tmp_path):
 def test_what_does_not_come_to_its_steps_says_so(tmp_path):
     profile = aa.Profile(steps=(100, 110), folder=str(tmp_path))
     assert told(run(profile)) == ["none of steps 100 to 109 was profiled: the run had 32"]
-    assert profile.files == [] and not _RECORDING.locked()
+    assert profile.files == [] and not RECORDING.locked()
 
 
 def test_a_run_that_ends_within_the_range_keeps_what_there_is(tmp_path):
@@ -106,7 +106,7 @@ def test_an_error_within_the_range_keeps_the_trace_and_ends_the_recording(tmp_pa
     with pytest.raises(ZeroDivisionError):
         aa.Experiment(graph(), progress="none").run_phase(phase)
     assert [span["name"] for span in spans(profile)].count("head backward") == 3
-    assert not _RECORDING.locked()
+    assert not RECORDING.locked()
     assert told(run(profile)) != []
 
 
@@ -125,9 +125,9 @@ def test_a_trace_that_cannot_be_written_does_not_end_the_run(tmp_path):
 
 def test_only_one_phase_of_a_process_is_recorded(tmp_path):
     profile = aa.Profile(steps=(0, 2), folder=str(tmp_path))
-    with _RECORDING, pytest.raises(PhaseError, match="another phase of this process is being profiled"):
+    with RECORDING, pytest.raises(PhaseError, match="another phase of this process is being profiled"):
         run(profile)
-    assert not _RECORDING.locked()
+    assert not RECORDING.locked()
 
 
 def test_a_profiler_that_does_not_start_says_so_and_the_next_one_does(tmp_path, monkeypatch):

@@ -146,7 +146,7 @@ class ParameterState:
         self.zero_grad()
 
     def _updated(self, group: str, nodes: Sequence[str], scale: Any, value: Any) -> tuple[Any, Any]:
-        """Parameters and slots of some nodes of a group after the step."""
+        """Return the parameters and slots of some nodes of a group after the step."""
         ops, gradients, device = self._ops, select_nodes(self._gradients, nodes), self._layout.owner_device[nodes[0]]
         factor = None if scale is None else factor_on_device(ops, scale, device)
         parameters = {node: {name: self.parameters[node][name] for name in grads} for node, grads in gradients.items()}

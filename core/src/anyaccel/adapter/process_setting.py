@@ -16,9 +16,9 @@ class ProcessSetting:
     The last one to let go sets it back to what it was before the first.
 
     Args:
-        name: for messages.
-        read: what it is.
-        write: sets it.
+        name: Name for messages.
+        read: Function that reads the current value.
+        write: Function that sets it.
     """
 
     def __init__(self, name: str, read: Callable[[], Any], write: Callable[[Any], object]) -> None:

@@ -184,8 +184,8 @@ class ChunkedColumn:
     """A column where it is in memory.
 
     Attributes:
-        chunks: arrays [m, *shape] in the order of the rows, at least one.
-        rows: which rows of all chunks together, int64 [n], in any order; None for all.
+        chunks: Arrays [m, *shape] in the order of the rows, at least one.
+        rows: Rows to read, numbered over all chunks, int64 [n], in any order; None for all.
     """
 
     chunks: tuple[np.ndarray, ...]

@@ -121,9 +121,9 @@ class SavedRows(Rows):
         only.
 
         Args:
-            parts: plain data.
-            arrays: by name.
-            allow: classes of transforms that may be named in addition to those known here.
+            parts: Plain data.
+            arrays: Arrays by name.
+            allow: Classes of transforms that may be named in addition to those known here.
 
         Raises:
             ConfigError: malformed.

@@ -199,8 +199,8 @@ _ARGUMENTS = """
         preprocess: how features are made of the columns of a table, from the rows to train on. `"auto"` takes text,
             booleans, categories, dates and gaps as well as numbers, and joins all into one matrix (see
             `FittedModel.columns`), and scales targets of mse, mae, huber and smooth_l1: losses are then those of scaled
-            targets, predictions and metrics in the units of the target. A table of plain numbers for a model that you
-            made stays as it is. Or a transformer of scikit-learn; or None, for numbers as they are.
+            targets, predictions and metrics in the units of the target. A table of plain numbers and booleans for a
+            model that you made stays as it is. Or a transformer of scikit-learn; or None, for numbers as they are.
         drop: names of columns to leave out.
         categories: names of columns that are categories although they are numbers, or text that looks like them.
         embed: names of columns whose categories become codes 0, 1, ... for a model that embeds them, as the last

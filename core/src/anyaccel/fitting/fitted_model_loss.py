@@ -18,6 +18,7 @@ from anyaccel.extensions import extend
 from anyaccel.fitting.fitted_model import PART, FittedModel
 from anyaccel.fitting.labelled_data import InputColumns, rows_for
 from anyaccel.fitting.model_loss import ModelLoss, library_of
+from anyaccel.fitting.table_columns import TableColumn, TableColumns
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.phases import EvalPhase, TrainPhase
 from anyaccel.results import EvalResults, TrainResults
@@ -51,6 +52,44 @@ class FittedModelLoss(FittedModel):
     def model(self) -> Any:
         """The model itself, trained."""
         return self._rules.model
+
+    @property
+    def columns(self) -> TableColumns:
+        """What the model is given of each column, and what fills the places behind shorter rows."""
+        given = [(argument, name, "label") for argument, name in self.inputs.labels.items()]
+        given = [*((argument, name, "input") for argument, name in self.inputs.inputs.items()), *given]
+        columns = []
+        for argument, name, kind in given:
+            treatment = f"given as {argument!r}"
+            if argument in self._rules.pads:
+                treatment += f", {self._rules.pads[argument]} behind the shorter rows of a batch"
+            columns.append(TableColumn(name, kind, treatment))
+        return TableColumns(columns)
+
+    @property
+    def classes_(self) -> np.ndarray:
+        """The classes of a classifier, as `predict` gives them, in the order of `predict_proba`.
+
+        Raises:
+            PhaseError: nothing says that the model is a classifier.
+        """
+        return self._rules.classes()
+
+    def predict_proba(self, data: Any) -> np.ndarray:
+        """Probabilities of the classes of a classifier for new rows, [n, classes].
+
+        Args:
+            data: as for `predict`.
+
+        Raises:
+            PhaseError: nothing says that the model is a classifier.
+            DataError, ColumnError: as `predict`.
+        """
+        self._rules.classes()
+        logits = self.predict(data, outputs=True)
+        shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        probabilities: np.ndarray = shares / shares.sum(axis=-1, keepdims=True)
+        return probabilities
 
     def predict(self, data: Any, *, outputs: bool = False) -> Any:
         """Predictions for new rows, in their order; labels need not be there.

@@ -15,7 +15,7 @@ import pyarrow.parquet
 
 from anyaccel.arguments import shown
 from anyaccel.data import FeatureSet, FeatureSetView, IterableSource, MapSource, Pad, Reference, Source
-from anyaccel.data.arrow_columns import is_list, is_numeric, list_leaf
+from anyaccel.data.arrow_columns import is_list, is_numeric, list_leaf, to_numpy
 from anyaccel.data.padding import padding_of
 from anyaccel.data.readers.array_conversion import tag_column
 from anyaccel.data.readers.csv_files import table_from_csv
@@ -346,6 +346,11 @@ def _columns(
         column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         column = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
         _check_numbers(rules, argument, name, column)
+        column = _with_integers(rules, column)
+        if argument in rules.pads and not is_list(column.type):
+            values = to_numpy(name, column)  # rows of one length here may have another in other data
+            is_rows = values.ndim == 2
+            column = _as_lists(values, np.full(len(values), values.shape[1])) if is_rows else column
         columns[argument] = column
     lengths = None if rules.masked not in columns else _lengths(columns[rules.masked])
     takes_mask = rules.mask in rules.arguments and rules.mask not in columns
@@ -400,6 +405,16 @@ def _arrow(data: Any, names: Iterable[str] | None) -> Mapping[str, Any]:
         cause = listed(f"{name}: {length}" for name, length in lengths.items())
         raise ColumnError("the columns differ in length", cause=cause, hint="give every column one entry per row")
     return columns
+
+
+def _with_integers(rules: ModelLoss, column: Any) -> Any:
+    """A column whose integers have the dtype that the model's library gives them."""
+    if rules.integers is None:
+        return column
+    values, lengths = _flat(column)
+    if values.dtype.kind not in "iu" or values.dtype == rules.integers:
+        return column
+    return _as_lists(values.astype(rules.integers), lengths)
 
 
 def _check_numbers(rules: ModelLoss, argument: str, name: str, column: Any) -> None:
@@ -463,12 +478,7 @@ def _flat(column: Any) -> tuple[np.ndarray, np.ndarray | None]:
     if lengths is not None:
         values = column.flatten()
         return values.to_numpy(zero_copy_only=False), lengths
-    shape = [len(column)]
-    while pa.types.is_fixed_size_list(column.type):
-        shape.append(column.type.list_size)
-        column = column.flatten()
-    values = column.to_numpy(zero_copy_only=False)
-    return values.reshape(shape), None
+    return to_numpy("", column), None
 
 
 def _as_lists(values: np.ndarray, lengths: np.ndarray | None) -> Any:
@@ -497,10 +507,14 @@ class LabelledBatches:
         rules: how the model is fitted.
         columns: column by argument.
         labels: the argument of labels of which some may not count; `""` for none.
+        makes_mask: add the model's mask: rows come as they are, and are padded later.
     """
 
-    def __init__(self, batches: Any, rules: ModelLoss, columns: Mapping[str, str], labels: str) -> None:
+    def __init__(
+        self, batches: Any, rules: ModelLoss, columns: Mapping[str, str], labels: str, *, makes_mask: bool
+    ) -> None:
         self.batches, self.rules, self.columns, self.labels = batches, rules, columns, labels
+        self.makes_mask = makes_mask
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         batches = self.batches() if callable(self.batches) and not hasattr(self.batches, "__iter__") else self.batches
@@ -527,10 +541,18 @@ class LabelledBatches:
             raise ColumnError(
                 f"{where} has no {missing[0]!r}", available=listed(columns), hint="give the same columns in each"
             )
-        taken = {argument: columns[name] for argument, name in self.columns.items()}
+        taken = {argument: self._with_integers(name, columns[name]) for argument, name in self.columns.items()}
+        if self.makes_mask:
+            taken[self.rules.mask] = [np.ones(len(row), np.int64) for row in taken[self.rules.masked]]
         if self.labels:
             taken[COUNTED] = self._counted(taken[self.labels], where)
         return taken
+
+    def _with_integers(self, name: str, values: Any) -> Any:
+        wanted, dtype = self.rules.integers, str(getattr(values, "dtype", "")).rpartition(".")[2]
+        if wanted is None or dtype == wanted or not dtype.startswith(("int", "uint")):
+            return values  # lists of integers are int64 already
+        return number_array(name, values).astype(wanted)
 
     def _counted(self, labels: Any, where: str) -> Any:
         is_rows = isinstance(labels, (list, tuple)) and len({np.shape(row) for row in labels}) > 1
@@ -551,8 +573,10 @@ class LabelledBatches:
 class LabelledRows:
     """Rows of a data set whose columns have the names of a model's arguments; arguments as of LabelledBatches."""
 
-    def __init__(self, rows: Any, rules: ModelLoss, columns: Mapping[str, str], labels: str) -> None:
-        self.rows, self.batches = rows, LabelledBatches((), rules, columns, labels)
+    def __init__(
+        self, rows: Any, rules: ModelLoss, columns: Mapping[str, str], labels: str, *, makes_mask: bool
+    ) -> None:
+        self.rows, self.batches = rows, LabelledBatches((), rules, columns, labels, makes_mask=makes_mask)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -596,18 +620,26 @@ def labelled_source(
         arrays[argument] = array
     labels = next(iter(wired.labels)) if with_labels and len(wired.labels) == 1 else ""
     labels = labels if labels and rules.counted(arrays[labels], None) is not None else ""
-    pads = {
-        argument: rules.pads[argument] for argument in columns if argument in rules.pads and arrays[argument].ndim > 1
-    }
-    pads |= {COUNTED: 0.0} if labels and arrays[labels].ndim > 1 else {}
+    rows_of = columns.get(rules.masked)
+    as_rows = rows_of is not None and (by_row or isinstance(first[rows_of], (list, tuple)))
+    makes_mask = as_rows and rules.mask in rules.arguments and rules.mask not in columns
+    wide = [argument for argument in columns if arrays[argument].ndim > 1]
+    pads = {argument: rules.pads[argument] for argument in wide if argument in rules.pads}
+    pads |= {rules.mask: 0.0} if makes_mask else {}
+    pads |= {COUNTED: 0.0} if labels in wide else {}
+    added = [*([rules.mask] if makes_mask else []), *([COUNTED] if labels else [])]
     roles: Any = {
-        "features": [*(name for name in columns if name not in wired.labels), *([COUNTED] if labels else [])],
+        "features": [*(name for name in columns if name not in wired.labels), *added],
         "target": [*wired.labels] if with_labels else [],
         "pad": pads,
     }
     if by_row:
-        return MapSource(LABEL, LabelledRows(data, rules, columns, labels), **roles), bool(labels)
-    return IterableSource(LABEL, LabelledBatches(data, rules, columns, labels), **roles), bool(labels)
+        return MapSource(LABEL, LabelledRows(data, rules, columns, labels, makes_mask=makes_mask), **roles), bool(
+            labels
+        )
+    return IterableSource(LABEL, LabelledBatches(data, rules, columns, labels, makes_mask=makes_mask), **roles), bool(
+        labels
+    )
 
 
 def _gives_rows(data: Any) -> bool:

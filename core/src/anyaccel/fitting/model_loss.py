@@ -35,12 +35,14 @@ class ModelLoss:
         required: those that have no default.
         labels: those that hold what it compares its outputs with.
         output: name of the loss among what it returns: a scalar, the mean over all that counts in a batch.
+        integers: the dtype that columns of integers get; None for that which they have.
         pads: what fills the places behind shorter rows, by argument.
         mask: the argument that is 1 where a row has values and 0 behind it; `""` if the model has none.
         masked: the argument whose rows it is the mask of.
     """
 
     output = "loss"
+    integers: str | None = None
     pads: Mapping[str, float] = {}
     mask = masked = ""
 
@@ -85,6 +87,12 @@ class ModelLoss:
     def no_numbers(self, argument: str, column: str, values: Any) -> DataError:
         """The error for a column that holds no numbers."""
         kind = getattr(values, "type", type(values).__name__)
+        if _are_mappings(values):
+            return ColumnError(
+                f"column {column!r}, the input {argument!r} of {self.name}, has a dict for each row",
+                cause="a model that takes lists of these, such as a detector, is no function of arrays",
+                hint="train it by a step of your own: fit(model, data, step=step, target=[...])",
+            )
         return ColumnError(
             f"column {column!r}, the input {argument!r} of {self.name}, holds no numbers but {kind}",
             hint="convert it to numbers before",
@@ -149,6 +157,17 @@ class ModelLoss:
         """Predictions from outputs, such as names of classes; outputs where nothing says what they mean."""
         return outputs
 
+    def classes(self) -> np.ndarray:
+        """The classes of a classifier, in the order of its outputs.
+
+        Raises:
+            PhaseError: nothing says that it is one.
+        """
+        raise PhaseError(
+            f"nothing says that the outputs of {self.name} are scores of classes",
+            hint="see predict(data, outputs=True) for what it gives",
+        )
+
     def get_config(self) -> dict[str, Any]:
         """Plain data, of which `built` makes the model; {} where the model has to be given."""
         return {}
@@ -161,6 +180,13 @@ class ModelLoss:
             ConfigError: it cannot be made.
         """
         raise NotImplementedError
+
+
+def _are_mappings(values: Any) -> bool:
+    """Whether each row of a column is a dict, in Python or in Arrow."""
+    is_struct = getattr(getattr(values, "type", None), "num_fields", 0) and str(values.type).startswith("struct")
+    first = values[0] if isinstance(values, (list, tuple)) and values else values
+    return bool(is_struct) or isinstance(first, Mapping)
 
 
 def library_of(model: Any) -> tuple[str, Any]:

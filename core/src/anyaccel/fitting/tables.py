@@ -236,7 +236,8 @@ def new_rows(data: Any, columns: Columns, *, with_target: bool = True) -> Featur
             raise
         raise _missing_columns(missing, needed, names) from error
     dtypes = {name: columns[name]["dtype"] for name in table.columns if columns[name].get("dtype")}
-    return table.cast({name: dtype for name, dtype in dtypes.items() if table.spec(name).dtype != dtype})
+    others = {name: dtype for name, dtype in dtypes.items() if table.spec(name).dtype != dtype}
+    return table.cast(others) if others else table
 
 
 def column_names(data: Any) -> list[str] | None:
@@ -276,7 +277,8 @@ def transformed_like(rows: FeatureSet | FeatureSetView, like: FeatureSet) -> Fea
     if isinstance(rows, FeatureSetView):
         rows = FeatureSet.from_arrow(rows.label, rows.to_arrow())
     rows = rows.transform_like(like) if like.transforms else rows
-    return rows.cast(_other_dtypes(rows, like))
+    others = _other_dtypes(rows, like)
+    return rows.cast(others) if others else rows
 
 
 def _other_dtypes(rows: FeatureSet | FeatureSetView, like: FeatureSet) -> dict[str, str]:
@@ -424,8 +426,11 @@ def raw_table(given: Any, features: Names | Mapping[str, Names], target: Names, 
             problem = f"fit has {what}={shown(getattr(how, what))}, and data that are no table"
             raise PhaseError(problem, hint="give a data frame, a mapping of arrays, or the path of a file")
         return given
-    if isinstance(given, (str, os.PathLike)) and not _is_parquet(given):
-        given = _tags(given, ...)
+    if isinstance(given, (str, os.PathLike)):
+        if _is_parquet(given):
+            check_there(LABEL, os.path.expanduser(given))  # noqa: PTH111  (a Path would change a URL)
+        else:
+            given = _tags(given, ...)
     table, pair_features, pair_target = named_pair(given, features, target)
     if pair_target is None:
         raise PhaseError("fit needs the name of the target", hint="write fit(model, table, target='COLUMN', ...)")

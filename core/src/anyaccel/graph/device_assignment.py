@@ -54,9 +54,7 @@ class PolicyNode:
 
 
 def precedence(own: Accelerator | None, phase: Accelerator | None) -> tuple[Accelerator, str]:
-    """Return the rule: a node's own, otherwise the phase's, otherwise that of ANYACCEL_DEVICE, otherwise the CPU. And
-    who decided.
-    """
+    """Return the accelerator by the rule, and who decided: a node's own, the phase's, ANYACCEL_DEVICE, then the CPU."""
     if own is not None:
         return own, "node"
     if phase is not None:
@@ -84,7 +82,8 @@ def accelerator_of_environment() -> Accelerator | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceAssigner:
-    """Assigns devices to the nodes of a graph.
+    """Assign devices to the nodes of a graph.
+
 
     Attributes:
         accelerator: Accelerator of the phase, or None.
@@ -545,15 +544,16 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolution:
-    """A plan, and what carries it out.
+    """A plan, and the objects to carry it out.
 
     Attributes:
-        segments: in topological order.
-        backends: the backend of each segment.
-        live: names of the values through which gradients flow: a trained node gives them, or depends on one.
-        shapes: of the whole graph.
-        matmul_precisions: backends with the setting of the precision of matrix multiplications that holds in the phase.
-        step_columns: names of columns by the names that a custom step finds them under.
+        segments: Segments in topological order.
+        backends: Backend of each segment.
+        live: Names of the values through which gradients flow: outputs of trained nodes, and values that depend on
+            them.
+        shapes: Shapes of the whole graph.
+        matmul_precisions: Backends, each with its setting for the precision of matrix multiplications in the phase.
+        step_columns: Names of columns by the names that a custom step finds them under.
     """
 
     plan: Plan

@@ -113,12 +113,13 @@ class Column:
     """Columns of a feature set, joined to one value and loaded to a device.
 
     Attributes:
-        stored, spec: how the data are, and how they arrive: floating values in the receiving model's dtype, class
+        stored, spec: Specs of the data, and of their arrival: floating values in the receiving model's dtype, class
             indices in the backend's index dtype, axes of extent 1 aligned with the output that a target is compared to.
-        backend, native_device: of the node that receives it; neither compared nor part of `Plan.to_dict`.
-        stream: the stream of the sampler that its rows come from, `""` for the first.
-        joined: which of several columns change their dtype to be joined, such as `b int64 as float64`.
-        ragged: whether its rows differ in length, and each batch is padded to its own longest: the first extent of
+        backend, native_device: Backend and device object of the node that receives it; neither compared nor part of
+            `Plan.to_dict`.
+        stream: The stream of the sampler that its rows come from, `""` for the first.
+        joined: Columns of several that change their dtype to be joined, such as `b int64 as float64`.
+        ragged: Whether its rows differ in length, and each batch is padded to its own longest: the first extent of
             `stored` and `spec` is then that of the longest of all.
     """
 

@@ -19,9 +19,9 @@ class DeviceMemory:
     """The memory that a phase needs on a device, in bytes; None where that is not covered.
 
     Attributes:
-        framework: whose memory it is: each framework allocates for itself.
-        capacity: memory of the device, None if unknown or without a limit.
-        gaps: why a category is not covered, by its name.
+        framework: Framework that has the memory: each framework allocates for itself.
+        capacity: Memory of the device, None if unknown or without a limit.
+        gaps: Why a category is not covered, by its name.
     """
 
     device: Device

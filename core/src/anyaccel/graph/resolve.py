@@ -1,4 +1,4 @@
-"""Resolve: from a graph and a phase's request to a plan, and the segments that carry it out. Nothing moves here."""
+"""Resolve: turn a graph and a phase's request into a plan and its segments. Nothing moves here."""
 
 from __future__ import annotations
 
@@ -469,7 +469,7 @@ def check_custom_step(phase: str, assigned: Sequence[Assignment]) -> None:
     """Check that one framework computes all nodes, and can run a custom step.
 
     Raises:
-        PhaseError: it is several, or one that cannot.
+        PhaseError: several frameworks, or one that cannot.
     """
     frameworks = {assignment.node: assignment.framework for assignment in assigned}
     if len({id(assignment.backend) for assignment in assigned}) > 1:
@@ -489,11 +489,11 @@ def check_custom_step(phase: str, assigned: Sequence[Assignment]) -> None:
 def step_columns(
     table: ColumnTable, nodes: Mapping[str, Node], shapes: Shapes, assigned: Mapping[str, Assignment]
 ) -> dict[str, str]:
-    """Return names of the loaded columns by the names under which a step finds them.
+    """Return names of the loaded columns by the names that a custom step finds them under.
 
-    These are the inputs of the nodes, in the form in which they take them, and each target of the same data, as stored
-    apart from its floating dtype. A column has its own name (joined ones `a+b`, those of other streams `a@STREAM`); if
-    several would have this name, it has its name in the plan. `features` and `targets` name the only ones.
+    These are the inputs of the nodes, in the form of each node, and each target of the same data, as stored apart from
+    its floating dtype. A column has its own name (joined ones `a+b`, those of other streams `a@STREAM`); if several
+    would have this name, it has its name in the plan. `features` and `targets` name the only ones.
     """
     roles: dict[str, dict[str, Column]] = {"features": {}, "targets": {}}
     for label, assignment in assigned.items():
@@ -528,7 +528,8 @@ def _short_name(column: Column) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentBuilder:
-    """Builds the segments of a phase.
+    """Build the segments of a phase.
+
 
     Attributes:
         inputs: Names of each node's input values, with columns in the form that the node takes.
@@ -692,11 +693,11 @@ def route(
 
 @dataclass(frozen=True, slots=True)
 class Crossings:
-    """Finds the crossings of a phase.
+    """Find the crossings of a phase.
 
     Attributes:
-        live: names of the values through which gradients flow.
-        registry: has the devices; None for that of the process.
+        live: Names of the values through which gradients flow.
+        registry: Registry with the devices; None for the registry of the process.
     """
 
     assigned: Mapping[str, Assignment]
@@ -846,7 +847,7 @@ def _check_takes(loss: AppliedLoss, inputs: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LossBinder:
-    """Creates the loss terms of a phase, and adds their target columns to a column table."""
+    """Create the loss terms of a phase, and add their target columns to a column table."""
 
     nodes: Mapping[str, Node]
     shapes: Shapes
@@ -1140,7 +1141,7 @@ def weight_spec(
 
 
 def _refuse_one_class(loss: AppliedLoss, output: TensorSpec) -> None:
-    """The softmax of a single logit is always 1: the loss would be 0 and train nothing."""
+    """Refuse a softmax over a single logit, which is always 1: the loss would be 0 and train nothing."""
     if not takes_classes(loss.loss) or not output.shape:
         return
     positions_of(loss, output)
@@ -1212,7 +1213,8 @@ class ColumnSelection(NamedTuple):
 
 
 class ColumnTable:
-    """The columns of a phase: one for every form, stream and device in which it is needed.
+    """Columns of a phase: one for each combination of form, stream and device that is needed.
+
 
     Args:
         streams: Streams of each feature set's sampler, by label; for other feature sets any stream may be read.
@@ -1303,7 +1305,7 @@ def targets_of(loss: AppliedLoss, nodes: Mapping[str, Node]) -> ColumnSelection:
     """Return the columns that `"targets"` means for a loss: the targets of the data that feed its node, in that stream.
 
     Raises:
-        ColumnError: there are none, or several.
+        ColumnError: no targets, or several data sets with targets.
     """
     references = (ref for ref in topology.references(loss.on, nodes) if ref.targets)
     selections = {ColumnSelection(ref.feature_set, ref.targets, ref.stream) for ref in references}

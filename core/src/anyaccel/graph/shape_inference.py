@@ -621,8 +621,8 @@ def values_read(losses: Iterable[AppliedLoss], inputs: Iterable[Sequence[str]]) 
     """Return names of the values that losses and nodes read.
 
     Args:
-        losses: of a phase.
-        inputs: names of the inputs of each node.
+        losses: Losses of a phase.
+        inputs: Names of the inputs of each node.
     """
     return {name for loss in losses for name in _output_names(loss)} | {name for names in inputs for name in names}
 

@@ -35,7 +35,7 @@ def read(given: Any) -> dict[str, np.ndarray]:
     """Return the arrays of weights by name.
 
     Args:
-        given: a `.safetensors` file; a folder with one, or with shards and their index; such an index; a file that an
+        given: A `.safetensors` file; a folder with one, or with shards and their index; such an index; a file that an
             installed plugin reads; or a mapping of names to arrays or tensors.
 
     Raises:
@@ -51,9 +51,9 @@ def write(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray], file_f
     """Write a file of weights: safetensors, or a framework's own by its ending; atomically.
 
     Args:
-        path: of the file, in a folder that is made if it is not there; or a URL.
-        arrays: by name.
-        file_format: for readers of safetensors that ask which framework wrote them.
+        path: Path of the file, or a URL. A missing folder is created.
+        arrays: Arrays by name.
+        file_format: Name of the framework that wrote the file, for readers of safetensors that ask for it.
 
     Raises:
         StateError: no installed plugin writes files of this ending, or not these arrays.

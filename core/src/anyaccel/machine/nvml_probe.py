@@ -12,7 +12,7 @@ def nvml_rows(nvml: Any) -> list[dict[str, Any]]:
     """Name, identity and memory in bytes of each device, in NVML's order; of a divided one (MIG), of its parts.
 
     Args:
-        nvml: the module `pynvml`, started.
+        nvml: The module `pynvml`, started.
     """
     rows = []
     for index in range(nvml.nvmlDeviceGetCount()):

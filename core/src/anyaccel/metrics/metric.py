@@ -185,7 +185,9 @@ class Metric:
         return flattened(outputs, targets) if self._of_classes else (outputs, targets)
 
     def _single(self, outputs: np.ndarray) -> np.ndarray:
-        """One output per sample, as the named metrics take it: logits of class 1, or probabilities of both classes."""
+        """Return one output per sample, as the named metrics take it: logits of class 1, or probabilities of both
+        classes.
+        """
         if self.from_logits is False:
             chances = outputs.reshape(-1, 1)
             if ((chances < 0) | (chances > 1)).any():
@@ -346,7 +348,7 @@ def number_of(value: Any) -> float:
 
 
 def _of_one_shape(outputs: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Both without axes of size 1 where they differ only in these: [n, 1] and [n] would broadcast to [n, n]."""
+    """Return both without axes of size 1 if they differ only in these: [n, 1] and [n] would broadcast to [n, n]."""
     if outputs.shape == targets.shape or not same_axes(targets, outputs):
         return outputs, targets
     shape = [len(outputs), *(size for size in outputs.shape[1:] if size != 1)]

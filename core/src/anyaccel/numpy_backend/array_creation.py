@@ -57,8 +57,8 @@ def array(values: Any, dtype: Any = None) -> Array:
     """Return an array of these values on the device of the current scope; outside of one, on the CPU.
 
     Args:
-        values: numbers, nested lists of them, or a plain array; always copied.
-        dtype: inferred by NumPy if left out.
+        values: Numbers, nested lists of them, or a plain array; always copied.
+        dtype: Inferred by NumPy if left out.
 
     Raises:
         MoveError: the device cannot hold the dtype.

@@ -160,11 +160,11 @@ class NumpyBackend(Backend, Exchange, Compute):
         return transfers.from_host_owned(array, device) if device.kind in OWN_KINDS else self.from_host(array, device)
 
     def staging_buffer(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
-        """Aligned host memory; none is pinned."""
+        """Allocate aligned host memory; none is pinned."""
         return aligned_empty(shape, dtype)
 
     def copy_async(self, array: np.ndarray, device: Device) -> AsyncCopy:
-        """Copied at once to the CPU; to a simulated device as late as a real one may."""
+        """Copy an array: to the CPU immediately; to a simulated device as late as a real copy may end."""
         return (
             transfers.copy_async(array, device)
             if device.kind in OWN_KINDS
@@ -234,21 +234,21 @@ class NumpyBackend(Backend, Exchange, Compute):
             snapshot.restore()
 
     def dtype_of(self, model: Any) -> str | None:
-        """`Module.dtype`, otherwise the dtype of its first floating parameter."""
+        """Return `Module.dtype`, otherwise the dtype of its first floating parameter."""
         if model.dtype is not None:
             return str(model.dtype)
         return next((array.dtype.name for array in model.parameters.values() if array.dtype.kind == "f"), None)
 
     def parameters(self, model: Any) -> Mapping[str, TensorSpec]:
-        """In the module's order."""
+        """Return the specs of the parameters, in the module's order."""
         return {name: TensorSpec(tuple(a.shape), a.dtype.name) for name, a in model.parameters.items()}
 
     def mutates_inputs(self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()) -> bool:
-        """Never: imported memory is read-only."""
+        """Return False: imported memory is read-only."""
         return False
 
     def batch_coupling(self, model: Any) -> str:
-        """`"BatchNorm"` where the model has one; nothing is known of other modules."""
+        """Return `"BatchNorm"` if the model has one; nothing is known of other modules."""
         if isinstance(model, BatchNorm):
             return "BatchNorm"
         values = vars(model).values()
@@ -256,7 +256,7 @@ class NumpyBackend(Backend, Exchange, Compute):
         return next(filter(None, (self.batch_coupling(part) for part in parts if isinstance(part, Module))), "")
 
     def data_format(self, model: Any) -> tuple[str, str]:
-        """Channels first for image layers; unknown for others."""
+        """Return channels first for image layers; unknown for others."""
         if isinstance(model, SequentialCNN):
             return "channels_first", ""
         return ("channels_first",) * 2 if isinstance(model, (Conv2d, MaxPool2d)) else ("", "")
@@ -266,12 +266,12 @@ class NumpyBackend(Backend, Exchange, Compute):
         return NumpyProgram(segment, self.ops)
 
     def state(self, model: Any) -> dict[str, np.ndarray]:
-        """Copies in host memory."""
+        """Return copies of the arrays in host memory."""
         arrays = state_names(model.parameters, model.buffers)
         return {name: download(a) if isinstance(a, SimArray) else np.array(a) for name, a in arrays.items()}
 
     def load_state(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
-        """All of it, or nothing if anything does not match."""
+        """Load all arrays, or none if anything does not match."""
         current = state_names(model.parameters, model.buffers)
         check_state(state, {name: TensorSpec(tuple(a.shape), a.dtype.name) for name, a in current.items()})
         for kind, values in (("parameters", model.parameters), ("buffers", model.buffers)):
@@ -280,11 +280,11 @@ class NumpyBackend(Backend, Exchange, Compute):
                 values[name] = upload(loaded, array.on) if isinstance(array, SimArray) else loaded
 
     def models(self) -> Mapping[str, type]:
-        """SequentialMLP, SequentialCNN and TabularMLP."""
+        """Return SequentialMLP, SequentialCNN and TabularMLP."""
         return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN, "TabularMLP": TabularMLP}
 
     def unsupported_reason(self, spec: Optimizer | Loss) -> str:
-        """Of optimizers that are not named ones, and of losses of another framework."""
+        """Return the reason for optimizers other than the named ones, and for losses of another framework."""
         if isinstance(spec, Optimizer):
             return "numpy has the named optimizers only" if spec.own is not None else ""
         if spec.own is None:
@@ -295,7 +295,7 @@ class NumpyBackend(Backend, Exchange, Compute):
 
 
 def _is_numpy_dtype(dtype: str) -> bool:
-    """Other packages register dtypes such as bfloat16 with NumPy; the answer must not depend on them."""
+    """Whether a dtype is one of NumPy's own: dtypes that other packages register, such as bfloat16, do not count."""
     try:
         return np.dtype(dtype).kind in "biufc"
     except TypeError:

@@ -175,7 +175,7 @@ class _ScratchRun:
 
 
 class _CountingProgram(ArrayProgram):
-    """Records the additional memory after each operation."""
+    """Record the additional memory after each operation."""
 
     kept: dict[str, int]
     devices: list[SimDevice]

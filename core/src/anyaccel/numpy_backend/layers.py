@@ -33,9 +33,9 @@ class Dense(_WeightedLayer):
     Parameters are `weight` [features, in] and `bias` [features], uniform in +-1/sqrt(in).
 
     Args:
-        features: size of the output's last axis.
-        bias: whether there is a bias.
-        dtype: of parameters, inputs and outputs: `"float32"` or `"float64"`.
+        features: Size of the output's last axis.
+        bias: Whether there is a bias.
+        dtype: Dtype of parameters, inputs and outputs: `"float32"` or `"float64"`.
 
     Raises:
         SpecError: features is not a positive int.
@@ -117,9 +117,9 @@ class BatchNorm(_WeightedLayer):
     meets its input [features]. The running variance is the unbiased one.
 
     Args:
-        momentum: weight of the batch in the running statistics.
-        eps: added to the variance.
-        dtype: of all values.
+        momentum: Weight of the batch in the running statistics.
+        eps: Added to the variance.
+        dtype: Dtype of all values.
     """
 
     def __init__(self, *, momentum: float = 0.1, eps: float = 1e-5, dtype: str = "float32") -> None:
@@ -170,9 +170,9 @@ class Conv2d(_WeightedLayer):
     the fan-in n = in * kernel_size**2. Built when it first meets its input.
 
     Args:
-        channels: channels of the output.
-        kernel_size: height and width of the kernel, odd.
-        dtype: of parameters, inputs and outputs: `"float32"` or `"float64"`.
+        channels: Channels of the output.
+        kernel_size: Height and width of the kernel, odd.
+        dtype: Dtype of parameters, inputs and outputs: `"float32"` or `"float64"`.
 
     Raises:
         SpecError: a size that is not a positive int, or an even kernel.
@@ -354,7 +354,7 @@ def im2col(x: Array, size: int) -> tuple[Array, Pullback]:
 
     Args:
         x: [batch, channels, height, width].
-        size: odd.
+        size: Height and width of a patch, odd.
 
     Returns:
         [batch, channels, size * size, height, width], and the pullback.
@@ -381,7 +381,7 @@ def max_pool(x: Array, size: int) -> tuple[Array, Pullback]:
 
     Args:
         x: [batch, channels, height, width].
-        size: height and width of a window.
+        size: Height and width of a window.
     """
     batch, channels, height, width = x.shape
     high, wide = height // size, width // size
@@ -455,7 +455,7 @@ def batch_norm(x: Array, eps: float) -> tuple[Array, Array, Array, Pullback]:
 
     Args:
         x: [batch, features].
-        eps: added to the variance.
+        eps: Added to the variance.
     """
     mean, variance = np.mean(x, axis=0), np.var(x, axis=0)
     y, _ = normalize(x, mean, variance, eps)

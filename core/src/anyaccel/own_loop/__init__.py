@@ -1,7 +1,8 @@
 """Loops of the user's own: what `Loop` prepares, shares, gathers, saves and goes on with; `prepare` places alone.
 
 `Loop` knows no framework. A backend's capability `OwnLoops` names the class derived from it, which has what differs:
-how gradients are computed and exchanged. Stands on `phases`, `data`, `saved_folder`, `precision` and the kernel.
+how gradients are computed and exchanged. Stands on `phases`, `data`, `adapter`, `saved_folder`,
+`precision` and the kernel.
 """
 
 from typing import TYPE_CHECKING

@@ -48,6 +48,7 @@ class Iterations:
     Args:
         steps_done: called when the outermost loader is asked for its next batch: what the loop did with the last one is
             done.
+        step_begins: called before each batch of it.
         needs_last: whether the loop must know which batch of an epoch is the last.
 
     Attributes:
@@ -55,20 +56,26 @@ class Iterations:
         needs_last: as given.
     """
 
-    def __init__(self, steps_done: Callable[[], object], *, needs_last: bool) -> None:
-        self._steps_done, self.needs_last = steps_done, needs_last
+    def __init__(
+        self, steps_done: Callable[[], object], step_begins: Callable[[], object], *, needs_last: bool
+    ) -> None:
+        self._steps_done, self._step_begins, self.needs_last = steps_done, step_begins, needs_last
         self._active: list[LoopLoader] = []
         self._ended: LoopLoader | None = None
+        self._weighed: Share | None = None
         self.share: Share | None = None
 
     def begin(self, loader: LoopLoader) -> None:
         """A loader is iterated over."""
+        if not self._active:
+            self._step_begins()
         self._active.append(loader)
 
     def next(self, loader: LoopLoader) -> None:
         """It is asked for its next batch."""
         if loader is self._active[0]:
             self._steps_done()
+            self._step_begins()
 
     def end(self, loader: LoopLoader) -> None:
         """It is not iterated over any more."""
@@ -81,6 +88,14 @@ class Iterations:
     def outermost(self) -> LoopLoader | None:
         """The loader that is being iterated over, and in whose iteration those of others are."""
         return self._active[0] if self._active else None
+
+    def weigh(self) -> None:
+        """Note that the loop has weighed what it computed of the batch that was given last."""
+        self._weighed = self.share
+
+    def is_weighed(self, share: Share) -> bool:
+        """Whether it has done so with a batch."""
+        return self._weighed is share
 
     @property
     def n_rows_of_loop(self) -> int | None:
@@ -192,6 +207,13 @@ class LoopLoader(DeviceLoader):
                 self._iterations.share = share
                 yield batch
                 del batch  # it must not outlive the next
+                if share.rows == 0 and share.total and self._stand_in_rows and not self._iterations.is_weighed(share):
+                    raise DataError(
+                        f"this process has none of the {share.total} rows of batch {number} of {self.loader!r}, and "
+                        "was given one of another process, which nothing has left out",
+                        cause="counts and sums by hand would have it twice",
+                        hint="gather what the rows gave, each once: loop.gather(model(x) for x, y in loader)",
+                    )
                 self._iterations.next(self)
             if not has_gone_on:  # the checkpoint was written after the last batch
                 go_on(True)
@@ -366,7 +388,7 @@ class LoopLoader(DeviceLoader):
         self.given = given
 
 
-_OF_CONTAINERS = {type(iter(container)) for container in ([], (), deque(), {}.values())}
+_OF_CONTAINERS = {type(iter([0])), type(iter((0,))), type(iter(deque([0]))), type(iter({0: 0}.values()))}
 
 
 def _length(loader: Any) -> int | None:

@@ -25,6 +25,7 @@ from anyaccel.own_loop.gathering import Part, merged
 from anyaccel.own_loop.loader import Iterations, LoopLoader
 from anyaccel.own_loop.loop_folder import LoopCheckpoint, LoopFolder, Saving
 from anyaccel.own_loop.processes import LoopProcesses
+from anyaccel.own_loop.profiling import LoopProfiling
 from anyaccel.own_loop.tracking import Tracking
 from anyaccel.phases.bound_phase import best_common_device
 from anyaccel.phases.checkpointing.checkpointer import checked_resume
@@ -72,6 +73,8 @@ class Loop:
         seed: of random numbers: of models made afterwards, dropout, the order of rows, and what data sets draw. None
             takes what the frameworks' generators hold.
         log: folder that `log` writes to; None keeps the values in memory.
+        profile: an `aa.Profile`: the updates that it names are recorded in the first process, and its `files` written
+            when they are done, or at the end of `epochs`, or by `close`.
         options: go to the framework's own engine as they are, such as those of DistributedDataParallel.
 
     Attributes:
@@ -105,6 +108,7 @@ class Loop:
         sync_batchnorm: bool | None = None,
         seed: int | None = None,
         log: str | os.PathLike[str] | None = None,
+        profile: Any = None,
         options: Mapping[str, Any] | None = None,
     ) -> Loop:
         return object.__new__(_loop_class(framework) if cls is Loop else cls)
@@ -120,6 +124,7 @@ class Loop:
         sync_batchnorm: bool | None = None,
         seed: int | None = None,
         log: str | os.PathLike[str] | None = None,
+        profile: Any = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
@@ -144,12 +149,16 @@ class Loop:
         self.device: Any = self.accelerator.device
         self.step = self.epoch = 0
         needs_last = accumulate > 1 or self.num_processes > 1
-        self._iterations = Iterations(self._steps_done, needs_last=needs_last)
+        self._iterations = Iterations(self._steps_done, self._step_begins, needs_last=needs_last)
         self.tracking = Tracking(log, writes=self.is_main_process)
         self._prepared_loaders: list[LoopLoader] = []
         self._undo: list[Callable[[], object]] = []  # what prepare has changed, oldest first
         self._run = os.urandom(8).hex()
         self._saving: Saving | None = None
+        self._profiling: LoopProfiling | None = None
+        if profile is not None:
+            profiling = LoopProfiling(profile, self.framework, self.accelerator, self._named_models)
+            self._profiling = profiling if self.is_main_process else None
         self._processes.begin()
 
     def __repr__(self) -> str:
@@ -176,6 +185,10 @@ class Loop:
             StateError: it is of other models.
         """
         raise NotImplementedError
+
+    def _named_models(self) -> dict[str, Any]:
+        """Return the prepared models by their names in a profile."""
+        return {}
 
     def _drop_update(self) -> None:
         """Forget the gradients of an update that has not come."""
@@ -374,6 +387,8 @@ class Loop:
         """
         self._release(0)
         self.tracking.close()
+        if self._profiling is not None:
+            self._profiling.end()
 
     def _release(self, n_kept: int) -> None:
         """Undo all but so many of what `prepare` has done."""
@@ -428,6 +443,12 @@ class Loop:
             if self._saving is not None:
                 self._saving.folder.wait()
             self._saving = None
+            if self._profiling is not None:
+                self._profiling.end()
+
+    def _step_begins(self) -> None:
+        if self._profiling is not None:
+            self._profiling.begin(self.step)
 
     def _steps_done(self) -> None:
         saving = self._saving
@@ -477,6 +498,7 @@ class Loop:
 
     def _part(self, value: Any) -> Part:
         on_host, share = self._on_host(value), self._iterations.training_share
+        self._iterations.weigh()
         return on_host, None if share is None else share.rows
 
     def reduce(self, value: Any, how: str = "mean", *, count: Any = None) -> Any:
@@ -497,6 +519,8 @@ class Loop:
             raise ConfigError(
                 f"unknown reduction {shown(how)}", available="'mean', 'sum', 'max', 'min'", hint="write 'mean'"
             )
+        if how == "mean" and count is None:
+            self._iterations.weigh()
         share = getattr(value, "anyaccel_share", self._iterations.share)
         rows = 1.0 if share is None or share.rows is None else float(share.rows)
         if self.num_processes == 1:

@@ -160,7 +160,7 @@ def _named_loss(loss: AppliedLoss) -> Callable[[np.ndarray, np.ndarray], float]:
 
 
 class Evaluation:
-    """Evaluates rows; can run many times, as the validation of a TrainPhase.
+    """Evaluate rows; it can run many times, as the validation of a TrainPhase.
 
     Args:
         pipeline: The programs.

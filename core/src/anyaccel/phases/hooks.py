@@ -116,12 +116,12 @@ class HookCaller:
 
 
 class EpochHooks(LoopExtension):
-    """Calls the hooks of epochs.
+    """Call the hooks of epochs.
 
     Args:
-        run: is handed to them.
-        hooks: plugins and callbacks.
-        pipeline: copies values to the models, where a custom callback may read these.
+        run: Run, passed to the hooks.
+        hooks: Plugins and callbacks.
+        pipeline: Pipeline, which copies values to the models before a custom callback may read them.
     """
 
     def __init__(self, run: Run, hooks: HookCaller, pipeline: Pipeline) -> None:

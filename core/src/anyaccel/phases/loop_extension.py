@@ -44,14 +44,14 @@ class Call:
     """A call of a program for some steps.
 
     Attributes:
-        runner: of the chunk.
-        start: row of its first step.
-        n_left: steps of this size that are left in the chunk.
-        batch_size: rows of a step.
-        microbatch_size: rows that are computed at once, at most; None for all.
-        n_steps: how many it takes; 0 until that is decided.
-        n_counted: of these, how many `run.step` has counted while it ran.
-        train: makes it.
+        runner: Runner of the chunk.
+        start: Row of its first step.
+        n_left: Steps of this size that are left in the chunk.
+        batch_size: Rows of a step.
+        microbatch_size: Rows that are computed at once, at most; None for all.
+        n_steps: Number of steps that it takes; 0 until that is decided.
+        n_counted: Number of these that `run.step` has counted while it ran.
+        train: Function that makes the call.
     """
 
     runner: ChunkRunner
@@ -174,7 +174,7 @@ class StepPacing:
         self._n_steps = 1
 
     def next(self) -> int:
-        """Steps for the next call."""
+        """Return the number of steps for the next call."""
         return self._n_steps
 
     def record(self, n_steps: int, seconds: float) -> None:
@@ -230,9 +230,9 @@ class EpochTiming:
     """An epoch, or the rest of one that continues after a checkpoint, without its validation.
 
     Attributes:
-        steps: optimizer steps.
-        samples: rows that they took, of the feature set with the most; pairs and triplets count as one.
-        seconds: their duration.
+        steps: Optimizer steps.
+        samples: Rows that they took, of the feature set with the most; pairs and triplets count as one.
+        seconds: Their duration.
     """
 
     steps: int

@@ -108,8 +108,8 @@ def step_means(losses: Sequence[Losses], n_steps: int) -> dict[str, np.ndarray]:
     """Means [n_steps] of the steps of one call, by label, in float64; NaN where a loss had no rows. Waits for devices.
 
     Args:
-        losses: of the call: one table, or equally many entries for each step.
-        n_steps: how many steps it has done.
+        losses: Losses of the call: one table, or equally many entries for each step.
+        n_steps: Number of steps that it has done.
     """
     if losses and losses[0].means is not None:
         return {label: column[:n_steps] for label, column in _host_columns(losses[0])[0].items()}

@@ -16,7 +16,7 @@ from anyaccel.user_level import user_level
 
 
 class LossScaleReport(LoopExtension):
-    """Counts the steps whose scaled gradients were not finite, epoch by epoch.
+    """Count the steps whose scaled gradients were not finite, epoch by epoch.
 
     Args:
         run: The run, which receives the reports.

@@ -20,8 +20,8 @@ class NonFiniteLosses(LoopExtension):
     """Acts on NaN and infinite losses as `TrainPhase.on_nan` says; looks at whole epochs, on the host.
 
     Args:
-        run: of a TrainPhase.
-        warned: there was a warning already, of NaN in the data.
+        run: Run of a TrainPhase.
+        warned: Whether a warning of NaN in the data was issued already.
     """
 
     def __init__(self, run: Run, *, warned: bool = False) -> None:

@@ -1,4 +1,6 @@
-"""Out-of-memory recovery: stream rows, then compute fewer at once, from a snapshot; else one error that says all."""
+"""Out-of-memory recovery: stream rows, then compute fewer at once, from a snapshot; finally raise an error with all
+causes.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ class OutOfMemoryRecovery:
     Attributes:
         rows: The current rows.
         batch_size: The argument.
-        snapshots: Snapshots that may be released to free memory; None if there are none.
+        snapshots: Snapshots that may be released to free memory; or None.
     """
 
     def __init__(
@@ -201,14 +203,14 @@ class Snapshots:
         self._given_up = False
 
     def begin_epoch(self, step: int = 0) -> None:
-        """Take one at the start of an epoch, or after the steps that an earlier run has done."""
+        """Take a snapshot at the start of an epoch, or after the steps that an earlier run has done."""
         self._take(step, 0)
 
     def after_step(self, step: int, losses: LossAccumulator) -> None:
         """Take a snapshot if it is time, after `step` steps are done.
 
         Raises:
-            OutOfMemoryError: one of them did not fit; the snapshot before is kept.
+            OutOfMemoryError: one of them did not fit; the previous snapshot is kept.
         """
         if not self._within_epoch or self._last is None:
             return
@@ -262,7 +264,7 @@ class Snapshots:
         return None
 
     def give_up(self) -> bool:
-        """Take no more snapshots, which need memory themselves; False if that is so already."""
+        """Stop taking snapshots, which need memory themselves; return False if they were stopped before."""
         gave_up, self._given_up, self._last = not self._given_up, True, None
         return gave_up
 
@@ -325,7 +327,7 @@ class EpochRecovery(LoopExtension):
         """Free memory, and restore the last snapshot.
 
         Raises:
-            OutOfMemoryError: there is none, or no measure is left.
+            OutOfMemoryError: no snapshot exists, or no measure is left.
         """
         release_frames(failure)  # what it holds would be in the way
         tried_rows = self._in_progress.rows_at_once
@@ -387,16 +389,16 @@ Trial = Callable[[StepRows, int | None], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemoryReport:
-    """Makes the error that ends a phase.
+    """Create the error that ends a phase.
 
     Attributes:
-        label: of the phase, or of its validation.
-        trains: whether it trains.
-        may_stream: whether the phase allows that rows are streamed.
-        couplings: why a step is not computed in micro-batches.
-        factory: the rows.
-        pipeline: the programs.
-        may_try: whether steps may be tried to find how many rows fit; others would take their gradients for real ones.
+        label: Label of the phase, or of its validation.
+        trains: Whether it trains.
+        may_stream: Whether the phase allows streaming of rows.
+        couplings: Reasons why a step is not computed in micro-batches.
+        factory: Factory of the loaders of the rows.
+        pipeline: The programs.
+        may_try: Whether steps may be tried to find how many rows fit; others would take their gradients for real ones.
     """
 
     label: str
@@ -520,7 +522,7 @@ def _rows(count: int) -> str:
 
 
 def _measured(place: Place) -> str:
-    """Return what the device reports about its memory."""
+    """Return the text of the device's report about its memory."""
     memory = registry().find(place[0], place[1].kind).capability(Memory)
     now = None if memory is None else memory.memory(place[1])
     if now is None or not now.total:

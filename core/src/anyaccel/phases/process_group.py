@@ -118,9 +118,9 @@ class ProcessGroup(ABC):
         """Compare texts by name, such as digests of files, in all processes.
 
         Args:
-            texts: of this process.
-            when: ends the message, such as `"before the first step"`.
-            hint: follows it.
+            texts: Texts of this process.
+            when: End of the message, such as `"before the first step"`.
+            hint: Hint of the message.
 
         Raises:
             PhaseError: they differ.

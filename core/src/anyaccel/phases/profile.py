@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 _HINT = "write callbacks=[Profile(steps=(10, 20))]"
 _LONGEST = 50
 """Characters of a label in the name of a file."""
-_RECORDING = threading.Lock()  # profilers record whole processes
+RECORDING = threading.Lock()
+"""Held while something is being profiled: profilers record whole processes."""
 
 
 @constructor_hints
@@ -156,13 +157,13 @@ class ProfileSession(LoopExtension):
         Raises:
             PhaseError: another run of this process is being profiled, or a profiler does not start.
         """
-        if not _RECORDING.acquire(blocking=False):
+        if not RECORDING.acquire(blocking=False):
             raise PhaseError(
                 f"phase {self._run.phase.label!r} has a Profile, and another phase of this process is being profiled",
                 hint="run one after the other",
             )
         with ExitStack() as until_started:
-            until_started.callback(_RECORDING.release)
+            until_started.callback(RECORDING.release)
             self._pipeline.synchronize()
             self._from = at
             self._start_all(until_started)

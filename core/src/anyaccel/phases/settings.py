@@ -1,6 +1,4 @@
-"""Phase settings: how the settings of a phase are checked, saved and compared, and its answers while it is planned and
-run.
-"""
+"""Phase settings: check, save and compare the settings of a phase, and answer questions while it is planned and run."""
 
 from __future__ import annotations
 
@@ -160,7 +158,7 @@ Samplers = Sampler | Mapping[str, Sampler]
 
 
 def batch_size(*, shuffle: bool) -> Check:
-    """The rows of a batch: makes the sampler of a phase, which the setting `sampler` may then replace."""
+    """Check for a number of rows; it makes the sampler of a phase, which the setting `sampler` may then replace."""
 
     def check(phase: Any, name: str, given: Any) -> object:
         phase.sampler = SimpleSampler(given, shuffle=shuffle)
@@ -170,7 +168,7 @@ def batch_size(*, shuffle: bool) -> Check:
 
 
 def samplers(default: int) -> Check:
-    """Samplers in place of a batch size, which is then the default; None keeps what `batch_size` made.
+    """Check for samplers, which replace a batch size of `default`; None keeps the sampler of `batch_size`.
 
     In a mapping by feature set integers (NumPy's too) are batch sizes.
     """
@@ -201,7 +199,7 @@ def samplers(default: int) -> Check:
 
 
 def largest_batch(samplers: Samplers) -> int:
-    """Rows of a batch; of several samplers those of the largest."""
+    """Return the rows of a batch; with several samplers, of the largest batch."""
     if isinstance(samplers, Sampler):
         return samplers.batch_size
     return max(sampler.batch_size for sampler in samplers.values())
@@ -681,7 +679,7 @@ def save_labels(phase: Any, kept: tuple[str, ...] | None) -> list[str] | None:
 
 
 def _settings_of(cls: type) -> list[str]:
-    """Return the keyword arguments of a kind of phase, its own first."""
+    """Return the keyword arguments of a kind of phase, beginning with those that only it has."""
     known = [
         key
         for base in cls.__mro__[:-1]

@@ -45,7 +45,7 @@ _Found = tuple[str, float, float]
 
 
 class MeanCheck(LoopExtension):
-    """Compares losses over some of the first batches with those over their halves, in evaluation mode, once per phase.
+    """Compare losses over some of the first batches with those over their halves, in evaluation mode, once per phase.
 
     Args:
         phase: Phase with losses and steps that are computed in parts.
@@ -163,14 +163,14 @@ _PREFIX = "buffers/"
 
 
 class BufferCheck(LoopExtension):
-    """Compares buffers before and after the first steps of a phase, and warns once.
+    """Compare buffers before and after the first steps of a phase, and warn once.
 
     Args:
-        phase: whose steps are computed in parts.
-        pipeline: its programs.
-        is_first: whether this is the process that warns.
-        doing, left_out: see `MeanCheck`.
-        n_calls: of a model in a step.
+        phase: Phase with steps that are computed in parts.
+        pipeline: Its programs.
+        is_first: Whether this is the process that warns.
+        doing, left_out: See `MeanCheck`.
+        n_calls: Number of calls of a model in a step.
     """
 
     def __init__(
@@ -272,8 +272,8 @@ class ProbabilityCheck:
     """Looks at outputs that an evaluation has on the host anyway, and warns once.
 
     Args:
-        losses: of the evaluation.
-        value_names: names of each node's values.
+        losses: Losses of the evaluation.
+        value_names: Names of each node's values.
     """
 
     def __init__(self, losses: Sequence[AppliedLoss], value_names: Mapping[str, Sequence[str]]) -> None:

@@ -463,9 +463,9 @@ def _check_custom_step(phase: TrainPhase, step: Any, accumulate: int) -> None:
     """Check a custom step, and that no setting is about steps that anyaccel derives from losses.
 
     Args:
-        phase: whose step it is.
-        step: what was given.
-        accumulate: batches per step.
+        phase: Phase with this step.
+        step: Argument of the user.
+        accumulate: Batches per step.
 
     Raises:
         PhaseError: it is not a function, or the phase has losses, a precision, batches to accumulate, or steps to be

@@ -110,7 +110,7 @@ class EvalResults(PhaseResults):
 
         Args:
             name: Label of the node, or `node.OUTPUT`. You can leave it out if the run kept predictions of only one.
-            ax: matplotlib Axes to draw on; None creates a new figure.
+            ax: Matplotlib Axes to draw on; None creates a new figure.
             targets: `"COLUMN"` or `"FEATURE_SET.COLUMN"` to compare with. By default, the column that a loss or metric
                 compares the node with, otherwise the target that fits.
             undo: Plot in original units; see `prediction`.

@@ -22,10 +22,10 @@ def original(name: str, values: np.ndarray, rows: Mapping[str, Rows], compared: 
     """Return predictions in the original units of the columns they are compared with.
 
     Args:
-        name: name of the predictions.
+        name: Name of the predictions.
         values: [n, *shape].
-        rows: the data the predictions were made from, by feature set.
-        compared: feature set and columns that predictions are compared with, by name of the predictions.
+        rows: The data the predictions were made from, by feature set.
+        compared: Feature set and columns that predictions are compared with, by name of the predictions.
 
     Returns:
         a new array; `values` itself if no transform applies to the columns.
@@ -55,8 +55,8 @@ def original_values(rows: Rows, columns: Sequence[str], values: np.ndarray) -> n
     transform.
 
     Args:
-        rows: the data.
-        columns: current names of the columns.
+        rows: The data.
+        columns: Current names of the columns.
         values: [n, ...], the current values of the columns, joined.
 
     Raises:
@@ -120,10 +120,10 @@ def matching_columns(
     """Yield targets and tags of the data that have as many rows as the predictions, as (title, rows, column).
 
     Args:
-        rows: the data of a run, by feature set; `FEATURE_SET@STREAM` for more streams of a sampler.
-        lengths: row counts of the predictions; data with another count (which only a metric needed) are left out.
-        taken: titles in use already.
-        most: maximum number of columns per feature set, None for all.
+        rows: The data of a run, by feature set; `FEATURE_SET@STREAM` for more streams of a sampler.
+        lengths: Row counts of the predictions; data with another count (which only a metric needed) are left out.
+        taken: Titles in use already.
+        most: Maximum number of columns per feature set, None for all.
     """
     titles = set(taken)
     for label, table in rows.items():
@@ -165,10 +165,10 @@ def find_target(prediction: np.ndarray, rows: Mapping[str, Rows], column: str | 
     """Return the target column to compare predictions [n, ...] with.
 
     Args:
-        prediction: the predictions.
-        rows: the data of the run, by feature set.
+        prediction: The predictions.
+        rows: The data of the run, by feature set.
         column: `"COLUMN"` or `"FEATURE_SET.COLUMN"`; None for the only target column that fits.
-        what: subject of error messages.
+        what: Subject of error messages.
 
     Raises:
         ResultError: none fits, several fit, or the one named does not.

@@ -16,7 +16,7 @@ class SavedError(Exception):
     """The error of a loaded run whose class is neither Python's nor anyaccel's.
 
     Attributes:
-        class_name: its name.
+        class_name: Its name.
     """
 
     def __init__(self, class_name: str, message: str) -> None:

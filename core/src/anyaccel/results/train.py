@@ -114,7 +114,7 @@ class TrainResults(PhaseResults):
 
         Args:
             figures: Names; by default `loss` and `val_loss`, or every total if there are none of these.
-            ax: matplotlib Axes to draw on; None creates a new figure.
+            ax: Matplotlib Axes to draw on; None creates a new figure.
 
         Returns:
             The Axes.

@@ -97,8 +97,8 @@ def read(
     The arrays are in separate memory: they do not change when the folder is replaced or removed.
 
     Args:
-        folder: that was written.
-        part: a name of the manifest.
+        folder: Folder that was written.
+        part: A name of the manifest.
         group: `"state"`, or `"run"` for the arrays that only a run needs.
 
     Raises:

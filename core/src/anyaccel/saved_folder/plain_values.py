@@ -101,10 +101,10 @@ _WRITERS: dict[str, tuple[type, Callable[[Any, Arrays, str, Write], dict[str, An
 
 
 class PlainReader:
-    """Reads what `plain` wrote; one that derives from it reads what `other` wrote, by its `readers`.
+    """Read the output of `plain`. A subclass also reads the output of `other`, by its `readers`.
 
     Args:
-        arrays: by the names that the plain data have for them.
+        arrays: Arrays by their names in the plain data.
     """
 
     readers: Mapping[str, Callable[[Any, Mapping[str, Any]], Any]]

@@ -140,8 +140,8 @@ def weight_file_in(folder: Storage, suffixes: Sequence[str]) -> str:
     """Return the name of the file, or of the index of shards, that a folder has.
 
     Args:
-        folder: of libraries' checkpoints.
-        suffixes: endings of files of weights, the preferred first.
+        folder: Folder of a library's checkpoint.
+        suffixes: Endings of files of weights, the preferred first.
 
     Raises:
         StateError: it has none, or several.

@@ -86,8 +86,8 @@ class LocalStorage:
     """A folder of this machine's file systems.
 
     Args:
-        path: may be missing.
-        follows_links: whether a symbolic link to a file counts as the file.
+        path: Path, which may be missing.
+        follows_links: Whether a symbolic link to a file counts as the file.
     """
 
     replaces_at_once = True

@@ -127,8 +127,8 @@ def contents(stream: IO[bytes], size: int) -> dict[str, TensorEntry]:
     """Return the entries of a file, by name, without reading the tensors.
 
     Args:
-        stream: at its beginning.
-        size: bytes of the file.
+        stream: Stream at its beginning.
+        size: Bytes of the file.
 
     Raises:
         StateError: not such a file.
@@ -145,9 +145,9 @@ def read(stream: IO[bytes], size: int, digests: Digests | None = None) -> dict[s
     """Return the arrays of a file, read-only and in separate memory.
 
     Args:
-        stream: at its beginning.
-        size: bytes of the file; nothing beyond is read or allocated.
-        digests: what the hashes must be; None to check none.
+        stream: Stream at its beginning.
+        size: Bytes of the file; nothing beyond is read or allocated.
+        digests: Expected hashes; None to check none.
 
     Raises:
         StateError: not such a file, or not with these hashes; the message names the tensor.

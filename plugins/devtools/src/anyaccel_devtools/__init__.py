@@ -2,7 +2,7 @@
 
 - `testing`: the conformance kit, which a plugin's author runs over a backend.
 - `transfer_ledger`: counts transfers between devices and waits of the host; also `anyaccel.ledger` and `no_transfers`.
-- `doctor`: checks of a machine, and the capability `HealthChecks` with which backends add theirs.
+- `doctor`: checks of a machine, and the capability `HealthChecks`, to add checks for a backend.
 - `drawing`: graphs as SVG.
 
 The commands `conform`, `doctor`, `env` and `new-plugin` of `anyaccel` are in `cli`. Names are imported on first use;

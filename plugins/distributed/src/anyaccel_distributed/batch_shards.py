@@ -72,7 +72,7 @@ class BatchCut:
 
 
 class BatchCutter:
-    """Splits batches into shards for the replicas of a process.
+    """Split batches into shards for the replicas of a process.
 
     Args:
         label: Label of the segment.

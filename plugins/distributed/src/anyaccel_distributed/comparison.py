@@ -23,7 +23,7 @@ Gather = Callable[[Any], list[Any]]
 
 
 class ReplicaComparison:
-    """Compares the state of the replicas of a phase.
+    """Compare the state of the replicas of a phase.
 
     Args:
         label: Label of the phase.

@@ -13,7 +13,7 @@ class Departure:
     """The end of a process that is a replica: it may end well, or fail, and then leaves without delay.
 
     Args:
-        leave: is called once when Python ends, with whether this process has failed.
+        leave: Function that is called once when Python ends, with whether this process has failed.
     """
 
     def __init__(self, leave: Callable[[bool], object] | None = None) -> None:

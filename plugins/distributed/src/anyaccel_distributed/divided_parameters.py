@@ -1,4 +1,4 @@
-"""Sharding of a TrainPhase: what is sharded over replicas, what cannot be, and the notes in the plan."""
+"""Sharding of a TrainPhase: the parameters that are sharded over replicas, the checks, and the notes in the plan."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _LEAVE_OUT = "leave sharding out: then each replica keeps all parameters"
 
 
 def divided_nodes(plan: Plan) -> dict[str, str]:
-    """Return the nodes whose parameters are to be divided, each with how; empty for all but a TrainPhase."""
+    """Return the nodes whose parameters are to be sharded, each with how; empty for all but a TrainPhase."""
     return {each.node: each.sharding for each in plan.assignments if each.sharding not in ("", "none")}
 
 
 def whole_nodes(plan: Plan) -> tuple[str, ...]:
-    """Return the nodes whose parameters each replica keeps; empty if nothing is divided."""
+    """Return the nodes whose parameters each replica stores whole; empty if nothing is sharded."""
     divided = divided_nodes(plan)
     return tuple(each.node for each in plan.assignments if divided and each.node not in divided)
 
@@ -137,7 +137,7 @@ def _trained(resolution: Resolution) -> Iterator[Operation]:
 
 
 def sharding_notes(phase: PhaseSettings, resolution: Resolution) -> tuple[str, ...]:
-    """Return notes for the plan about sharding; nothing without it."""
+    """Return notes for the plan about sharding; empty if nothing is sharded."""
     plan = resolution.plan
     nodes = divided_nodes(plan)
     if not nodes:

@@ -19,8 +19,8 @@ class ReplicaGroup(ABC):
     """All replicas of one model. Every replica calls the same methods in the same order, and each call waits for all.
 
     Attributes:
-        rank: which replica this is, from 0.
-        size: how many there are.
+        rank: Number of this replica, from 0.
+        size: Number of replicas.
     """
 
     rank: int

@@ -49,12 +49,12 @@ class LoopReplicas(Protocol):
 
 
 class ReplicatedEpochs(LoopExtension):
-    """Lets replicas go through epochs together, and none wait for one that has failed.
+    """Let replicas go through epochs together, and none wait for one that has failed.
 
     Args:
-        run: the training.
-        pipeline: the programs of this replica.
-        replicas: of it.
+        run: The training.
+        pipeline: The programs of this replica.
+        replicas: Replicas of the run.
     """
 
     def __init__(self, run: Run, pipeline: Pipeline, replicas: LoopReplicas) -> None:
@@ -88,7 +88,7 @@ class AgreedStop(LoopExtension):
     """All replicas stop where one was asked to; the others would wait for it.
 
     Args:
-        run, replicas: see `ReplicatedEpochs`.
+        run, replicas: See `ReplicatedEpochs`.
     """
 
     def __init__(self, run: Run, replicas: LoopReplicas) -> None:
@@ -109,7 +109,7 @@ class SharedCalls(LoopExtension):
     """Calls of several steps by all replicas at once: each decides by its own clock, and all take the fewest.
 
     Args:
-        replicas: see `ReplicatedEpochs`.
+        replicas: See `ReplicatedEpochs`.
     """
 
     def __init__(self, replicas: LoopReplicas) -> None:

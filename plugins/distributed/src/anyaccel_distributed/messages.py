@@ -17,8 +17,8 @@ def gather_plain(value: Any, gather: Callable[[np.ndarray], np.ndarray]) -> list
     """Return the plain values that all replicas give, by rank: as JSON, lengths first. See `ReplicaGroup.gather`.
 
     Args:
-        value: of this replica.
-        gather: the arrays of all replicas, [replicas, ...], given that of this one, of the same shape and dtype in all.
+        value: Value of this replica.
+        gather: The arrays of all replicas, [replicas, ...], given that of this one, of the same shape and dtype in all.
 
     Raises:
         TypeError: it is not plain.

@@ -314,9 +314,9 @@ def check_apart(label: str, plan: Plan, gather: Callable[[Any], list[Any]]) -> N
     """Check that no two replicas train on one device; on a CPU they do.
 
     Args:
-        label: of the phase.
-        plan: of this replica.
-        gather: gives the plain values that all replicas give, by rank.
+        label: Label of the phase.
+        plan: Plan of this replica.
+        gather: Function that returns the plain values of all replicas, by rank.
 
     Raises:
         PhaseError: two do.

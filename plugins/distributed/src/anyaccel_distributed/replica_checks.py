@@ -23,8 +23,8 @@ class UnequalBuffers(LoopExtension):
     """Warns once of buffers that are not alike in the replicas of a process, as each computes them from its rows.
 
     Args:
-        phase: whose batches replicas share.
-        programs: that have these.
+        phase: Phase with batches that replicas share.
+        programs: Programs with these buffers.
     """
 
     def __init__(self, phase: PhaseSettings, programs: Sequence[ReplicatedProgram]) -> None:

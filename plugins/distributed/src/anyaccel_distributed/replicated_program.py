@@ -36,13 +36,13 @@ def build_replicated(
     result.
 
     Args:
-        backend: has the capability `device_replicas`.
-        segment: with its models, on the first device.
-        devices: one for each replica; with `deterministic` also a single one.
-        deterministic: whether results do not depend on how many devices there are, to the last bit.
-        divided: whether each device has a part of the parameters, by one program over all.
-        whole: with `divided`, labels of the nodes whose parameters are on each device all the same.
-        processes: with `deterministic`, those that compute some shards of each batch; None for this one alone.
+        backend: Backend with the capability `device_replicas`.
+        segment: Segment with its models, on the first device.
+        devices: One device for each replica; with `deterministic` also a single one.
+        deterministic: Whether results do not depend on how many devices there are, to the last bit.
+        divided: Whether each device has a part of the parameters, by one program over all.
+        whole: Labels of the nodes whose parameters are not sharded, with `divided`: each device has all of them.
+        processes: Processes that compute some shards of each batch, with `deterministic`; None for this one alone.
     """
     one_by_one = deterministic or len(devices) == 1
     more: Any = {"whole": tuple(whole)} if whole else {}

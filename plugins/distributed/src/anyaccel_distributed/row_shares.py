@@ -1,4 +1,4 @@
-"""Row shares: the rows of each batch for one replica: its part, or all rows, of which it computes a part."""
+"""Row shares: the rows of each batch for one replica, either its part, or all rows to compute a part of them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ _SEEN_BYTES = 1024
 
 
 def share(n_rows: int, rank: int, size: int) -> RowSpan:
-    """Return the rows of a batch of `n_rows` that a replica takes: adjacent ones, and at most one more than
-    another's.
-    """
+    """Return the rows of a batch of `n_rows` that a replica takes: adjacent ones. Shares differ by at most one row."""
     return rank * n_rows // size, (rank + 1) * n_rows // size
 
 
@@ -103,7 +101,8 @@ def fingerprint(batch: Batch) -> int:
 
 
 class ReplicaEpochs(EpochPlan):
-    """The epochs of all replicas, of which this one takes its part of every step, in the order of the epoch.
+    """The epochs of all replicas. This replica takes its part of every step, in the order of the epoch.
+
 
     Args:
         label: Label of the phase.
@@ -222,7 +221,8 @@ def _check_equal(label: str, sizes: set[int], n_replicas: int) -> None:
 
 
 class ReplicaEvaluation(EpochPlan):
-    """An evaluation of which this replica computes some whole, adjacent batches, as one process does.
+    """An evaluation that is split by batches: this replica computes some whole, adjacent ones, as one process does.
+
 
     Args:
         epochs: Epochs of all.
@@ -265,10 +265,10 @@ class GlobalBatches:
     """Whether all replicas compute each step by one program.
 
     Attributes:
-        given: they do.
-        parts: each reads its part of a batch, which the program puts together; else all rows.
-        allowed: backend and phase allow it, with whole parameters.
-        needed: some layer mixes the rows of a batch.
+        given: Whether they do.
+        parts: Whether each reads its part of a batch, which the program puts together; otherwise all rows.
+        allowed: Whether backend and phase allow it, with whole parameters.
+        needed: Whether some layer mixes the rows of a batch.
     """
 
     given: bool = False

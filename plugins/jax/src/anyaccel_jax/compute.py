@@ -32,7 +32,7 @@ DONATED_BYTES = 256 * 2**20
 
 
 class JaxCompute(JaxPlacement, KeywordCompute):
-    """Computes this package's models, modules of Flax (Linen and NNX) and Equinox, and of Keras where it runs on JAX.
+    """Compute this package's models, modules of Flax (Linen and NNX) and Equinox, and of Keras where it runs on JAX.
 
     They return an array, or a tuple, list or dict of arrays.
     """

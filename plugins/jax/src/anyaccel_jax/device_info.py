@@ -20,8 +20,9 @@ def describe(device: Device, jax_device: Callable[[Device], Any]) -> DeviceInfo:
     """Name, vendor, identity and memory of a device.
 
     Args:
-        device: the device.
-        jax_device: gives JAX's object for it, and starts JAX; not called for the CPU, nor for an NVIDIA GPU.
+        device: The device.
+        jax_device: Function that returns JAX's object for it, and starts JAX; not called for the CPU, nor for an NVIDIA
+            GPU.
     """
     if device.kind == "cpu":
         return cpu_info()

@@ -27,7 +27,7 @@ def check_dtype(dtype: Any) -> None:
     """Make sure that JAX does not convert a dtype.
 
     Args:
-        dtype: of NumPy, or its name.
+        dtype: Dtype of NumPy, or its name.
 
     Raises:
         MoveError: JAX lacks it, or would narrow it, because its 64-bit types are not enabled.

@@ -76,7 +76,7 @@ class JaxOps(TracedOps):
     The state that a step loop is given stays intact, so that however a call ends, there is a state to continue with.
 
     Args:
-        move_array: puts an array on a device.
+        move_array: Function that puts an array on a device.
     """
 
     xp = Namespace()

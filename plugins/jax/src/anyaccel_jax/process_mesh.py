@@ -22,10 +22,10 @@ class ProcessMesh(DeviceMesh):
     """A mesh of one device of each process, of whose arrays each process sees its part.
 
     Args:
-        devices: of all processes, by rank.
-        own: that of this process.
-        divides: see `DeviceMesh`.
-        whole: labels of nodes whose parameters and optimizer state each device has.
+        devices: Devices of all processes, by rank.
+        own: Device of this process.
+        divides: See `DeviceMesh`.
+        whole: Labels of nodes whose parameters and optimizer state each device has.
     """
 
     chooses_by_time = False

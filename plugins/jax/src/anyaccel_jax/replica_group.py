@@ -177,8 +177,8 @@ class _Collectives:
     """Sums and gatherings over one device of each process.
 
     Args:
-        device: of this process; see `corresponding_devices`.
-        size: how many processes there are.
+        device: Device of this process; see `corresponding_devices`.
+        size: Number of processes.
     """
 
     def __init__(self, device: Any, size: int) -> None:

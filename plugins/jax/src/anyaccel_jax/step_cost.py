@@ -42,7 +42,7 @@ class JaxStepCosts(StepCosts):
 
 
 class _UnmovedOps(JaxOps):
-    """Traces models as parts of one function; nothing moves, so the devices do not have to exist here."""
+    """Trace models as parts of one function; nothing moves, so the devices do not have to exist here."""
 
     eager = True
 

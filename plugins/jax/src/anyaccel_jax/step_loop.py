@@ -80,18 +80,18 @@ def _put(put: Put, where: Any, array: np.ndarray) -> Any:
 
 
 class _LoopOrSteps:
-    """Runs steps as a loop or one by one; chosen at the first call.
+    """Run steps as a loop or one by one; chosen at the first call.
 
     On a CPU, XLA's convolutions take several times as long inside a loop as outside. Where a step has any, both ways
     run some steps over the first rows, whose results are dropped; where the state does not survive that, steps are run
     one by one.
 
     Args:
-        loop: a compiled loop of (state, rest, table, numbers, count); with a count of 0 it returns the state.
-        step: a compiled step; see `_run_single`.
-        has_convolutions: whether a step has any; known once the loop has been called.
-        put: puts numbers where the loop has its own.
-        times_ways: whether both ways may be tried, as the loop leaves the state it is given intact.
+        loop: A compiled loop of (state, rest, table, numbers, count); with a count of 0 it returns the state.
+        step: A compiled step; see `_run_single`.
+        has_convolutions: Whether a step has any; known once the loop has been called.
+        put: Function that puts numbers where the loop has its own.
+        times_ways: Whether both ways may be tried, as the loop leaves the state it is given intact.
     """
 
     def __init__(

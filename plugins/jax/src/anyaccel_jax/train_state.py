@@ -97,8 +97,8 @@ class TrainState:
 
         Args:
             grads: Gradients like `params`, or a part of it; other parameters do not change.
-            value: the loss, for optimizers that need it (`optax.contrib.reduce_on_plateau`).
-            changes: other attributes to replace, such as `buffers`.
+            value: The loss, for optimizers that need it (`optax.contrib.reduce_on_plateau`).
+            changes: Other attributes to replace, such as `buffers`.
 
         Raises:
             PhaseError: the node is frozen, or has no such parameters, or is clipped together with others, or its

@@ -74,7 +74,7 @@ def observed(record: Record, device_of: DeviceOf) -> Iterator[None]:
 
 
 class _Observer:
-    """Makes events of what JAX is called with."""
+    """Create events from the calls of JAX."""
 
     def __init__(self, record: Record, device_of: DeviceOf) -> None:
         self._record, self._device_of = record, device_of

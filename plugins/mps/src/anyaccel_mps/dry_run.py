@@ -30,9 +30,9 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
     Attributes:
-        stage: the part of the step that runs, set by the caller.
-        node: the nodes of the module that runs; `""` outside of modules.
-        places: by operator, in order of their first call, the nodes or stages that called it.
+        stage: The part of the step that runs, set by the caller.
+        node: The nodes of the module that runs; `""` outside of modules.
+        places: Nodes or stages that called each operator, by operator in the order of their first call.
     """
 
     def __init__(self) -> None:

@@ -98,7 +98,7 @@ def problems(draw: Any, *, grouped: bool = False) -> tuple[list[Block], list[Dev
 
 @settings(max_examples=80, deadline=None)
 @given(problems(), st.sampled_from(["throughput", "latency"]))
-def test_a_chain_is_split_as_well_as_any_contiguous_split(
+def test_a_chain_is_placed_at_least_as_well_as_any_contiguous_split(
     problem: tuple[list[Block], list[DeviceSpec]], objective: str
 ) -> None:
     blocks, devices = problem
@@ -120,7 +120,7 @@ def test_a_chain_is_split_as_well_as_any_contiguous_split(
         assert made.method == "packing"
     else:
         assert made.exact
-        assert made.seconds == pytest.approx(best)
+        assert made.seconds <= best * (1 + 1e-9)  # better where blocks that follow each other are apart
 
 
 @settings(max_examples=60, deadline=None)

@@ -142,7 +142,7 @@ _RETIRED = re.compile(r"\s*(?:modal\.)?gpu\.([A-Za-z0-9]+)\((.*)\)\s*")
 
 
 def _refuse_retired_form(value: str) -> None:
-    """Objects of Modal, `modal.gpu.A100(size="80GB", count=2)`, were an earlier way to write a request there."""
+    """Refuse a GPU object of Modal, `modal.gpu.A100(size="80GB", count=2)`, an earlier form of requests there."""
     retired = _RETIRED.fullmatch(value[:200])
     if retired is None:
         return

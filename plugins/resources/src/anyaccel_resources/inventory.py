@@ -106,7 +106,7 @@ class Inventory:
         """Return the inventory that `value` writes.
 
         Args:
-            value: text such as `"8x H100-80GB, 2x T4 mem=1TB cores=96"`, `"2x gpu-24GB"` or `"2x 24GB"` for devices of
+            value: Text such as `"8x H100-80GB, 2x T4 mem=1TB cores=96"`, `"2x gpu-24GB"` or `"2x 24GB"` for devices of
                 no product in the table, `"2x sim-1GB"` for simulated ones, `"cpu 64GB"` for the memory of the host,
                 `"cpu"` for a machine without accelerators, or an Inventory.
 

@@ -18,7 +18,7 @@ class LoggingScope:
     """The result of `log_to`: in effect from the call on; as a context manager, until the end of the block.
 
     Attributes:
-        folder: the folder for event files; None turns logging off.
+        folder: The folder for event files; None turns logging off.
     """
 
     def __init__(self, folder: Path | None) -> None:

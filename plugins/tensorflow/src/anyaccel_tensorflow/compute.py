@@ -23,7 +23,7 @@ from anyaccel_tensorflow.placement import TensorFlowPlacement
 
 
 class TensorFlowCompute(TensorFlowPlacement, KeywordCompute):
-    """Computes Keras models and layers, and callable tf.Modules, that return tensors: one, or a tuple, list or dict.
+    """Compute Keras models and layers, and callable tf.Modules, that return tensors: one, or a tuple, list or dict.
 
     Losses that a Keras model adds itself (regularizers, `add_loss`) enter its gradients with weight 1, as in Keras; the
     losses that a phase reports do not contain them.

@@ -190,9 +190,9 @@ class StepOptimizer:
     """The optimizer of some nodes, with the schedule and the clipping of its `Optimizer`; called like one of Keras.
 
     Args:
-        group: name of the parameter group.
-        optimizer: the updates of all groups.
-        nodes: the nodes of the group.
+        group: Name of the parameter group.
+        optimizer: The updates of all groups.
+        nodes: The nodes of the group.
     """
 
     def __init__(self, group: str, optimizer: OptimizerStep, nodes: Mapping[str, NodeVariables]) -> None:

@@ -18,7 +18,7 @@ def describe(device: Device, device_type: str) -> DeviceInfo:
     """Name, vendor and memory of a device.
 
     Args:
-        device: the device.
+        device: The device.
         device_type: TensorFlow's type of it, such as `"GPU"`.
     """
     if device.kind == "cpu":

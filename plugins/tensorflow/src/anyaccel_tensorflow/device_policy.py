@@ -15,9 +15,9 @@ class SharedSetting:
     """A setting of the whole process that several hold at once: set by the first, restored by the last.
 
     Args:
-        get: reads the setting.
-        set_: writes it.
-        strict: its value while somebody holds it.
+        get: Function that reads the setting.
+        set_: Function that writes the setting.
+        strict: Its value while somebody holds it.
     """
 
     def __init__(self, get: Callable[[], Any], set_: Callable[[Any], None], strict: Any) -> None:
@@ -73,7 +73,7 @@ class StrictDevices:
     """Soft placement off and the device policy explicit, until `end` or until `owner` is garbage.
 
     Args:
-        owner: the object that needs it.
+        owner: The object that needs it.
     """
 
     def __init__(self, owner: object) -> None:

@@ -38,7 +38,7 @@ class TensorFlowExchange(TensorFlowPlacement, Exchange):
         return aligned_empty(shape, dtype)
 
     def to_host(self, tensor: Any) -> np.ndarray:
-        """Shares memory with a tensor on the CPU, and is then read-only."""
+        """Return an array, which shares memory with a tensor on the CPU and is then read-only."""
         import tensorflow as tf
 
         if not is_tensor(tensor) or tensor.dtype in (tf.string, tf.resource, tf.variant):

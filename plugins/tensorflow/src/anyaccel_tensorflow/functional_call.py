@@ -32,8 +32,8 @@ class FunctionalCall(ABC):
     """One model as a function.
 
     Attributes:
-        model: a built model.
-        variables: its variables, by name.
+        model: A built model.
+        variables: Its variables, by name.
     """
 
     def __init__(self, model: Any) -> None:

@@ -359,6 +359,7 @@ class TensorFlowLoop(Loop):
         elif count is not None:
             gradients = [None if g is None else _divided(g, count) for g in gradients]
         if traced is None:
+            self._iterations.weigh()
             self._pending |= set(keys)
             if self.num_processes > 1:
                 loss.anyaccel_share = self._iterations.training_share  # for `reduce`, after other batches
@@ -536,8 +537,10 @@ class TensorFlowLoop(Loop):
             self._traced, self._n_calls = before, calls
         if traced.is_new:
             traced.finish()
-        if traced.has_gradients and not self._window.is_current(share, within=self._is_within):
-            self._begin(share)
+        if traced.has_gradients:
+            self._iterations.weigh()
+            if not self._window.is_current(share, within=self._is_within):
+                self._begin(share)
         self._pending = (self._pending | traced.leaves) - traced.takes
         for site in traced.sites:
             site.is_open = not traced.is_closing

@@ -68,7 +68,7 @@ class TensorFlowProgram(CustomStepProgram):
 
     @property
     def can_compile_steps(self) -> bool:
-        """Steps on several devices are not compiled, so that parameters are updated where they are."""
+        """Whether steps can be compiled: not on several devices, so that parameters are updated where they are."""
         return super().can_compile_steps and not self._ops_in_use.uses_several_devices
 
     def create_custom_step(self, step: Callable[..., Any]) -> CustomStep:

@@ -45,7 +45,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     """The processes of one cluster of TensorFlow, which reduce and gather by its collective operations.
 
     Args:
-        rank, size: of the launcher.
+        rank, size: Rank and size of the launcher.
 
     Raises:
         FrameworkError: see `join_cluster`.
@@ -122,8 +122,8 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         """Return the sum of the tensors that all give, in a custom step, traced or not.
 
         Args:
-            tensor: on `device`.
-            call: which call of the step; calls that run at once must differ.
+            tensor: Tensor on `device`.
+            call: Number of the call in the step; calls that run at the same time must differ.
             device: TensorFlow's name of it.
         """
         return _summed(tensor, **self._keys(("step", call), tensor, device))

@@ -54,7 +54,7 @@ class TensorFlowStepCosts(StepCosts):
 
 
 class _UnmovedOps(TensorFlowOps):
-    """Traces models as parts of one function; nothing moves, so the devices do not have to exist here."""
+    """Trace models as parts of one function; nothing moves, so the devices do not have to exist here."""
 
     def __init__(self, segment: Segment, device_string: Any) -> None:
         super().__init__(segment, device_string)

@@ -92,7 +92,7 @@ def missing_names() -> list[str]:
 
 @contextmanager
 def observed(record: Record, device_of: DeviceOf) -> Iterator[None]:
-    """Tell `record` each transfer and wait inside; not where names are missing."""
+    """Tell `record` each transfer and wait inside the block; none where names are missing."""
     observer = _Observer(record, cache(device_of))
     _seen_to_miss.clear()
     with observer.operations(), observer.conversions(), observer.reads(), observer.copies():
@@ -109,14 +109,14 @@ def _plan(operation: str) -> tuple[int | None, str]:
 
 
 class _Observer:
-    """Makes events of what TensorFlow's runtime is called with."""
+    """Create events from the calls of TensorFlow's runtime."""
 
     def __init__(self, record: Record, device_of: DeviceOf) -> None:
         self._record, self._device_of = record, device_of
         self._several: bool | None = None
 
     def _tell(self, source: Device, target: Device, name: str, nbytes: int, result: Any = None) -> None:
-        """Report a copy between two devices, for which TensorFlow lets the host wait, unless both are CPUs."""
+        """Report a copy between two devices unless both are CPUs; TensorFlow lets the host wait for it."""
         to_device, from_device = target.kind != "cpu", source.kind != "cpu"
         apart = to_device == from_device
         self._record(
@@ -135,7 +135,7 @@ class _Observer:
 
     @contextmanager
     def operations(self) -> Iterator[None]:
-        """Operations, in every thread, and calls of compiled functions."""
+        """Observe operations, in every thread, and calls of compiled functions."""
         fast = pywrap_tfe.TFE_Py_FastPathExecute
         execute, cancelable = pywrap_tfe.TFE_Py_Execute, pywrap_tfe.TFE_Py_ExecuteCancelable
 
@@ -182,7 +182,7 @@ class _Observer:
                 self._given_values(each, name, inputs, result)
 
     def _given_values(self, values: Any, name: str, inputs: Sequence[Any], result: Any) -> None:
-        """An array of NumPy, or a sequence of tensors, arrays and lists."""
+        """Report a NumPy array, or a sequence of tensors, arrays and lists, that an operation takes."""
         for each in (values,) if isinstance(values, np.ndarray) else values:
             if type(each) is not _TENSOR:
                 self._converted(each, values, name, inputs, result)
@@ -203,7 +203,7 @@ class _Observer:
             self._tell(self._device_of(source), self._device_of(target), name, _nbytes(tensor), moved)
 
     def _converted(self, value: Any, beside: Any, name: str, inputs: Sequence[Any], result: Any) -> None:
-        """An array of NumPy, or a list of numbers, that the runtime makes a tensor of."""
+        """Report a NumPy array, or a list of numbers, that the runtime converts to a tensor."""
         array = np.asarray(value)
         like = next((each.dtype for each in _tensors(beside)), None)
         dtype = like or tf.as_dtype(
@@ -254,7 +254,7 @@ class _Observer:
 
     @contextmanager
     def conversions(self) -> Iterator[None]:
-        """Arrays and lists that become tensors: `tf.constant`, operands, arguments of compiled functions."""
+        """Observe arrays and lists that become tensors: `tf.constant`, operands, arguments of compiled functions."""
         own = vars(_TENSOR)["__init__"]
 
         def init(this: Any, value: Any, *args: Any, **kwargs: Any) -> None:
@@ -369,7 +369,7 @@ class InsideFunction:
     Attributes:
         name: Name that the user gave it.
         devices: Names of the devices that it requests.
-        unseen: A text for each way in which it passes values to the host.
+        unseen: Ways of passing values to the host, a text each.
     """
 
     name: str

@@ -66,7 +66,7 @@ def tf_variable(variable: Any) -> tf.Variable:
     """Return the tf.Variable itself, which a Keras variable holds.
 
     Args:
-        variable: one of TensorFlow, or an initialized one of Keras.
+        variable: A variable of TensorFlow, or an initialized one of Keras.
     """
     return variable.value if keras().is_keras_variable(variable) else variable
 

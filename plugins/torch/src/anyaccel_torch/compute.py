@@ -86,7 +86,7 @@ class TorchCompute(TorchPlacement, KeywordCompute):
         return {name: tensor_spec(tensor) for name, tensor in _check_built(model, parameters(model)).items()}
 
     def mutates_inputs(self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()) -> bool:
-        """Runs the model on zeros and reads torch's version counters."""
+        """Run the model on zeros, and read torch's version counters."""
         from anyaccel_torch.module_traits import mutates_inputs
 
         return mutates_inputs(model, inputs, arguments)

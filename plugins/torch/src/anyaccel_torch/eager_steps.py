@@ -31,12 +31,12 @@ class EagerSteps:
     """Training steps over lists of values: forward, one backward pass over all losses, the optimizers.
 
     Args:
-        label: of the segment.
-        runs: its operations.
-        losses: its losses.
-        steppers: one function per parameter group that does an optimizer step.
-        trained: parameters whose gradients are cleared after each step.
-        scaling: of the losses.
+        label: Label of the segment.
+        runs: Its operations.
+        losses: Its losses.
+        steppers: Functions that do an optimizer step, one for each parameter group.
+        trained: Parameters whose gradients are cleared after each step.
+        scaling: Loss scaling.
     """
 
     def __init__(

@@ -85,7 +85,7 @@ def raise_if_device_mismatch(error: Exception, who: str, inputs: Mapping[str, An
     """Raise an error that names a node or loss and its inputs if torch refused tensors on several devices.
 
     Args:
-        error: torch's error.
+        error: Torch's error.
         who: The node or loss, and its device.
         inputs: Its inputs, by name.
 

@@ -19,7 +19,7 @@ class TorchLoadableShapes(LoadableShapes):
     """Values that modules with their own loading accept, such as observers."""
 
     def loadable_shapes(self, model: nn.Module, given: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        """Copies of such modules are asked."""
+        """Return the shapes that such modules can load, found with copies of them."""
         plain, shapes = plain_names(model), {name: spec.shape for name, spec in given.items()}
         return {
             (key := _key(plain, path, name)): given[key]

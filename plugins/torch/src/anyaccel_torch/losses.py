@@ -29,14 +29,14 @@ class BoundLoss:
     """A loss that reads its inputs from the values of a segment.
 
     Attributes:
-        label, weight: of its term.
-        slots: indices of its inputs among the values.
-        module: the loss itself if it is a module, which may have parameters.
-        mean: values -> the mean, a scalar on the loss's device.
-        sum_and_weight: values -> the sum and its weight, two scalars there. Both raise `DeviceMismatchError` with the
+        label, weight: Label and weight of its term.
+        slots: Indices of its inputs among the values.
+        module: The loss itself if it is a module, which may have parameters.
+        mean: Values -> the mean, a scalar on the loss's device.
+        sum_and_weight: Values -> the sum and its weight, two scalars there. Both raise `DeviceMismatchError` with the
             loss's name for inputs on several devices.
-        total_weight: values -> the weight alone, from columns; None where it is the number of elements or rows.
-        weight_slots: indices of these columns.
+        total_weight: Values -> the weight alone, from columns; None where it is the number of elements or rows.
+        weight_slots: Indices of these columns.
     """
 
     __slots__ = ("label", "mean", "module", "slots", "sum_and_weight", "total_weight", "weight", "weight_slots")

@@ -22,8 +22,8 @@ class TorchSchedule:
     schedules the learning rate alone, no momentum. `ReduceLROnPlateau` is anyaccel's own.
 
     Args:
-        scheduler: a class, or a function of an optimizer that gives a scheduler.
-        settings: of the scheduler.
+        scheduler: A class, or a function of an optimizer that gives a scheduler.
+        settings: Settings of the scheduler.
 
     Raises:
         SpecError: it does not take the settings, changes a momentum, or steps with a value.

@@ -119,13 +119,13 @@ def load_slots(
     """Copy slots under core's names into a parameter's state.
 
     Args:
-        optimizer: whose state.
-        parameter: the parameter.
-        step: steps of its node, which are its own unless a slot `step` says otherwise.
-        slots: by core's names.
-        torch_slots: torch's names for them.
-        like: the state of a parameter after a trial step; may be empty.
-        counts: whether the optimizer may have a step count for each parameter.
+        optimizer: Optimizer that receives the state.
+        parameter: The parameter.
+        step: Steps of its node, which are its own unless a slot `step` says otherwise.
+        slots: Slots by core's names.
+        torch_slots: Torch's names for them.
+        like: The state of a parameter after a trial step; may be empty.
+        counts: Whether the optimizer may have a step count for each parameter.
     """
     state, own = optimizer.state[parameter], own_slots(slots)
     if not own and _STEP not in slots and like:  # it has had no gradient

@@ -686,7 +686,7 @@ class Native(NamedTuple):
 
     Attributes:
         create: The class.
-        slots: torch's names of the slots of the formula.
+        slots: Torch's names of the slots of the formula.
         counts: Whether the state of each parameter has the number of its steps.
     """
 
@@ -735,9 +735,9 @@ class RuleOptimizer(torch.optim.Optimizer):
     """A named optimizer that torch has no class for, by its formula.
 
     Args:
-        parameters: as any optimizer of torch takes them.
-        rule: the formula.
-        settings: the learning rate and the formula's settings, for groups that have no others.
+        parameters: Parameters, as for any optimizer of torch.
+        rule: The formula.
+        settings: The learning rate and the formula's settings, for groups that have no others.
     """
 
     def __init__(self, parameters: Any, rule: OptimizerRule, **settings: Any) -> None:

@@ -351,6 +351,7 @@ class TorchLoop(Loop):
             torch.autograd.backward(roots, inputs=inputs, retain_graph=retain_graph)
         for parameter, gradient in kept:
             parameter.grad = gradient
+        self._iterations.weigh()
         window.add(chosen, share, None if self.accumulation_steps == 1 else count)
         self._updates.awaits_step = window.is_closing
         for own in self._optimizers:
@@ -417,10 +418,6 @@ class TorchLoop(Loop):
             if model.ddp is None and not model.is_divided:
                 self._processes.group.average(model.parameters)
 
-    def _optimizers_of(self, target: Any) -> list[_PreparedOptimizer]:
-        parameters = set(target.parameters()) if isinstance(target, nn.Module) else set(target)
-        return [own for own in self._optimizers if not parameters.isdisjoint(own.parameters)]
-
     def clip_grad_norm_(self, target: Any, max_norm: float, norm_type: float = 2.0) -> Tensor | None:
         """Clip gradients by their global norm, as `torch.nn.utils.clip_grad_norm_`; nothing until an update is full.
 
@@ -444,8 +441,9 @@ class TorchLoop(Loop):
         if not self._updates.is_plain:
             if not self._updates.window.is_closing:
                 return None
-            for own in self._optimizers_of(parameters):
-                self._updates.finish(own)
+            for own in self._optimizers:
+                if not own.parameters.isdisjoint(parameters):
+                    self._updates.finish(own)
         norm = clip(parameters)
         return None if norm is None else _whole(norm)
 
@@ -502,6 +500,9 @@ class TorchLoop(Loop):
         if self.scaler is not None and state["scaler"]:
             self.scaler.load_state_dict(dict(state["scaler"]))
         self._drop_update()
+
+    def _named_models(self) -> dict[str, Any]:
+        return {f"{type(model.module).__name__} {i}": model.module for i, model in enumerate(self._models)}
 
     def _drop_update(self) -> None:
         self._updates.window, self._updates.awaits_step = _Window(), False

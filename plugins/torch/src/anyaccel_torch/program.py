@@ -42,7 +42,8 @@ from anyaccel_torch.whole_steps import WholeSteps
 
 
 class ProgramSnapshot:
-    """A state to which a program can return, any number of times.
+    """A state that a program can return to any number of times.
+
 
     Args:
         parameters: Trained parameters.
@@ -68,7 +69,7 @@ class ProgramSnapshot:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Give everything the values of the snapshot."""
+        """Restore all values of the snapshot."""
         for parameter, saved in self._parameters:
             parameter.copy_(saved)
         self._buffers.restore()
@@ -451,7 +452,7 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
 
     @cached_property
     def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """By node; nodes that share one have the same."""
+        """Optimizers by node; nodes that share an optimizer have the same object."""
         lived = {group.name: group.live() for group in self._groups}
         by_node = {node: lived[group.name] for group in self.segment.groups for node in group.nodes}
         return {node: optimizer for node, optimizer in by_node.items() if optimizer is not None}
@@ -565,10 +566,10 @@ def switched_off(segment: Segment, nodes: Sequence[str]) -> dict[str, set[str]]:
 
 
 def check_frozen(segment: Segment, losses: Sequence[BoundLoss]) -> None:
-    """Refuse a segment that would change a frozen node through what its model shares with a trained one.
+    """Refuse a segment that would change a frozen node through a part that its model shares with a trained one.
 
     Raises:
-        GraphError: they share a parameter that is trained, or a module that acts otherwise in training mode.
+        GraphError: they share a trained parameter, or a module that behaves differently in training mode.
     """
     in_training = [op for op in segment.operations if op.trainable and op.label not in segment.frozen]
     trained = {op.label: op.model for op in in_training if isinstance(op.model, nn.Module)}
@@ -642,7 +643,7 @@ class BackwardPass:
     """Whether they are in this step."""
 
     def run(self, roots: Sequence[Tensor], starts: Sequence[Any]) -> None:
-        """Accumulate the gradients of some roots, each with its cotangent; None for that of a scalar."""
+        """Accumulate the gradients of some roots, each with its cotangent, which is None for a scalar."""
         if roots:
             torch.autograd.backward(roots, starts)
 
@@ -716,7 +717,7 @@ class OverlappedPass(BackwardPass):
             self._ddp.register_comm_hook(self._state, _sum_bucket)
 
     def expect(self, step: StepWeight) -> None:
-        """The next pass is the last of a step."""
+        """Announce that the next pass is the last of a step."""
         self._state.step, self.is_expected, self._has_run = step, True, False
 
     def run(self, roots: Sequence[Tensor], starts: Sequence[Any]) -> None:
@@ -749,11 +750,11 @@ class OverlappedPass(BackwardPass):
                 raise
 
     def finish(self) -> None:
-        """The passes of a step are over.
+        """Complete the exchange after the passes of a step.
 
         Raises:
-            FrameworkError: a gradient came when its bucket was on its way.
-            RuntimeError: another replica does not answer.
+            FrameworkError: a gradient arrived while its bucket was being exchanged.
+            RuntimeError: another replica does not respond.
         """
         assert self._ddp is not None
         if not self._has_run:  # this replica has no rows for it, and others have
@@ -768,7 +769,7 @@ class OverlappedPass(BackwardPass):
 
 
 class _HookState:
-    """Holds no wrapper, which would create a reference cycle that Python does not see."""
+    """State of a communication hook. It holds no wrapper, to avoid a reference cycle that Python does not see."""
 
     step: StepWeight
 
@@ -818,7 +819,7 @@ def _sum_bucket(state, bucket):  # type: ignore[no-untyped-def]  # torch refuses
 
 
 def _variables(roots: Sequence[Tensor]) -> set[Tensor]:
-    """The leaves that an autograd graph reaches."""
+    """Return the leaves that an autograd graph reaches."""
     found = {root for root in roots if root.is_leaf}
     nodes = [root.grad_fn for root in roots if root.grad_fn is not None]
     seen: set[Any] = set(nodes)

@@ -21,8 +21,8 @@ class RecomputedPart:
     """A part of a module that is computed again: a block, or some layers of a sequence.
 
     Attributes:
-        name: within the module.
-        modules: the block; or the layers, in sequence.
+        name: Name within the module.
+        modules: The block; or the layers, in sequence.
     """
 
     def __init__(self, name: str, modules: Sequence[nn.Module]) -> None:

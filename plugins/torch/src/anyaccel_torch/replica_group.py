@@ -56,10 +56,10 @@ class TorchReplicaGroup(ReplicaGroup):
     """The default process group of torch.distributed, which is joined unless the script has done so.
 
     Args:
-        rank, size: of the launcher.
+        rank, size: Rank and size of the launcher.
 
     Attributes:
-        bucket_bytes: the most bytes of gradients in one message; the same in all replicas.
+        bucket_bytes: The most bytes of gradients in one message; the same in all replicas.
 
     Raises:
         FrameworkError: the processes cannot be joined, or the script has joined a group of another size.
@@ -410,9 +410,9 @@ def store_of_attempt(rank: int, size: int, timeout: timedelta | None = None) -> 
     """Return a store that the replicas of this attempt share, at the address in the environment.
 
     Args:
-        rank: of this process.
-        size: how many there are.
-        timeout: how long to wait for the others; by default five minutes.
+        rank: Rank of this process.
+        size: Number of processes.
+        timeout: Maximum time to wait for the others; by default five minutes.
 
     Raises:
         RuntimeError: some do not come in time.

@@ -36,13 +36,13 @@ class StepCompiler:
     """The compiled steps of a program, by batch size and number of micro-batches.
 
     Args:
-        segment: of the program.
-        plan: its operations.
-        modules: all of its modules.
-        losses: its losses.
-        groups: its parameter groups.
-        devices: where its operations and inputs are.
-        scaling: of its losses.
+        segment: Segment of the program.
+        plan: Its operations.
+        modules: All modules of the program.
+        losses: Its losses.
+        groups: Its parameter groups.
+        devices: Devices of its operations and inputs.
+        scaling: Loss scaling of the program.
     """
 
     def __init__(

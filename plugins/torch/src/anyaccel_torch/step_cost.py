@@ -67,7 +67,7 @@ def _run(
 
 
 class _CountingProgram(TorchProgram):
-    """Records the additional memory after each node's run."""
+    """Record the additional memory after each node's run."""
 
     def __init__(self, segment: Segment, torch_device: Callable[[Any], torch.device], counter: StorageCounter) -> None:
         super().__init__(segment, torch_device)
@@ -91,7 +91,7 @@ _EPOCHS, _LEAST = 2, 2  # epochs and steps; the first makes the optimizer state
 
 
 class StorageCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of storages that are alive on each device, and the most of them at once."""
+    """Count the bytes of storages that are alive on each device, and the most of them at once."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

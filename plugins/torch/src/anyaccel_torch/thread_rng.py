@@ -120,10 +120,10 @@ class GlobalRandomness:
     before.
 
     Args:
-        key: the seed where it is entered for the first time, 64 bits.
+        key: The seed where it is entered for the first time, 64 bits.
 
     Attributes:
-        draws: how often the generator of the CPU was left in another state.
+        draws: Number of times that the generator of the CPU was left in another state.
     """
 
     def __init__(self, key: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from anyaccel.data.roles import listed
-from anyaccel.errors import ColumnError, ConfigError, DataError, PhaseError
+from anyaccel.errors import ColumnError, ConfigError, DataError, NaNWarning, PhaseError
 from anyaccel.fitting import ModelLoss
 from anyaccel.metrics import Metric
 from anyaccel.results import EvalResults
+from anyaccel.user_level import user_level
 
 IGNORED = -100
 """The label that losses of transformers leave out."""
@@ -28,6 +30,7 @@ class PretrainedLoss(ModelLoss):
     """
 
     mask, masked = "attention_mask", "input_ids"
+    integers = "int64"  # as its collators make them, whatever a data set stores
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
@@ -138,7 +141,7 @@ class PretrainedLoss(ModelLoss):
     def no_numbers(self, argument: str, column: str, values: Any) -> DataError:
         """See ModelLoss."""
         error = super().no_numbers(argument, column, values)
-        if argument not in self.labels:
+        if argument not in self.labels or "dict for each row" in error.problem:
             return error
         hint = f"give the number of each: dataset.map(lambda row: {{'labels': model.config.label2id[row[{column!r}]]}})"
         return ColumnError(error.problem, hint=hint)
@@ -240,15 +243,29 @@ class PretrainedLoss(ModelLoss):
         is_named = any(kind in self.name for kind in CLASSIFIERS)
         return is_named and self.model.config.num_labels > 1 and problem in (None, "single_label_classification")
 
+    def classes(self) -> np.ndarray:
+        """The names of `id2label`, or numbers where nobody has named them.
+
+        Raises:
+            PhaseError: it is no classifier with one class for a row.
+        """
+        if not self._is_classifier:
+            return super().classes()
+        count = self.model.config.num_labels
+        names = [self.model.config.id2label.get(number) for number in range(count)]
+        is_named = any(name != f"LABEL_{number}" for number, name in enumerate(names))
+        return np.array(names if is_named else range(count))
+
     def decoded(self, outputs: Any) -> Any:
-        """Classes of a classifier by the names of its `id2label`, as numbers if nobody has named them."""
+        """Classes of a classifier; numbers of another model as they are."""
         if not self._is_classifier or not isinstance(outputs, np.ndarray):
             return outputs
-        classes = outputs.argmax(axis=-1)
-        names = [self.model.config.id2label.get(number) for number in range(outputs.shape[-1])]
-        if all(name == f"LABEL_{number}" for number, name in enumerate(names)):
-            return classes
-        return np.array(names)[classes]
+        broken = np.isnan(outputs).any(axis=-1)
+        if broken.any():  # of a class one would not see that it was made of NaN
+            problem = f"predict: the logits are NaN in {int(broken.sum())} of {len(outputs)} rows, the first in row "
+            problem += f"{int(broken.argmax())}; classes there mean nothing. Hint: see predict(data, outputs=True)"
+            warnings.warn(problem, NaNWarning, stacklevel=user_level())
+        return self.classes()[outputs.argmax(axis=-1)]
 
     # -- folders ---------------------------------------------------------------------------------------------------
 

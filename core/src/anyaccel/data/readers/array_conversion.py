@@ -32,8 +32,8 @@ def number_column(name: str, values: Any) -> Any:
     """Return a feature or target as an Arrow chunked column on its own memory; the dtype is kept.
 
     Args:
-        name: of the column, for messages.
-        values: array-like of shape [n, *shape]; lists get the dtype that NumPy gives them.
+        name: Name of the column, for messages.
+        values: Array-like of shape [n, *shape]; lists get the dtype that NumPy gives them.
     """
     converted = _as_arrow(name, values)
     if isinstance(converted, pa.ChunkedArray):

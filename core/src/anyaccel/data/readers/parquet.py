@@ -29,10 +29,10 @@ class ParquetFiles:
     """Parquet files that make one table.
 
     Attributes:
-        files: in their order.
-        roles: of the columns that are read, by name.
-        partitions: type of each column that comes from `key=value` folders, by name.
-        schema: of the table, with roles in the field metadata.
+        files: Files in their order.
+        roles: Roles of the columns to read, by name.
+        partitions: Type of each column that comes from `key=value` folders, by name.
+        schema: Schema of the table, with roles in the field metadata.
     """
 
     files: Sequence[DataFile]
@@ -61,11 +61,11 @@ def table_from_parquet(
     """Return a table of the columns of Parquet files that have a role, read row group by row group and fully validated.
 
     Args:
-        label: of the feature set, for messages.
-        path: a file, a folder or a list of files, as for `FeatureSet.from_parquet`.
-        given: names of columns by role; without any the roles of the first file.
-        row_groups: numbers of the row groups to read, of a single file; None reads all.
-        pad: as users give it.
+        label: Label of the feature set, for messages.
+        path: A file, a folder or a list of files, as for `FeatureSet.from_parquet`.
+        given: Names of columns by role; without any the roles of the first file.
+        row_groups: Numbers of the row groups to read, of a single file; None reads all.
+        pad: Padding, as in `FeatureSet.from_parquet`.
     """
     files = discover_files(label, path)
     if row_groups is not None and len(files) > 1:

@@ -23,7 +23,7 @@ class NamedSplits(Generic[View]):
     """Views of one feature set, registered by name.
 
     Args:
-        label: of the feature set.
+        label: Label of the feature set.
     """
 
     def __init__(self, label: str) -> None:

@@ -20,7 +20,7 @@ from anyaccel.suggestions import did_you_mean
 
 
 class BatchSchema:
-    """Converts the batches of a source to arrays, and checks that their schemas are equal.
+    """Convert the batches of a source to arrays, and check that their schemas are equal.
 
     Args:
         roles: Role of each column, by name.

@@ -43,8 +43,8 @@ class PaddedBatches:
     """Pads the columns of a source.
 
     Attributes:
-        pads: by column.
-        entries: shape and dtype of one entry of the rows of a column, as of its first batch.
+        pads: Padding by column.
+        entries: Shape and dtype of one entry of the rows of a column, as of its first batch.
     """
 
     pads: Mapping[str, Pad]

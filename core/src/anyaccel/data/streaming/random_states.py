@@ -53,7 +53,7 @@ class RandomStates:
         self._found: dict[str, Any] | None = None
 
     def once(self) -> RandomStates:
-        """The same generators for the moment, searched for once."""
+        """Return an object with the current generators, which are searched for only once."""
         found = RandomStates(self._origin)
         found._found = dict(_search(self._origin))
         return found

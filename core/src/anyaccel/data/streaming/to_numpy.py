@@ -21,8 +21,8 @@ def number_array(name: str, value: Any) -> np.ndarray:
     """Return a feature or target as an array [rows, *shape] in its own dtype; copied only if necessary.
 
     Args:
-        name: of the column, for messages.
-        value: a NumPy array, a tensor of a framework whose plugin is installed, Arrow, lists of numbers or of tensors,
+        name: Name of the column, for messages.
+        value: A NumPy array, a tensor of a framework whose plugin is installed, Arrow, lists of numbers or of tensors,
             pandas, or an object with `__array__` or `__dlpack__`.
     """
     array = as_numpy(name, value)

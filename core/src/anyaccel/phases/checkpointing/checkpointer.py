@@ -50,17 +50,17 @@ _PAUSES_OF_INTERVAL = 0.25  # a checkpoint is on the disk long before the next i
 
 
 class Checkpointer:
-    """Writes the checkpoints of one run, and lets it continue where an earlier one was.
+    """Write the checkpoints of a run, and let it continue from those of an earlier run.
 
     Args:
-        checkpoint: as given to the phase.
-        run: whose graph is loaded with the state of the newest checkpoint, if it continues.
-        callbacks: all of the run, whose state is part of a checkpoint.
+        checkpoint: Argument of the phase.
+        run: The run. If it continues, its graph is loaded with the state of the newest checkpoint.
+        callbacks: All callbacks of the run; their state is part of a checkpoint.
         resume: `"auto"` continues from the newest checkpoint, if there is one; `"never"` starts from scratch.
-        writes: whether this process writes; of several replicas the first one does, and all read.
+        writes: Whether this process writes; of several replicas the first one does, and all read.
 
     Attributes:
-        resumed: where the earlier run was; None if this one starts from scratch.
+        resumed: Position of the earlier run; None if this one starts from scratch.
 
     Raises:
         PhaseError: another run writes into the folder; or it has checkpoints and this run is to start from scratch; or
@@ -483,7 +483,7 @@ TERMINATED = 128 + 15
 
 
 class Termination:
-    """Handles SIGTERM from its making to `close`, unless the program does so itself.
+    """Handle SIGTERM from the creation to `close`, unless the program does so itself.
 
     Python handles signals in the main thread alone: in another thread SIGTERM ends the process at once, and the last
     checkpoint that was due is the newest.

@@ -558,12 +558,12 @@ def transfer(
 
 
 class SharedTransfer:
-    """Shares memory by DLPack. From the first failure on it copies through host memory.
+    """Share memory by DLPack. From the first failure on, copy through host memory.
 
     Args:
-        target: where the tensor goes.
-        through_host: copies a tensor there through host memory.
-        on_failure: called once, with the error that sharing raised.
+        target: Destination of the tensor.
+        through_host: Function that copies a tensor there through host memory.
+        on_failure: Function that is called once, with the error that sharing raised.
     """
 
     def __init__(self, target: TransferEnd, through_host: Transfer, on_failure: Callable[[Exception], None]) -> None:

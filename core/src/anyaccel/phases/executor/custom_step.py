@@ -18,13 +18,13 @@ BatchColumns = Mapping[str, DeviceColumn]
 
 
 class CustomStep:
-    """Runs a custom function as the training step; its figures count as losses do.
+    """Run a custom function as the training step; its figures count as losses do.
 
     Args:
-        stage: has the models and optimizers.
-        function: as `TrainPhase.step`.
-        names: names of columns by the names that the function finds them under.
-        phase: label of the phase, for messages.
+        stage: Stage with the models and optimizers.
+        function: See `TrainPhase.step`.
+        names: Names of columns by the names that the function finds them under.
+        phase: Label of the phase, for messages.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ Evaluate = Callable[[StepRows], tuple[dict[str, Any], list[Losses]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkRunner:
-    """Trains and evaluates with the rows of one chunk; everything is looked up beforehand.
+    """Train and evaluate with the rows of one chunk; everything is looked up beforehand.
 
     Its functions are not closures: the frames of an error would hold closures, and with them the columns, for the
     lifetime of the error.

@@ -198,9 +198,9 @@ class EpochPlan(ABC):
     """How a phase goes over its rows.
 
     Attributes:
-        n_steps: steps of an epoch; updates, where several batches make one.
-        batch_size: the most rows of one feature set in a step.
-        splittable: whether a step may be computed as several, as those of evaluations.
+        n_steps: Steps of an epoch; updates, where several batches make one.
+        batch_size: The most rows of one feature set in a step.
+        splittable: Whether a step may be computed as several, as those of evaluations.
     """
 
     n_steps: int

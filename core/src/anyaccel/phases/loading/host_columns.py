@@ -1,6 +1,4 @@
-"""Host columns: the columns of a plan in host memory, in the dtype and shape in which they are loaded; nothing moves
-here.
-"""
+"""Host columns: the columns of a plan in host memory, with the dtype and shape for loading; nothing moves here."""
 
 from __future__ import annotations
 
@@ -68,7 +66,7 @@ def make_host_columns(
     ranges: Mapping[str, TargetRange],
     known: Mapping[str, FeatureSet] = MappingProxyType({}),
 ) -> dict[str, HostColumn]:
-    """Return the columns of a plan in host memory, in the dtype and shape in which the plan loads them.
+    """Return the columns of a plan in host memory, with the dtype and shape of the plan.
 
     Args:
         plan: The plan with the columns.
@@ -78,7 +76,7 @@ def make_host_columns(
 
     Raises:
         ColumnError: data that do not match the plan, targets out of range, or numbers that are too large for the dtype
-            in which they are loaded.
+            of the plan.
     """
     arrays: dict[str, HostColumn] = {}
     for column in plan.columns:
@@ -163,7 +161,7 @@ def _no_dtype(column: Column) -> ColumnError:
 
 
 def _too_large(column: Column, array_of: Callable[[str], np.ndarray]) -> ColumnError:
-    """Create the error for numbers that are infinite in the dtype in which a column is loaded."""
+    """Create the error for numbers that become infinite in the dtype of the plan."""
     dtype = np.dtype(column.spec.dtype)
     held = np.dtype(np.float32) if dtype.name == "bfloat16" else dtype  # of the same range
     for name in column.columns:
@@ -179,7 +177,7 @@ def _too_large(column: Column, array_of: Callable[[str], np.ndarray]) -> ColumnE
 
 
 def _check_integers(column: Column, array_of: Callable[[str], np.ndarray]) -> None:
-    """Check that integers keep their value in the dtype in which a column is loaded, which may be narrower.
+    """Check that integers keep their value in the dtype of the plan, which may be narrower.
 
     Raises:
         ColumnError: one does not.
@@ -291,7 +289,7 @@ def target_ranges(resolution: Resolution, *, accumulates: bool) -> dict[str, Tar
 
 
 def _range_of(term: LossTerm, dtype: str, resolution: Resolution, *, accumulates: bool) -> dict[str, Any]:
-    """Return what a loss requires of a column with this dtype."""
+    """Return the requirements of a loss for a column with this dtype."""
     if term.loss.own is not None:
         excluded = ignored_target(term.loss) if accumulates and "int" in dtype else None
         return {} if excluded is None else {"excluded": excluded}
@@ -308,7 +306,7 @@ def _range_of(term: LossTerm, dtype: str, resolution: Resolution, *, accumulates
 
 
 def _range_of_own(term: LossTerm, dtype: str, resolution: Resolution, takes: LossTargets | None) -> dict[str, Any]:
-    """Return what a framework's loss requires of a target column with this dtype."""
+    """Return the requirements of a framework's loss for a target column with this dtype."""
     logits = resolution.shapes.specs.get(term.inputs[0])
     if takes is None or logits is None:
         return {}

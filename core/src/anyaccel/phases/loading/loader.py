@@ -23,9 +23,9 @@ class Chunk:
     """Rows that are on their devices, and the steps that take them.
 
     Attributes:
-        columns: on their devices with their row orders, by value name.
-        steps: as rows of these orders.
-        host_orders: the orders in host memory, as rows of the data; empty of a source of batches.
+        columns: Columns on their devices with their row orders, by value name.
+        steps: Steps, as rows of these orders.
+        host_orders: The orders in host memory, as rows of the data; empty of a source of batches.
     """
 
     columns: DeviceColumns
@@ -51,10 +51,10 @@ class BatchLoader(ABC):
 
     Attributes:
         residency: `"resident"`, `"streamed"`, or `"mixed"` where some columns are resident.
-        reads_ahead: whether rows are read before the step before them is done.
-        repeatable: whether an epoch can be loaded again from any step on, with the same rows.
-        one_shape: whether all chunks have columns of one shape, but for the number of their rows.
-        n_steps: steps of an epoch; None if that is not known beforehand.
+        reads_ahead: Whether rows are read before the step before them is done.
+        repeatable: Whether an epoch can be loaded again from any step on, with the same rows.
+        one_shape: Whether all chunks have columns of one shape, but for the number of their rows.
+        n_steps: Steps of an epoch; None if that is not known beforehand.
     """
 
     residency: ClassVar[str]
@@ -68,8 +68,8 @@ class BatchLoader(ABC):
         """Return the chunks of an epoch, in sequence; close the generator to leave it early.
 
         Args:
-            epoch: its number.
-            start_step: steps of the epoch before this one are left out.
+            epoch: Its number.
+            start_step: Steps of the epoch before this one are left out.
 
         Raises:
             OutOfMemoryError: no room on a device.

@@ -50,11 +50,11 @@ def make_loaders(
 
     Args:
         residency: `"auto"`, `"resident"` or `"streamed"`.
-        factories: the rows of a phase, and of its validation.
-        names: their names in events.
-        training_bytes: bytes that training adds, by framework and device.
-        log_event: receives what `"auto"` decided and why; verbose if rows stay.
-        on_loaded: see `OnLoaded`.
+        factories: The rows of a phase, and of its validation.
+        names: Their names in events.
+        training_bytes: Bytes that training adds, by framework and device.
+        log_event: Function that receives the decision of `"auto"` and the reason; verbose if rows stay.
+        on_loaded: See `OnLoaded`.
 
     Raises:
         OutOfMemoryError: no room for rows that are to be resident.
@@ -375,9 +375,10 @@ class RowsLoaderFactory(LoaderFactory):
     """Rows in host memory.
 
     Args:
-        plan: which columns go where.
-        make_arrays: makes the host columns, by value name; again after they were given away to a device.
-        epochs: how the rows are gone over.
+        plan: Plan with the columns and their devices.
+        make_arrays: Function that makes the host columns, by value name; called again after they were given to a
+            device.
+        epochs: Order of the rows in each epoch.
 
     Raises:
         ColumnError: data that do not fit the plan.
@@ -451,10 +452,10 @@ class SourceLoaderFactory(LoaderFactory):
     """Rows that a source gives as they are needed; they are never all there.
 
     Args:
-        plan: which columns go where.
-        source: gives batches, or items.
-        batch_size: the most rows of a step, 1 if that is not known.
-        make_loader: makes a loader of blocks of that many bytes.
+        plan: Plan with the columns and their devices.
+        source: Source of batches, or of items.
+        batch_size: The most rows of a step, 1 if that is not known.
+        make_loader: Function that makes a loader with blocks of a number of bytes.
     """
 
     def __init__(

@@ -211,9 +211,9 @@ def _remat_figures(
     """Yield the activations of each trained node with `remat`; no device is used.
 
     Args:
-        phase: bound.
-        resolution: has the segments.
-        parts: the phase and its validation.
+        phase: The bound phase.
+        resolution: Resolution with the segments.
+        parts: The phase and its validation.
     """
     if not phase.trains:
         return
@@ -510,8 +510,7 @@ class RowMemory:
     """Bytes of rows and their orders by framework and device, and why some are not covered.
 
     Attributes:
-        chunk_rows: for each part of the phase, the most rows that are computed in a single call; 0 where that is not
-            known.
+        chunk_rows: Maximum number of rows in a single call, for each part of the phase; 0 if unknown.
     """
 
     nbytes: dict[Place, int] = field(default_factory=dict)

@@ -105,8 +105,8 @@ def bar(name: str, part: float) -> Markup:
     """Return a progress bar in the color of the text, readable by screen readers.
 
     Args:
-        name: accessible name of the bar.
-        part: completed fraction, 0 to 1.
+        name: Accessible name of the bar.
+        part: Completed fraction, 0 to 1.
     """
     full = element("div", style=f"width:{part:.1%};height:100%;background:currentColor;opacity:.7;border-radius:3px")
     track = "width:min(100%,32em);height:6px;margin:4px 0;background:rgba(128,128,128,.3);border-radius:3px"

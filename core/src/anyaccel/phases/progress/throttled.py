@@ -35,7 +35,7 @@ _ADVANCE_SECONDS = 0.005
 
 
 class ThrottledProgress(Progress):
-    """Stores the state of a run and draws it at most once in `interval` seconds; other calls only count.
+    """Store the state of a run, and draw it at most once in `interval` seconds; other calls only count.
 
     Slow drawing happens less often, so that it takes at most 0.5 % of the time. If drawing fails (the terminal was
     closed, the disk is full), the run continues with a warning, and nothing more is drawn in this phase. If an object
@@ -251,16 +251,16 @@ class ProgressState:
     """How far a run is.
 
     Attributes:
-        label, epochs: of the phase.
-        steps: steps per epoch, None if unknown.
-        began, now: times in seconds.
-        done: steps done in all; may decrease when steps are rolled back.
-        epochs_done: completed epochs.
-        figures: losses and metrics of the last epoch.
+        label, epochs: Label and number of epochs of the phase.
+        steps: Steps per epoch, None if unknown.
+        began, now: Times in seconds.
+        done: Steps done in all; may decrease when steps are rolled back.
+        epochs_done: Completed epochs.
+        figures: Losses and metrics of the last epoch.
         before: `done` at the start of the current epoch.
-        looping: whether the training loop has started.
-        doing: activity other than training steps, such as `"compiling"`.
-        loading: name of the data being loaded; `loaded` of `nbytes` bytes are.
+        looping: Whether the training loop has started.
+        doing: Activity other than training steps, such as `"compiling"`.
+        loading: Name of the data being loaded; `loaded` of `nbytes` bytes are.
         marks: (time, done) pairs of the recent past, oldest first.
     """
 

@@ -61,12 +61,12 @@ def run(
     """Test every backend of a plugin; returns 1 if a test failed, otherwise 0.
 
     Args:
-        name: name of the plugin or of its distribution.
-        device: device of the tests; None leaves the choice to the plugin's Subject.
-        timeout: seconds for each backend.
-        as_json: print JSON instead of tables.
-        left_out: plugins that could not be imported, as `load_plugins` returns them.
-        capabilities: those of CAPABILITIES to test; all if empty.
+        name: Name of the plugin or of its distribution.
+        device: Device of the tests; None leaves the choice to the plugin's Subject.
+        timeout: Seconds for each backend.
+        as_json: Print JSON instead of tables.
+        left_out: Plugins that could not be imported, as `load_plugins` returns them.
+        capabilities: Capabilities to test, out of CAPABILITIES; all if empty.
     """
     chosen = [each for each in CAPABILITIES if each in capabilities or not capabilities]
     target = Device.parse(device) if device else None

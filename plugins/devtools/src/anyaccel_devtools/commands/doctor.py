@@ -26,10 +26,10 @@ def run(probe: bool, timeout: float, as_json: bool, left_out: Sequence[Plugin]) 
     """Print all checks; returns the exit status: 0, 1 if there are warnings, 2 if something does not work.
 
     Args:
-        probe: also compute on every device, each backend in its own process.
-        timeout: seconds for each of these processes.
-        as_json: print JSON instead of a table.
-        left_out: plugins that could not be imported, as `load_plugins` returns them.
+        probe: Also compute on every device, each backend in its own process.
+        timeout: Seconds for each of these processes.
+        as_json: Print JSON instead of a table.
+        left_out: Plugins that could not be imported, as `load_plugins` returns them.
     """
     plugins = [*registry().plugins, *left_out]
     checks = check_machine(Machine.detect(), plugins)

@@ -63,8 +63,8 @@ def collect(timeout: float = TIMEOUT, left_out: Sequence[Plugin] = ()) -> dict[s
     """Return versions, drivers, variables, plugins and devices as plain data.
 
     Args:
-        timeout: seconds for listing the devices of each backend, in a child process.
-        left_out: plugins that could not be imported, as `load_plugins` returns them.
+        timeout: Seconds for listing the devices of each backend, in a child process.
+        left_out: Plugins that could not be imported, as `load_plugins` returns them.
     """
     listings = probe(None, timeout)
     plugins = (*registry().plugins, *left_out)

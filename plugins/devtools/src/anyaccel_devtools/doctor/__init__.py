@@ -1,8 +1,8 @@
 """Doctor: checks of a machine and of the software on it, each with the command that fixes a problem.
 
 Offers `Check`, the result of a check; `check_machine`; and, for the backends of plugins, the capability `HealthChecks`,
-with which they add checks, and `cuda_driver_checks` for those that use CUDA. `Machine` and `ExpectedDevices` are those
-of `anyaccel.machine`. Imports no framework. Stands on `machine` and the kernel.
+to add checks, and `cuda_driver_checks` for those that use CUDA. `Machine` and `ExpectedDevices` come from
+`anyaccel.machine`. Imports no framework. Stands on `machine` and the kernel.
 """
 
 from anyaccel.machine import ExpectedDevices, Machine

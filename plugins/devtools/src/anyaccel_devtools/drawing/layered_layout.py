@@ -47,9 +47,9 @@ def arrange(sizes: Mapping[Key, Size], edges: Sequence[Edge], *, gap: Size = (44
     """Lay out a graph.
 
     Args:
-        sizes: size of each box.
-        edges: pairs of boxes, acyclic, each pair once.
-        gap: distance between layers, and between boxes of a layer.
+        sizes: Size of each box.
+        edges: Pairs of boxes, acyclic, each pair once.
+        gap: Distance between layers, and between boxes of a layer.
     """
     level = _levels(sizes, edges)
     paths = {edge: _path(edge, level) for edge in edges}

@@ -9,7 +9,7 @@ A plugin's test file is a Subject and one line:
     globals().update(suite(TorchSubject))
 
 `pytest_plugins = ["anyaccel_devtools.testing.pytest_plugin"]` in a conftest.py adds markers, a header and expected
-failures. Names are imported on first use. `plugin_module`, `entry`, `write_distribution` and `TinyBackend` are those of
+failures. Names are imported on first use. `plugin_module`, `entry`, `write_distribution` and `TinyBackend` come from
 `anyaccel.plugin_testing`, and need no pytest.
 """
 

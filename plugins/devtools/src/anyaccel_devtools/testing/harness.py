@@ -64,8 +64,8 @@ class Harness:
     """A backend on one device.
 
     Attributes:
-        from_numpy: makes a tensor on the framework's default device.
-        to_numpy: reads the values of a tensor.
+        from_numpy: Function that makes a tensor on the framework's default device.
+        to_numpy: Function that reads the values of a tensor.
     """
 
     backend: Backend
@@ -144,8 +144,8 @@ class Harness:
         """Return one operation `node` from x to y with a loss against t, trained as the group `all`.
 
         Args:
-            model: a placed model.
-            options: those of `SegmentOptions`.
+            model: A placed model.
+            options: See `SegmentOptions`.
         """
         chosen = SegmentOptions(**options)
         x = TensorSpec((4,), self.input_dtype(model))

@@ -1,6 +1,6 @@
 """A pytest plugin that writes the result of each test of the kit to a file, one JSON object a line.
 
-`anyaccel conform` loads it with `-p`. What was written survives a crash of the process. The lines:
+`anyaccel conform` loads it with `-p`. Lines that were written survive a crash of the process. The lines:
 
     {"backend": ..., "framework": ..., "kinds": [...], "devices": [...], "import_roots": [...]}    once
     {"device": "gpu:0"}                                                                     the device of the tests
@@ -44,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class JsonReport:
-    """Writes each line as soon as it is known."""
+    """Write each line as soon as possible."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

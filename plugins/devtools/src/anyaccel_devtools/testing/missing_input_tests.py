@@ -54,7 +54,7 @@ def inputs_of(harness: Harness, left: Batch | None, right: Batch | None) -> list
 
 
 def train_steps(harness: Harness, program: Any, *steps: Sequence[Any]) -> None:
-    """One training step for each list of inputs."""
+    """Run one training step for each list of inputs."""
     for inputs in steps:
         harness.forward_backward(program, inputs)
         program.optimizer_step()

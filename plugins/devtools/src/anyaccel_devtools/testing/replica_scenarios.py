@@ -1,9 +1,9 @@
-"""What the kit's replicas do, in two processes: each tells what it found in files, which the tests read.
+"""The work of the kit's replicas, in two processes. Each writes its results to files, which the tests read.
 
     python -m anyaccel_devtools.testing.replica_scenarios MODULE:CLASS KIND FOLDER
 
-As started by `anyaccel_distributed.processes`. The class is that of a backend, which is made without arguments, and the
-kind that of the devices.
+`anyaccel_distributed.processes` starts it. The class is a backend, created without arguments, and the kind is that of
+its devices.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Replica:
         return model
 
     def rows(self) -> Batch:
-        """Return its part of the batch."""
+        """Return this replica's part of the batch."""
         return BATCH.rows(slice(6, 11) if self.group.rank else slice(0, 6))
 
     @property
@@ -86,7 +86,7 @@ class Replica:
 
 
 def feature() -> Any:
-    """Return the distribution whose capabilities these are; only who has it comes here."""
+    """Return the distribution with the capabilities of replicas. It is installed if this code runs."""
     return importlib.import_module("anyaccel_distributed")
 
 
@@ -209,9 +209,7 @@ def trained(replica: Replica) -> None:
 
 
 def _step(replica: Replica, program: Program) -> dict[str, float]:
-    """Return a step over this replica's share; its sum and weight of the loss, and the squared norm of all
-    gradients.
-    """
+    """Run a step over this replica's part; return sum and weight of the loss, and the squared norm of all gradients."""
     harness, rows = replica.harness, BATCH if replica.global_batches else replica.rows()
     if not replica.global_batches:
         replica.group.begin_step([program], [len(rows.x)])

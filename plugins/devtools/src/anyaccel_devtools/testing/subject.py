@@ -1,4 +1,4 @@
-"""Subject: the fixtures with which a plugin author describes a backend to the kit."""
+"""Subject: the fixtures that describe a backend to the kit; a plugin author writes them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _CLASSES: dict[str, type] = {**CAPABILITIES, "backend": Backend, "multi_step": C
 
 
 class Subject:
-    """What the kit needs to know of a backend. Derive from it and fill in what does not follow from the backend:
+    """Describe a backend to the kit. Derive from this class, and define the fixtures that the kit cannot derive from
+    the backend:
 
         class TorchSubject(Subject):
             @pytest.fixture
@@ -31,12 +32,12 @@ class Subject:
 
         globals().update(suite(TorchSubject))
 
-    `backend` and `new_tensor` are always needed, `from_numpy` and `to_numpy` where the backend is no `Exchange`, and
-    `model` where it computes and does not offer SequentialMLP in `models()`. The other fixtures enable more tests.
+    `backend` and `new_tensor` are always needed, `from_numpy` and `to_numpy` if the backend is not an `Exchange`, and
+    `model` if it computes but does not offer SequentialMLP in `models()`. The other fixtures enable more tests.
 
     Attributes:
-        capability: what a test class checks: `backend`, `exchange`, `compute`, `multi_step` or `memory`. Tests of a
-            capability that the backend does not declare are skipped.
+        capability: Capability that a test class checks: `backend`, `exchange`, `compute`, `multi_step` or `memory`.
+            Tests of a capability that the backend does not declare are skipped.
     """
 
     capability: ClassVar[str] = "backend"
@@ -48,7 +49,7 @@ class Subject:
 
     @pytest.fixture
     def new_tensor(self) -> Callable[[], Any]:
-        """Create a tensor as users do who name no device: `lambda: torch.zeros(3)`."""
+        """Create a tensor without naming a device, as users do: `lambda: torch.zeros(3)`."""
         self.missing_fixture("new_tensor")
 
     @pytest.fixture
@@ -104,7 +105,7 @@ class Subject:
 
     @pytest.fixture
     def custom_loss(self) -> Callable[[Any, Any], Any]:
-        """The mean squared error, as users of the framework write a loss: a function of outputs and targets."""
+        """Compute the mean squared error, as users of the framework write a loss: a function of outputs and targets."""
         _skip("no custom_loss was given")
 
     @pytest.fixture
@@ -141,7 +142,7 @@ class Subject:
         """Return a training step as users of the framework write one, where a backend has `custom_steps`.
 
         It trains the model `node` on `batch["x"]` and `batch["t"]` by the mean squared error, with the optimizer of
-        `node`, and gives `{"loss": loss}`.
+        `node`, and returns `{"loss": loss}`.
         """
         declared = getattr(backend, "custom_steps", False)
         _skip("no custom_step was given" if declared else "custom_steps is not declared")
@@ -160,7 +161,7 @@ class Subject:
 
     @pytest.fixture
     def second_device(self, backend: Backend, device: Device) -> Device:
-        """Return another device; tests that need one are skipped without it."""
+        """Return another device; without one, tests that need it are skipped."""
         return next((other for other in backend.devices() if other != device), None) or _skip("one device only")
 
     @pytest.fixture
@@ -171,7 +172,7 @@ class Subject:
         from_numpy: Callable[[np.ndarray], Any],
         to_numpy: Callable[[Any], np.ndarray],
     ) -> Harness:
-        """The backend on the device, with helpers to move tensors and to build and train programs."""
+        """Return the backend on the device, with helpers to move tensors and to build and train programs."""
         return Harness(backend, device, from_numpy, to_numpy)
 
     @pytest.fixture(autouse=True)

@@ -61,8 +61,8 @@ def suite(subject: type[Subject], name: str = "") -> dict[str, type]:
     A test file written like this also gets the classes that later versions of the kit add.
 
     Args:
-        subject: a class derived from Subject.
-        name: prefix of the class names, so that one file can test several subjects: `Sim` gives `TestSimBackend`.
+        subject: A class derived from Subject.
+        name: Prefix of the class names, so that one file can test several subjects: `Sim` gives `TestSimBackend`.
     """
     return dict(_test_class(subject, tests, name) for tests in CLASSES)
 

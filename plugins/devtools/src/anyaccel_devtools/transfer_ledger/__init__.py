@@ -1,8 +1,8 @@
 """Ledger: counts transfers between devices and waits of the host, around any code.
 
 Offers `ledger`, which counts inside a block, and `no_transfers`, which raises at the first; `Ledger`, the counts, with
-rows and totals; `register_running`, with which a module reports the running phases; and for errors `last_mover`, which
-moved a tensor last. `mixed_tensors` is that of `anyaccel.adapter`.
+rows and totals; `register_running`, to report the running phases; and for errors `last_mover`, which moved a tensor
+last. `mixed_tensors` comes from `anyaccel.adapter`.
 """
 
 from anyaccel.adapter.mixed_tensors import MixedTensors, mixed_tensors

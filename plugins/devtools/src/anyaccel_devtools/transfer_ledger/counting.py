@@ -200,7 +200,7 @@ class _Sum:
 
 @dataclass(slots=True)
 class Counter:
-    """Adds up events; thread-safe."""
+    """Add up events; thread-safe."""
 
     sums: dict[tuple[Any, ...], _Sum] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)

@@ -67,12 +67,12 @@ class Model(ABC):
         """Return the model's outputs, and its buffers afterwards (None where they are unchanged), as a pure function.
 
         Args:
-            parameters: by name.
-            buffers: by name.
+            parameters: Parameters by name.
+            buffers: Buffers by name.
             inputs: [batch, ...] each.
-            train: whether in training mode.
-            key: a key of `jax.random`, that determines everything random.
-            layout: of the call; its arguments are made of the inputs, and its results become the outputs.
+            train: Whether in training mode.
+            key: A key of `jax.random`, that determines everything random.
+            layout: Layout of the call: its arguments are built from the inputs, and its results become the outputs.
         """
 
     @property

@@ -42,9 +42,9 @@ class Equinox(Model):
     so are the values of the state (`state.0`, ...).
 
     Args:
-        module: the module. One with state (`eqx.nn.BatchNorm`) is given as it was created; or, from
+        module: The module. One with state (`eqx.nn.BatchNorm`) is given as it was created; or, from
             `eqx.nn.make_with_state`, together with its `state`.
-        state: the state, for a module that takes it as its last argument and returns it.
+        state: The state, for a module that takes it as its last argument and returns it.
     """
 
     def __init__(self, module: eqx.Module, state: eqx.nn.State | None = None) -> None:

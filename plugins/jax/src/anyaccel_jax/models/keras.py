@@ -31,7 +31,7 @@ class KerasModel(Model):
     generators. Losses that the model adds itself (regularizers) enter the gradients.
 
     Args:
-        layer: the layer or model, which only `build` and `write` change.
+        layer: The layer or model, which only `build` and `write` change.
     """
 
     def __init__(self, layer: Any) -> None:

@@ -38,7 +38,7 @@ class NnxModel(Model):
     (`train()` or `eval()`), with random streams that follow from the key: those of the user's module do not change.
 
     Args:
-        module: the module, which only `write` changes.
+        module: The module, which only `write` changes.
     """
 
     def __init__(self, module: Any) -> None:

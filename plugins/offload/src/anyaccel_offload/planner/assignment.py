@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from anyaccel_offload.planner.problem import Floats, Ints, Problem, Shared
 
 MOST_TRIALS = 400  # of single moves
+MOST_ASSIGNMENTS = 1024  # that are tried one by one
 MOST_CUTS = 64  # of the part of one device, to give some of it to an idle one
 
 
@@ -42,7 +43,9 @@ def find_assignment(problem: Problem, objective: str) -> Found | None:
         if packed is None:
             return None
         assignment, method = packed, "packing"
-    if method == "packing" or not chain:
+    if is_small(problem):
+        assignment = best_of_all(problem, assignment, objective)
+    else:
         assignment = improve(problem, assignment, objective)
     if objective == "throughput":
         assignment = use_idle(problem, assignment)
@@ -55,28 +58,55 @@ def bottleneck(problem: Problem, assignment: Ints, objective: str) -> float:
     return float(loads.sum() if objective == "latency" else loads.max())
 
 
+def is_small(problem: Problem, states: int = 1) -> bool:
+    """Whether all assignments can be tried, with so many states of each unit on each device."""
+    return bool((states * len(problem.devices)) ** len(problem.units) <= MOST_ASSIGNMENTS)
+
+
+def best_of_all(problem: Problem, assignment: Ints, objective: str) -> Ints:
+    """The best of all assignments, the given one where none is better."""
+    value = bottleneck(problem, assignment, objective)
+    for each in itertools.product(range(len(problem.devices)), repeat=len(problem.units)):
+        other: Ints = np.array(each, dtype=np.int64)
+        found = bottleneck(problem, other, objective)
+        if found < value * (1 - 1e-12) and problem.fits(other):
+            assignment, value = other, found
+    return assignment
+
+
 def improve(problem: Problem, assignment: Ints, objective: str) -> Ints:
-    """Move single units away from the device with the largest load while that makes the objective better."""
+    """Move single units away from the device with the largest load, or swap them, while that is better."""
     value = bottleneck(problem, assignment, objective)
     trials = 0
     moved = True
     while moved and trials < MOST_TRIALS:
         moved = False
         loads = problem.compute(assignment) + problem.transfer(assignment)
-        for unit in np.flatnonzero(assignment == int(np.argmax(loads))).tolist():
-            for d in np.argsort(loads, kind="stable").tolist():
-                trials += 1
-                if trials > MOST_TRIALS or d == assignment[unit]:
-                    continue
-                other = assignment.copy()
-                other[unit] = d
-                found = bottleneck(problem, other, objective)
-                if found < value * (1 - 1e-12) and problem.fits(other):
-                    assignment, value, moved = other, found, True
-                    break
-            if moved:
+        for other in neighbours(assignment, loads):
+            trials += 1
+            if trials > MOST_TRIALS:
+                break
+            found = bottleneck(problem, other, objective)
+            if found < value * (1 - 1e-12) and problem.fits(other):
+                assignment, value, moved = other, found, True
                 break
     return assignment
+
+
+def neighbours(assignment: Ints, loads: Floats) -> Iterator[Ints]:
+    """Assignments in which a unit of the device with the largest load is elsewhere, alone or in exchange."""
+    units = np.flatnonzero(assignment == int(np.argmax(loads))).tolist()
+    devices = np.argsort(loads, kind="stable").tolist()
+    for unit, d in itertools.product(units, devices):
+        if d != assignment[unit]:
+            other = assignment.copy()
+            other[unit] = d
+            yield other
+    for unit, partner in itertools.product(units, range(len(assignment))):
+        if assignment[partner] != assignment[unit]:
+            other = assignment.copy()
+            other[unit], other[partner] = assignment[partner], assignment[unit]
+            yield other
 
 
 def use_idle(problem: Problem, assignment: Ints) -> Ints:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from anyaccel_offload.planner.assignment import MOST_TRIALS, is_small, neighbours
 from anyaccel_offload.planner.problem import Floats, Ints, Problem
 from anyaccel_offload.planner.values import OffloadTier
 
+MOST_STARTS = 6  # that changes of single units begin from
+FEW = 100  # units, for which several starts take little time
 SLOTS = (2, 1)  # staging slots: with two the next block is copied while one computes
 
 
@@ -78,7 +82,177 @@ def find_offload(problem: Problem, tiers: Sequence[OffloadTier], objective: str)
                 found.append((value if made.copy(problem).any() else 0.0, away, len(found), made))
         if found:
             break
-    return min(found, key=lambda each: each[:3])[3] if found else None
+    found.sort(key=lambda each: each[:3])
+    if is_small(problem, 2):
+        return _best_of_all(problem, tiers, objective, found[0][3] if found else None)
+    starts = [each for *_, each in found[: MOST_STARTS if len(problem.units) <= FEW else 1]]
+    if len(problem.units) <= FEW or not starts:
+        repaired = _repaired(problem, tiers)
+        starts += [] if repaired is None else [repaired]
+    refined = [_refined(problem, tiers, objective, start) for start in starts]
+    return min(refined, key=lambda each: value_of(problem, each, objective), default=None)
+
+
+def value_of(problem: Problem, made: Streamed, objective: str) -> tuple[float, float, float]:
+    """The objective, how many devices have one slot only, and the bytes that are copied: what is less is better.
+
+    Where times are estimated, two slots come first: blocks compute longer than that for many rows, and hide copies.
+    """
+    seconds = made.seconds(problem)
+    away = sum(float(problem.weights[:, u].max()) for u in made.tier)
+    one = sum(slots == 1 for slots in made.slots.values())
+    value = float(seconds.sum() if objective == "latency" else seconds.max())
+    return (one, value, away) if problem.estimated else (value, one, away)
+
+
+def _fitted(problem: Problem, tiers: Sequence[OffloadTier], assignment: Ints, away: set[int]) -> Streamed | None:
+    """These units offloaded, with two slots on each device that has room for them; None if it does not fit."""
+    if not np.isfinite(problem.compute(assignment)).all():
+        return None
+    tier = _into_tiers(problem, {u: int(assignment[u]) for u in away}, tiers)
+    if tier is None:
+        return None
+    slots = dict.fromkeys((int(assignment[u]) for u in away), 1)
+    made = Streamed(assignment=assignment, tier=tier, slots=slots)
+    staging = made.staging(problem)
+    free = problem.capacity[problem.device_class] - problem.memory(assignment) + made.freed(problem) - staging
+    if np.any(free < 0):
+        return None
+    return replace(made, slots={d: 2 if staging[d] <= free[d] else 1 for d in slots})
+
+
+def _best_of_all(
+    problem: Problem, tiers: Sequence[OffloadTier], objective: str, best: Streamed | None
+) -> Streamed | None:
+    """The best of all assignments and sets of offloaded units."""
+    value = (math.inf,) * 3 if best is None else value_of(problem, best, objective)
+    weighty = np.flatnonzero(problem.weights.max(axis=0) > 0).tolist()
+    subsets = [set(each) for n in range(len(weighty) + 1) for each in itertools.combinations(weighty, n)]
+    for each in itertools.product(range(len(problem.devices)), repeat=len(problem.units)):
+        assignment: Ints = np.array(each, dtype=np.int64)
+        for away in subsets:
+            made = _fitted(problem, tiers, assignment, away)
+            if made is not None and _is_better(found := value_of(problem, made, objective), value):
+                best, value = made, found
+    return best
+
+
+def _refined(problem: Problem, tiers: Sequence[OffloadTier], objective: str, best: Streamed) -> Streamed:
+    """Change single units, where they compute and rest, or two at a time, while that is better."""
+    value = value_of(problem, best, objective)
+    trials, moved = 0, True
+    while moved and trials < MOST_TRIALS:
+        moved = False
+        for assignment, away in _changes(problem, best, best.seconds(problem)):
+            trials += 1
+            if trials > MOST_TRIALS:
+                break
+            made = _fitted(problem, tiers, assignment, away)
+            if made is not None and _is_better(found := value_of(problem, made, objective), value):
+                best, value, moved = made, found, True
+                break
+    even = _respread(problem, best)
+    made = _fitted(problem, tiers, best.assignment, even)
+    return best if made is None or _is_better(value, value_of(problem, made, objective)) else made
+
+
+def _respread(problem: Problem, made: Streamed) -> set[int]:
+    """As many units offloaded on each device, evenly over depth, where those that are have one size."""
+    away: set[int] = set()
+    for d in made.slots:
+        c = int(problem.device_class[d])
+        here = np.flatnonzero(made.assignment == d)
+        chosen = [u for u in here.tolist() if u in made.tier]
+        alike = here[problem.slots[c, here] == problem.slots[c, chosen[0]]]
+        same = all(problem.slots[c, u] == problem.slots[c, chosen[0]] for u in chosen)
+        away |= set(_spaced(alike, len(chosen)).tolist() if same else chosen)
+    return away
+
+
+def _repaired(problem: Problem, tiers: Sequence[OffloadTier]) -> Streamed | None:
+    """All weights offloaded, with one slot, and units moved until each device has room; None if that is not reached.
+
+    Then what has room stays, as the tiers may have less.
+    """
+    devices = range(len(problem.devices))
+    weighty = set(np.flatnonzero(problem.weights.max(axis=0) > 0).tolist())
+    starts = [np.full(len(problem.units), d, dtype=np.int64) for d in devices]
+    for assignment in [_by_memory(problem, list(devices), False), *starts]:
+        away, missing = set(weighty), _missing(problem, assignment, weighty)
+        trials, moved = 0, True
+        while moved and trials < MOST_TRIALS and missing.sum() > 0:
+            moved = False
+            for other in neighbours(assignment, missing):
+                trials += 1
+                if (found := _missing(problem, other, away)).sum() < missing.sum():
+                    assignment, missing, moved = other, found, True
+                    break
+        if missing.sum() > 0:
+            continue
+        for u in sorted(away, key=lambda u: -float(problem.offloadable[:, u].max())):
+            if _missing(problem, assignment, away - {u}).sum() == 0:
+                away.discard(u)
+        made = _fitted(problem, tiers, assignment, away)
+        if made is not None:
+            return made
+    return None
+
+
+def _missing(problem: Problem, assignment: Ints, away: set[int]) -> Floats:
+    """Bytes by which each device is too small, with one slot; infinite where it cannot compute what it is given."""
+    made = Streamed(
+        assignment=assignment,
+        tier=dict.fromkeys(away, OffloadTier(name="cpu")),
+        slots=dict.fromkeys(range(len(problem.devices)), 1),
+    )
+    need = problem.memory(assignment) - made.freed(problem) + made.staging(problem)
+    lacking: Floats = np.maximum(0, need - problem.capacity[problem.device_class])
+    return np.where(np.isfinite(problem.compute(assignment)), lacking, 1e18)
+
+
+def _changes(problem: Problem, made: Streamed, loads: Floats) -> Iterator[tuple[Ints, set[int]]]:
+    """What differs in one unit of the slowest device, or in two units."""
+    away = set(made.tier)
+    slowest = np.flatnonzero(made.assignment == int(np.argmax(loads))).tolist()
+    others = [] if len(problem.units) > FEW else np.flatnonzero(made.assignment != int(np.argmax(loads))).tolist()
+    for unit in [*slowest, *others]:
+        if problem.weights[:, unit].max() > 0:
+            yield made.assignment, away ^ {unit}
+    for assignment in neighbours(made.assignment, loads):
+        yield assignment, away
+        changed = np.flatnonzero(assignment != made.assignment).tolist()
+        for unit in changed if len(changed) == 1 or len(problem.units) <= FEW else ():
+            yield assignment, away ^ {unit}
+    for unit, other in itertools.product(sorted(away & set(slowest)), slowest):
+        if other not in away:
+            yield made.assignment, away ^ {unit, other}
+
+
+def _is_better(found: tuple[float, ...], value: tuple[float, ...]) -> bool:
+    """Whether the first figure that differs by more than rounding is less."""
+    first = next((i for i in range(len(found)) if not math.isclose(found[i], value[i], rel_tol=1e-12)), None)
+    return first is not None and found[first] < value[first]
+
+
+def least_copying(problem: Problem, tiers: Sequence[OffloadTier], objective: str) -> float:
+    """Seconds that no plan is below, as what does not fit is copied, over all links at once."""
+    excess = float(problem.resident.min(axis=0).sum() + problem.ties.nbytes.sum())
+    excess -= float(problem.capacity[problem.device_class].sum())
+    some = problem.offloadable > 0
+    if not tiers or not 0 < excess < math.inf or not some.any():
+        return 0.0
+    moved = problem.weights + (problem.slots if problem.settings.training else 0)
+    least = float((moved[some] / problem.offloadable[some]).min())  # bytes that are copied for one that is offloaded
+    links = [device.offload_link or device.link or math.inf for device in problem.devices]
+    rates = [[min(link, tier.bandwidth or math.inf) for link in links] for tier in tiers]
+    at_once = excess * least / sum(max(of_tier[d] for of_tier in rates) for d in range(len(links)))
+    # The fastest tiers are filled first; then the devices' mean is below none of them.
+    mean, rest = 0.0, excess
+    for tier, of_tier in sorted(zip(tiers, rates, strict=True), key=lambda pair: -max(pair[1])):
+        taken = min(rest, math.inf if tier.memory is None else tier.memory)
+        mean += taken * least / max(of_tier)
+        rest -= taken
+    return mean if objective == "latency" else max(at_once, mean / len(links))
 
 
 def _split(
@@ -150,10 +324,6 @@ def _spread(problem: Problem, assignment: Ints, d: int, slots: int) -> list[int]
 def _evenly(units: Ints, offloadable: Floats, sizes: Floats, slots: int, need: float) -> list[int] | None:
     """About the fewest units, evenly over depth, that free what is needed besides their slots."""
 
-    def chosen(m: int) -> Ints:
-        made: Ints = units[((np.arange(m) + 0.5) * len(units) / m).astype(int)]
-        return made
-
     def is_enough(some: Ints) -> bool:
         return float(offloadable[some].sum() - slots * sizes[some].max(initial=0.0)) >= need
 
@@ -162,9 +332,15 @@ def _evenly(units: Ints, offloadable: Floats, sizes: Floats, slots: int, need: f
     few, many = 0, len(units)
     while many - few > 1:
         middle = (few + many) // 2
-        few, many = (few, middle) if is_enough(chosen(middle)) else (middle, many)
-    found: list[int] = chosen(many).tolist()
+        few, many = (few, middle) if is_enough(_spaced(units, middle)) else (middle, many)
+    found: list[int] = _spaced(units, many).tolist()
     return found
+
+
+def _spaced(units: Ints, count: int) -> Ints:
+    """So many of some units, evenly over depth."""
+    made: Ints = units[((np.arange(count) + 0.5) * len(units) / count).astype(int)]
+    return made
 
 
 def _without_surplus(chosen: list[int], offloadable: Floats, sizes: Floats, slots: int, need: float) -> list[int]:
@@ -183,14 +359,21 @@ def _without_surplus(chosen: list[int], offloadable: Floats, sizes: Floats, slot
 
 
 def _into_tiers(problem: Problem, away: dict[int, int], tiers: Sequence[OffloadTier]) -> dict[int, OffloadTier] | None:
-    """The first tier with room for each unit, in order."""
-    left = [math.inf if tier.memory is None else float(tier.memory) for tier in tiers]
-    made: dict[int, OffloadTier] = {}
-    for unit in sorted(away):
-        size = float(problem.offloadable[int(problem.device_class[away[unit]]), unit])
-        t = next((t for t, room in enumerate(left) if size <= room), None)
-        if t is None:
-            return None
-        left[t] -= size
-        made[unit] = tiers[t]
-    return made
+    """A tier with room for each unit: in order, or by size where that leaves fewer bytes for the slower tiers."""
+    size = {unit: float(problem.offloadable[int(problem.device_class[d]), unit]) for unit, d in away.items()}
+    best, least = None, math.inf
+    for order in (sorted(away), sorted(away, key=lambda u: (-size[u], u)), sorted(away, key=lambda u: (size[u], u))):
+        left = [math.inf if tier.memory is None else float(tier.memory) for tier in tiers]
+        made: dict[int, OffloadTier] = {}
+        for unit in order:
+            t = next((t for t, room in enumerate(left) if size[unit] <= room), None)
+            if t is None:
+                break
+            left[t] -= size[unit]
+            made[unit] = tiers[t]
+        slow = sum(size[unit] for unit, tier in made.items() if tier is not tiers[0])
+        if len(made) == len(away) and slow < least:
+            best, least = made, slow
+        if not slow and best is not None:
+            break
+    return best

@@ -13,13 +13,14 @@ from anyaccel.arguments import check, flag, integer, number
 from anyaccel.errors import ConfigError, OutOfMemoryError
 from anyaccel.html import listing, size
 from anyaccel_offload.planner.assignment import bottleneck, find_assignment
-from anyaccel_offload.planner.offloading import Streamed, find_offload
+from anyaccel_offload.planner.offloading import Streamed, find_offload, least_copying
 from anyaccel_offload.planner.problem import CATEGORIES, Problem, Settings
 from anyaccel_offload.planner.values import Block, DeviceSpec, Edge, OffloadTier
 
 WHERE = "plan_blocks: "
 OBJECTIVES = ("throughput", "latency")
 OFFLOADS = ("no", "cpu", "disk")
+ESTIMATED = "times are estimated: weights read at 1 TB/s, as no block has seconds"
 
 
 def plan_blocks(
@@ -91,7 +92,7 @@ def _best_plan(problem: Problem, objective: str, offload: str, tiers: list[Offlo
     away = find_offload(problem, tiers, objective) if tiers else None
     if away is None:
         raise _does_not_fit(problem, offload, tiers)
-    return _plan(problem, away, objective, "offload", False)
+    return _plan(problem, away, objective, "offload", False, least_copying(problem, tiers, objective))
 
 
 def _settings(training: Any, optimizer_ratio: Any, tokens: Any, offload_buffers: Any) -> Settings:
@@ -168,10 +169,12 @@ def _does_not_fit(problem: Problem, offload: str, tiers: list[OffloadTier]) -> O
     )
 
 
-def _plan(problem: Problem, made: Streamed, objective: str, method: str, exact: bool) -> BlockPlan:
+def _plan(
+    problem: Problem, made: Streamed, objective: str, method: str, exact: bool, copying: float = 0.0
+) -> BlockPlan:
     seconds = made.seconds(problem)
     value = float(seconds.sum() if objective == "latency" else seconds.max())
-    notes = ["times are estimated: weights read at 1 TB/s, as no block has seconds"] * problem.estimated
+    notes = [ESTIMATED] * problem.estimated
     if method == "packing":
         notes.append("no contiguous split fits: blocks that follow each other are on different devices")
     if 1 in made.slots.values():
@@ -180,7 +183,7 @@ def _plan(problem: Problem, made: Streamed, objective: str, method: str, exact: 
         devices=tuple(_share(problem, made, d, objective, seconds) for d in range(len(problem.devices))),
         objective=objective,
         seconds=value,
-        lower_bound=min(problem.lower_bound(objective), value),
+        lower_bound=min(max(problem.lower_bound(objective), copying), value),
         method=method,
         exact=exact,
         notes=tuple(notes),

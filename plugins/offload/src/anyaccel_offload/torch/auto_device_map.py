@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from anyaccel.call_hints import call_hints
 from anyaccel.errors import ConfigError
 from anyaccel.host_memory import host_memory
 from anyaccel_offload.planner import Block, BlockPlan, DeviceSpec, OffloadTier, memory_size, plan_blocks
+from anyaccel_offload.planner.planning import ESTIMATED
 from anyaccel_offload.torch.accelerate_words import takes_accelerates
 from anyaccel_offload.torch.copy_rates import Rate, are_here, copy_rate, disk_rate, rates_note, weight_rate
 from anyaccel_offload.torch.device_map import DISK, device_in_map, entry_for
@@ -186,7 +187,8 @@ def planned_map(
     used = tiers if offload == "disk" else tiers[:1] if offload == "cpu" else []
     rests: dict[str, Any] = {"offload": offload, "tiers": used, "offload_buffers": offload_buffers}
     plan = plan_blocks(blocks, devices, training=training, **rests)
-    plan = replace(plan, notes=(*plan.notes, _TIMES, _rates(plan, reading, measure)))
+    notes = [note for note in plan.notes if note != ESTIMATED]  # at the rates of these devices
+    plan = replace(plan, notes=(*notes, _TIMES, _rates(plan, reading, measure)))
     entries = {**plan.device_map, **plan.offloaded}
     made = {name: entries[name or _WHOLE] for name in names}
     return DeviceMap({**made, **_remaining(model, made, plan)}, plan)
@@ -221,7 +223,7 @@ def check_names(name: str, given: Any) -> tuple[str, ...]:
 
 
 def _blocks(
-    model: nn.Module, names: Collection[str], dtype: torch.dtype | None, special: Mapping[str, torch.dtype | None]
+    model: nn.Module, names: Sequence[str], dtype: torch.dtype | None, special: Mapping[str, torch.dtype | None]
 ) -> list[Block]:
     """The blocks with their bytes; what several use is tied, and what none has belongs to the next in its module.
 
@@ -235,7 +237,7 @@ def _blocks(
         prefix = place.name.rpartition(".")[0]
         inside = (name for name in names if name.startswith(f"{prefix}." if prefix else ""))
         block = block_around(place.name, known)
-        users.setdefault(id(place.tensor), {})[next(inside) if block is None else block] = None
+        users.setdefault(id(place.tensor), {})[next(inside, names[0]) if block is None else block] = None
         loose |= {id(place.tensor)} if block is None else set()
         entry = entry_for(place.name, special)
         size = _nbytes(place.tensor, dtype if entry is None else special[entry])
@@ -255,7 +257,6 @@ def _blocks(
             tied=tied[name],
             parameter_bytes=parameters[name],
             buffer_bytes=buffers[name],
-            seconds=(parameters[name] + buffers[name]) / _REFERENCE,
         )
         for name in names
     ]

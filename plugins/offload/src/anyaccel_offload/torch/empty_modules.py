@@ -115,8 +115,8 @@ class _Building:
         """What is registered instead of a buffer; None for itself."""
         if self.buffers:
             return None if given.device == self.device else given.to(self.device)
-        if given.device != META or self.device != META:
-            return None
+        if given.device != META or self.device != META or torch.get_default_device() == META:
+            return None  # what is built on the meta device on purpose, as `from_pretrained` does, gets values later
         draw = self._draws[given] if given in self._draws else None  # noqa: SIM401  (its `get` has no types)
         if draw is None or given._version:  # noqa: SLF001  (counts writes; torch documents no other)
             raise ConfigError(

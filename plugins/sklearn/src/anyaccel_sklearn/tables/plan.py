@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from pyarrow import compute
 
 from anyaccel.arguments import shown
@@ -32,6 +33,7 @@ from anyaccel_sklearn.tables.given_transformer import GivenTransformer
 from anyaccel_sklearn.tables.treatment import FEW, TableTreatment
 
 _UNIQUE, _FEWEST = 0.95, 10  # of a text column: the share of different values, and rows, from which it tells rows apart
+_FEWEST_NUMBERED = 50  # rows from which different integers look like row numbers
 
 
 def treatment_of(
@@ -92,6 +94,10 @@ def treatment_of(
     if dropped:
         problem = f"columns that cannot tell rows apart are left out: {listed(dropped)}"
         warnings.warn(problem, TableWarning, user_level())
+    counting = [name for name in parts["numbers"] if _counts_rows(table.column(name))]
+    if counting:
+        problem = f"columns {listed(map(repr, counting))} hold another integer in each row, as row numbers do"
+        warnings.warn(f"{problem}; if they are some, leave them out: drop={counting}", TableWarning, user_level())
     return TableTreatment(**parts, families=families, columns=report, target=target, seed=seed)
 
 
@@ -195,6 +201,15 @@ def _says_nothing(name: str, column: Any, present: np.ndarray, n_missing: int) -
         return None
     value = compute.drop_null(column)[0].as_py() if present.size else None
     return _dropped(name, n_missing, len(present) + n_missing, value)
+
+
+def _counts_rows(column: Any) -> bool:
+    """Whether a column of integers may number the rows: all differ, and lie close together."""
+    count = len(column)
+    if count < _FEWEST_NUMBERED or not pa.types.is_integer(column.type) or column.null_count:
+        return False
+    least, most = compute.min_max(column).as_py().values()
+    return bool(most - least < 2 * count and compute.count_distinct(column).as_py() == count)
 
 
 def _dropped(name: str, n_missing: int, n_rows: int, value: Any) -> TableColumn:

@@ -37,8 +37,8 @@ class DynamicDeviceLossScale(DeviceLossScale):
     """The loss scale of a program, as a tensor while compiled steps run.
 
     Args:
-        scaling: of the program.
-        device: of its steps.
+        scaling: Loss scaling of the program.
+        device: Device of its steps.
     """
 
     def __init__(self, scaling: LossScaling, device: torch.device) -> None:

@@ -43,8 +43,8 @@ def estimate_compile(request: CompileRequest, batch: int) -> CompileEstimate | N
     """Return the cost and gain of compiling steps of a program; None if it cannot be done or would not pay.
 
     Args:
-        request: the program, with the time of an uncompiled step.
-        batch: rows of that step; 0 before any.
+        request: The program, with the time of an uncompiled step.
+        batch: Rows of that step; 0 before any.
     """
     try:
         check_optimizers(request)

@@ -46,9 +46,9 @@ class Block:
     """A tensor that is updated at once: one parameter, or several of one rule and dtype flattened end to end.
 
     Attributes:
-        rule: index of its update rule.
-        names: names of its parameters in the `SegmentModule`.
-        shapes, sizes: shape and number of elements of each.
+        rule: Index of its update rule.
+        names: Names of its parameters in the `SegmentModule`.
+        shapes, sizes: Shape and number of elements of each.
     """
 
     rule: int
@@ -91,11 +91,11 @@ class CompileRequest:
     """The parts of a program that are compiled.
 
     Attributes:
-        module: holds its modules, operations and losses.
-        n_computed: number of values in addition to the inputs.
-        eager_seconds: time of an uncompiled step, 0 if not measured yet.
-        scaling: of the losses.
-        forwards: those that modules have, as some of their parts are computed again.
+        module: Module with its modules, operations and losses.
+        n_computed: Number of values in addition to the inputs.
+        eager_seconds: Time of an uncompiled step, 0 if not measured yet.
+        scaling: Loss scaling.
+        forwards: Forward methods of modules with parts that are computed again.
     """
 
     segment: Segment

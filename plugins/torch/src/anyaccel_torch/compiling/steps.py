@@ -159,15 +159,15 @@ class CompiledSteps:
 
 
 def compile_steps(request: CompileRequest, rows: Sequence[Tensor], n_microbatches: int) -> CompiledSteps:
-    """Steps of a program, compiled by a call that changes nothing, and tried.
+    """Compile the steps of a program by a call that changes nothing, and test the result.
 
     Args:
-        request: the program.
-        rows: the inputs of one batch.
-        n_microbatches: into how many parts a batch is split.
+        request: The program.
+        rows: Inputs of one batch.
+        n_microbatches: Number of micro-batches of a batch.
 
     Raises:
-        CompileError: it fails, or does not pay; says why.
+        CompileError: it fails, or does not pay off; the message says why.
     """
     batch = len(rows[0])
     check_optimizers(request)

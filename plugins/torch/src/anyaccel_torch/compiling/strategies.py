@@ -40,11 +40,11 @@ class Strategy:
     """A way to run many steps in one call.
 
     Attributes:
-        description: in words.
-        length: steps in a call, 0 for any number from 2.
-        flat: whether parameters are flattened end to end.
-        in_place: whether the function updates the state itself and returns the losses alone.
-        threads: of the compiled code, 0 for torch's setting.
+        description: Description in words.
+        length: Steps in a call, 0 for any number from 2.
+        flat: Whether parameters are flattened end to end.
+        in_place: Whether the function updates the state itself and returns the losses alone.
+        threads: Number of threads of the compiled code; 0 for torch's setting.
     """
 
     description: str

@@ -25,8 +25,8 @@ def start(count: int = 2, *, capacity: int | None = None) -> Sequence[SimulatedD
     A second call with the same arguments changes nothing.
 
     Args:
-        count: how many devices, at most 64.
-        capacity: bytes that each can hold; None for no limit. It can be changed later, for each device.
+        count: Number of devices, at most 64.
+        capacity: Bytes that each can hold; None for no limit. It can be changed later, for each device.
 
     Returns:
         the devices' handles, by index.

@@ -97,10 +97,10 @@ def common_device(
     """Return the one device of an operator.
 
     Args:
-        traits: of the operator.
-        args, kwargs: its arguments.
-        sims: the tensors among them that are on simulated devices, at least one.
-        hosts: the others.
+        traits: Traits of the operator.
+        args, kwargs: Its arguments.
+        sims: The tensors among them that are on simulated devices, at least one.
+        hosts: The others.
 
     Raises:
         RuntimeError: there are several, in torch's own words.

@@ -138,7 +138,7 @@ class SimModule:
             raise NotImplementedError("the current simulated device is always sim:0: pass the device explicitly")
 
     def synchronize(self, device: Any = None) -> None:
-        """Counts a wait."""
+        """Count a wait."""
         handle = _handle(device)
         handle.count_sync()
         if handle.timing is not None:

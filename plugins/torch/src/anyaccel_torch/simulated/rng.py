@@ -36,7 +36,7 @@ class _GeneratorType(type(torch._C.Generator)):  # type: ignore[misc]
 
 
 class Generator(_TorchGenerator, metaclass=_GeneratorType):  # type: ignore[misc]
-    """Replaces `torch.Generator`; one of a simulated device draws the same numbers as one of the CPU."""
+    """Replace `torch.Generator`; one of a simulated device draws the same numbers as one of the CPU."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
         parsed = torch.device(device)

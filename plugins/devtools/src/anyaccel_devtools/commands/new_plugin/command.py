@@ -37,13 +37,13 @@ def run(
     """Write a plugin project.
 
     Args:
-        name: name of the plugin, and of its kind of device.
+        name: Name of the plugin, and of its kind of device.
         kind: `chip` (a new device for a framework that is supported) or `framework`.
-        path: folder to create; by default `./anyaccel-NAME`.
-        framework: the framework of a chip, or the name of a new one.
-        base: backend class that a chip derives from, as `module:Class`.
-        author: who holds the copyright; `""` for the authors of the project.
-        as_json: print JSON instead of text.
+        path: Folder to create; by default `./anyaccel-NAME`.
+        framework: The framework of a chip, or the name of a new one.
+        base: Backend class that a chip derives from, as `module:Class`.
+        author: Holder of the copyright; `""` for the authors of the project.
+        as_json: Print JSON instead of text.
     """
     _check_name(name, "plugin")
     if author != author.strip() or not author.isprintable() or len(author) > 100:
