@@ -40,7 +40,7 @@ def figures_of(results: TrainResults) -> list[Figure]:
     figures = []
     for name in names[:_MAX_FIGURES]:
         values, best = results.figure(name), facts_of_run.get(f"best {name}")
-        places = [] if best is None else np.flatnonzero(values == best)
+        places = np.flatnonzero(np.full(len(values), False) if best is None else values == best)
         epoch = results.epochs[int(places[0])].number if len(places) else None
         figures.append(Figure(name, float(values[-1]), best if len(places) else None, epoch, values))
     return figures
