@@ -108,6 +108,12 @@ def fitted() -> aa.FittedModel:
 
 
 @functools.cache
+def classifier() -> aa.FittedModel:
+    net = aa.SequentialMLP(1)
+    return aa.fit(net, csv(), loss="binary_cross_entropy", target="y", epochs=0, progress="none")
+
+
+@functools.cache
 def saved_fit() -> str:
     """A folder with a fitted model."""
     fitted().save(folder := removed_at_exit())
@@ -295,6 +301,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     ),
     "FeatureSet.split_random": lambda: (copied().split_random, SPLIT),
     "FeatureSet.take": lambda: (data().take, {"positions": [0], "name": "n"}),
+    "FeatureSet.with_tags": lambda: (data().with_tags, {"columns": {"w": [1.0] * len(data())}}),
     "FeatureSetView": lambda: (
         aa.FeatureSetView,
         {"feature_set": data(), "name": "n", "rows": [0], "columns": ["x"]},
@@ -350,6 +357,8 @@ CALLS: dict[str, Callable[[], Call]] = {
     "FittedModel.evaluate": lambda: (fitted().evaluate, {"data": csv(), "metrics": ["mse"]}),
     "FittedModel.plot": lambda: (one(fitted().plot), {"given": "loss"}),
     "FittedModel.predict": lambda: (fitted().predict, {"data": csv(), "outputs": False}),
+    "FittedModel.predict_proba": lambda: (classifier().predict_proba, {"data": csv()}),
+    "FittedModel.score": lambda: (fitted().score, {"data": csv()}),
     "FittedModel.save": lambda: (fitted().save, {"folder": saved_fit()}),
     "fit": lambda: (
         aa.fit,

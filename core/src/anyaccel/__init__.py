@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from anyaccel_devtools.transfer_ledger import no_transfers as no_transfers
     from anyaccel_resources import DeviceRequest as DeviceRequest
     from anyaccel_resources import Inventory as Inventory
+    from anyaccel_sklearn.cross_validation import cross_validate as cross_validate
     from anyaccel_sklearn.estimators import Estimator as Estimator
     from anyaccel_sklearn.fit_phase import FitPhase as FitPhase
     from anyaccel_sklearn.fit_results import FitResults as FitResults

@@ -41,7 +41,8 @@ OFFERED: Mapping[str, Mapping[str, str]] = {
         "anyaccel-devtools": "Ledger ledger no_transfers",
         "anyaccel-resources": "DeviceRequest Inventory",
         "anyaccel-sklearn": (
-            "Beyond Different Estimator FitPhase FitResults PairCondition PairSampler Same TripletSampler Where Within"
+            "Beyond Different Estimator FitPhase FitResults PairCondition PairSampler Same TripletSampler Where Within "
+            "cross_validate"
         ),
     },
     COMMANDS: {

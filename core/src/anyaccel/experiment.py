@@ -161,8 +161,8 @@ class Experiment(AttributeHints):
         Args:
             phase: The phase to run.
             resume: `"auto"` resumes a TrainPhase with a `checkpoint` from the newest checkpoint in its folder, or
-                starts from scratch if there is none; the results then cover the whole run. `"never"` requires an empty
-                folder.
+                starts from scratch without a checkpoint; the results then cover the whole run. `"never"` requires an
+                empty folder.
 
         Returns:
             TrainResults, EvalResults or FitResults.

@@ -62,7 +62,7 @@ class Operation:
     """One node of a segment: a model, or, if `model` is None, the concatenation of its inputs along `axis` of a sample.
 
     `inputs` and `outputs` are names of values; the last `training_only` outputs are missing in evaluation. `trainable`
-    tells whether it runs in training mode in a training step, as a whole or with `modes="as_is"` the parts that are in
+    is True if it runs in training mode in a training step, as a whole or with `modes="as_is"` the parts that are in
     training mode. `Segment.groups` define which parameters change.
 
     `arguments` has a path for each input: its position or keyword in the model's call, then the path in a dict or list
@@ -127,7 +127,7 @@ class Segment:
     """The part of a graph that one backend computes: operations in topological order, inputs and outputs by name.
 
     Attributes:
-        inputs: Spec and device of each value from outside, by name, in the order in which a Program takes them.
+        inputs: Spec and device of each value from outside, by name, in the order of a Program's inputs.
         outputs: Names of the values that other segments or the caller need.
         needs_pullback: Inputs whose cotangents are required because trained nodes of other segments produced them.
         states: Optimizer state of earlier phases, by node.

@@ -13,7 +13,7 @@ call, by an environment variable, and as a callback of one phase or experiment.
         def finish(self, error):
             print("end")
 
-    switch = TrackerSwitch("anyaccel_print", "print", PrintTracker, "ANYACCEL_PRINT", check=lambda it, setting: it)
+    switch = TrackerSwitch("anyaccel_print", "print", PrintTracker, "PRINT_RUNS", check=lambda it, setting: it)
     log_to = switch.log_to
 
     @hookimpl

@@ -40,7 +40,7 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
 
     Raises:
         SpecError: the framework lacks an optimizer or loss.
-        GraphError: two different models, one of which learns, share a parameter.
+        GraphError: two different models share a parameter, and one of them learns.
     """
 
     supports_microbatching = True

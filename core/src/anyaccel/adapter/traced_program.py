@@ -36,7 +36,7 @@ class TracedProgram(ArrayProgram):
 
     Raises:
         SpecError: the framework lacks an optimizer or loss.
-        GraphError: two different models, one of which learns, share a parameter.
+        GraphError: two different models share a parameter, and one of them learns.
     """
 
     def __init__(self, segment: Segment, ops: TracedOps) -> None:

@@ -35,9 +35,21 @@ from anyaccel.data.display import data_frame, rows_html, summary
 from anyaccel.data.padding import Pad, padding_of
 from anyaccel.data.ragged_columns import cast_lists, check_ragged, field_spec, flat_column
 from anyaccel.data.readers import dataframes, hf_datasets, parquet
+from anyaccel.data.readers.array_conversion import tag_column
 from anyaccel.data.readers.csv_files import table_from_csv
 from anyaccel.data.readers.file_discovery import Paths
-from anyaccel.data.roles import Names, NamesOrRest, RoleNames, WithRoles, brief, check_label, listed, names_of, selected
+from anyaccel.data.roles import (
+    Names,
+    NamesOrRest,
+    RoleNames,
+    WithRoles,
+    brief,
+    check_label,
+    listed,
+    names_of,
+    selected,
+    stamp,
+)
 from anyaccel.data.row_filters import checked_indices, described, positions_where
 from anyaccel.data.rows import Rows
 from anyaccel.data.splitting.named_splits import ALL, NamedSplits
@@ -89,9 +101,8 @@ class _SplitRows(AttributeHints, Rows):
 
         Args:
             conditions: Condition for each column, of any role: a value that the column equals; a collection of values
-                (list, tuple, set, array), one of which it equals; or a function of the column's array [n, *shape] (an
-                object array [n] if the column is not numeric or has nulls, which are None) that returns a bool mask
-                [n].
+                (list, tuple, set, array) that contains it; or a function of the column's array [n, *shape] (an object
+                array [n] if the column is not numeric or has nulls, which are None) that returns a bool mask [n].
             name: Name of the view; by default derived from the conditions.
 
         Raises:
@@ -829,6 +840,35 @@ class FeatureSet(_SplitRows):
         names = selected(self._label, self._roles, features, target, tags)
         return self._copy(self.to_arrow().select(names), self._transforms)
 
+    def with_tags(self, columns: Mapping[str, Any]) -> FeatureSet:
+        """Add tag columns: return a new feature set with the same label, splits, transforms and other columns.
+
+        Args:
+            columns: Values [n, ...] by the name of the new column: numbers, text, dates.
+
+        Raises:
+            ColumnError: a name that is taken, or values that are not one for each row.
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> data = aa.FeatureSet.from_dict("d", {"x": np.arange(3.0)}, ["x"])
+            >>> data.with_tags({"weight": [1.0, 0.5, 2.0]}).tags
+            ('weight',)
+        """
+        table, roles = self.to_arrow(), dict(self._roles)
+        arguments.check(
+            ColumnError, "with_tags: ", "columns", columns, _are_columns, "values by name", "{'NAME': [...]}"
+        )
+        for name, values in columns.items():
+            if name in roles:
+                raise ColumnError(f"{self._label!r} has a column {name!r} already", hint="give it another name")
+            column = tag_column(name, values)
+            if len(column) != len(self):
+                problem = f"column {name!r} has {len(column)} values, and {self._label!r} {len(self)} rows"
+                raise ColumnError(problem, hint="give one value for each row")
+            table, roles = table.append_column(name, column), {**roles, name: "tag"}
+        return self._copy(stamp(table, roles), self._transforms)
+
     def reference(
         self, features: Names = None, target: Names = None, tags: Names = None, stream: str | None = None
     ) -> Reference:
@@ -981,6 +1021,10 @@ def _cast_column(rows: Rows, name: str, dtype: Any) -> tuple[Any, Any]:
 
 
 CONFIG_KEYS = ("feature_set", "features", "targets", "tags", "stream")
+
+
+def _are_columns(columns: Any) -> bool:
+    return isinstance(columns, Mapping) and all(isinstance(name, str) and name for name in columns)
 
 
 def columns_of_role(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from anyaccel import arguments
@@ -18,6 +18,7 @@ from anyaccel.fitting.fitted_model import FittedModel
 from anyaccel.fitting.fitted_model_loss import FittedModelLoss
 from anyaccel.fitting.labelled_data import LabelledData, labelled_data
 from anyaccel.fitting.model_loss import model_loss, refuse_table_settings
+from anyaccel.fitting.row_weights import RowColumns
 from anyaccel.fitting.scaled_targets import metrics_in_units
 from anyaccel.fitting.table_models import DEFAULTS, MLP_DEFAULTS, TableModel
 from anyaccel.fitting.tables import Preprocessing, TrainingData, loss_of_target, raw_table, training_data, treatment_in
@@ -50,6 +51,10 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     categories: Names = (),
     embed: Any = "auto",
     scaler: Any = None,
+    class_weights: Any = None,
+    sample_weight: Any = None,
+    group: Names = None,
+    stratify: Names | bool = None,
     framework: str | None = None,
     accelerator: Any = "auto",
     seed: int = 0,
@@ -89,12 +94,14 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         batch_size = defaults["batch_size"] if sampler is None else DEFAULTS["batch_size"]
     optimizer = defaults["optimizer"] if optimizer is None else optimizer
     table_model = TableModel(model, framework, accelerator)
+    rows = RowColumns(sample_weight, class_weights, group, stratify)
     has_rules = loss is None and step is None and not table_model.is_sized
     rules = model_loss(model) if has_rules else None
     prepared: TrainingData | LabelledData
     inputs: Any
     if rules is not None:
         refuse_table_settings(rules, scaler=scaler, preprocess=preprocess, drop=drop, categories=categories)
+        rows.refuse(f"{rules.name} computes its own loss")
         rules.check_metrics(metrics)
         evaluated = _split_of(validation) if isinstance(validation, EvalPhase) else validation
         prepared = labelled_data(rules, data, NODE, features=features, target=target, validation=evaluated, seed=seed)
@@ -102,6 +109,10 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     else:
         losses = FitLosses(loss)
         target = losses.targets if target is None else target
+        if rows.is_asked:
+            if step is not None or isinstance(features, Mapping):
+                rows.refuse("a step of its own" if step is not None else "features by the arguments of the model")
+            data, features, target = rows.read(data, features, target)
         names: Any = {"features": feature_names(features, target), "target": target}
         how = Preprocessing(
             preprocess, names_of(drop), names_of(categories), embed, table_model.is_sized, table_model.embeds
@@ -109,8 +120,10 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         data = raw_table(data, features, target, how)
         if loss is None and step is None:
             losses = FitLosses(loss_of_target(data, target))
-        evaluated = _split_of(validation) if isinstance(validation, EvalPhase) else validation
+        evaluated = _split_of(validation) if isinstance(validation, EvalPhase) else rows.split(validation, seed)
         prepared = training_data(data, **names, loss_of=losses.of, validation=evaluated, scaler=scaler, seed=seed)
+        if rows.is_asked:
+            prepared = rows.weighted(prepared, losses.known, validation)
         model = table_model.made_for(prepared, losses)
         inputs = inputs_of(model, prepared.data, features)
         metrics = metrics if prepared.validation is None else metrics_in_units(metrics, prepared.data)
@@ -120,7 +133,7 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     applied = (prepared.loss,) if isinstance(prepared, LabelledData) else losses.applied(graph)
     phase = TrainPhase(
         data=prepared.train,
-        losses=applied if step is None else (),
+        losses=rows.applied(applied) if step is None else (),
         batch_size=batch_size,
         sampler=sampler,
         epochs=epochs,
@@ -209,6 +222,15 @@ _ARGUMENTS = """
         scaler: a transform in the style of scikit-learn for all features together, or the name of one of its scalers
             (`"standard"`, `"minmax"`, `"maxabs"`, `"robust"`), fitted to the rows to train on; saved with the model and
             applied to what it predicts for.
+        class_weights: how much rows of a class count: `"balanced"` for the number of rows over the number of classes
+            times the rows of the class, all of those to train on; a weight by class, 1 for one that is left out; or one
+            for each class in their order. The loss is then the sum of weight times loss over the sum of weights, as
+            that of `torch.nn.CrossEntropyLoss(weight=...)`, for training and for `val_loss`; `evaluate` and `score`
+            count each row once.
+        sample_weight: the column with how much a row counts, which is no feature then, or an array; the same mean. Both
+            together are multiplied.
+        group: columns whose equal values stay together, to train or to validate on; they are no features.
+        stratify: columns whose values are shared out evenly to train and to validate on; True for the target.
         framework: of `"mlp"`: `"torch"`, `"jax"`, `"tensorflow"` or `"numpy"`; by default the first of these that is
             installed and has the accelerator.
         accelerator: `"auto"` is the best device on which the model's framework runs; else as of a TrainPhase.

@@ -19,6 +19,7 @@ from anyaccel.errors import ConfigError, DataError, NaNWarning, ResultError
 from anyaccel.experiment import Experiment
 from anyaccel.extensions import extensions
 from anyaccel.fitting import fitted_view
+from anyaccel.fitting.probabilities import CLASSES, YES_OR_NO, accuracy, class_probabilities, r2
 from anyaccel.fitting.scaled_targets import metrics_in_units
 from anyaccel.fitting.table_columns import TableColumns
 from anyaccel.fitting.tables import (
@@ -40,7 +41,6 @@ from anyaccel.specs import Loss
 from anyaccel.user_level import user_level
 
 PART = "fit"
-_CLASSES, _YES_OR_NO = "cross_entropy", "binary_cross_entropy"
 
 
 @class_hints
@@ -211,6 +211,93 @@ class FittedModel:
             values = {name: self._decoded(array, *compared[name]) for name, array in values.items()}
         return values[self._node] if self._node in values else {name.partition(".")[2]: values[name] for name in values}
 
+    @property
+    def classes_(self) -> np.ndarray:
+        """The classes, in the order of the columns of `predict_proba`: text, booleans or numbers, as in the target.
+
+        Raises:
+            DataError: its outputs are no classes.
+        """
+        loss, targets = self._only_classes("classes_")
+        return self._named_classes(np.arange(self._n_classes(loss)), targets)
+
+    def predict_proba(self, data: Any) -> np.ndarray:
+        """Probabilities of the classes for new rows, [n, classes], in float64; columns in the order of `classes_`.
+
+        The softmax of the outputs for cross_entropy, along its axis of classes. For binary_cross_entropy the sigmoid,
+        with two columns for one output, and [n, k] for k outputs.
+
+        Args:
+            data: as for `fit`; targets need not be there.
+
+        Raises:
+            DataError, ColumnError: its outputs are no classes; columns of the features are missing, or do not fit.
+        """
+        loss, _ = self._only_classes("predict_proba")
+        results = self._run(EvalPhase("predict", data=self._rows(data, with_target=False), outputs=self._node))
+        values = results.prediction(self._node)
+        self._warn_of_nan(values, "predict_proba", "probabilities")
+        return class_probabilities(values, loss)
+
+    def score(self, data: Any) -> float:
+        """How good predictions are for rows with their target: accuracy for classes, R2 for numbers, as scikit-learn.
+
+        Each row counts once, whatever its weight in training.
+
+        Args:
+            data: as for `fit`, with the target.
+
+        Raises:
+            DataError, ColumnError: it has several outputs, or a loss of which it is not known what its outputs mean;
+                columns are missing, or do not fit.
+        """
+        loss, targets = self._compared("")
+        is_classes = loss is not None and loss.name in (CLASSES, YES_OR_NO)
+        has_probabilities = loss is not None and loss.name == CLASSES and self._are_floats(targets)
+        if len(self.losses) != 1 or loss is None or has_probabilities or not targets:
+            raise DataError(
+                "score measures a model with one named loss and one output, with classes or numbers as its target",
+                hint="write evaluate(data, metrics=['accuracy']) with the metrics that you mean",
+            )
+        rows = self._rows(data)
+        if not isinstance(rows, (str, Mapping)):
+            problem = f"score measures rows of a table, and {shown(data)} is read in batches"
+            raise DataError(problem, hint="write evaluate(data, metrics=['accuracy'])")
+        view = self._data.split(rows) if isinstance(rows, str) else rows[self._label].view()
+        results = self._run(EvalPhase("predict", data=rows, outputs=self._node))
+        predicted = self._decoded(results.prediction(self._node), loss, targets)
+        columns = [view.array(name).reshape(len(view), -1) for name in targets]
+        joined = columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
+        actual = self._named_classes(joined.reshape(predicted.shape), targets)
+        return accuracy(actual, predicted) if is_classes else r2(actual, predicted)
+
+    def _only_classes(self, what: str) -> tuple[Loss, Sequence[str]]:
+        """The loss and the targets of a model whose only output is classes."""
+        loss, targets = self._compared("")
+        if len(self.losses) == 1 and loss is not None and loss.name in (CLASSES, YES_OR_NO):
+            return loss, targets
+        losses = [applied.loss.name for applied in self.losses]
+        raise DataError(
+            f"{what} needs outputs that are classes, and this model was trained with {listed(losses) or 'no loss'}",
+            available=f"losses {CLASSES!r} and {YES_OR_NO!r}",
+            hint="write predict(data), or predict(data, outputs=True) for what the model gives",
+        )
+
+    def _n_classes(self, loss: Loss) -> int:
+        if loss.name == YES_OR_NO:
+            return 2
+        (name,) = self.graph.shapes.outputs[self._node]
+        shape = (0, *self.graph.shapes.specs[name].shape)
+        return int(shape[loss.kwargs.get("class_axis", -1)])
+
+    def _are_floats(self, targets: Sequence[str]) -> bool:
+        return any("float" in self._data.spec(target).dtype for target in targets)
+
+    def _named_classes(self, values: np.ndarray, targets: Sequence[str]) -> np.ndarray:
+        """Numbers of classes by their names in the target, and everything in its units."""
+        original = self._data.inverse(values, targets) if targets else values
+        return np.array(original.tolist()) if original.dtype == np.object_ else original
+
     def evaluate(self, data: Any, metrics: Any = ()) -> EvalResults:
         """Loss and metrics over rows with targets, as results of an EvalPhase.
 
@@ -252,10 +339,10 @@ class FittedModel:
             DataError: such an output.
         """
         encoded = [it for it in self._data.transforms if it.class_labels and set(it.results) & set(targets)]
-        if encoded and (loss is None or loss.name not in (_CLASSES, _YES_OR_NO)):
+        if encoded and (loss is None or loss.name not in (CLASSES, YES_OR_NO)):
             raise DataError(
                 f"the target {encoded[0].results[0]!r} was text, and what outputs mean is known of the losses "
-                f"{_CLASSES!r} and {_YES_OR_NO!r} only",
+                f"{CLASSES!r} and {YES_OR_NO!r} only",
                 available=f"its classes: {listed(encoded[0].class_labels)}",
                 hint="write predict(data, outputs=True) for what the model gives",
             )
@@ -263,25 +350,26 @@ class FittedModel:
     def _decoded(self, values: np.ndarray, loss: Loss | None, targets: Sequence[str]) -> np.ndarray:
         """Classes in place of scores, and everything in the units of the data before their transforms."""
         name = None if loss is None else loss.name
-        if name in (_CLASSES, _YES_OR_NO):
-            # Of a class one would not see that it was made of NaN
-            broken = np.isnan(values.reshape(len(values), -1)).any(axis=1)
-            if broken.any():
-                problem = (
-                    f"predict: the outputs are NaN in {int(broken.sum())} of {len(values)} rows, the first in row "
-                )
-                problem += f"{int(broken.argmax())}; classes there mean nothing. Hint: see predict(data, outputs=True)"
-                warnings.warn(problem, NaNWarning, stacklevel=user_level())
-        if loss is not None and name == _CLASSES and values.ndim > 1:
+        if name in (CLASSES, YES_OR_NO):
+            self._warn_of_nan(values, "predict", "classes")
+        if loss is not None and name == CLASSES and values.ndim > 1:
             values = values.argmax(axis=loss.kwargs.get("class_axis", -1))
             if any("float" in self._data.spec(target).dtype for target in targets):  # one number for each class
                 return values
-        elif name == _YES_OR_NO:
+        elif name == YES_OR_NO:
             values = (values > 0).astype(np.int64)
         if all(self._data.spec(target).shape == () for target in targets) and values.size == len(values):
             values = values.reshape(len(values))
-        original = self._data.inverse(values, targets) if targets else values
-        return np.array(original.tolist()) if original.dtype == np.object_ else original
+        return self._named_classes(values, targets)
+
+    @staticmethod
+    def _warn_of_nan(values: np.ndarray, call: str, what: str) -> None:
+        """Warn of outputs that are NaN: of a class one would not see that it was made of it."""
+        broken = np.isnan(values.reshape(len(values), -1)).any(axis=1)
+        if broken.any():
+            problem = f"{call}: the outputs are NaN in {int(broken.sum())} of {len(values)} rows, the first in row "
+            problem += f"{int(broken.argmax())}; {what} there mean nothing. Hint: see predict(data, outputs=True)"
+            warnings.warn(problem, NaNWarning, stacklevel=user_level())
 
     # -- rows ------------------------------------------------------------------------------------------------------
 

@@ -97,7 +97,7 @@ def feature_set_of(data: Any, features: NamesOrRest, target: Any, tags: Any = ()
     """
     targets = names_of(target)
     names = RoleNames(features, (), (*targets, *names_of(tags)))
-    table = _table(data, names) if features is ... or names_of(features) else _tags(data, names.tags)
+    table = _table(data, names) if features is ... or names_of(features) else tag_table(data, names.tags)
     roles = read_roles(LABEL, table.schema)
     numeric = {name for name in targets if is_numeric(table.schema.field(name).type)}
     return FeatureSet(
@@ -105,7 +105,7 @@ def feature_set_of(data: Any, features: NamesOrRest, target: Any, tags: Any = ()
     )
 
 
-def _tags(data: Any, names: Any) -> Any:
+def tag_table(data: Any, names: Any) -> Any:
     """A table of columns that are all tags, of any type; `...` for all that there are."""
     if names is not ... and (hasattr(data, "iloc") or isinstance(data, Mapping)):
         there = list(data) if isinstance(data, Mapping) else list(data.columns)
@@ -346,6 +346,14 @@ class TrainingData:
 
 
 @dataclass(frozen=True)
+class RowSplit:
+    """A validation that was drawn before: numbers of the rows to train on and of those to validate on."""
+
+    train: np.ndarray
+    validation: np.ndarray
+
+
+@dataclass(frozen=True)
 class Widths:
     """What a model of a table must be made for.
 
@@ -430,7 +438,7 @@ def raw_table(given: Any, features: Names | Mapping[str, Names], target: Names, 
         if _is_parquet(given):
             check_there(LABEL, os.path.expanduser(given))  # noqa: PTH111  (a Path would change a URL)
         else:
-            given = _tags(given, ...)
+            given = tag_table(given, ...)
     table, pair_features, pair_target = named_pair(given, features, target)
     if pair_target is None:
         raise PhaseError("fit needs the name of the target", hint="write fit(model, table, target='COLUMN', ...)")
@@ -469,7 +477,7 @@ def raw_table(given: Any, features: Names | Mapping[str, Names], target: Names, 
     is_asked = how.is_sized or changed or not isinstance(how.preprocess, str)
     if not is_asked and not _has_more_than_numbers(table, chosen):
         return given
-    read = _tags(table, ... if chosen is None else (*chosen, *targets))
+    read = tag_table(table, ... if chosen is None else (*chosen, *targets))
     chosen = [name for name in read.column_names if name not in (*how.drop, *targets)] if chosen is None else chosen
     for name in targets:
         _check_target(name, read.column(name))
@@ -515,7 +523,7 @@ def loss_of_target(given: Any, target: Names) -> Loss:
         columns = {name: given.column(name) for name in names}
     elif is_table(given):
         given, _, target = named_pair(given, None, target)
-        columns = {name: _tags(given, [name]).column(name) for name in names_of(target)}
+        columns = {name: tag_table(given, [name]).column(name) for name in names_of(target)}
     else:
         raise PhaseError("fit needs a loss: of these data it cannot tell what the targets are", hint=hint)
     if not columns:
@@ -546,7 +554,7 @@ def _has_more_than_numbers(table: Any, names: Sequence[str] | None) -> bool:
     if isinstance(table, Mapping) or hasattr(table, "iloc"):
         return any(_is_no_plain_number(table[name]) for name in names or ())
     try:
-        read = _tags(table, ... if names is None else names)
+        read = tag_table(table, ... if names is None else names)
     except (DataError, ColumnError):
         return False  # of which reading it as numbers tells
     return any(_is_no_plain_number(read.column(name)) for name in read.column_names if names is None or name in names)
@@ -761,6 +769,15 @@ def _is_number(value: Any) -> bool:
 
 def chosen_splits(data: FeatureSet, rows: Any, validation: Any, seed: int) -> tuple[str, str | None]:
     """Names of the splits to train on and to validate on; None for a validation on other data, or none."""
+    if isinstance(validation, RowSplit):
+        if {TRAIN, VALIDATION} & set(data.splits):
+            raise PhaseError(
+                f"{data.label!r} has splits, and a share to validate on would make others of the same name",
+                available=listed(data.splits),
+                hint="name the split: validation='SPLIT'",
+            )
+        data.add_splits({TRAIN: validation.train, VALIDATION: validation.validation})
+        return TRAIN, VALIDATION
     if isinstance(validation, str):
         data.split(validation)
         if rows is None and TRAIN not in data:

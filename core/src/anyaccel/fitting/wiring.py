@@ -103,6 +103,11 @@ class FitLosses:
         """The targets that have a loss of their own; None where it is not said."""
         return list(self._by_target) or None
 
+    @property
+    def known(self) -> tuple[AppliedLoss, ...]:
+        """The losses before it is known which outputs they take."""
+        return self._applied or tuple(AppliedLoss(loss, label=name) for name, loss in self._by_target.items())
+
     def of(self, column: str) -> Loss | None:
         """The named loss that compares a target; None where it is a framework's own, or not known."""
         loss = self._by_target.get(column)

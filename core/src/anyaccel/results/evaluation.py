@@ -25,10 +25,10 @@ from anyaccel.results.records import Compared, EvaluationValues
 @saved_as("eval")
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class EvalResults(PhaseResults):
-    """Results of an EvalPhase. The fields that are not listed are those of PhaseResults.
+    """Results of an EvalPhase. The other fields are the same as in PhaseResults.
 
     Attributes:
-        loss: Weighted sum of `losses`; NaN if there are none.
+        loss: Weighted sum of `losses`; NaN without losses.
         losses: Mean loss by label.
         metrics: Metrics by label.
         predictions: Arrays [n, *shape] by node, or by `node.OUTPUT` for a node with several outputs.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class TrainResults(PhaseResults):
     """Results of a TrainPhase: one entry of `epochs` for each complete epoch.
 
-    `stop_reason` is the reason for stopping the run early, or `""`. The other fields are those of PhaseResults.
+    `stop_reason` is the reason for stopping the run early, or `""`. The other fields are the same as in PhaseResults.
 
     Example:
         >>> import anyaccel as aa, numpy as np

@@ -8,6 +8,7 @@ no scikit-learn: metrics and scalers by name do when they are used. Core asks fo
 from anyaccel.lazy_attributes import lazy_attributes
 
 _NAMES = {
+    "cross_validation": "CrossValidation cross_validate",
     "estimators": "Estimator",
     "fit_phase": "FitPhase",
     "fit_results": "FitResults",

@@ -26,7 +26,7 @@ class TensorFlowProgram(CustomStepProgram):
 
     Raises:
         SpecError: TensorFlow lacks an optimizer or loss.
-        GraphError: two different models, one of which learns, share a parameter.
+        GraphError: two different models share a parameter, and one of them learns.
     """
 
     def __init__(self, segment: Segment, ops: TensorFlowOps) -> None:

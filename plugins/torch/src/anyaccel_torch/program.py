@@ -289,7 +289,7 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
         return self._compiler.estimate(max_steps)
 
     def compile(self, columns: Sequence[Any], orders: Sequence[Any], batch_size: int, n_microbatches: int = 1) -> None:
-        """Compile steps; `compiled_as` then tells how. An interrupt leaves everything unchanged.
+        """Compile steps; `compiled_as` then describes the result. An interrupt leaves everything unchanged.
 
         A batch smaller than a compiled one (the last of an epoch) stays uncompiled, because compiling it would not pay
         off.

@@ -1,0 +1,277 @@
+"""RowColumns: what `fit` knows of rows besides features and targets: how they count, and which stay together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from anyaccel.arguments import shown
+from anyaccel.data import FeatureSet, FeatureSetView
+from anyaccel.data.roles import Names, listed, names_of, no_column, stamp
+from anyaccel.errors import ColumnError, PhaseError
+from anyaccel.fitting.tables import (
+    LABEL,
+    TRAIN,
+    VALIDATION,
+    RowSplit,
+    TrainingData,
+    column_names,
+    is_table,
+    named_pair,
+    tag_table,
+)
+from anyaccel.graph import AppliedLoss
+
+_CLASSES, _YES_OR_NO = "cross_entropy", "binary_cross_entropy"
+_WEIGHTS, _BALANCED = "sample_weight", "balanced"
+
+
+class RowColumns:
+    """The columns of a table that say how much a row counts, and which rows stay in one split.
+
+    Args:
+        sample_weight: the column with the weight of each row, or an array; None for equal ones.
+        class_weights: `"balanced"`, a weight by class, or one for each class in order; None for equal ones.
+        group: columns whose equal values stay in one split; they are no features.
+        stratify: columns whose values are shared out evenly; True for the target.
+    """
+
+    def __init__(self, sample_weight: Any, class_weights: Any, group: Names, stratify: Names | bool) -> None:
+        self._sample_weight, self._class_weights = sample_weight, class_weights
+        self._group, self._stratify = group, None if stratify is False else stratify
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether there is anything to do."""
+        return any(it is not None for it in (self._sample_weight, self._class_weights, self._group, self._stratify))
+
+    def refuse(self, why: str) -> None:
+        """Raise PhaseError where something is asked of data or a model that cannot have it."""
+        if self.is_asked:
+            named = {"sample_weight": self._sample_weight, "class_weights": self._class_weights}
+            named |= {"group": self._group, "stratify": self._stratify}
+            name = next(name for name, value in named.items() if value is not None)
+            raise PhaseError(f"fit has {name}=, and {why}", hint=f"leave {name}= out")
+
+    def read(self, data: Any, features: Names, target: Names) -> tuple[Any, Names, Names]:
+        """The data with names of the features, among which the columns of weights and groups are not.
+
+        Raises:
+            PhaseError: the data are no table.
+            ColumnError: a column is not there.
+        """
+        if not (is_table(data) or isinstance(data, (FeatureSet, FeatureSetView))):
+            self.refuse("data that are read in batches")
+        if is_table(data):
+            data, features, target = named_pair(data, features, target)
+        self._data, self._target = data, names_of(target)
+        there = self._columns(data)
+        weights = (self._sample_weight,) if isinstance(self._sample_weight, str) else ()
+        apart = (*weights, *names_of(self._group))
+        for name in (*apart, *(names_of(self._stratify) if self._stratify is not True else ())):
+            if name not in there:
+                raise no_column(LABEL, name, there)
+        wrong = [name for name in apart if name in self._target]
+        if wrong:
+            problem = f"column {wrong[0]!r} is the target, and named in sample_weight= or group="
+            raise ColumnError(problem, hint="name another column")
+        if apart:
+            of_data = there if is_table(data) else data.features
+            chosen = of_data if features is None else names_of(features)
+            features = [name for name in chosen if name not in (*apart, *self._target)]
+        return data, features, target
+
+    def split(self, validation: Any, seed: int) -> Any:
+        """A share of the rows as a RowSplit that keeps groups together and shares strata out; anything else as given.
+
+        Raises:
+            PhaseError: no share of the rows.
+            SplitError: groups or strata that cannot be split so.
+        """
+        if self._group is None and self._stratify is None:
+            return validation
+        if not isinstance(validation, Real) or isinstance(validation, bool) or not 0 < float(validation) < 1:
+            name = "group" if self._stratify is None else "stratify"
+            problem = f"fit has {name}= and validation={shown(validation)}, and no share of the rows to split off"
+            raise PhaseError(problem, hint=f"write validation=0.2, or leave {name}= out")
+        strata = self._target if self._stratify is True else names_of(self._stratify)
+        if self._stratify is True and not strata:
+            raise PhaseError("fit has stratify=True and no name of a target", hint="write stratify='COLUMN'")
+        groups, data = names_of(self._group), self._data
+        if is_table(data):
+            names = list(dict.fromkeys((*strata, *groups)))
+            rows: Any = FeatureSet(LABEL, stamp(tag_table(data, names), dict.fromkeys(names, "tag")))
+        else:
+            rows = data
+        view, shares = rows.view(), {TRAIN: 1.0 - float(validation), VALIDATION: float(validation)}
+        copy = FeatureSetView(view.feature_set.cast({}), view.name, view.rows)  # which gets the splits
+        parts = copy.split_random(shares, seed, stratify_by=strata or None, group_by=groups or None)
+        return RowSplit(parts[TRAIN].rows, parts[VALIDATION].rows)
+
+    def weighted(self, prepared: TrainingData, losses: Sequence[AppliedLoss], given: Any) -> TrainingData:
+        """The data with the weights of their rows as a column, also those to validate on.
+
+        Args:
+            prepared: of the fit.
+            losses: that are to be weighted.
+            given: the validation, as `fit` was given it.
+
+        Raises:
+            PhaseError: weights that fit neither the rows nor the classes.
+        """
+        data = prepared.data
+        if not self._weighs or not isinstance(data, FeatureSet):
+            return prepared
+        train = data.split(prepared.train).rows
+        by_class = self._by_class(data, train, losses)
+        weights = self._of_rows(data, self._data, "the data") * self._of_classes(data, by_class)
+        if not weights[train].any():
+            raise PhaseError("fit: the weights of all rows to train on are 0", hint="give some a positive weight")
+        column = _WEIGHTS
+        while column in data.columns:
+            column += "_"
+        self._weights = f"{data.label}.{column}"
+        data, validation = data.with_tags({column: weights}), prepared.validation
+        if isinstance(validation, Mapping):
+            ((label, rows),) = validation.items()
+            base = rows.view().feature_set
+            of_rows = self._of_rows(base, given, "the validation") * self._of_classes(base, by_class)
+            base = base.with_tags({column: of_rows})
+            is_view = isinstance(rows, FeatureSetView)
+            validation = {label: FeatureSetView(base, rows.name, rows.rows) if is_view else base}
+        return replace(prepared, data=data, validation=validation)
+
+    def applied(self, losses: Sequence[AppliedLoss]) -> tuple[AppliedLoss, ...]:
+        """The losses with the weights of the rows."""
+        if not self._weighs:
+            return tuple(losses)
+        named = [loss for loss in losses if loss.sample_weight is not None]
+        if named:
+            problem = "fit has weights, and a loss with sample_weight= of its own"
+            raise PhaseError(problem, hint="give the weights in one of the two")
+        return tuple(
+            AppliedLoss(
+                loss.loss,
+                loss.on or None,
+                loss.inputs,
+                loss.weight,
+                loss.label or None,
+                sample_weight=self._weights,
+                mask=loss.mask,
+            )
+            for loss in losses
+        )
+
+    @property
+    def _weighs(self) -> bool:
+        return self._sample_weight is not None or self._class_weights is not None
+
+    def _columns(self, data: Any) -> list[str]:
+        if isinstance(data, (FeatureSet, FeatureSetView)):
+            return [*data.columns]
+        names = column_names(data)
+        return list(tag_table(data, ...).column_names) if names is None else names
+
+    def _of_rows(self, data: FeatureSet, given: Any, what: str) -> np.ndarray:
+        """The weight of each row, [n]."""
+        weights: Any = self._sample_weight
+        if weights is None:
+            return np.ones(len(data))
+        if isinstance(weights, str):
+            where = f"column {weights!r}"
+            rows = given.view().feature_set if isinstance(given, (FeatureSet, FeatureSetView)) else None
+            column = tag_table(given, [weights]).column(weights) if rows is None else rows.column(weights)
+            values = column.to_numpy() if hasattr(column, "to_numpy") else np.asarray(column)
+        else:
+            where, values = "sample_weight=", np.asarray(weights)
+            if what != "the data":
+                problem = "fit has sample_weight= as an array, and a validation of other rows, whose weights it has not"
+                raise PhaseError(problem, hint="name a column that both have: sample_weight='COLUMN'")
+        if values.shape != (len(data),):
+            raise PhaseError(
+                f"fit: {where} of shape {list(values.shape)} has no weight for each of {len(data)} rows",
+                hint="give one number for each row",
+            )
+        try:
+            values = values.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise PhaseError(
+                f"fit: {where} has weights that are no numbers", hint="give numbers of 0 or more"
+            ) from error
+        wrong = ~(np.isfinite(values) & (values >= 0))
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise PhaseError(
+                f"fit: {where} has {int(wrong.sum())} weights of {what} that are negative, infinite or missing, the "
+                f"first in row {row}: {values[row]}",
+                hint="give numbers of 0 or more",
+            )
+        return values
+
+    def _by_class(self, data: FeatureSet, train: np.ndarray, losses: Sequence[AppliedLoss]) -> np.ndarray | None:
+        """The weight of each class, [classes]; None where they are equal."""
+        asked: Any = self._class_weights
+        if asked is None:
+            return None
+        loss = losses[0].loss if len(losses) == 1 else None
+        is_classes = loss is not None and loss.own is None and loss.name in (_CLASSES, _YES_OR_NO)
+        if not is_classes or len(data.targets) != 1 or data.array(data.targets[0]).ndim > 1:
+            name = "several losses" if loss is None else f"the loss {loss.name!r}"
+            raise PhaseError(
+                f"fit has class_weights={shown(asked)}, and {name}, of which the classes are not known",
+                available=f"class_weights for one target and loss={_CLASSES!r} or {_YES_OR_NO!r}",
+                hint="give the weight of each row instead: sample_weight='COLUMN'",
+            )
+        codes = class_codes(data)
+        names = data.inverse(np.arange(max(2, int(codes.max()) + 1)), data.targets).tolist()
+        counts = np.bincount(codes[train], minlength=len(names))
+        if isinstance(asked, str):
+            if asked != _BALANCED:
+                problem = f"fit: class_weights={asked!r} is not a rule for weights"
+                raise PhaseError(problem, available=repr(_BALANCED), hint=f"write class_weights={_BALANCED!r}")
+            n_present = int((counts > 0).sum())
+            return np.where(counts > 0, len(train) / (n_present * np.maximum(counts, 1)), 1.0)
+        if isinstance(asked, Mapping):
+            unknown = [name for name in asked if name not in names]
+            if unknown:
+                raise PhaseError(
+                    f"fit: class_weights has a weight for {unknown[0]!r}, which is no class of {data.targets[0]!r}",
+                    available=listed(map(repr, names)),
+                    hint="use the classes as they are in the target: class_weights={CLASS: 2.0}",
+                )
+            values = [asked.get(name, 1.0) for name in names]
+        else:
+            values = list(asked) if isinstance(asked, (list, tuple, np.ndarray)) else []
+            if len(values) != len(names):
+                raise PhaseError(
+                    f"fit: class_weights={shown(asked)} has no weight for each of {len(names)} classes",
+                    available=f"classes in order: {listed(map(repr, names))}",
+                    hint="give a number for each, or class_weights={CLASS: 2.0}",
+                )
+        wrong = [value for value in values if not (isinstance(value, Real) and 0 <= float(value) < math.inf)]
+        if wrong:
+            problem = f"fit: class_weights has {shown(wrong[0])}, which is no weight"
+            raise PhaseError(problem, hint="give numbers of 0 or more")
+        return np.array(values, np.float64)
+
+    def _of_classes(self, data: FeatureSet, by_class: np.ndarray | None) -> np.ndarray:
+        return np.ones(len(data)) if by_class is None else by_class[class_codes(data)]
+
+
+def class_codes(data: FeatureSet) -> np.ndarray:
+    """The class of each row by its number, [n], of the only target.
+
+    Raises:
+        PhaseError: the target holds something else.
+    """
+    values = data.array(data.targets[0])
+    codes = values.astype(np.int64)
+    if values.ndim != 1 or (codes != values).any() or codes.min() < 0:
+        problem = f"fit has class_weights=, and the target {data.targets[0]!r} has other values than numbers of classes"
+        raise PhaseError(problem, hint="give the weight of each row instead: sample_weight='COLUMN'")
+    return codes

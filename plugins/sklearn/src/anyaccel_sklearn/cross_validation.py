@@ -1,0 +1,308 @@
+"""cross_validate: a model made and trained anew for each fold of a table, and its predictions for all rows."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from anyaccel import arguments
+from anyaccel.arguments import shown
+from anyaccel.call_hints import call_hints, class_hints
+from anyaccel.data import FeatureSet, FeatureSetView
+from anyaccel.data.roles import Names, listed, names_of, no_column
+from anyaccel.errors import PhaseError, ResultError
+from anyaccel.fitting import FittedModel, fit
+from anyaccel.fitting.probabilities import CLASSES, YES_OR_NO
+from anyaccel.fitting.table_models import TableModel
+from anyaccel.fitting.tables import LABEL, is_table, loss_of_target, named_pair, tag_table
+from anyaccel.specs import Loss
+
+_SCORE, _LOSS = "score", "loss"
+
+
+@class_hints
+@dataclass(frozen=True, eq=False)
+class CrossValidation:
+    """What `cross_validate` measured.
+
+    Attributes:
+        metrics: by name the value of each fold, [folds]: `"score"` (accuracy for classes, R2 for numbers), `"loss"` and
+            the metrics that were asked for, over the rows that the fold was not trained on.
+        folds: for each fold the numbers of the rows that it was tested on.
+        classes: names of the classes, in the order of the columns of `probabilities`; None for numbers.
+        models: the model of each fold.
+    """
+
+    metrics: Mapping[str, np.ndarray]
+    folds: Sequence[np.ndarray]
+    classes: np.ndarray | None
+    models: Sequence[FittedModel]
+    _n_rows: int
+    _predictions: Sequence[np.ndarray]
+    _probabilities: Sequence[np.ndarray]
+
+    def __repr__(self) -> str:
+        texts = (f"{name} {values.mean():.4g} +- {values.std():.2g}" for name, values in self.metrics.items())
+        return f"CrossValidation({len(self.folds)} folds, {', '.join(texts)})"
+
+    def mean(self, name: str = _SCORE) -> float:
+        """The mean of a metric over the folds.
+
+        Raises:
+            ResultError: there is no metric of this name.
+        """
+        return float(self._metric(name).mean())
+
+    def std(self, name: str = _SCORE) -> float:
+        """The standard deviation of a metric over the folds.
+
+        Raises:
+            ResultError: there is no metric of this name.
+        """
+        return float(self._metric(name).std())
+
+    @property
+    def predictions(self) -> np.ndarray:
+        """For each row what the model predicts that was not trained on it, in the order of the rows.
+
+        Raises:
+            ResultError: a row was tested in no fold, or in several.
+        """
+        return self._in_order(self._predictions)
+
+    @property
+    def probabilities(self) -> np.ndarray:
+        """Likewise the probability of each class, [n, classes], in the order of `classes`.
+
+        Raises:
+            ResultError: the predictions are no classes; a row was tested in no fold, or in several.
+        """
+        if self.classes is None:
+            raise ResultError("these models predict numbers, which have no probabilities", hint="see predictions")
+        return self._in_order(self._probabilities)
+
+    def _metric(self, name: str) -> np.ndarray:
+        if name not in self.metrics:
+            problem = f"no metric {name!r} was measured"
+            raise ResultError(problem, available=listed(self.metrics), hint="write cross_validate(..., metrics=[...])")
+        return self.metrics[name]
+
+    def _in_order(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        counts = np.bincount(np.concatenate(self.folds), minlength=self._n_rows)
+        if (counts != 1).any():
+            row = int((counts != 1).argmax())
+            raise ResultError(
+                f"{int((counts != 1).sum())} of {self._n_rows} rows were not tested in one fold: row {row} in "
+                f"{int(counts[row])}",
+                hint="take a splitter whose folds share the rows out, such as cv=5, or predict by models",
+            )
+        order = np.argsort(np.concatenate(self.folds), kind="stable")
+        return np.concatenate(parts)[order]
+
+
+@call_hints
+def cross_validate(
+    model: Any,
+    data: Any,
+    *,
+    target: Names = None,
+    cv: Any = 5,
+    groups: Any = None,
+    metrics: Any = (),
+    loss: Any = None,
+    seed: int = 0,
+    progress: Any = "none",
+    **fit_arguments: Any,
+) -> CrossValidation:
+    """Train a model for each fold of a table on the other folds, and measure it on the rows that it has not seen.
+
+    Args:
+        model: `"mlp"`, or a function or class of (n_features, n_outputs), which makes a new model for each fold. A
+            model itself is refused: it would have learned from the rows that it is tested on.
+        data: a table as for `fit`, or a FeatureSet.
+        target: as for `fit`.
+        cv: the number of folds, shuffled by the seed, with shares of the classes alike for classes, and groups kept
+            together where there are `groups`; a splitter of scikit-learn; or pairs of numbers of rows (train, test).
+        groups: the column with the group of each row, which is no feature then, or an array, for splitters that keep
+            groups together. A share to validate on keeps those of a column together, too.
+        metrics: measured on each fold, as of an EvalPhase.
+        loss: as for `fit`.
+        seed: of the folds, and of each `fit`.
+        progress: as for `fit`.
+        fit_arguments: all other arguments of `fit`, such as `epochs=20` and `validation=0.2`, which are rows of the
+            other folds.
+
+    Raises:
+        PhaseError: a model that was made already, folds that do not fit the rows, or whatever `fit` raises.
+
+    Example:
+        >>> import anyaccel as aa, numpy as np
+        >>> x = np.arange(40.0)
+        >>> found = aa.cross_validate("mlp", {"x": x, "y": x > 20}, target="y", cv=4, epochs=1, framework="numpy")
+        >>> found.predictions.shape, found.probabilities.shape
+        ((40,), (40, 2))
+    """
+    if not TableModel(model, fit_arguments.get("framework"), fit_arguments.get("accelerator", "auto")).is_sized:
+        raise PhaseError(
+            f"cross_validate got a {type(model).__name__}, which would go on learning from fold to fold, and be tested "
+            "on rows that it knows",
+            hint="give 'mlp', or a function that makes one: lambda n_features, n_outputs: MODEL",
+        )
+    rows, target = _rows_of(data, target)
+    names = names_of(target) if target is not None else rows.names_of_targets
+    if not names:
+        raise PhaseError("cross_validate needs the name of the target", hint="write target='COLUMN'")
+    for name in (*names, *((groups,) if isinstance(groups, str) else ())):
+        if name not in rows.names:
+            raise no_column(LABEL, name, rows.names)
+    is_classes = len(names) == 1 and _is_of_classes(loss, rows.data, target)
+    y = rows.values(names[0]) if len(names) == 1 else None
+    group_of_row = rows.values(groups) if isinstance(groups, str) else groups
+    if isinstance(groups, str) and is_table(rows.data):
+        share = fit_arguments.get("validation")
+        if isinstance(share, Real) and not isinstance(share, bool) and "group" not in fit_arguments:
+            fit_arguments["group"] = groups
+        elif groups not in names_of(fit_arguments.get("group")):
+            rows = rows.without(groups)
+    splits = _splits(cv, rows, y if is_classes else None, group_of_row, seed)
+    if is_classes:
+        _check_classes(y, splits)
+    classes = np.unique(y) if is_classes and y is not None else None
+    measured: list[dict[str, float]] = []
+    models, predictions, probabilities = [], [], []
+    for train, test in splits:
+        given = {"target": target, "loss": loss, "seed": seed, "progress": progress, **fit_arguments}
+        fitted = fit(model, rows.take(train), **given)
+        unseen = rows.take(test)
+        results = fitted.evaluate(unseen, metrics)
+        measured.append({_SCORE: fitted.score(unseen), **results.metrics})
+        if results.losses:
+            measured[-1][_LOSS] = float(results.loss)
+        predictions.append(fitted.predict(unseen))
+        if classes is not None:
+            of_fold = fitted.predict_proba(unseen)
+            aligned = np.zeros((len(test), len(classes)))
+            places = [int(np.flatnonzero(classes == name)[0]) if name in classes else -1 for name in fitted.classes_]
+            for column, place in enumerate(places):
+                if place >= 0:
+                    aligned[:, place] = of_fold[:, column]
+            probabilities.append(aligned)
+        models.append(fitted)
+    figures = {name: np.array([of_fold[name] for of_fold in measured]) for name in measured[0]}
+    tests = [test for _, test in splits]
+    return CrossValidation(figures, tests, classes, models, rows.count, predictions, probabilities)
+
+
+class _Table:
+    """Rows of a table or of a feature set, to be taken by their numbers."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+        if is_table(data) and not isinstance(data, Mapping):
+            self.data = tag_table(data, ...)  # read once
+        if isinstance(self.data, Mapping):
+            self.names, self.count = list(self.data), len(next(iter(self.data.values())))
+        elif is_table(data):
+            self.names, self.count = list(self.data.column_names), len(self.data)
+        else:
+            self.names, self.count = list(data.columns), len(data)
+
+    @property
+    def names_of_targets(self) -> tuple[str, ...]:
+        """The targets of a feature set."""
+        return () if is_table(self.data) else tuple(self.data.targets)
+
+    def values(self, name: str) -> np.ndarray:
+        """A column, [n]."""
+        column = self.data[name] if is_table(self.data) else self.data.column(name)
+        return np.asarray(column.to_numpy() if hasattr(column, "to_numpy") else column)
+
+    def without(self, name: str) -> _Table:
+        """The table without a column."""
+        if isinstance(self.data, Mapping):
+            return _Table({key: values for key, values in self.data.items() if key != name})
+        return _Table(self.data.drop_columns([name]))
+
+    def take(self, rows: np.ndarray) -> Any:
+        """Some rows, as `fit` takes them."""
+        if isinstance(self.data, Mapping):
+            return {name: _taken(values, rows) for name, values in self.data.items()}
+        return self.data.take(rows) if is_table(self.data) else self.data.view().take(rows)
+
+
+def _taken(values: Any, rows: np.ndarray) -> Any:
+    if hasattr(values, "iloc"):
+        return values.iloc[rows]
+    return values[rows] if hasattr(values, "shape") else [values[row] for row in rows]
+
+
+def _rows_of(data: Any, target: Names) -> tuple[_Table, Names]:
+    if not (is_table(data) or isinstance(data, (FeatureSet, FeatureSetView))):
+        problem = f"cross_validate splits the rows of a table, and {shown(data)} is none"
+        raise PhaseError(problem, hint="give a data frame, a mapping of arrays, the path of a file, or a FeatureSet")
+    if is_table(data):
+        data, _, target = named_pair(data, None, target)
+    return _Table(data), target
+
+
+def _is_of_classes(loss: Any, data: Any, target: Names) -> bool:
+    if loss is None:
+        loss = loss_of_target(data, target)
+    named = loss if isinstance(loss, Loss) else Loss(loss) if isinstance(loss, str) else None
+    return named is not None and named.own is None and named.name in (CLASSES, YES_OR_NO)
+
+
+def _splits(
+    cv: Any, rows: _Table, classes: np.ndarray | None, groups: Any, seed: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Numbers of the rows to train on and to test on, of each fold.
+
+    Raises:
+        PhaseError: they cannot be made of these rows.
+    """
+    from sklearn import model_selection
+
+    if groups is not None and len(groups) != rows.count:
+        problem = f"groups= has {len(groups)} values, and the table {rows.count} rows"
+        raise PhaseError(problem, hint="give the group of each row, or name the column: groups='COLUMN'")
+    if isinstance(cv, str) or not (hasattr(cv, "split") or isinstance(cv, Iterable)):
+        folds = arguments.integer(PhaseError, "cross_validate: ", "cv", cv, 2, 5)
+        if groups is not None:
+            cv = model_selection.GroupKFold(folds)
+            if classes is not None:
+                cv = model_selection.StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
+        elif classes is not None:
+            cv = model_selection.StratifiedKFold(folds, shuffle=True, random_state=seed)
+        else:
+            cv = model_selection.KFold(folds, shuffle=True, random_state=seed)
+    try:
+        with warnings.catch_warnings():  # of classes with few rows, which are checked after that
+            warnings.filterwarnings("ignore", "The least populated class", UserWarning)
+            made = list(cv.split(np.zeros(rows.count), classes, groups) if hasattr(cv, "split") else cv)
+    except (ValueError, TypeError) as error:
+        if groups is None and "groups" in str(error):
+            problem = f"{type(cv).__name__} keeps groups together, and cross_validate was given none"
+            raise PhaseError(problem, hint="name the column: groups='COLUMN'") from error
+        problem = f"cv={shown(cv)} cannot split {rows.count} rows: {error}"
+        raise PhaseError(problem, hint="take fewer folds, such as cv=2") from error
+    splits = [(np.asarray(train), np.asarray(test)) for train, test in made]
+    if not splits or any(not len(part) for pair in splits for part in pair):
+        raise PhaseError(f"cv={shown(cv)} makes a fold without rows", hint="take fewer folds, such as cv=2")
+    return splits
+
+
+def _check_classes(y: Any, splits: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+    for number, (train, test) in enumerate(splits):
+        unknown = np.setdiff1d(y[test], y[train])
+        if len(unknown):
+            count = int((y == unknown[0]).sum())
+            raise PhaseError(
+                f"class {unknown[:1].tolist()[0]!r} is in {count} of {len(y)} rows, and fold {number} would have none of them to "
+                "train on",
+                hint="leave rare classes out, or take a splitter that shares them out, such as cv=2",
+            )
