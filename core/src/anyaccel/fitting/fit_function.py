@@ -174,7 +174,7 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     if rules is not None and isinstance(prepared, LabelledData):
         return FittedModelLoss(experiment, rules, prepared.columns, phase=phase)
     read: Any = {"validation": validation, "losses": loss, "scaler": scaler, "seed": seed}
-    recipe = recipe_of(prepared, given, features=features, target=target, **read)
+    recipe = recipe_of(prepared, given, features=features, target=target, is_weighted=rows.is_asked, **read)
     return FittedModel(experiment, losses=applied, phase=phase, recipe=recipe)
 
 
