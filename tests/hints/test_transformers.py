@@ -153,6 +153,10 @@ def test_what_a_model_cannot_compute_with(hint: Any) -> None:
     with hint("make the model with one for each class: num_labels={}"):
         fit(bert(), {"input_ids": ROWS, "labels": [0, 1, 2, 0]})
     assert fit(bert(num_labels=3), {"input_ids": ROWS, "labels": [0, 1, 2, 0]})
+    prices = {"input_ids": ROWS, "labels": [0.5, 1.5, 2.0, 0.0]}
+    with hint("give their numbers as integers, or make the model for one number: num_labels=1"):
+        fit(bert(num_labels=3), prices)
+    assert fit(bert(num_labels=1), prices)
 
 
 def test_rows_longer_than_the_positions(hint: Any) -> None:

@@ -405,7 +405,7 @@ def refusals() -> dict[str, tuple[type[AnyaccelError], str, Any]]:
         "twice": (ConfigError, "this Sequential is prepared already", twice),
         "optimizer twice": (ConfigError, "this SGD is prepared already", optimizer_twice),
         "accumulates": (ConfigError, "would accumulate twice", accumulates_twice),
-        "window": (StateError, "within an accumulation", within_a_window),
+        "window": (StateError, "save() within an update", within_a_window),
         "unbuilt": (
             ConfigError,
             "has no variables yet",

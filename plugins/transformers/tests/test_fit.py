@@ -241,3 +241,38 @@ def test_a_shuffled_loader_gives_the_batches_that_it_gives_by_hand(bert: Any, ro
         pass
     aa.fit(bert, loader(fitted), epochs=1, **QUIET)
     assert fitted[-len(by_hand) + BATCH :] == by_hand[BATCH:]
+
+
+def test_rows_may_be_dicts_arrays_and_tensors(bert: Any, rows: list[list[int]]) -> None:
+    labels = [row[0] % 3 for row in rows]
+    expected = aa.fit(copy.deepcopy(bert), {"input_ids": rows, "labels": labels}, epochs=1, **QUIET).results.loss
+    tables: list[Any] = [
+        [{"input_ids": row, "labels": label} for row, label in zip(rows, labels, strict=True)],
+        {"input_ids": [np.array(row) for row in rows], "labels": np.array(labels)},
+        {"input_ids": [torch.tensor(row) for row in rows], "labels": torch.tensor(labels)},
+    ]
+    for table in tables:
+        fitted = aa.fit(copy.deepcopy(bert), table, epochs=1, **QUIET)
+        np.testing.assert_allclose(fitted.results.loss, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        ({"input_ids": [], "labels": []}, "no rows"),
+        ({"input_ids": [[1, 2], []], "labels": [0, 1]}, "row 1 of 'input_ids' is empty"),
+        ({"input_ids": [[1, 2], [3]], "labels": [0.0, 1.0]}, "'labels' are float64, and .* has num_labels=3 classes"),
+        ({"input_ids": [[1, 2], [3]], "labels": [0, None]}, "'labels' has no value in 1 of 2 rows"),
+        ({"input_ids": [[1, 2], [3]], "labels": [-100, -100]}, "no label in 'labels' counts in row 0, one of 2 such"),
+        ({"input_ids": [[1, 2], [99]], "labels": [0, 1]}, "'input_ids' has the value 99, and the vocabulary"),
+        ({"input_ids": [[1] * 33], "labels": [0]}, "has 33 tokens, and BertForSequenceClassification has 32 positions"),
+        ({"input_ids": [[1, 2], [3]], "labels": [0, 3]}, "'labels' has the value 3, and .* num_labels=3"),
+        ({"text": ["a", "b"], "labels": [0, 1]}, "no column has the name of an input .* Hint: tokenise it"),
+        ({"input_ids": [[1, 2], [3]], "labels": ["a", "b"]}, "holds no numbers but string"),
+    ],
+)
+def test_what_the_model_cannot_compute_with_is_said_before(bert: Any, columns: Any, problem: str) -> None:
+    before = copy.deepcopy(bert.state_dict())
+    with pytest.raises(aa.errors.DataError, match=problem):
+        aa.fit(bert, Dataset.from_dict(columns), epochs=1, **QUIET)
+    assert all(torch.equal(value, bert.state_dict()[name]) for name, value in before.items())

@@ -24,7 +24,7 @@ from anyaccel.data.readers.file_discovery import check_there
 from anyaccel.data.readers.hf_datasets import arrow_table, computes_rows, has_table
 from anyaccel.data.roles import Names, RoleNames, listed, names_of
 from anyaccel.data.streaming.random_states import RandomStates
-from anyaccel.data.streaming.to_numpy import number_array
+from anyaccel.data.streaming.to_numpy import is_tensor, number_array
 from anyaccel.errors import ColumnError, DataError, PhaseError, SourceError
 from anyaccel.fitting import tables
 from anyaccel.fitting.model_loss import ModelLoss
@@ -94,6 +94,7 @@ def labelled_data(
         PhaseError: a validation that does not fit the data.
         DataError, ColumnError: columns are missing, or do not fit.
     """
+    data, validation = _rows_as_table(data), _rows_as_table(validation)
     _check_one_table(data, validation)
     wired = wire(rules, column_names(data), features, target)
     if is_streamed(data):
@@ -141,6 +142,7 @@ def rows_for(
     Raises:
         DataError, ColumnError: columns are missing, or do not fit.
     """
+    data = _rows_as_table(data)
     if is_streamed(data):
         made = {argument: argument for argument, name in wired.labels.items() if name in wired.inputs.values()}
         wired = InputColumns(wired.inputs, {**wired.labels, **made})  # a loader brings labels that fit made of a table
@@ -158,6 +160,16 @@ def _wired(
     inputs = {name: data.reference(name) for name in taken if name in names}
     mask = f"{LABEL}.{COUNTED}" if has_counts else None
     return inputs, AppliedLoss.from_output(node, rules.output, mask=mask)
+
+
+def _rows_as_table(data: Any) -> Any:
+    """Return a list of rows, each a dict, as a table; a list of batches, with many rows in each column, as it is."""
+    if not (isinstance(data, list) and data and all(isinstance(row, Mapping) for row in data)):
+        return data
+    if all(hasattr(value, "__len__") and not isinstance(value, str) for value in data[0].values()):
+        return data  # of rows, one has a number or a text for itself
+    names = [name for name in data[0] if all(name in row for row in data)]
+    return {name: [row[name] for row in data] for name in names}
 
 
 def _check_one_table(data: Any, validation: Any) -> None:
@@ -399,12 +411,22 @@ def _arrow(data: Any, names: Iterable[str] | None) -> Mapping[str, Any]:
             available=listed(there),
             hint="give a table with the columns that the model was trained with",
         )
-    columns = {name: tag_column(name, data[name]) if is_columns else data.column(name) for name in wanted}
+    columns = {
+        name: tag_column(name, _numpy_rows(name, data[name])) if is_columns else data.column(name) for name in wanted
+    }
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         cause = listed(f"{name}: {length}" for name, length in lengths.items())
         raise ColumnError("the columns differ in length", cause=cause, hint="give every column one entry per row")
     return columns
+
+
+def _numpy_rows(name: str, values: Any) -> Any:
+    """The rows of a column that are tensors as arrays; other values as they are."""
+    if isinstance(values, (list, tuple)) and values and is_tensor(values[0]):
+        return [number_array(name, row) for row in values]
+    is_column = isinstance(values, np.ndarray) or hasattr(values, "iloc") or hasattr(values, "__arrow_c_stream__")
+    return number_array(name, values) if is_tensor(values) and not is_column else values
 
 
 def _with_integers(rules: ModelLoss, column: Any) -> Any:
@@ -418,20 +440,18 @@ def _with_integers(rules: ModelLoss, column: Any) -> Any:
 
 
 def _check_numbers(rules: ModelLoss, argument: str, name: str, column: Any) -> None:
-    leaf = list_leaf(column.type)
-    if is_numeric(leaf):
-        if column.null_count:
-            problem = f"column {name!r} has no value in {column.null_count} of {len(column)} rows"
-            raise ColumnError(problem, hint="fill these places or leave the rows out")
-        lengths = _lengths(column)
-        if lengths is not None and not lengths.all():
-            row = int(np.argmin(lengths))
-            raise DataError(
-                f"row {row} of {name!r} is empty, one of {int((lengths == 0).sum())} such rows",
-                hint="leave these rows out",
-            )
-        return
-    raise rules.no_numbers(argument, name, column)
+    lengths = _lengths(column)
+    if column.null_count:
+        problem = f"column {name!r} has no value in {column.null_count} of {len(column)} rows"
+        raise ColumnError(problem, hint="fill these places or leave the rows out")
+    if lengths is not None and not lengths.all():
+        row = int(np.argmin(lengths))
+        raise DataError(
+            f"row {row} of {name!r} is empty, one of {int((lengths == 0).sum())} such rows",
+            hint="leave these rows out",
+        )
+    if not is_numeric(list_leaf(column.type)):
+        raise rules.no_numbers(argument, name, column)
 
 
 def _counts(rules: ModelLoss, wired: InputColumns, columns: Mapping[str, Any]) -> tuple[Any, np.ndarray] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import os
 import pickle
@@ -139,15 +140,24 @@ def test_an_offload_folder_with_files_is_refused(tmp_path: Path) -> None:
         assert torch.equal(other(X), other(X))
 
 
-def test_a_disk_that_is_full_leaves_the_model_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("number", "said", "hint"),
+    [
+        (errno.ENOSPC, "No space left on device", "give a folder with more space"),
+        (errno.EACCES, "Permission denied", "give a folder that you may write to"),
+    ],
+)
+def test_a_folder_that_cannot_be_written_leaves_the_model_as_it_was(
+    number: int, said: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from anyaccel.saved_folder import tensor_file
 
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
+    def refuse(*_: Any) -> None:
+        raise OSError(number, said)
 
-    monkeypatch.setattr(tensor_file, "write", full)
+    monkeypatch.setattr(tensor_file, "write", refuse)
     model = chain()
-    with pytest.raises(StateError, match=r"cannot be written.*No space left.*give a folder with more space"):
+    with pytest.raises(StateError, match=rf"cannot be written.*{said}.*{hint}"):
         disk_offload(model, tmp_path / "new")
     assert not list((tmp_path / "new").iterdir())
     assert torch.equal(model(X), chain()(X))

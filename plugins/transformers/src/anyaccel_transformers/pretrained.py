@@ -171,7 +171,13 @@ class PretrainedLoss(ModelLoss):
         if self.labels != ("labels",) or "labels" not in columns:
             return
         labels = columns["labels"]
-        if getattr(labels, "dtype", np.dtype(float)).kind not in "iu":
+        if labels.dtype.kind not in "iub":
+            if self._is_classifier and not self._is_per_token(labels):
+                classes = f"num_labels={self.model.config.num_labels} classes"
+                raise DataError(
+                    f"'labels' are {labels.dtype}, and {self.name} has {classes}",
+                    hint="give their numbers as integers, or make the model for one number: num_labels=1",
+                )
             return
         if self._is_per_token(labels) and ids is not None and not self._is_encoder_decoder:
             _check_alignment(ids, labels)

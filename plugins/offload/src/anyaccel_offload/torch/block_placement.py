@@ -57,7 +57,7 @@ def placed_blocks(
             current = value
             made.append(BlockPlace(name=name, device=value))
             continue
-        device = (planned and planned.device_of(model, name)) or main or current
+        device = planned.device_of(model, name) if planned is not None else main or current
         tier = DISK if value == DISK else "cpu"
         made.append(BlockPlace(name=name, device=device, tier="" if device == _CPU and tier == "cpu" else tier))
     return made

@@ -88,7 +88,7 @@ def dispatch_model(  # noqa: PLR0913  (the arguments of Accelerate's)
     slots = {} if planned is None else planned.slots
     settings = {"slots": slots, "force_hooks": force_hooks}
     _put(where, model, blocks, offload_dir, offload_buffers, skip_keys, pinned_memory, **settings)
-    model.hf_device_map = dict(device_map)  # type: ignore[assignment]  (transformers and others look for it)
+    vars(model)["hf_device_map"] = dict(device_map)  # transformers and others look for it
     return model
 
 

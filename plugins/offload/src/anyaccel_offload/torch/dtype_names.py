@@ -22,7 +22,8 @@ def named_dtype(where: str, given: Any, name: str = "dtype", *, any_kind: bool =
     Raises:
         ConfigError: it is none.
     """
-    found = getattr(torch, given.removeprefix("torch."), given) if isinstance(given, str) else given
+    found: Any = getattr(torch, given.removeprefix("torch."), given) if isinstance(given, str) else given
     fits = lambda it: it is None or (isinstance(it, torch.dtype) and (any_kind or it.is_floating_point))  # noqa: E731
     check(ConfigError, where, name, found, fits, "a floating dtype of torch, or None", "torch.bfloat16")
-    return found  # type: ignore[no-any-return]
+    made: torch.dtype | None = found
+    return made

@@ -398,8 +398,8 @@ class OffloadedWeightsLoader(Mapping[str, Tensor]):
 def extract_submodules_state_dict(state_dict: Mapping[str, Any], submodule_names: Iterable[str]) -> dict[str, Any]:
     """Give the tensors of some modules out of a state dict, by their names there."""
     names = list(submodule_names)
-    inside = lambda key: any(key == name or key.startswith(f"{name}.") for name in names)  # noqa: E731
-    return {key: value for key, value in state_dict.items() if inside(key)}
+    prefixes = tuple(f"{name}." for name in names)
+    return {key: value for key, value in state_dict.items() if key in names or key.startswith(prefixes)}
 
 
 @call_hints

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -70,7 +71,9 @@ def write_blocks(model: nn.Module, blocks: Sequence[str], all_blocks: Collection
     except OSError as error:
         for path in made:
             path.unlink(missing_ok=True)
-        raise StateError(f"{str(folder)!r} cannot be written: {error}", hint="give a folder with more space") from error
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        hint = "give a folder with more space" if full else "give a folder that you may write to"
+        raise StateError(f"{str(folder)!r} cannot be written: {error}", hint=hint) from error
     for path, names in stored:
         for name, where in names.items():
             _rest_in_file(opened[path][name], where)
