@@ -11,6 +11,7 @@ import anyaccel as aa
 from anyaccel import TabularMLP
 from anyaccel.errors import FrameworkError, PhaseError
 from anyaccel.numpy_backend import Dense
+from anyaccel.registry import registry
 
 draw = np.random.default_rng(0)
 X = draw.standard_normal((60, 3)).astype("float32")
@@ -130,6 +131,15 @@ def test_an_error_inside_the_function_is_the_users_own():
 
     with pytest.raises(TypeError, match="unsupported operand"):
         fit(make)
+
+
+def test_it_says_that_it_trains_with_numpy_where_nothing_else_is_there(monkeypatch):
+    monkeypatch.setattr(type(registry()), "frameworks", ("numpy",))
+    with pytest.warns(
+        UserWarning, match="'mlp' trains with NumPy on the CPU. Hint: .*anyaccel-torch|framework='numpy'"
+    ):
+        fitted = fit(framework=None)
+    assert type(model_of(fitted)) is TabularMLP
 
 
 def test_an_unknown_framework_is_refused():
