@@ -15,11 +15,11 @@ from anyaccel.adapter.step_profiler import read_trace
 from anyaccel.errors import ConfigError, FrameworkError
 
 
-def train(loop: aa.Loop, n_epochs: int = 2, *, by_epochs: bool = True) -> None:
+def train(loop: aa.Loop, epochs: int = 2, *, by_epochs: bool = True) -> None:
     net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     rows = TensorDataset(torch.ones(8, 2), torch.ones(8, 1))
     net, optimizer, loader = loop.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), DataLoader(rows, 2))
-    for _ in loop.epochs(n_epochs) if by_epochs else range(n_epochs):
+    for _ in loop.epochs(epochs) if by_epochs else range(epochs):
         for x, y in loader:
             loop.backward(nn.functional.mse_loss(net(x), y))
             optimizer.step()

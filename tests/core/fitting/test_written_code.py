@@ -174,6 +174,22 @@ def test_feature_sets_views_and_sources_are_taken_in_it():
     check(aa.IterableSource("own", batches, features="a", target="value"), loss="mse")
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sample_weight": np.linspace(0.5, 2.0, 60)},
+        {"class_weights": "balanced", "validation": 0.25},
+        {"validation": 0.25, "stratify": True},
+        {"validation": {name: column[:20] for name, column in CLASSES.items()}, "class_weights": [1.0, 2.0, 3.0]},
+    ],
+    ids=["sample_weight", "class_weights", "stratify", "other rows"],
+)
+def test_rows_that_were_weighted_or_drawn_by_strata_are_taken_from_the_fitted_model(settings):
+    pytest.importorskip("anyaccel_sklearn")
+    code = check(CLASSES, loss="cross_entropy", target="kind", **settings)
+    assert "feature_set = fitted.graph.feature_sets['data']" in code
+
+
 def test_the_code_reads_well():
     code = check(NUMBERS, **PLAIN, validation=0.25, batch_size=16, optimizer=aa.Optimizer("adam", lr=0.01))
     assert (

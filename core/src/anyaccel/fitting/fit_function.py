@@ -174,7 +174,7 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     if rules is not None and isinstance(prepared, LabelledData):
         return FittedModelLoss(experiment, rules, prepared.columns, phase=phase)
     read: Any = {"validation": validation, "losses": loss, "scaler": scaler, "seed": seed}
-    recipe = recipe_of(prepared, given, features=features, target=target, **read)
+    recipe = recipe_of(prepared, given, features=features, target=target, is_weighted=rows.is_asked, **read)
     return FittedModel(experiment, losses=applied, phase=phase, recipe=recipe)
 
 
@@ -243,9 +243,9 @@ _ARGUMENTS = """
         sampler: draws the batches in place of `batch_size`, such as `SimpleSampler(32)`, which keeps the order of rows.
         step: a training step of your own, a function of (models, batch, optimizers), in which the model is
             `models["model"]`.
-        validate_every, accumulate, microbatching, on_nan, replicas, per_replica, deterministic, loss_scale, sharding,
-            sync_batchnorm, strict, policy, final_device, compile, residency, precision, matmul_precision: as of a
-            TrainPhase.
+        validate_every, accumulate, microbatching, on_nan, strict, policy, final_device, compile: see `TrainPhase`.
+        replicas, per_replica, deterministic, sharding, sync_batchnorm: see `TrainPhase`.
+        residency, precision, matmul_precision, loss_scale: see `TrainPhase`.
 
     Raises:
         PhaseError: settings that do not fit each other, or no target.

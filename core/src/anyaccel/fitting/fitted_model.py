@@ -18,6 +18,7 @@ from anyaccel.data.roles import listed
 from anyaccel.errors import ConfigError, DataError, NaNWarning, ResultError
 from anyaccel.experiment import Experiment
 from anyaccel.extensions import extensions
+from anyaccel.fitting import fitted_view
 from anyaccel.fitting.probabilities import CLASSES, YES_OR_NO, accuracy, class_probabilities, r2
 from anyaccel.fitting.scaled_targets import metrics_in_units
 from anyaccel.fitting.table_columns import TableColumns
@@ -32,6 +33,7 @@ from anyaccel.fitting.tables import (
 from anyaccel.fitting.written_code import Recipe, code_of_fit
 from anyaccel.graph import AppliedLoss, ModelGraph, Plan
 from anyaccel.graph.weight_loading import Change, Names
+from anyaccel.html import Markup, guarded, line, page
 from anyaccel.phases import EvalPhase, TrainPhase
 from anyaccel.results import EvalResults, TrainResults
 from anyaccel.results.base import read_results, results_parts
@@ -88,8 +90,24 @@ class FittedModel:
         self._columns = columns_before_transforms(self._data) if columns is None else columns
 
     def __repr__(self) -> str:
-        runs = [results for results in self.experiment.history if isinstance(results, TrainResults)]
-        return f"FittedModel({runs[-1]!r})" if runs else f"FittedModel({self.graph!r})"
+        """Figures of the last and the best epoch, columns, devices, and code to go on with."""
+        if not any(isinstance(results, TrainResults) for results in self.experiment.history):
+            return f"FittedModel({self.graph!r})"
+        steps = fitted_view.next_steps(self._columns, self._phase is None)
+        columns = fitted_view.columns_of(self._columns, self._is_treated)
+        return fitted_view.text_of(self.results, fitted_view.facts_of(self.results), columns, steps)
+
+    def _repr_html_(self) -> str:
+        if not any(isinstance(results, TrainResults) for results in self.experiment.history):
+            return guarded(self, lambda: page("FittedModel", self.graph.label, line("not trained yet")))
+        steps = fitted_view.next_steps(self._columns, self._phase is None)
+        columns = fitted_view.columns_of(self._columns, is_treated=False)
+        made_of = Markup(self.columns._repr_html_()) if self._is_treated else columns
+        return fitted_view.html_of(self, self.results, fitted_view.facts_of(self.results), made_of, steps)
+
+    @property
+    def _is_treated(self) -> bool:
+        return any(treatment_in(fitted) is not None for fitted in self._data.transforms)
 
     @property
     def graph(self) -> ModelGraph:

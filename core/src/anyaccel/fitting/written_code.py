@@ -15,7 +15,7 @@ from anyaccel.accelerator import Accelerator
 from anyaccel.data import FeatureSet, FeatureSetView, Reference, SimpleSampler, Source
 from anyaccel.data.readers.hf_datasets import has_table
 from anyaccel.errors import AnyaccelError
-from anyaccel.fitting.tables import TRAIN, VALIDATION, TrainingData, is_pair, treatment_in
+from anyaccel.fitting.tables import TRAIN, VALIDATION, is_pair, treatment_in
 from anyaccel.graph import AppliedLoss, ModelGraph, ModelNode
 from anyaccel.metrics import Metric
 from anyaccel.phases import Checkpoint, EarlyStopping, EvalPhase, TrainPhase
@@ -44,22 +44,32 @@ class Recipe:
 
 
 def recipe_of(
-    prepared: Any, given: Any, *, validation: Any, losses: Any, scaler: Any, features: Any, target: Any, seed: int
+    prepared: Any,
+    given: Any,
+    *,
+    validation: Any,
+    losses: Any,
+    scaler: Any,
+    features: Any,
+    target: Any,
+    seed: int,
+    is_weighted: bool = False,
 ) -> Recipe:
     """The recipe of a fit.
 
     Args:
         prepared: the data as they are trained on.
         given, validation, losses, scaler, features, target, seed: as given to `fit`.
+        is_weighted: whether `fit` added weights, or drew splits by groups or strata.
     """
     named = [f"loss[{name!r}]" for name in losses] if isinstance(losses, Mapping) else ["loss"]
     if isinstance(losses, (list, tuple)):
         named = [f"loss[{place}]" for place in range(len(losses))]
     data = prepared.data
-    if not isinstance(prepared, TrainingData):  # of a model that computes its loss
+    if isinstance(data, Source):
+        return Recipe(_source_lines(data, given), (), tuple(named))
+    if is_weighted or any(treatment_in(fitted) is not None for fitted in data.transforms):
         return Recipe((), (), tuple(named))
-    if not isinstance(data, FeatureSet) or any(treatment_in(fitted) is not None for fitted in data.transforms):
-        return Recipe(_source_lines(data, given) if isinstance(data, Source) else (), (), tuple(named))
     texts = [name for fitted in data.transforms if fitted.role == "target" for name in fitted.results]
     roles = {"features": list(data.features), "target": [name for name in data.targets if name not in texts]}
     roles |= {"tags": [*data.tags, *texts]} if data.tags or texts else {}
@@ -158,11 +168,11 @@ def code_of_fit(graph: ModelGraph, phase: TrainPhase, recipe: Recipe) -> str:
     lines.append(f"node = aa.ModelNode({node.label!r}, model, {_upstream(node, data, name)}{outputs})")
     optimizer = "" if graph.optimizer is None else f", {_written(graph.optimizer, 'optimizer')}"
     lines.append(f"graph = aa.ModelGraph([node]{optimizer}, seed={graph.seed})")
-    given = {"data": name if is_source and recipe.data else _data_code(phase.data, "data")}
+    given = {"data": name if is_source and recipe.data else _data_code(phase.data, "fitted.phase.data")}
     if phase.losses:
         given["losses"] = f"[{', '.join(map(loss_code, phase.losses))}]"
     if isinstance(phase.validation, EvalPhase):
-        evaluated = _settings(phase.validation, {"data": _data_code(phase.validation.data, "validation")}, "validation")
+        evaluated = _settings(phase.validation, {"data": _validation_code(phase.validation.data, recipe)}, "validation")
         if phase.validation.losses:
             own = iter(recipe.losses)
             evaluated["losses"] = f"[{', '.join(map(loss_code, phase.validation.losses))}]"
@@ -176,11 +186,13 @@ def code_of_fit(graph: ModelGraph, phase: TrainPhase, recipe: Recipe) -> str:
 
 
 def _data_code(data: Any, variable: str) -> str:
-    if isinstance(data, str):
-        return repr(data)
-    if isinstance(data, Mapping) and variable == "validation":
+    return repr(data) if isinstance(data, str) else variable
+
+
+def _validation_code(data: Any, recipe: Recipe) -> str:
+    if recipe.validation and isinstance(data, Mapping):
         return f"{{{', '.join(f'{label!r}: validation_set' for label in data)}}}"
-    return variable
+    return _data_code(data, "validation" if recipe.data else "fitted.phase.validation.data")
 
 
 def _upstream(node: Any, data: FeatureSet, name: str) -> str:
