@@ -99,7 +99,7 @@ def test_profiles(hint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         train(profile)
     with RECORDING, hint("profile one after the other"):
         train(profile)
-    train(profile)
+    train(profile=profile)
     assert profile.files
     monkeypatch.setattr("anyaccel.own_loop.profiling.ProfilesSteps", type("Unknown", (Capability,), {}))
     with hint("leave profile= out, or profile the process with a tool of the system"):

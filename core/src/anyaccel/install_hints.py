@@ -13,6 +13,9 @@ _ROOTS = {"torch": "torch pytorch", "tensorflow": "tensorflow tf keras", "jax": 
 HINTS = {root: (framework, f"anyaccel-{framework}") for framework, roots in _ROOTS.items() for root in roots.split()}
 """By top-level module of a class, or another name of a framework: the framework, and its plugin's distribution."""
 
+PREFERRED_FRAMEWORKS = ("torch", "jax", "tensorflow")
+"""The order in which installed frameworks are chosen where nothing says which is meant."""
+
 BACKEND_PLUGINS = {**{framework: framework for framework in _ROOTS}, "mps": "torch"}
 """anyaccel's own plugins of frameworks by name, each with its framework: they are loaded when that is in use."""
 _ESTIMATORS = ("sklearn", "xgboost", "lightgbm")

@@ -231,8 +231,8 @@ _ARGUMENTS = """
             together are multiplied.
         group: columns whose equal values stay together, to train or to validate on; they are no features.
         stratify: columns whose values are shared out evenly to train and to validate on; True for the target.
-        framework: of `"mlp"`: `"torch"`, `"jax"`, `"tensorflow"` or `"numpy"`; by default the first of these that is
-            installed and has the accelerator.
+        framework: Name of the framework in which `"mlp"` is built, one that `aa.devices()` lists; by default the first
+            in `anyaccel.install_hints.PREFERRED_FRAMEWORKS` that is installed and has the accelerator, else NumPy.
         accelerator: `"auto"` is the best device on which the model's framework runs; else as of a TrainPhase.
         seed: of the random split, the order of rows and all random streams; the model's own parameters are its own.
         callbacks: Callback objects, besides.

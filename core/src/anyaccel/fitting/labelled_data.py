@@ -224,7 +224,7 @@ def _first_batch(data: Any) -> Mapping[str, Any]:
     except TypeError as error:
         raise DataError(
             f"{shown(data)} is not data that a model can be fitted to",
-            available="a data frame, a mapping of lists, a data set, a FeatureSet, a loader whose batches are dicts",
+            available="a data frame, a mapping of lists, a data set, a FeatureSet, a loader with dicts as batches",
             hint="give a dict: {'COLUMN': rows}",
         ) from error
     finally:

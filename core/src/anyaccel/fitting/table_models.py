@@ -16,7 +16,7 @@ from anyaccel.device import Device
 from anyaccel.errors import PhaseError, PluginError
 from anyaccel.fitting.tables import TrainingData
 from anyaccel.fitting.wiring import FitLosses
-from anyaccel.install_hints import install_line
+from anyaccel.install_hints import PREFERRED_FRAMEWORKS, distribution_for, install_line
 from anyaccel.registry import registry
 from anyaccel.specs import Optimizer
 from anyaccel.suggestions import did_you_mean
@@ -24,7 +24,6 @@ from anyaccel.user_level import user_level
 
 NAMES = {"mlp": "TabularMLP"}
 """By the name of a model in `fit`: the class of it in `Compute.models()`."""
-_PREFERRED = ("torch", "jax", "tensorflow")  # in this order, where nothing says which framework is meant
 _BUILT_IN = "numpy"
 
 DEFAULTS: Mapping[str, Any] = {"epochs": 10, "batch_size": 32, "optimizer": "adam"}
@@ -124,13 +123,13 @@ def _framework_models(framework: str | None, accelerator: Any) -> Any:
             )
         return backend.models()
     installed = registry().frameworks
-    others = [name for name in installed if name not in (*_PREFERRED, _BUILT_IN)]
+    others = [name for name in installed if name not in (*PREFERRED_FRAMEWORKS, _BUILT_IN)]
     kind = None if accelerator == "auto" else _kind_of(accelerator)
-    for name in (*_PREFERRED, *others):
+    for name in (*PREFERRED_FRAMEWORKS, *others):
         if name in installed and (kind is None or kind in registry().kinds(name)) and (models := _models_of(name)):
             return models
     if kind in (None, "cpu"):
-        hint = install_line("anyaccel-torch")
+        hint = install_line(distribution_for(PREFERRED_FRAMEWORKS[0]))
         text = "fit: no framework is installed for which anyaccel has a plugin, so 'mlp' trains with NumPy on the CPU. "
         warnings.warn(f"{text}Hint: {hint}, or write framework={_BUILT_IN!r}", UserWarning, stacklevel=user_level())
     return registry().computing(_BUILT_IN).models()
