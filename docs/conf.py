@@ -57,7 +57,7 @@ nitpicky = True
 INNER = (
     *("Harness", "Cell", "Pipeline", "ComparedColumn", "Curve", "FakeEntryPoint", "Shapes", "SimDevice", "T", "Kind"),
     *("EpochPlan", "EvaluationRows", "LossParts", "PhaseExecution", "PhasePrograms", "PhaseResults", "PhaseSettings"),
-    *("Setting", "ModelKind", "Section", "Transforms"),
+    *("Setting", "ModelKind", "Section", "Transforms", "TableColumns", "Recipe"),
 )
 nitpick_ignore_regex = [
     ("py:.*", r"(?!anyaccel\b).*"),

@@ -2,7 +2,7 @@
 
 A plugin is a module named by an entry point of the group `anyaccel`; it imports its framework only inside functions. It
 decorates functions with these names with `anyaccel.hookimpl`. Each function takes any of the hook's arguments, and may
-raise.
+raise. For example::
 
     @anyaccel.hookimpl
     def epoch_end(run):

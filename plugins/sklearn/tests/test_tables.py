@@ -175,12 +175,18 @@ def test_only_the_rows_to_train_on_are_learnt_from():
     assert fitted.columns["age"].n_missing == train["age"].isna().sum() != TABLE["age"].isna().sum()
 
 
-@pytest.mark.parametrize("kind", ["arrow", "polars", "dictionary", "duckdb", "category"])
+@pytest.mark.parametrize("kind", ["arrow", "polars", "dictionary", "duckdb", "category", "parquet", "tsv"])
 def test_frames_of_all_kinds_are_the_same(kind, tmp_path):
     if kind == "polars":
         given = pytest.importorskip("polars").from_pandas(TABLE)
     elif kind == "duckdb":
         given = pytest.importorskip("duckdb").from_df(TABLE)
+    elif kind == "parquet":
+        given = tmp_path / "t.parquet"
+        TABLE.to_parquet(given)
+    elif kind == "tsv":
+        given = tmp_path / "t.tsv"
+        TABLE.to_csv(given, sep="\t", index=False)
     elif kind == "category":
         given = frame(sex=TABLE["sex"].astype("category"), deck=TABLE["deck"].astype("category"))
         given["alone"] = given["alone"].astype("boolean")

@@ -11,6 +11,7 @@ import anyaccel as aa
 from anyaccel import TabularMLP
 from anyaccel.errors import FrameworkError, PhaseError
 from anyaccel.numpy_backend import Dense
+from anyaccel.registry import registry
 
 draw = np.random.default_rng(0)
 X = draw.standard_normal((60, 3)).astype("float32")
@@ -95,6 +96,14 @@ def test_the_name_stops_early_with_a_validation_unless_told_otherwise():
     assert len(fit("mlp", noise, **{**settings, "epochs": 1, "validation": None}).results.loss) == 1
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_loss_that_is_nan_fails_the_fit_although_it_stops_early_by_default():
+    numbers = {"a": X[:, 0], "y": X[:, 1]}
+    diverging = aa.Optimizer("sgd", lr=1e30)
+    with pytest.raises(PhaseError, match=r"the loss is (nan|inf)"), np.errstate(all="ignore"):
+        fit("mlp", numbers, target="y", loss="mse", validation=0.5, epochs=5, optimizer=diverging)
+
+
 def test_equal_seeds_give_equal_models():
     first, second, third = fit(seed=1), fit(seed=1), fit(seed=2)
     assert first.results.loss == second.results.loss != third.results.loss
@@ -130,6 +139,15 @@ def test_an_error_inside_the_function_is_the_users_own():
 
     with pytest.raises(TypeError, match="unsupported operand"):
         fit(make)
+
+
+def test_it_says_that_it_trains_with_numpy_where_nothing_else_is_there(monkeypatch):
+    monkeypatch.setattr(type(registry()), "frameworks", ("numpy",))
+    with pytest.warns(
+        UserWarning, match="'mlp' trains with NumPy on the CPU. Hint: .*anyaccel-torch|framework='numpy'"
+    ):
+        fitted = fit(framework=None)
+    assert type(model_of(fitted)) is TabularMLP
 
 
 def test_an_unknown_framework_is_refused():

@@ -19,7 +19,7 @@ PAGE = Path(__file__).parents[4] / "docs/how-to/big-models.md"
 NAMES = (
     *("init_empty_weights", "init_on_device", "infer_auto_device_map", "load_checkpoint_and_dispatch"),
     *("load_checkpoint_in_model", "dispatch_model", "cpu_offload", "disk_offload", "cpu_offload_with_hook"),
-    "attach_layerwise_casting_hooks",
+    *("attach_layerwise_casting_hooks", "remove_hook_from_submodules"),
 )
 HOOKS = ("add_hook_to_module", "remove_hook_from_module", "AlignDevicesHook", "SequentialHook", "ModelHook")
 HELPERS = (
@@ -289,6 +289,15 @@ def test_a_hook_may_compute_without_gradients() -> None:
     with pytest.raises(RuntimeError):
         model[0](torch.ones(1, 9))
     assert torch.is_grad_enabled() and model(X).grad_fn is not None
+
+
+def test_all_hooks_of_modules_inside_are_taken_away() -> None:
+    model = big_models.dispatch_model(net(), {"": "cpu"}, force_hooks=True)
+    big_models.add_hook_to_module(model[2], big_models.ModelHook())
+    big_models.remove_hook_from_submodules(model)
+    assert big_models.hook_of(model[2]) is None and big_models.offload_of(model) is None
+    with pytest.raises(ConfigError, match=r"^AlignDevicesHook has no offload"):
+        big_models.AlignDevicesHook("cpu", offload=True)  # type: ignore[call-arg]
 
 
 REFUSED_MAPS: list[tuple[Callable[[], Any], str]] = [

@@ -300,9 +300,8 @@ def _check_classes(y: Any, splits: Sequence[tuple[np.ndarray, np.ndarray]]) -> N
     for number, (train, test) in enumerate(splits):
         unknown = np.setdiff1d(y[test], y[train])
         if len(unknown):
-            count = int((y == unknown[0]).sum())
+            (name,), count = unknown[:1].tolist(), int((y == unknown[0]).sum())
             raise PhaseError(
-                f"class {unknown[:1].tolist()[0]!r} is in {count} of {len(y)} rows, and fold {number} would have none of them to "
-                "train on",
+                f"class {name!r} is in {count} of {len(y)} rows, and fold {number} would have none of them to train on",
                 hint="leave rare classes out, or take a splitter that shares them out, such as cv=2",
             )

@@ -96,6 +96,7 @@ class SequentialMLP(SequentialMLPConstructor, BuiltinModel):
         SpecError: a setting out of range.
     """
 
+    spec: MLPSpec
     layers: nn.ModuleList
     _lists = ("layers",)
 
@@ -160,7 +161,7 @@ class TabularMLP(TabularMLPConstructor, BuiltinModel):
 
     def _layer(self, name: str, shape: tuple[int, ...]) -> nn.Module:
         if name.startswith("embeddings."):
-            return nn.Embedding(*shape, device="meta")
+            return nn.Embedding(shape[0], shape[1], device="meta")
         return nn.Linear(shape[1], shape[0], device="meta")
 
     def _features(self, *inputs: Tensor) -> Tensor:

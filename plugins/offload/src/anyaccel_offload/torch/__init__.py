@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from anyaccel_offload.torch.module_tools import named_module_tensors as named_module_tensors
     from anyaccel_offload.torch.module_tools import offload_state_dict as offload_state_dict
     from anyaccel_offload.torch.module_tools import offload_weight as offload_weight
+    from anyaccel_offload.torch.module_tools import remove_hook_from_submodules as remove_hook_from_submodules
     from anyaccel_offload.torch.module_tools import retie_parameters as retie_parameters
     from anyaccel_offload.torch.module_tools import set_module_tensor_to_device as set_module_tensor_to_device
     from anyaccel_offload.torch.offload import BlockPlace as BlockPlace
@@ -68,6 +69,7 @@ _MODULES = {
     "named_module_tensors": ".module_tools",
     "offload_state_dict": ".module_tools",
     "offload_weight": ".module_tools",
+    "remove_hook_from_submodules": ".module_tools",
     "retie_parameters": ".module_tools",
     "set_module_tensor_to_device": ".module_tools",
     "AlignDevicesHook": ".model_hooks",
@@ -136,6 +138,7 @@ __all__ = [
     "offload_state_dict",
     "offload_weight",
     "remove_hook_from_module",
+    "remove_hook_from_submodules",
     "remove_offload",
     "retie_parameters",
     "set_module_tensor_to_device",

@@ -42,7 +42,6 @@ NAMES: Mapping[str, str] = {
     "attach_align_device_hook": "write cpu_offload(module, execution_device)",
     "attach_align_device_hook_on_blocks": "write dispatch_model(model, device_map)",
     "attach_execution_device_hook": "write dispatch_model(model, {'': execution_device}, force_hooks=True)",
-    "remove_hook_from_submodules": "write remove_offload(model), or remove_hook_from_module(model, recurse=True)",
     "CpuOffload": "write cpu_offload_with_hook(model, execution_device)",
     "UserCpuOffloadHook": "write cpu_offload_with_hook(model, execution_device), which returns its hook",
     "load_offloaded_weights": "write OffloadedWeightsLoader(save_folder=FOLDER)",
@@ -75,7 +74,8 @@ def takes_accelerates(function: Callable[_Arguments, _Value]) -> Callable[_Argum
             elif name in REFUSED:
                 plain, way = REFUSED[name]
                 if keywords.pop(name) != plain:
-                    raise ConfigError(f"{function.__name__} has no {name}, which Accelerate has", hint=way)
+                    called = function.__qualname__.removesuffix(".__init__")
+                    raise ConfigError(f"{called} has no {name}, which Accelerate has", hint=way)
         return function(*args, **keywords)
 
     return taking

@@ -22,14 +22,22 @@ from anyaccel_offload.torch.checkpoint_files import open_checkpoint
 from anyaccel_offload.torch.device_map import DISK, checked_map, device_in_map
 from anyaccel_offload.torch.dtype_names import named_dtype
 from anyaccel_offload.torch.model_blocks import block_around, places
-from anyaccel_offload.torch.model_hooks import ModelHook, add_hook_to_module
-from anyaccel_offload.torch.offload import Offload
+from anyaccel_offload.torch.model_hooks import ModelHook, add_hook_to_module, remove_hook_from_module
+from anyaccel_offload.torch.offload import Offload, offload_of, remove_offload
 from anyaccel_offload.torch.stored_tensor import StoredTensor
 from anyaccel_torch.placement import offloads
 
 _CPU, _META = torch.device("cpu"), torch.device("meta")
 _CAST_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _CAST_LAYERS += (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear)  # type: ignore[assignment]
+
+
+@call_hints
+def remove_hook_from_submodules(module: nn.Module) -> None:
+    """Take the hooks of a module and of all modules inside away, and those of an offloaded model."""
+    remove_hook_from_module(module, recurse=True)
+    if offload_of(module) is not None:
+        remove_offload(module)
 
 
 def _owner(where: str, module: Any, name: Any) -> tuple[nn.Module, dict[str, Any], str]:
