@@ -104,7 +104,7 @@ def test_batches_of_one_row(hint: Any) -> None:
 
     with hint(", or leave that one out: sampler=SimpleSampler({}, {}drop_last=True)"):
         run(TrainPhase("train", data="train", losses=[MSE], batch_size=5), model())  # 16 rows
-    for sampler in (4, aa.SimpleSampler(5, shuffle=True, drop_last=True)):
+    for sampler in (aa.SimpleSampler(4, shuffle=True), aa.SimpleSampler(5, shuffle=True, drop_last=True)):
         assert run(TrainPhase("train", data="train", losses=[MSE], sampler=sampler), model()).loss.size
 
 

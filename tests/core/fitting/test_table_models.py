@@ -96,6 +96,14 @@ def test_the_name_stops_early_with_a_validation_unless_told_otherwise():
     assert len(fit("mlp", noise, **{**settings, "epochs": 1, "validation": None}).results.loss) == 1
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_loss_that_is_nan_fails_the_fit_although_it_stops_early_by_default():
+    numbers = {"a": X[:, 0], "y": X[:, 1]}
+    diverging = aa.Optimizer("sgd", lr=1e30)
+    with pytest.raises(PhaseError, match=r"the loss is (nan|inf)"), np.errstate(all="ignore"):
+        fit("mlp", numbers, target="y", loss="mse", validation=0.5, epochs=5, optimizer=diverging)
+
+
 def test_equal_seeds_give_equal_models():
     first, second, third = fit(seed=1), fit(seed=1), fit(seed=2)
     assert first.results.loss == second.results.loss != third.results.loss

@@ -127,8 +127,8 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         model = table_model.made_for(prepared, losses)
         inputs = inputs_of(model, prepared.data, features)
         metrics = metrics if prepared.validation is None else metrics_in_units(metrics, prepared.data)
-    if early_stopping is None and prepared.validation is not None:
-        early_stopping = defaults.get("early_stopping")
+    patience = defaults.get("early_stopping") if prepared.validation is not None else None
+    stopping = _stopping(patience if early_stopping is None else early_stopping, prepared)
     graph = ModelGraph([ModelNode(NODE, model, inputs, outputs=outputs)], optimizer, seed=seed)
     applied = (prepared.loss,) if isinstance(prepared, LabelledData) else losses.applied(graph)
     phase = TrainPhase(
@@ -153,7 +153,7 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         accelerator=accelerator,
         strict=strict,
         policy=policy,
-        callbacks=[*checked_callbacks("fit", callbacks), *_stopping(early_stopping, prepared)],
+        callbacks=[*checked_callbacks("fit", callbacks), *stopping],
         final_device=final_device,
         compile=compile,
         residency=residency,

@@ -56,10 +56,10 @@ def test_a_progress_hears_start_steps_epochs_and_stop(line, experiment, train, a
     assert [told for name, *told in notifier.heard if name == "epoch"] == [[one.figures] for one in result.epochs]
 
 
-@pytest.mark.parametrize("sampler", [1, 3, 5, 16, 40])
-def test_advances_add_up_to_the_steps(sampler, line, experiment, train):
+@pytest.mark.parametrize("size", [1, 3, 5, 16, 40])
+def test_advances_add_up_to_the_steps(size, line, experiment, train):
     notifier = Teller()
-    experiment(line(), progress=notifier).run_phase(train(epochs=3, sampler=sampler))
+    experiment(line(), progress=notifier).run_phase(train(epochs=3, batch_size=size))
     _, _, epochs, steps = notifier.heard[0]
     assert sum(told[0] for name, *told in notifier.heard if name == "advance") == epochs * steps
 
