@@ -97,6 +97,7 @@ def test_profiles(hint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         hint("end the profiler that runs in this process, or leave profile= out"),
     ):
         train(profile)
+    train(profile=aa.Profile((0, 2), str(tmp_path / "ended")))
     with RECORDING, hint("profile one after the other"):
         train(profile)
     train(profile=profile)
@@ -104,7 +105,7 @@ def test_profiles(hint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("anyaccel.own_loop.profiling.ProfilesSteps", type("Unknown", (Capability,), {}))
     with hint("leave profile= out, or profile the process with a tool of the system"):
         train(profile)
-    train()
+    train()  # without profile
 
 
 def test_a_row_of_another_process(hint: Any) -> None:

@@ -83,9 +83,84 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     precision: str | None = None,
     matmul_precision: Any = None,
 ) -> FittedModel:
-    """Train a model on a table, and return it with the graph and the experiment that were made for it.
+    """Train a model, and return it with everything needed to predict, evaluate and save.
 
-    Everything it does can be written with ModelGraph, TrainPhase and Experiment, which it returns.
+    `fit` builds a ModelGraph, a TrainPhase and an Experiment, and returns them in a `FittedModel`; `code()` of it shows
+    how to write the same by hand.
+
+    >>> import numpy as np
+    >>> from anyaccel import SequentialMLP, fit
+    >>> x = np.linspace(-1, 1, 64).reshape(-1, 1).astype("float32")
+    >>> table = {"x": x, "y": 3 * x[:, 0]}
+    >>> fitted = fit(SequentialMLP(), table, target="y", loss="mse", epochs=3, progress="none")
+    >>> fitted.predict({"x": x[:5]}).shape
+    (5,)
+
+    Args:
+        model: Model of any framework with a plugin; `fit` trains the object itself, not a copy. Or `"mlp"`, a
+            `TabularMLP` that is sized from the data. Or a function or class that builds a model:
+            `lambda n_features, n_outputs: Net(n_features, n_outputs)`.
+        data: Data frame (pandas, Polars, Arrow), mapping of arrays, pair (x, y), path of a CSV or Parquet file, Hugging
+            Face data set, FeatureSet or view; or a loader or another source of batches, which is streamed.
+        loss: Name of a loss (`"cross_entropy"`, `"mse"`, ...) or a loss of the model's framework. For several targets,
+            a mapping `{"price": "mse", "kind": "cross_entropy"}` for a model that returns a dict with these keys (or
+            see `outputs`), or a list of AppliedLoss objects on `"model"`. With `step`, the loss of validations. None
+            uses the loss that the model computes itself, if it takes labels; otherwise cross_entropy for targets
+            of text, booleans or up to 20 different integers, and mse for other numbers.
+        target: Name of the target column, or several. Text is encoded as class indices, and predictions are decoded.
+            FeatureSets and pairs know their targets.
+        features: Names of the feature columns; by default all other columns. They are joined into one input. A model
+            with several arguments receives the columns with these names, or those of a mapping:
+            `{"ids": "input_ids", "numbers": ["age", "fare"]}`.
+        validation: Fraction of the rows to validate on, drawn at random; the name of a split; another table or source;
+            an EvalPhase over a split; or None.
+        metrics: Metrics to compute in the validation; see `EvalPhase`.
+        epochs: Maximum number of epochs; 10 by default, 100 for `"mlp"`.
+        batch_size: Rows per batch; batches are shuffled. 32 by default, 128 for `"mlp"`.
+        optimizer: Name, optimizer of the framework, or an Optimizer with settings:
+            `Optimizer("adamw", lr=3e-4, weight_decay=0.01, clip_norm=1.0,
+            schedule=Schedule("cosine", steps=1000, warmup=100))`. By default `"adam"`; AdamW with a learning rate of
+            0.001 for `"mlp"`.
+        early_stopping: Number of epochs without a lower `val_loss` after which to stop and restore the best parameters;
+            an EarlyStopping; or False. 10 by default for `"mlp"` with a validation, else off.
+        preprocess: How to turn table columns into features, fitted on the training rows only. `"auto"` encodes text,
+            booleans, categories and dates, fills gaps, and scales numbers and the targets of mse, mae, huber and
+            smooth_l1: losses are those of scaled targets, predictions and metrics are in the target's units. It leaves
+            tables of plain numbers and booleans unchanged for a model that you built. Or a scikit-learn transformer; or
+            None.
+        drop: Names of columns to leave out.
+        categories: Names of columns to treat as categories, although they hold numbers or text that looks like numbers.
+        embed: Names of category columns to pass as codes 0, 1, ... in the last features, for a model that embeds them;
+            True for all, False for none. `"auto"`: those with more than 40 values for `"mlp"`, none for your own model.
+        scaler: Scaler for all features together: a scikit-learn transformer, or `"standard"`, `"minmax"`, `"maxabs"` or
+            `"robust"`. Fitted on the training rows, saved with the model, applied in predictions.
+        class_weights: Weight of each class: `"balanced"` (as in scikit-learn), a mapping by class with 1 for classes
+            left out, or a list in the order of the classes. The loss is sum(weight * loss) / sum(weight), in training
+            and in `val_loss`; `evaluate` and `score` count each row once.
+        sample_weight: Column with the weight of each row, which is then not a feature, or an array. The loss is the
+            mean described for `class_weights`; if you pass both, they are multiplied.
+        group: Columns whose equal values stay on the same side of the validation split; not features.
+        stratify: Columns whose values are spread evenly over the validation split; True for the target.
+        framework: Framework in which `"mlp"` is built, one that `aa.devices()` lists; by default the first in
+            `anyaccel.install_hints.PREFERRED_FRAMEWORKS` that is installed and has the accelerator, else NumPy.
+        accelerator: Device to train on; `"auto"` is the best one that the model's framework can use. See `TrainPhase`.
+        seed: Seed of the random split, of the order of rows and of dropout. Set the seed of your framework to make the
+            initial parameters of your own model repeatable.
+        callbacks: Additional `Callback` objects.
+        progress: How to show progress; see `Experiment`.
+        checkpoint: Folder for checkpoints, or a Checkpoint.
+        resume: `"auto"` resumes from the newest checkpoint in this folder, if there is one; see `Experiment.run_phase`.
+        outputs: Names, in order, of the values that the model returns without names.
+        sampler: Sampler of the batches instead of `batch_size`; `SimpleSampler(32)` keeps the order of rows.
+        step: Custom training step, a function of (models, batch, optimizers); the model is `models["model"]`.
+        validate_every, accumulate, microbatching, on_nan, strict, policy, final_device, compile: See `TrainPhase`.
+        replicas, per_replica, deterministic, sharding, sync_batchnorm: See `TrainPhase`.
+        residency, precision, matmul_precision, loss_scale: See `TrainPhase`.
+
+    Raises:
+        PhaseError: Settings contradict each other, the target is missing, or the loss ends as NaN.
+        DataError, ColumnError: The data cannot be read as a table, or columns do not fit.
+        AnyaccelError: Any other error of the training phase.
     """
     given = data
     defaults = MLP_DEFAULTS if isinstance(model, str) else DEFAULTS
@@ -176,83 +251,6 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     read: Any = {"validation": validation, "losses": loss, "scaler": scaler, "seed": seed}
     recipe = recipe_of(prepared, given, features=features, target=target, is_weighted=rows.is_asked, **read)
     return FittedModel(experiment, losses=applied, phase=phase, recipe=recipe)
-
-
-# Beside the function, which a text for each of its arguments would make too long to read.
-_ARGUMENTS = """
-    Args:
-        model: of any framework that has a plugin; it is trained itself, no copy of it. Or `"mlp"`, a `TabularMLP` that
-            is as wide as the data say, with defaults of its own. Or a function or a class that makes a model of these
-            widths: `lambda n_features, n_outputs: Net(n_features, n_outputs)`.
-        data: a data frame (pandas, Polars, Arrow), a mapping of arrays, a pair (x, y) of arrays or of a frame and a
-            series, the path of a CSV or Parquet file, a data set of Hugging Face, a FeatureSet or a view of it; or a
-            loader, a data set or another source of batches, which is streamed.
-        loss: a name (`"cross_entropy"`, `"mse"`, ...), or a loss of the model's framework. Several by the column of
-            their target, `{"price": "mse", "kind": "cross_entropy"}`, for a model that gives a dict with these keys (or
-            see `outputs`); or a list of AppliedLoss objects on `"model"`, which may have weights. With `step`, what a
-            validation measures and predictions mean; it may be left out then. None: the loss that the model computes
-            itself, if its call takes labels, which are found by their name; else cross_entropy for a target of text,
-            booleans or at most 20 different integers, mse for other numbers.
-        target: name of the target's column, or of several. Targets that are text are encoded as indices of classes,
-            and predictions decoded. A FeatureSet and a pair have theirs.
-        features: names of the columns that the model gets, joined; by default all others. A model with several
-            arguments gets the columns that are named like them, or those that a mapping says:
-            `{"ids": "input_ids", "numbers": ["age", "fare"]}`.
-        validation: the share of rows to validate on, drawn at random; the name of a split; another table or source; an
-            EvalPhase over a split; or None.
-        metrics: of the validation, as of an EvalPhase.
-        epochs: at most so many; by default 10, and 100 for `"mlp"`.
-        batch_size: rows of a batch, which are shuffled; by default 32, and 128 for `"mlp"`.
-        optimizer: by default `"adam"`, and AdamW with a learning rate of 0.001 for `"mlp"`. A name, a framework's own
-            optimizer, or an Optimizer with its settings, which include schedules of the learning rate and clipped
-            gradients: `Optimizer("adamw", lr=3e-4, weight_decay=0.01, clip_norm=1.0,
-            schedule=Schedule("cosine", steps=1000, warmup=100))`.
-        early_stopping: stop after so many epochs without a lower `val_loss`, with the parameters of the best; or an
-            EarlyStopping; or False for none. By default none, and 10 for `"mlp"` with a validation.
-        preprocess: how features are made of the columns of a table, from the rows to train on. `"auto"` takes text,
-            booleans, categories, dates and gaps as well as numbers, and joins all into one matrix (see
-            `FittedModel.columns`), and scales targets of mse, mae, huber and smooth_l1: losses are then those of scaled
-            targets, predictions and metrics in the units of the target. A table of plain numbers and booleans for a
-            model that you made stays as it is. Or a transformer of scikit-learn; or None, for numbers as they are.
-        drop: names of columns to leave out.
-        categories: names of columns that are categories although they are numbers, or text that looks like them.
-        embed: names of columns whose categories become codes 0, 1, ... for a model that embeds them, as the last
-            features; True for all, False for none. `"auto"`: those with more than 40 values for `"mlp"`, and none for
-            a model that you made.
-        scaler: a transform in the style of scikit-learn for all features together, or the name of one of its scalers
-            (`"standard"`, `"minmax"`, `"maxabs"`, `"robust"`), fitted to the rows to train on; saved with the model and
-            applied to what it predicts for.
-        class_weights: how much rows of a class count: `"balanced"` for the number of rows over the number of classes
-            times the rows of the class, all of those to train on; a weight by class, 1 for one that is left out; or one
-            for each class in their order. The loss is then the sum of weight times loss over the sum of weights, as
-            that of `torch.nn.CrossEntropyLoss(weight=...)`, for training and for `val_loss`; `evaluate` and `score`
-            count each row once.
-        sample_weight: the column with how much a row counts, which is no feature then, or an array; the same mean. Both
-            together are multiplied.
-        group: columns whose equal values stay together, to train or to validate on; they are no features.
-        stratify: columns whose values are shared out evenly to train and to validate on; True for the target.
-        framework: Name of the framework in which `"mlp"` is built, one that `aa.devices()` lists; by default the first
-            in `anyaccel.install_hints.PREFERRED_FRAMEWORKS` that is installed and has the accelerator, else NumPy.
-        accelerator: `"auto"` is the best device on which the model's framework runs; else as of a TrainPhase.
-        seed: of the random split, the order of rows and all random streams; the model's own parameters are its own.
-        callbacks: Callback objects, besides.
-        progress: as of an Experiment.
-        checkpoint: as of a TrainPhase: a Checkpoint, or the name of a folder.
-        resume: `"auto"` goes on from the newest checkpoint in this folder, if there is one; as of `run_phase`.
-        outputs: names of what a model gives that returns several values without names, in their order.
-        sampler: draws the batches in place of `batch_size`, such as `SimpleSampler(32)`, which keeps the order of rows.
-        step: a training step of your own, a function of (models, batch, optimizers), in which the model is
-            `models["model"]`.
-        validate_every, accumulate, microbatching, on_nan, strict, policy, final_device, compile: see `TrainPhase`.
-        replicas, per_replica, deterministic, sharding, sync_batchnorm: see `TrainPhase`.
-        residency, precision, matmul_precision, loss_scale: see `TrainPhase`.
-
-    Raises:
-        PhaseError: settings that do not fit each other, or no target.
-        DataError, ColumnError: the data are no table, or columns do not fit.
-        AnyaccelError: whatever keeps the phase from running.
-    """
-fit.__doc__ = f"{fit.__doc__}{_ARGUMENTS}"
 
 
 def _of_other_width(error: ShapeError, data: Any) -> ShapeError:
