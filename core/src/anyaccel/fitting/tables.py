@@ -498,7 +498,7 @@ def _check_target(name: str, column: Any) -> None:
     count = compute.sum(is_missing).as_py() or 0
     if count:
         raise ColumnError(
-            f"the target {name!r} has no value in {count} of {len(column)} rows, the first in row "
+            f"the target {name!r} has no value in {count:,} of {len(column):,} rows, the first in row "
             f"{compute.index(is_missing, True).as_py()}",
             hint=f"leave these rows out (pandas: table.dropna(subset=[{name!r}]))",
         )
@@ -645,11 +645,11 @@ def _with_class_names(data: FeatureSet, loss_of: LossOf) -> FeatureSet:
         loss, values = loss_of(name), data.array(name)
         if loss is None or not takes_classes(loss):
             continue
-        classes = np.unique(values)
+        classes = np.unique(values).tolist()
         if values.ndim == 1 and len(classes) < 2:
             names = next((fitted.class_labels for fitted in data.transforms if name in fitted.results), classes)
             raise PhaseError(
-                f"the target {name!r} is {shown(names[0])} in all {len(values)} rows: with one class there is nothing "
+                f"the target {name!r} is {shown(names[0])} in all {len(values):,} rows: with one class there is nothing "
                 "to learn",
                 hint="give rows of all classes",
             )
