@@ -172,13 +172,13 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     rows = RowColumns(sample_weight, class_weights, group, stratify)
     has_rules = loss is None and step is None and not table_model.is_sized
     rules = model_loss(model) if has_rules else None
+    evaluated = _split_of(validation) if isinstance(validation, EvalPhase) else validation
     prepared: TrainingData | LabelledData
     inputs: Any
     if rules is not None:
         refuse_table_settings(rules, scaler=scaler, preprocess=preprocess, drop=drop, categories=categories)
         rows.refuse(f"{rules.name} computes its own loss")
         rules.check_metrics(metrics)
-        evaluated = _split_of(validation) if isinstance(validation, EvalPhase) else validation
         prepared = labelled_data(rules, data, NODE, features=features, target=target, validation=evaluated, seed=seed)
         inputs = prepared.inputs
     else:
@@ -195,7 +195,7 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         data = raw_table(data, features, target, how)
         if loss is None and step is None:
             losses = FitLosses(loss_of_target(data, target))
-        evaluated = _split_of(validation) if isinstance(validation, EvalPhase) else rows.split(validation, seed)
+        evaluated = rows.split(evaluated, seed)
         prepared = training_data(data, **names, loss_of=losses.of, validation=evaluated, scaler=scaler, seed=seed)
         if rows.is_asked:
             prepared = rows.weighted(prepared, losses.known, validation)
