@@ -25,7 +25,7 @@ from anyaccel_offload.torch.checkpoint_files import SAFETENSORS, FileTensor, ope
 from anyaccel_offload.torch.device_map import DISK, check_is_there, checked_map
 from anyaccel_offload.torch.loading import load_checkpoint_in_model, replace
 from anyaccel_offload.torch.model_blocks import check_values, find_blocks, places, shared_tensors
-from anyaccel_offload.torch.offload import BlockPlace, Offload
+from anyaccel_offload.torch.offload import BlockPlace, Offload, show_map
 from anyaccel_offload.torch.offload_folder import checked_folder, is_unwritten, write_blocks
 from anyaccel_offload.torch.stored_tensor import StoredTensor
 
@@ -88,7 +88,7 @@ def dispatch_model(  # noqa: PLR0913  (the arguments of Accelerate's)
     slots = {} if planned is None else planned.slots
     settings = {"slots": slots, "force_hooks": force_hooks}
     _put(where, model, blocks, offload_dir, offload_buffers, skip_keys, pinned_memory, **settings)
-    vars(model)["hf_device_map"] = dict(device_map)  # transformers and others look for it
+    show_map(model, device_map)
     return model
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -146,7 +148,8 @@ class Offload:
         model = self._model()
         if model is not None:
             offloads.pop(model, None)
-            vars(model).pop("hf_device_map", None)
+            for module, name in _shown(model):
+                vars(module).pop(name, None)
 
     def _check(self, model: nn.Module) -> None:
         for inner in model.modules():
@@ -244,3 +247,21 @@ def _moved(tensor: Tensor, device: torch.device) -> Tensor:
         moved: Tensor = nn.ParameterList([tensor]).to(device)[0]
         return moved
     return tensor.to(device)
+
+
+def show_map(model: nn.Module, device_map: Mapping[str, Any]) -> None:
+    """Show a map to transformers and other libraries, which look for what Accelerate leaves at a dispatched model."""
+    values = {"hf_device_map": dict(device_map), "_hf_hook": SimpleNamespace(io_same_device=True)}
+    for module, name in _shown(model):
+        vars(module).setdefault(name, values[name])
+
+
+def _shown(model: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Return the modules and the names of attributes that `show_map` sets.
+
+    The encoder beside a decoder has `_hf_hook`: `generate` sets an attribute of it, or adds a hook where there is none.
+    """
+    get_encoder = getattr(model, "get_encoder", None)
+    encoder = get_encoder() if callable(get_encoder) else None
+    has_encoder = isinstance(encoder, nn.Module) and encoder is not model
+    return [(model, "hf_device_map"), *([(encoder, "_hf_hook")] if has_encoder else [])]
