@@ -446,7 +446,7 @@ def mixed(session: nox.Session) -> None:
     """All frameworks in one process, and one graph over several of them."""
     install(session, *editable(*PLUGINS), *group("test", "guests", "sources", *PLUGINS))
     graphs = ("three_frameworks", "graph_machine", "schedules_across", "sources", "weighted_losses")
-    names = (*graphs, "resume_across", "resume_mapped", "precision", "replicas_across")
+    names = (*graphs, "resume_across", "resume_mapped", "precision", "replicas_across", "tabular_mlp")
     tests = [f"tests/integration/test_{name}.py" for name in names]
     tests.append("tests/integration/saved_0_1/test_saved_0_1.py::test_a_run_of_three_frameworks_goes_on")
     env = {"ANYACCEL_TEST_MIXED": "1", **ONE_THREAD, **compiled_once(session)}

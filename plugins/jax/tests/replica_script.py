@@ -60,7 +60,7 @@ def trained(name: str, model: Any = None, optimizer: aa.Optimizer | None = None,
     graph = aa.ModelGraph([node], optimizer or aa.Optimizer("adam", lr=0.01, clip_norm=1.0), seed=3)
     loss = aa.AppliedLoss("mse", "net", ["outputs", "d.y"])
     judged = aa.EvalPhase("v", data=rows, batch_size=20, metrics=[aa.Metric("mae", targets="d.y")])
-    given = {"data": rows, "batch_size": 16, "epochs": 1}
+    given = {"data": rows, "epochs": 1, **({} if "sampler" in settings else {"batch_size": 16})}
     given |= {"losses": [loss], "validation": judged}
     phase = aa.TrainPhase("train", **{**given, **settings})
     experiment = aa.Experiment(graph, progress="none")
