@@ -95,7 +95,7 @@ class Tracker(ABC):
         """Log where each node runs, and why. Does nothing by default."""
 
     def log_model(self, folder: Path) -> None:
-        """Log the folder that `ModelGraph.save` wrote. Called at the end of a TrainPhase if `saves_model` is true."""
+        """Log the folder that `ModelGraph.save` wrote, at the end of a TrainPhase if `saves_model` is true."""
 
     saves_model = False
     """Whether `log_model` is called."""
@@ -118,7 +118,7 @@ class RunTrackers:
         """Open the run, in the main process only.
 
         Raises:
-            PhaseError: the run is tracked by this callback already, or the tracker cannot be started.
+            PhaseError: The run is tracked by this callback already, or the tracker cannot be started.
         """
         phase = run.phase
         if not run.is_main_process or (phase.kind == "eval" and not phase.losses and not phase.metrics):
@@ -225,7 +225,7 @@ class TrackerSwitch(RunTrackers):
 
         Args:
             target: Target in the plugin's sense; None turns tracking off, regardless of the environment.
-            settings: Further settings for `check`.
+            settings: Additional settings for `check`.
 
         Raises:
             ConfigError: not a target.
