@@ -1,4 +1,4 @@
-"""Arguments and names of Accelerate that are not here: ignored where they change no result, else refused with a way."""
+"""Arguments and names of Accelerate that do not exist here: ignored if they change no result, otherwise refused."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ NAMES: Mapping[str, str] = {
 
 
 def takes_accelerates(function: Callable[_Arguments, _Value]) -> Callable[_Arguments, _Value]:
-    """Let a function take arguments of Accelerate's that it has not, by the tables above; its signature stays.
+    """Let a function accept Accelerate's additional arguments, by the tables above; its signature stays the same.
 
     Raises:
-        ConfigError: an argument that would change the result here, with what to write.
+        ConfigError: An argument would change the result; the message contains the replacement.
     """
     known = inspect.signature(function).parameters
 
