@@ -228,8 +228,8 @@ class TrackerSwitch(RunTrackers):
             settings: Additional settings for `check`.
 
         Raises:
-            ConfigError: not a target.
-            PluginError: the plugin is not loaded, so that no phase would be tracked.
+            ConfigError: The target is not valid.
+            PluginError: The plugin is not loaded, so no phase would be tracked.
         """
         checked = None if target is None else self._check(target, "log_to", **settings)
         plugin = self._module.removeprefix("anyaccel_")
@@ -245,7 +245,7 @@ class TrackerSwitch(RunTrackers):
         """Return the target for a phase that begins now, or None where tracking is off.
 
         Raises:
-            ConfigError: the environment variable names no target.
+            ConfigError: The environment variable does not name a target.
         """
         if self._calls:
             return self._calls[-1].target
@@ -256,7 +256,7 @@ class TrackerSwitch(RunTrackers):
         """Open a run if tracking is on. Call it in the plugin's hook with this name.
 
         Raises:
-            PhaseError: see `RunTrackers.start`.
+            PhaseError: See `RunTrackers.start`.
         """
         target = self.target()
         if target is not None:

@@ -1,4 +1,4 @@
-"""Data of a model that computes its own loss: columns for its arguments, padded, with what counts in its mean."""
+"""Data of a model that computes its own loss: columns for its arguments, padded, with a mask of labels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from anyaccel.fitting.wiring import Features
 from anyaccel.graph import AppliedLoss
 
 COUNTED = "counted"
-"""The column that says which labels the loss is the mean over."""
+"""Name of the column that is 1 for labels that the loss is the mean over, and 0 for others."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class LabelledData:
         train: Data of a training phase.
         validation: Data of the validation, or None.
         inputs: Reference of each argument.
-        loss: The model's own loss, weighted by the number of labels that count.
+        loss: The model's own loss, weighted by the mask of labels that count.
         columns: Column of each argument.
     """
 
@@ -300,14 +300,14 @@ def wire(rules: ModelLoss, names: Sequence[str], features: Features, target: Nam
 def labelled_sets(
     rules: ModelLoss, wired: InputColumns, data: Sequence[Any], *, with_labels: bool = True, counts: bool = False
 ) -> tuple[list[FeatureSet], bool]:
-    """Return a feature set of each table, with equal padding, and whether they have the column of label counts.
+    """Return a feature set of each table, with equal padding, and whether they have a mask of the labels that count.
 
     Args:
         rules: Fitting rules of the model.
         wired: Column of each argument.
         data: Tables or feature sets.
         with_labels: Whether labels are required.
-        counts: Whether to add the column of label counts even if each row counts the same.
+        counts: Whether to add this mask even if each row counts the same.
     """
     pads: dict[str, Pad] = {}
     parts = [_columns(rules, wired, table, pads, with_labels=with_labels) for table in data]
@@ -455,7 +455,7 @@ def _check_numbers(rules: ModelLoss, argument: str, name: str, column: Any) -> N
 
 
 def _counts(rules: ModelLoss, wired: InputColumns, columns: Mapping[str, Any]) -> tuple[Any, np.ndarray] | None:
-    """Return the column of label counts, and the number in each row; None if each row counts the same."""
+    """Return the column that marks the labels that count, and their number per row; None if rows count the same."""
     if len(wired.labels) != 1:
         return None
     ((argument, name),) = wired.labels.items()
@@ -520,7 +520,7 @@ def _values(data: FeatureSet, name: str) -> Any:
 
 
 class LabelledBatches:
-    """Batches of a source with columns named like a model's arguments, and the number of labels that count in each.
+    """Batches of a source with columns named like a model's arguments, and a mask of the labels that count.
 
     Args:
         batches: Dicts of columns; an iterable that can be read again, or a function that returns one.
@@ -609,7 +609,7 @@ class LabelledRows:
 def labelled_source(
     rules: ModelLoss, wired: InputColumns, data: Any, *, with_labels: bool = True
 ) -> tuple[Source, bool]:
-    """Return a source of loaders and data sets, and whether it has the column of label counts.
+    """Return a source of loaders and data sets, and whether it has a mask of the labels that count.
 
     Raises:
         DataError, ColumnError, SourceError: The data cannot be read.

@@ -20,7 +20,7 @@ from anyaccel.registry import registry
 from anyaccel.results import EvalResults
 
 LABELS = ("labels", "label", "targets", "target")
-"""Arguments that hold what a model compares its outputs with, in a model of which no library says more."""
+"""Usual label arguments of models whose library has no rules."""
 
 
 class ModelLoss:
@@ -99,7 +99,7 @@ class ModelLoss:
         )
 
     def nothing_counts(self, column: str, rows: np.ndarray | None, where: Any) -> DataError:
-        """Return the error for labels none of which counts: in the rows [m] of `where`, or in all of `where`."""
+        """Return the error for labels none of which counts: in rows [m] of `where` rows, or in `where`, as text."""
         place = where if rows is None else f"row {rows[0]}, one of {len(rows)} such rows of {where},"
         return DataError(
             f"no label in {column!r} counts in {place}: the mean over nothing is 0/0",

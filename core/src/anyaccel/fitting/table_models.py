@@ -23,18 +23,18 @@ from anyaccel.suggestions import did_you_mean
 from anyaccel.user_level import user_level
 
 NAMES = {"mlp": "TabularMLP"}
-"""By the name of a model in `fit`: the class of it in `Compute.models()`."""
+"""Class in `Compute.models()` for each model name in `fit`."""
 _BUILT_IN = "numpy"
 
 DEFAULTS: Mapping[str, Any] = {"epochs": 10, "batch_size": 32, "optimizer": "adam"}
-"""What `fit` takes where nothing is said, for a model that is given."""
+"""Defaults of `fit` for your own model."""
 MLP_DEFAULTS: Mapping[str, Any] = {
     "epochs": 100,
     "batch_size": 128,
     "optimizer": Optimizer("adamw", lr=1e-3),
     "early_stopping": 10,
 }
-"""What it takes for a model that sizes itself; early stopping where there is a validation."""
+"""Defaults of `fit` for a named model; early stopping applies if there is a validation."""
 
 
 class TableModel:

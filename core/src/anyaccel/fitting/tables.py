@@ -36,7 +36,7 @@ LABEL = "data"
 Columns = Mapping[str, Mapping[str, Any]]
 """`role` and `dtype` (None for text) of columns, by name."""
 LossOf = Callable[[str], Loss | None]
-"""Gives the named loss that compares a target; None where it is a framework's own, or there is none."""
+"""Function that returns the named loss of a target; None for a framework's own loss, or no loss."""
 
 
 def is_table(data: Any) -> bool:
@@ -505,7 +505,7 @@ def _check_target(name: str, column: Any) -> None:
 
 
 CLASSES_OF_INTEGERS = 20
-"""A target of integers with at most so many different values is taken for classes where no loss is named."""
+"""Maximum number of different integers that are treated as classes if no loss is named."""
 
 
 def loss_of_target(given: Any, target: Names) -> Loss:

@@ -16,7 +16,7 @@ from anyaccel.registry import registry
 from anyaccel.specs import Loss
 
 Features = Names | Mapping[str, Names]
-"""Names of columns that are joined, or those of each argument of the model's call."""
+"""Names of columns to join, or a mapping from arguments of the model's call to names."""
 
 
 def feature_names(features: Features, targets: Names) -> Names:

@@ -25,7 +25,7 @@ from anyaccel.specs import Loss, Optimizer, Schedule
 
 _DATA = "feature_set"
 _WRITTEN = (AppliedLoss, Checkpoint, EarlyStopping, Loss, LossScale, Metric, Optimizer, Schedule, SimpleSampler)
-"""Classes whose configuration is what they are called with, under their names in `anyaccel`."""
+"""Classes whose configuration equals their arguments, by their names in `anyaccel`."""
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ class DeviceLoader:
     """
 
     END: ClassVar[Any] = _END
-    """Given by a loader's iterator in place of a batch that it has not."""
+    """Returned by a loader's iterator after the last batch."""
 
     def __init__(self, loader: Any, accelerator: Accelerator, framework: str | None = None) -> None:
         self.loader, self.accelerator, self.framework = loader, accelerator, framework

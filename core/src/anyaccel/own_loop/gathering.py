@@ -10,7 +10,7 @@ import numpy as np
 from anyaccel.errors import DataError
 
 Part = tuple[Any, int | None]
-"""What a batch gave in one process, with arrays in place of tensors; and how many rows of it count, None for all."""
+"""Result for a batch in one process, with arrays instead of tensors; and how many rows count, None for all."""
 Concatenated = Callable[[Sequence[np.ndarray]], Any]
 
 

@@ -133,7 +133,7 @@ class LoopLoader(DeviceLoader):
     """
 
     ways: ClassVar[tuple[str, ...]] = ("global", "per_replica")
-    """What `batch` may be."""
+    """Valid values of `batch`."""
 
     def __init__(
         self,
@@ -243,9 +243,9 @@ class LoopLoader(DeviceLoader):
         return self.processes.size == 1
 
     _draws_nothing = False
-    """Whether batches come from a list or the like, which draws nothing."""
+    """Whether batches come from a list or a similar object that draws no random numbers."""
     _stand_in_rows = 1
-    """How many rows of another process a process is given where it has none, which count nowhere."""
+    """Number of rows of another process for a process without rows; they do not count."""
     _reads_elsewhere = False
     """Whether other processes read the batches."""
 

@@ -38,11 +38,11 @@ from anyaccel.registry import registry
 from anyaccel.user_level import user_level
 
 OF_MODELS = "model "
-"""Begins the names of random states that models hold."""
+"""Prefix of the names of random states that models hold."""
 
 
 _OUT_OF_MEMORY = re.compile("OutOfMemory|ResourceExhausted|RESOURCE_EXHAUSTED")
-"""In the errors of frameworks whose memory has run out."""
+"""Pattern in the out-of-memory errors of frameworks."""
 
 
 @constructor_hints

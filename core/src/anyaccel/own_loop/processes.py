@@ -110,7 +110,7 @@ class _SharedOrder(Order):
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        if self._processes.rank == 0:  # they are as they were told
+        if self._processes.rank == 0:  # its generators have these states already
             yield
             return
         kept = self._processes.random_states()

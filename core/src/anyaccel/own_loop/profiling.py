@@ -82,7 +82,7 @@ class LoopProfiling:
             try:
                 context = self._profiler.profile_steps(path, self._models(), [self._accelerator.device])
                 self._mark = until_started.enter_context(context)
-            except Exception as error:  # what each framework raises if its user is recording, too
+            except Exception as error:  # the error of each framework if the user is already recording
                 raise FrameworkError(
                     f"Loop: the profiler of {self._framework} does not start: {str(error).partition(chr(10))[0]}",
                     hint="end the profiler that runs in this process, or leave profile= out",

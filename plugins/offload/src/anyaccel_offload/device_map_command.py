@@ -75,7 +75,7 @@ def device_map(
 
 
 FITS, DOES_NOT_FIT = 0, 1
-"""Exit statuses; 2 is that of other errors."""
+"""Exit statuses; 2 means another error."""
 _SPEC = re.compile(r"([a-z]+[0-9]*)\[([0-9]+(?:,[0-9]+)*)\]")
 
 

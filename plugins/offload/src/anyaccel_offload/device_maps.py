@@ -99,7 +99,7 @@ class DeviceMaps(Layout):
 
 
 DEVICE_MAPS = DeviceMaps()
-"""What core asks where a node has a device map."""
+"""The layout of nodes with a device map, for core."""
 
 
 def _entries(where: str, device_map: Mapping[Any, Any]) -> dict[str, str | int]:

@@ -150,7 +150,7 @@ class OffloadedChain:
             For each additional result, a list with an item for each block.
 
         Raises:
-            ConfigError: The new parameters differ in structure; the old ones are kept.
+            ConfigError: The new parameters do not match the old ones, which are kept.
         """
         made = [each if isinstance(each, tuple) else (each,) for each in self.map(function, *trees)]
         for i, (each, before) in enumerate(zip(made, self.parameters, strict=True)):

@@ -10,7 +10,7 @@ from anyaccel.html import size
 from anyaccel_offload.planner import OffloadPlan, PlacedBlock
 
 TIERS = {"": "stays", "cpu": "host memory", "disk": "disk"}
-"""Where weights rest, in words."""
+"""Place of weights, as text."""
 
 
 def section_of(node: str, plan: OffloadPlan) -> Section:

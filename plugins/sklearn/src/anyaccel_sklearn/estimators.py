@@ -71,7 +71,7 @@ class Estimator(Module, ModelKind):
         self.method = method
         self.output_dtype = output_dtype
         self.awaits_fit = False
-        """Set by a running phase that has not refitted it yet: its present outputs do not count."""
+        """Set by a running phase that has not refitted it yet: its current outputs are ignored."""
         self.partially_fitted = False
         """Whether `partial_fit` was called since the last `fit`."""
         self._fitted = False
@@ -335,7 +335,7 @@ def _features(inputs: Sequence[np.ndarray]) -> np.ndarray:
 
 
 OUTPUT_METHODS = ("predict", "predict_proba", "predict_log_proba", "decision_function", "transform", "score_samples")
-"""The usual output methods of estimators; any other method that takes features may be named, too."""
+"""Usual output methods of estimators; you can also name any other method that takes features."""
 
 _FLOATS = ("float16", "float32", "float64")
 

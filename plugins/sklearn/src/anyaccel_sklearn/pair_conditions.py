@@ -26,7 +26,7 @@ from anyaccel_sklearn.column_codes import (
 )
 
 MaskFunction = Callable[[Any, np.ndarray], Any]
-"""From an anchor's value and an array of candidates' values to a bool mask of the candidates."""
+"""Function from an anchor's value and an array of candidates' values to a bool mask of the candidates."""
 
 
 @constructor_hints

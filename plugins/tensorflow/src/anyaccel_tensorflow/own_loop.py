@@ -32,9 +32,9 @@ _FUNCTION_HINT = "write @loop.function in place of @tf.function"
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError, tf.errors.CancelledError)
 _MANY_TRACES = 6
 _NO_SEED = 87654321
-"""What TensorFlow takes beside the seed of an operation where no seed is set for all: with it, these stay the same."""
+"""TensorFlow's default global seed for operations with a seed; setting it leaves their numbers unchanged."""
 _DIGESTED = 4096
-"""So many elements of each tensor tell batches apart."""
+"""Number of elements of each tensor that identify a batch."""
 _prepared: WeakValueDictionary[int, Any] = WeakValueDictionary()
 """By id: a tf.Variable has no hash."""
 

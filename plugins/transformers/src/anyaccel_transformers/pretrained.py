@@ -18,7 +18,7 @@ from anyaccel.results import EvalResults
 from anyaccel.user_level import user_level
 
 IGNORED = -100
-"""The label that losses of transformers leave out."""
+"""Label that losses of transformers ignore."""
 CLASSIFIERS = ("SequenceClassification", "ImageClassification", "AudioClassification", "VideoClassification")
 
 
@@ -50,7 +50,7 @@ class PretrainedLoss(ModelLoss):
             **dict.fromkeys(self.labels, IGNORED),
         }
 
-    # -- labels and what counts ------------------------------------------------------------------------------------
+    # -- labels ----------------------------------------------------------------------------------------------------
 
     def label_names(self) -> Sequence[str]:
         """Return the arguments that transformers uses for labels."""
@@ -312,7 +312,7 @@ class PretrainedLoss(ModelLoss):
 
 
 POSITIONS = ("wpe", "position_embeddings", "embed_positions", "position_embedding")
-"""Names that embeddings of positions have in models of transformers."""
+"""Names of position embeddings in transformers models."""
 
 
 def _flat(column: Any) -> np.ndarray:

@@ -29,7 +29,7 @@ def find_assignment(problem: Problem, objective: str) -> Found | None:
     """Find the best assignment with all weights on the devices; return None if none fits."""
     best: Split | None = None
     exact = False
-    # Whether each unit gives its output to the next alone
+    # Whether each unit passes its output only to the next
     things, units = problem.tensors.units[:, 0], problem.tensors.units[:, 1]
     chain = bool(np.all(np.bincount(things) == 2) and np.all(np.diff(units)[::2] == 1)) if len(things) else True
     for order in unit_orders(problem)[: 1 if chain else None]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from anyaccel.graph.plan_entries import Section
 
 TIERS = ("cpu", "disk")
-"""Where weights may rest that do not stay on a device: host memory, and files."""
+"""Tiers for weights that do not stay on a device: host memory, and files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

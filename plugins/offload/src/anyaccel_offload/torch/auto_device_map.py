@@ -27,7 +27,7 @@ WHERE = "infer_auto_device_map: "
 _REFERENCE = 1e12  # bytes of weights per second of a device of rate 1
 _TIMES = "times are those of reading all weights once, about right for few rows"
 _WHOLE = "(model)"
-"""The name of a block in a plan that is the whole model."""
+"""Name of a block that is the whole model, in a plan."""
 
 
 class DeviceMap(dict[str, Any]):

@@ -25,7 +25,7 @@ from anyaccel_torch.weight_files import load_tensors
 SAFETENSORS = ".safetensors"
 SUFFIXES = (SAFETENSORS, ".bin", ".pt", ".pth", ".ckpt")
 PIECE = 16 * 2**20
-"""Bytes of host memory that a tensor is read through where it cannot be read to its place at once."""
+"""Bytes of the host buffer for a tensor that cannot be read directly to its final place."""
 _LARGEST_READ = 2**30  # some systems read at most 2 GiB in a call
 
 

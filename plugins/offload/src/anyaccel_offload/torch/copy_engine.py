@@ -16,9 +16,9 @@ from anyaccel_offload.torch.weight_sources import Part, PinnedPart
 from anyaccel_torch.error_translation import translate_errors
 
 INLINE = 2**18
-"""Bytes up to which a copy is made at once, as another thread would cost more."""
+"""Maximum bytes of a copy in the calling thread, as another thread would cost more."""
 _CHUNK = 2**25
-"""Bytes of each of the two page-locked buffers through which other memory and files are copied to an accelerator."""
+"""Bytes of each of the two pinned buffers for copies from other memory and files to an accelerator."""
 
 
 @dataclass(eq=False)

@@ -22,14 +22,14 @@ from anyaccel_offload.torch.stored_tensor import StoredTensor
 from anyaccel_torch.simulated.sim_device import KIND
 
 _STATED = {"cpu": 12e9, "disk": 2e9}
-"""Bytes per second from host memory (PCIe 3 with 16 lanes) and from a disk, where nothing was measured."""
+"""Bytes per second from host memory (PCIe 3 with 16 lanes) and from a disk, if not measured."""
 _WEIGHTS = {"cpu": 2e10}
-"""Bytes of weights that a kind of device reads in a second, where nothing was measured; 1 TB/s for others."""
+"""Bytes of weights that a kind of device reads per second, if not measured; 1 TB/s for other kinds."""
 _MEASURED = 2**26
-_WIDTH = 4096  # of the matrix of float32 with so many bytes
+_WIDTH = 4096  # of the float32 matrix with `_MEASURED` bytes
 _PIECE = 2**22
-_LEAST = 2**24  # bytes of a file from which on its rate is measured
-_LONGEST = 0.1  # seconds that a file is read for
+_LEAST = 2**24  # bytes of the smallest file whose rate is measured
+_LONGEST = 0.1  # maximum seconds of reading a file
 
 
 class Rate(NamedTuple):

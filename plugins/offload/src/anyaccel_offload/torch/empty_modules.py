@@ -27,7 +27,7 @@ from anyaccel.errors import ConfigError
 
 META = torch.device("meta")
 _DRAWS = frozenset({torch.rand, torch.randn})
-"""Functions whose large results are not made: initial values of parameters, which are loaded later."""
+"""Functions whose large results are not computed: initial values of parameters, which are loaded later."""
 _LARGE = 2**16
 _state = threading.local()
 

@@ -30,7 +30,7 @@ from anyaccel_torch.tree_utils import check_dtypes
 WHERE = "device_map: "
 _REMEMBERED = 8
 Native = Callable[[Device], torch.device]
-"""From a device to torch's."""
+"""Function from a device to torch's device."""
 _Known = tuple[Device, OffloadRequest, OffloadPlan]
 _plans: weakref.WeakKeyDictionary[nn.Module, list[_Known]] = weakref.WeakKeyDictionary()
 

@@ -19,7 +19,7 @@ from anyaccel_offload.torch.streamed_block import StreamedBlock
 
 INFER, TRAIN, BACKWARD = range(3)
 Key = tuple[int, int]
-"""What is done with a block, and its index."""
+"""An action on a block, and the index of the block."""
 
 
 @dataclass(eq=False)
@@ -264,7 +264,7 @@ class Staging:
             self._drop(lambda other, staged: other is block)
             staged = None
         if staged is None:
-            if self._bytes() + block.nbytes > self.capacity:  # what other threads have fetched ahead
+            if self._bytes() + block.nbytes > self.capacity:  # blocks that other threads have fetched ahead
                 self._drop(lambda other, staged: True)
             staged = self._start(block, run)
         for other in plan[1:]:

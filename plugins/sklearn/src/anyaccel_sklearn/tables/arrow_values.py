@@ -13,7 +13,7 @@ from anyaccel.data.arrow_columns import contiguous, is_numeric, to_numpy
 from anyaccel.errors import ColumnError
 
 NUMBER, BOOL, TEXT, DATE, EMPTY = "number", "bool", "text", "date", "empty"
-"""Families of types: all of a family can stand in one column."""
+"""Families of types: types of one family can be in the same column."""
 
 _DAY = r"\d{4}-\d{2}-\d{2}"
 _ISO_DATE = rf"^{_DAY}([T ]\d{{2}}:\d{{2}}(:\d{{2}}(\.\d+)?)?(Z|[+-]\d{{2}}:?\d{{2}})?)?$"

@@ -122,7 +122,7 @@ def _given(
 
 
 Described = tuple[str, TableColumn, Any]
-"""The part of a treatment that takes a column, if any; what is reported of it; and parts of a date."""
+"""The part of a treatment for a column, if any; its report; and parts of a date."""
 
 
 def _number(name: str, column: Any) -> Described:

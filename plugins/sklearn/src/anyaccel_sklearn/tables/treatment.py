@@ -29,7 +29,7 @@ from anyaccel_sklearn.tables.arrow_values import (
 from anyaccel_sklearn.transforms.table_transform import TableTransform
 
 FEW = 40
-"""So many categories become a column each; more are encoded by the target, or as codes for a model that embeds."""
+"""Maximum number of one-hot encoded categories; more are encoded by the target, or as codes for a model that embeds."""
 CLIP = 5.0
 """Scaled numbers beyond this many standard deviations are cut."""
 _FOLDS = 5

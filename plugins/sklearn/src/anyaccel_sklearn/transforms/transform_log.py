@@ -68,7 +68,7 @@ class AppliedTransform:
 
 
 Log = tuple[AppliedTransform, ...]
-"""Applied transforms, the oldest first."""
+"""Applied transforms, oldest first."""
 
 
 @dataclass(frozen=True, eq=False)
