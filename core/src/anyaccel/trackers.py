@@ -102,7 +102,7 @@ class Tracker(ABC):
 
 
 class RunTrackers:
-    """Pass the events of phases on to the trackers of any number of runs, also in several threads.
+    """Pass the events of phases on to the trackers of any number of runs, which may be in several threads.
 
     Args:
         make: Function that takes the run and the target when a phase begins, and returns a `Tracker`.

@@ -199,7 +199,7 @@ extend("fitted_models", ("model_loss", load_model_loss))
 
 
 def _without_padding(values: Any, rows: Any) -> Any:
-    """Return outputs with NaN in the padding of each row, if they are as long as the longest of several rows."""
+    """Return outputs with NaN in the padding of each row, if their length is that of the longest row."""
     if not isinstance(rows, FeatureSet):
         return values
     if isinstance(values, dict):

@@ -526,7 +526,7 @@ class LabelledBatches:
         batches: Dicts of columns; an iterable that can be read again, or a function that returns one.
         rules: Fitting rules of the model.
         columns: Column by argument.
-        labels: Argument of labels that may not all count; `""` if there is none.
+        labels: Argument of labels that may not all count; `""` if all labels count.
         makes_mask: Whether to add the model's mask; rows arrive unpadded, and are padded later.
     """
 

@@ -50,7 +50,7 @@ class RangeTest:
     def suggestion(self) -> float:
         """Rate at which the losses fall fastest over the logarithm of the rate, before the lowest loss.
 
-        Slopes are those of straight lines through a sixth of the losses. The losses are not smoothed, as smoothing
+        Each slope is that of a straight line through a sixth of the losses. The losses are not smoothed, as smoothing
         would delay them.
         """
         width = max(_FEWEST // 2, len(self.rates) // 6)

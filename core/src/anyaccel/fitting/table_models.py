@@ -112,7 +112,7 @@ def _named(model: Any) -> str:
 
 
 def _framework_models(framework: str | None, accelerator: Any) -> Any:
-    """Return the models of a framework by name: of the requested one, or of the first that has such a device."""
+    """Return the models of a framework by name: of the requested one, or of the first that can use the device."""
     if framework is not None:
         backend = registry().computing(framework)
         if "TabularMLP" not in backend.models():

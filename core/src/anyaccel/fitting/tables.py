@@ -701,7 +701,7 @@ def _widths(data: FeatureSet, loss_of: LossOf) -> Widths:
 
 
 def _selected(given: FeatureSet | FeatureSetView, features: Names, target: Names) -> tuple[FeatureSet, Any]:
-    """Return a copy of a feature set, to which splits can be added, and the rows of a view of it."""
+    """Return a copy of a feature set, for adding splits, and the rows of a view of it."""
     base = given if isinstance(given, FeatureSet) else given.feature_set
     texts = _texts(base, target)
     numeric = None if target is None else [name for name in names_of(target) if name not in texts]

@@ -143,7 +143,7 @@ class DeviceLoader:
                 batch = next(batches, _END)
 
     def _drawing_in_turn(self) -> AbstractContextManager[Any]:
-        """Return the context in which a batch is read between two steps."""
+        """Return the context for reading a batch between two steps."""
         return nullcontext()
 
     def _open_watched(self) -> tuple[Iterator[Any], Any]:
@@ -167,8 +167,8 @@ class DeviceLoader:
         """Yield batches on the device, for `prefetch`.
 
         A loop waits for its first batch, which draws from the global generators as without `prefetch`. The other
-        batches are read while the model computes, and draw from a separate stream: the order in which two threads use
-        the global generators is random.
+        batches are read while the model computes, and draw from a separate stream: two threads use the global
+        generators in random order.
         """
         batches, batch = opened or self._open()
         del opened

@@ -376,8 +376,8 @@ class LoopLoader(DeviceLoader):
         Args:
             state: Result of `state_dict`, from a run with any number of processes.
             go_on: Called when the loop receives its first batch, to restore the random state of the run: that of
-                frameworks and, if its argument is true, that of Python and NumPy, from which batches may have been read
-                ahead.
+                frameworks and, if its argument is true, that of Python and NumPy, which batches may have used when they
+                were read ahead.
 
         Raises:
             StateError: The loader has fewer batches.

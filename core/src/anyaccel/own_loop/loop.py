@@ -261,7 +261,7 @@ class Loop:
 
     @property
     def is_main_process(self) -> bool:
-        """Whether this is the first of all processes, which prints and writes."""
+        """Whether this is the first process, which prints and writes."""
         return self.process_index == 0
 
     @property
@@ -560,7 +560,7 @@ class Loop:
         return map_leaves(value, to_host, registry().owners)
 
     def _from_host(self, value: Any) -> Any:
-        """Return a structure in which arrays are replaced by the tensors that `gather` returns."""
+        """Return a structure with arrays replaced by the tensors that `gather` returns."""
         make = lambda leaf: self._concatenated([leaf]) if isinstance(leaf, np.ndarray) else leaf  # noqa: E731
         return map_leaves(value, make, registry().owners)
 
@@ -708,7 +708,7 @@ def _rebuilt(objects: Any, make: Callable[[Any], Any], is_container: Callable[[A
 
 
 def _structure(value: Any) -> Any:
-    """Return what the processes' values must have in common to be reduced: names, lengths or a shape."""
+    """Return the names, lengths or shape that values must share in all processes to be reduced."""
     if isinstance(value, Mapping):
         return tuple(value)
     return len(value) if isinstance(value, (list, tuple)) else np.shape(value)

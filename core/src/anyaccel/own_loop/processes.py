@@ -24,7 +24,7 @@ class Order:
     key: int | None = None
 
     def drawing(self) -> AbstractContextManager[Any]:
-        """Return the context in which the order of the rows, and the first batch, are drawn."""
+        """Return the context for drawing the order of the rows, and the first batch."""
         return nullcontext()
 
 

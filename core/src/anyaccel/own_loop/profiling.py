@@ -51,7 +51,7 @@ class LoopProfiling:
         self._is_done = False
 
     def begin(self, step: int) -> None:
-        """Start or end the recording if the profile says so for this number of updates.
+        """Start or end the recording if the profile requests it at this number of updates.
 
         Raises:
             FrameworkError: The profiler does not start.

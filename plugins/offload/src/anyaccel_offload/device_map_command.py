@@ -50,9 +50,9 @@ def device_map(
     inputs: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Show which device computes each block of a model, where its weights rest, and what a step costs.
+    """Show the device of each block of a model, the place of its weights, and the cost of a step.
 
-    FACTORY is a function without arguments that makes the model. The module is run, which the command says; the model
+    FACTORY is a function without arguments that returns the model. The command runs its module, and says so; the model
     is built without memory for its weights, and nothing is placed. The exit status is 0 if it fits, and 1 if not.
 
     \b

@@ -167,7 +167,7 @@ def _text_of(where: str, name: str, value: Any, kind: str) -> str:
 
 
 def _free(assignment: Assignment, registry: Registry, devices: Iterable[Device]) -> dict[str, int | None]:
-    """Return the free bytes of each device and of host memory, of which weights may take half."""
+    """Return the free bytes of each device and of host memory, which weights may use half of."""
     framework = assignment.framework
     host = host_memory()[1] // 2 if registry.is_of_this_machine else registry.free_memory(framework, Device("cpu"))
     return {**{str(device): registry.free_memory(framework, device) for device in devices}, "cpu": host, "disk": None}

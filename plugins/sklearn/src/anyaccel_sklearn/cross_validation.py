@@ -123,7 +123,7 @@ def cross_validate(
 
     Args:
         model: `"mlp"`, or a function or class of (n_features, n_outputs), which builds a new model for each fold. A
-            model object is refused: it would be trained on the rows that it is tested on.
+            model object is refused: it would be trained on its test rows.
         data: Table as for `fit`, or a FeatureSet.
         target: Target as for `fit`.
         cv: Number of folds, shuffled by the seed. Folds have equal fractions of the classes, and keep groups together

@@ -41,8 +41,8 @@ class Estimator(Module, ModelKind):
 
     Args:
         estimator: Object with the output method and `fit(features, targets)` (or `partial_fit`, or both). Features are
-            [n, k]: all inputs flattened per sample and concatenated. Targets are [n] or [n, k], and omitted if there
-            are none or `fit` takes none.
+            [n, k]: all inputs flattened per sample and concatenated. Targets are [n] or [n, k], and omitted if
+            the data have none or `fit` takes none.
         method: `predict`, `predict_proba`, `decision_function`, `transform`, or any other method that takes features
             and returns numbers [n] or [n, ...]; sparse matrices become dense arrays.
         output_dtype: Floating dtype to cast floating outputs to; by default they are returned unchanged.

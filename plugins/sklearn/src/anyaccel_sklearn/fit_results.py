@@ -24,7 +24,7 @@ class FitResults(PhaseResults):
     """Results of a FitPhase: one entry of `fitted` for each node, in the order of fitting.
 
     `plan` is the plan of the last round if estimators waited for each other. A FitPhase computes no losses, metrics or
-    predictions: `loss` is NaN, the others are empty. The other fields are those of PhaseResults.
+    predictions: `loss` is NaN, the others are empty. See PhaseResults for the other fields.
     """
 
     fitted: tuple[Fitted, ...]

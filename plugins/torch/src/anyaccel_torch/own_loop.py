@@ -824,7 +824,7 @@ def _is_plain(batch: Any) -> bool:
 
 
 class TorchLoader(TensorLoader):
-    """A DataLoader of which each process reads only its own rows."""
+    """A loader for a DataLoader that reads only the rows of this process."""
 
     def __init__(self, loader: DataLoader[Any], *settings: Any) -> None:
         super().__init__(loader, *settings)

@@ -226,7 +226,7 @@ class PretrainedLoss(ModelLoss):
             )
 
     def check_prediction(self) -> None:
-        """Refuse encoder-decoders, which need the tokens that they have generated so far."""
+        """Refuse encoder-decoders, which need their own earlier tokens as inputs."""
         if self._is_encoder_decoder and self.name.endswith("ForConditionalGeneration"):
             raise PhaseError(
                 f"{self.name} makes its output token by token, and not in one call",
@@ -316,7 +316,7 @@ POSITIONS = ("wpe", "position_embeddings", "embed_positions", "position_embeddin
 
 
 def _flat(column: Any) -> np.ndarray:
-    """Return all values of a column, also if rows differ in length."""
+    """Return all values of a column, even if rows differ in length."""
     return np.asarray(column.values if hasattr(column, "lengths") else column).reshape(-1)
 
 

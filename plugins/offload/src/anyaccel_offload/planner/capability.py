@@ -31,7 +31,7 @@ class OffloadRequest:
         free: Bytes of each device and tier that are free now, None if unknown. The value changes all the time, and is
             not compared.
         inputs: Shape and dtype of each input of a call, with the batch: objects with `shape` and `dtype`. If they are
-            set, blocks are in the order in which such a call computes them.
+            set, blocks are in the order of such a call.
         arguments: Path of each input in the call, see `Operation.arguments`; empty for positional inputs.
         requires_order: Whether a failure of this call is an error. If not, a note of the plan reports it, and blocks
             are in the order of registration.
@@ -135,7 +135,7 @@ class OffloadModels(Capability):
     """
 
     def empty_weights(self) -> AbstractContextManager[Any]:
-        """Return a context in which models are built without memory for their weights; by default, with memory.
+        """Return a context that builds models without memory for their weights; by default, with memory.
 
         Such a model can be planned but not computed.
         """

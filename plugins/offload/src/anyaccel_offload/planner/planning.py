@@ -39,10 +39,10 @@ def plan_blocks(
     """Plan which device computes each block of a model. Equal input returns an equal plan.
 
     Args:
-        blocks: Blocks in the order in which they are computed. If no block has `seconds`, its time is estimated as
+        blocks: Blocks in order of computation. If no block has `seconds`, its time is estimated as
             reading its weights at 1 TB/s, a realistic rate for one request in decoding; the plan has a note about it.
         devices: Devices to compute on.
-        edges: Tensors between blocks; None for a chain, in which each block passes `output_bytes` to the next.
+        edges: Tensors between blocks; None for a chain: each block passes `output_bytes` to the next.
         objective: `"throughput"` minimizes the time of the slowest device, as in a full pipeline; `"latency"` minimizes
             the sum of all times, as for one request that passes through all devices.
         training: Whether memory includes gradients, optimizer state and all activations.

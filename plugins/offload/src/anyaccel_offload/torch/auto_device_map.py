@@ -117,8 +117,8 @@ def infer_auto_device_map(
         dtype: Dtype that floating weights will be cast to when they are loaded.
         special_dtypes: Dtypes of single tensors by name, or by a module around them; they override `dtype`.
         offload: `"no"` refuses a model that does not fit on the devices; `"cpu"` and `"disk"` allow offloading.
-        inputs: Positional or keyword arguments of a call on torch's `meta` device, which finds the order in which
-            blocks compute; None uses the order of registration.
+        inputs: Positional or keyword arguments of a call on torch's `meta` device, which finds the execution
+            order of blocks; None uses the order of registration.
         training: Whether memory includes gradients, optimizer state and all activations.
         headroom: Fraction of each device's memory that stays free, for activations and workspace.
         offload_buffers: Whether buffers are offloaded with weights; by default they stay on the devices, as in
@@ -166,7 +166,7 @@ def planned_map(
     headroom: float = 0.1,
     offload_buffers: bool = False,
 ) -> DeviceMap:
-    """Plan a device map for blocks in the order in which they compute; see `infer_auto_device_map`.
+    """Plan a device map for blocks in order of computation; see `infer_auto_device_map`.
 
     Raises:
         ConfigError: Sizes are wrong.

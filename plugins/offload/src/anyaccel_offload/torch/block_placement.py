@@ -36,7 +36,7 @@ def placed_blocks(
         main: Device that computes all blocks with offloaded weights; None for the device of the previous block.
         no_split: Names of classes whose modules are one block.
         where: Beginning of an error message.
-        order: Function that returns the order in which blocks compute; None for the order of a planned map, or of
+        order: Function that returns the execution order of blocks; None for the order of a planned map, or of
             registration.
         planned: Map of a plan, with the devices that compute offloaded blocks.
 

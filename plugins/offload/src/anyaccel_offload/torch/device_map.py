@@ -52,7 +52,7 @@ def _torch_words(text: str) -> str:
 
 
 def _accelerator() -> str:
-    """Return the kind of device that a number refers to: torch's accelerator, or CUDA if there is none."""
+    """Return the kind of device that a number refers to: torch's accelerator, or CUDA without an accelerator."""
     found = torch.accelerator.current_accelerator(check_available=True)
     return "cuda" if found is None else found.type
 

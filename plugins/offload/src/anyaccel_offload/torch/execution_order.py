@@ -20,7 +20,7 @@ from anyaccel_torch.state_guard import TrialCalls
 
 
 class BlockOrder:
-    """Sorts names of blocks into the order in which a model computes them.
+    """Sorts names of blocks into the execution order of a model.
 
     Args:
         model: Model of a node.
@@ -69,7 +69,7 @@ class BlockOrder:
 def execution_order(
     model: nn.Module, blocks: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[str]:
-    """Return the blocks in the order in which a call first reaches them; unreached blocks come last.
+    """Return the blocks in the order of their first use in a call; unused blocks come last.
 
     The model is called on torch's `meta` device in evaluation mode. Nothing is computed, no file is read, and the model
     is restored afterwards.

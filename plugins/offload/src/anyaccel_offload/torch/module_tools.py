@@ -310,7 +310,7 @@ def offload_state_dict(save_dir: Any, state_dict: Mapping[str, Tensor]) -> None:
     function for code that reads such folders.
 
     Raises:
-        StateError: The folder has files, whose names could be those of other weights.
+        StateError: The folder has files, which could belong to other weights.
     """
     where = "offload_state_dict: "
     folder = Path(save_dir)

@@ -109,7 +109,7 @@ class TorchOffload(OffloadModels):
 
 
 def _current(model: nn.Module, native: Native) -> _Known | None:
-    """Return the plan by which a model is offloaded, or None."""
+    """Return the plan of an offloaded model, or None."""
     current = offload_of(model)
     if current is None:
         return None

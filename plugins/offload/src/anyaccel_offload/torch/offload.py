@@ -68,7 +68,7 @@ class Offload:
 
     Args:
         model: Model with values.
-        blocks: All its blocks, in the order in which they compute.
+        blocks: All its blocks, in execution order.
         pinned_memory: Pinned host memory in bytes for each device that streams.
         offload_buffers: Whether buffers of streamed blocks are offloaded with their weights; by default they stay on
             the device.

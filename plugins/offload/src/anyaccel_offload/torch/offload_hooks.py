@@ -42,7 +42,7 @@ class Passes(threading.local):
         self.scopes.append((module, came_from, torch.is_grad_enabled()))
 
     def end(self, module: nn.Module) -> torch.device | None:
-        """End a call, also after an error, and return the device for its outputs; None if they stay."""
+        """End a call, with or without an error, and return the device for its outputs; None if they stay."""
         if not self.scopes or self.scopes[-1][0] is not module:
             return None
         _, came_from, grad = self.scopes.pop()

@@ -137,7 +137,7 @@ _KNOWN = (Tensor, torch.nn.Parameter, StoredTensor)
 
 
 def _written(name: str) -> CapabilityError:
-    """Return an error that is not a TypeError, for which `a += b` would look for another operator."""
+    """Return an error other than a TypeError, which would make `a += b` look for another operator."""
     return CapabilityError(
         f"{name} would write to a weight that rests in a file, and files are never changed",
         hint="load the model without 'disk' in its device_map, or change a copy: weight.clone()",

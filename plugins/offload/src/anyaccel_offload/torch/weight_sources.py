@@ -1,4 +1,4 @@
-"""Sources of a block's weights, and how their bytes are copied to a device: each tensor in one piece of memory."""
+"""Sources of a block's weights, and how their bytes are copied to a device: each tensor in contiguous memory."""
 
 from __future__ import annotations
 
