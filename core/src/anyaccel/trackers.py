@@ -1,7 +1,7 @@
 """Trackers: the base of plugins that send the figures of runs to an experiment tracker.
 
-A plugin writes one class, a `Tracker`, and gets the three ways in which trackers are switched on: for a process by a
-call, by an environment variable, and as a callback of one phase or experiment.
+A plugin writes one class, a `Tracker`, and gets three switches: a call for the process, an environment variable, and a
+callback of one phase or experiment. For example:
 
     class PrintTracker(Tracker):
         def __init__(self, run, target):
