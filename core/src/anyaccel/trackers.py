@@ -1,7 +1,7 @@
 """Trackers: the base of plugins that send the figures of runs to an experiment tracker.
 
-A plugin writes one class, a `Tracker`, and gets the three ways in which trackers are switched on: for a process by a
-call, by an environment variable, and as a callback of one phase or experiment.
+A plugin writes one class, a `Tracker`, and gets three switches: a call for the process, an environment variable, and a
+callback of one phase or experiment. For example:
 
     class PrintTracker(Tracker):
         def __init__(self, run, target):
@@ -95,14 +95,14 @@ class Tracker(ABC):
         """Log where each node runs, and why. Does nothing by default."""
 
     def log_model(self, folder: Path) -> None:
-        """Log the folder that `ModelGraph.save` wrote. Called at the end of a TrainPhase if `saves_model` is true."""
+        """Log the folder that `ModelGraph.save` wrote, at the end of a TrainPhase if `saves_model` is true."""
 
     saves_model = False
     """Whether `log_model` is called."""
 
 
 class RunTrackers:
-    """Pass the events of phases on to the trackers of any number of runs, also in several threads.
+    """Pass the events of phases on to the trackers of any number of runs, which may be in several threads.
 
     Args:
         make: Function that takes the run and the target when a phase begins, and returns a `Tracker`.
@@ -118,7 +118,7 @@ class RunTrackers:
         """Open the run, in the main process only.
 
         Raises:
-            PhaseError: the run is tracked by this callback already, or the tracker cannot be started.
+            PhaseError: The run is tracked by this callback already, or the tracker cannot be started.
         """
         phase = run.phase
         if not run.is_main_process or (phase.kind == "eval" and not phase.losses and not phase.metrics):
@@ -225,11 +225,11 @@ class TrackerSwitch(RunTrackers):
 
         Args:
             target: Target in the plugin's sense; None turns tracking off, regardless of the environment.
-            settings: Further settings for `check`.
+            settings: Additional settings for `check`.
 
         Raises:
-            ConfigError: not a target.
-            PluginError: the plugin is not loaded, so that no phase would be tracked.
+            ConfigError: The target is not valid.
+            PluginError: The plugin is not loaded, so no phase would be tracked.
         """
         checked = None if target is None else self._check(target, "log_to", **settings)
         plugin = self._module.removeprefix("anyaccel_")
@@ -245,7 +245,7 @@ class TrackerSwitch(RunTrackers):
         """Return the target for a phase that begins now, or None where tracking is off.
 
         Raises:
-            ConfigError: the environment variable names no target.
+            ConfigError: The environment variable does not name a target.
         """
         if self._calls:
             return self._calls[-1].target
@@ -256,7 +256,7 @@ class TrackerSwitch(RunTrackers):
         """Open a run if tracking is on. Call it in the plugin's hook with this name.
 
         Raises:
-            PhaseError: see `RunTrackers.start`.
+            PhaseError: See `RunTrackers.start`.
         """
         target = self.target()
         if target is not None:

@@ -26,10 +26,14 @@ Shapes = Sequence[tuple[int, ...]]
 
 
 def as_shape(shape: Sequence[int] | int) -> tuple[int, ...]:
-    """A shape as a tuple; a number is one axis.
+    """Return a shape as a tuple; a number is one axis.
+
+    >>> from anyaccel.adapter.model_specs import as_shape
+    >>> as_shape(3), as_shape([2, 3])
+    ((3,), (2, 3))
 
     Raises:
-        SpecError: neither a number nor a list of numbers.
+        SpecError: The value is neither a number nor a list of numbers.
     """
     if is_integer(shape):
         return (operator.index(cast(SupportsIndex, shape)),)
@@ -67,10 +71,10 @@ def _indexed(name: str, sizes: Sequence[Any]) -> dict[str, Any]:
 
 
 def check_input_shapes(model: str, spec: ModelSpec, built: Shapes, given: Shapes) -> None:
-    """Check that a model built for inputs of some shapes per sample takes others as well.
+    """Check that a model that was built for some input shapes per sample also takes others.
 
     Raises:
-        ShapeError: its weights would have other shapes.
+        ShapeError: Its weights would have other shapes.
     """
     if spec.weight_shapes(given) != spec.weight_shapes(built):
         raise ShapeError(
@@ -93,16 +97,16 @@ class ModelSpec(ABC):
     dtype: str
 
     def get_config(self) -> dict[str, Any]:
-        """A plain dict of the settings."""
+        """Return the settings as a plain dict."""
         settings = {field.name: getattr(self, field.name) for field in fields(cast(Any, self))}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """From what `get_config` returned.
+        """Rebuild the spec from the output of `get_config`.
 
         Raises:
-            ConfigError: unknown keys.
+            ConfigError: There are unknown keys.
         """
         known = [field.name for field in fields(cast(Any, cls))]
         unknown = sorted(set(config) - set(known))
@@ -112,18 +116,18 @@ class ModelSpec(ABC):
         return cls(**config)
 
     def precision_reason(self, precision: str) -> str:
-        """Why inputs that are cast to a precision would be other inputs; `""` if rounding is all that happens."""
+        """Return why casting inputs to a precision would change more than their rounding; `""` if it does not."""
         return ""
 
     @abstractmethod
     def weight_shapes(self, inputs: Shapes) -> dict[str, tuple[int, ...]]:
-        """Shape of the weight [out, ...] of each layer, for inputs of these shapes per sample."""
+        """Return the shape of each layer's weight, [out, ...], for inputs of these shapes per sample."""
 
     def weights(self, inputs: Shapes, seed: int) -> dict[str, np.ndarray]:
-        """Initial values by name: weights [out, ...] and biases [out], for inputs of these shapes per sample.
+        """Return initial values by name: weights [out, ...] and biases [out], for inputs of these shapes per sample.
 
-        Uniform in +-1/sqrt(n) with the fan-in n of the layer, drawn in float64 from anyaccel's own generator. Raises as
-        `weight_shapes`.
+        Uniform in +-1/sqrt(n) with the fan-in n of the layer, drawn in float64 from anyaccel's own generator. Raises
+        the errors of `weight_shapes`.
         """
         weights = {}
         for layer, weight_shape in self.weight_shapes(inputs).items():
@@ -142,7 +146,7 @@ class MLPSpec(ModelSpec):
     `layers.I.weight` [out, in] and `layers.I.bias` [out].
 
     Raises:
-        SpecError: a size that is not a positive int, an unknown activation, or a dropout outside [0, 1).
+        SpecError: A size is not a positive int, the activation is unknown, or the dropout is outside [0, 1).
     """
 
     model = "SequentialMLP"
@@ -160,13 +164,13 @@ class MLPSpec(ModelSpec):
         _check_options(self.model, self.activation, self.dropout, self.dtype)
 
     def sizes(self, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, int]]:
-        """(in, out) of each layer, for inputs of these shapes per sample."""
+        """Return (in, out) of each layer, for inputs of these shapes per sample."""
         first = sum(math.prod(shape) for shape in inputs)
         widths = [first, *[self.hidden_dim] * (self.n_layers - 1), math.prod(self.output_shape)]
         return list(itertools.pairwise(widths))
 
     def weight_shapes(self, inputs: Sequence[tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        """Shape of the weight [out, in] of each layer: `layers.0` and so on."""
+        """Return the shape of each layer's weight, [out, in]: `layers.0` and so on."""
         return {f"layers.{i}": (fan_out, fan_in) for i, (fan_in, fan_out) in enumerate(self.sizes(inputs))}
 
 
@@ -174,28 +178,27 @@ class MLPSpec(ModelSpec):
 class CNNSpec(ModelSpec):
     """A convolutional network: convolutions, each with an activation and max pooling, then one linear layer.
 
-    Takes one input [channels, height, width] per sample, channels first in every framework. Each convolution has
-    stride 1 and pads `kernel_size // 2` zeros on every side, so that height and width stay; its kernel is not flipped.
-    The activation follows, then max pooling over windows of `pool` by `pool`, without overlap or padding; rows and
-    columns that fill no window are dropped (the gradient goes to the first of equal values, row by row). The result is
-    flattened in the order channels, height, width, passes dropout and the linear layer, and is reshaped to
-    `output_shape`.
+    Takes one input [channels, height, width] per sample, channels first in every framework. Each convolution has stride
+    1 and pads `kernel_size // 2` zeros on every side, which preserves height and width; its kernel is not flipped. The
+    activation follows, then max pooling over windows of `pool` by `pool`, without overlap or padding. Rows and columns
+    that fill no window are dropped; the gradient goes to the first of equal values, row by row. The result is flattened
+    in the order channels, height, width, passes dropout and the linear layer, and is reshaped to `output_shape`.
 
-    Parameters are `convs.I.weight` [out, in, kernel_size, kernel_size], `convs.I.bias` [out], `head.weight`
-    [out, features] and `head.bias` [out].
+    Parameters are `convs.I.weight` [out, in, kernel_size, kernel_size], `convs.I.bias` [out], `head.weight` [out,
+    features] and `head.bias` [out].
 
     Args:
-        output_shape: shape of one sample of the output.
-        channels: output channels of each convolution.
-        kernel_size: height and width of the kernels, odd.
-        pool: height, width and stride of the windows; 1 for no pooling.
-        activation: one of `ACTIVATIONS`.
-        dropout: rate of the dropout before the linear layer.
+        output_shape: Shape of one sample of the output.
+        channels: Output channels of each convolution.
+        kernel_size: Height and width of the kernels, odd.
+        pool: Height, width and stride of the windows; 1 for no pooling.
+        activation: One of `ACTIVATIONS`.
+        dropout: Rate of the dropout before the linear layer.
         dtype: `"float32"` or `"float64"`.
 
     Raises:
-        SpecError: a size that is not a positive int, an even kernel, no channels, an unknown activation, or a
-            dropout outside [0, 1).
+        SpecError: A size is not a positive int, the kernel is even, there are no channels, the activation is unknown,
+            or the dropout is outside [0, 1).
     """
 
     model = "SequentialCNN"
@@ -223,14 +226,14 @@ class CNNSpec(ModelSpec):
 
     @property
     def padding(self) -> int:
-        """Zeros on each side of a convolution's input."""
+        """Number of zeros on each side of a convolution's input."""
         return self.kernel_size // 2
 
     def shapes(self, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, int, int]]:
-        """[channels, height, width] of the input, and after each convolution with its pooling.
+        """Return [channels, height, width] of the input, and after each convolution with its pooling.
 
         Raises:
-            ShapeError: not a single input of rank 3, or pooling leaves nothing of it.
+            ShapeError: There is not exactly one input of rank 3, or pooling leaves nothing of it.
         """
         if len(inputs) != 1 or len(inputs[0]) != 3 or min(inputs[0]) < 1:
             raise ShapeError(
@@ -250,7 +253,10 @@ class CNNSpec(ModelSpec):
         return shapes
 
     def weight_shapes(self, inputs: Sequence[tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        """Shape of the weight [out, ...] of each layer: `convs.0` and so on, then `head`. Raises as `shapes`."""
+        """Return the shape of each layer's weight, [out, ...]: `convs.0` and so on, then `head`.
+
+        Raises the errors of `shapes`.
+        """
         shapes, kernel = self.shapes(inputs), (self.kernel_size, self.kernel_size)
         ends = enumerate(itertools.pairwise(shape[0] for shape in shapes))
         convs: dict[str, tuple[int, ...]] = {f"convs.{i}": (after, before, *kernel) for i, (before, after) in ends}
@@ -259,27 +265,27 @@ class CNNSpec(ModelSpec):
 
 @dataclass(frozen=True, slots=True)
 class TabularSpec(ModelSpec):
-    """A multi-layer perceptron for rows of a table: numbers, and codes of categories, which it embeds.
+    """A multi-layer perceptron for the rows of a table: numbers, and category codes, which it embeds.
 
-    Takes one input [n_numbers + len(cardinalities)] per sample: the numbers, then one code for each category column. A
-    code is a whole number from 0 to the cardinality - 1; 0 stands for missing and unseen. A row with any other code
-    gets NaN, so that the loss shows it. Layers are linear, with ReLU and dropout after each but the last.
+    Takes one input [n_numbers + len(cardinalities)] per sample: the numbers, then one code for each category column.
+    Codes are integers from 0 to the cardinality - 1; 0 means missing or unknown. A row with any other code becomes NaN,
+    which makes the loss NaN. Layers are linear, with ReLU and dropout after each but the last.
 
-    Parameters are `embeddings.I.weight` [cardinality, width], with `width` as in `embedding_width`, `layers.I.weight`
+    Parameters are `embeddings.I.weight` [cardinality, width], with the width from `embedding_width`, `layers.I.weight`
     [out, in] and `layers.I.bias` [out].
 
     Args:
-        n_numbers: columns that are numbers.
-        cardinalities: for each category column the number of its codes, 0 included.
-        n_outputs: values for each row.
-        hidden: outputs of each layer but the last.
-        dropout: rate of the dropout after each hidden layer.
-        category_dropout: share of the codes that training replaces by 0, drawn for each value; thereby the model learns
-            what to say of a category that it has not seen.
+        n_numbers: Number of columns with numbers.
+        cardinalities: Number of codes of each category column, including 0.
+        n_outputs: Number of outputs for each row.
+        hidden: Number of outputs of each layer but the last.
+        dropout: Rate of the dropout after each hidden layer.
+        category_dropout: Fraction of the codes that training replaces by 0, drawn for each value. The model thereby
+            learns to handle unknown categories.
         dtype: `"float32"` or `"float64"`.
 
     Raises:
-        SpecError: a size that is not a positive int, no columns, or a rate outside [0, 1).
+        SpecError: A size is not a positive int, there are no columns, or a rate is outside [0, 1).
     """
 
     model = "TabularMLP"
@@ -307,16 +313,16 @@ class TabularSpec(ModelSpec):
         return (self.n_outputs,)
 
     def precision_reason(self, precision: str) -> str:
-        """Codes are whole numbers, of which 16 bits hold few."""
+        """Return why a precision cannot hold the codes exactly, as 16-bit floats hold few integers; `""` if it can."""
         dtype = NodePrecision(precision).dtype
         exact, most = {"bfloat16": 2**8, "float16": 2**11}.get(dtype, 2**24), max(self.cardinalities, default=0)
         return f"its codes of up to {most - 1} are not exact in {dtype}, which ends at {exact}" if most > exact else ""
 
     def weight_shapes(self, inputs: Sequence[tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        """Shape of the weight of each part: `embeddings.0` and so on, then `layers.0` and so on.
+        """Return the shape of each part's weight: `embeddings.0` and so on, then `layers.0` and so on.
 
         Raises:
-            ShapeError: not one input, or one of another width.
+            ShapeError: There is not exactly one input, or it has another width.
         """
         width = self.n_numbers + len(self.cardinalities)
         if len(inputs) != 1 or math.prod(inputs[0]) != width:
@@ -331,7 +337,7 @@ class TabularSpec(ModelSpec):
         return {**embeddings, **{f"layers.{i}": (fan_out, fan_in) for i, (fan_in, fan_out) in ends}}
 
     def weights(self, inputs: Sequence[tuple[int, ...]], seed: int) -> dict[str, np.ndarray]:
-        """Layers as those of every spec; embeddings uniform in +-0.05, that of code 0 zero, and without a bias."""
+        """Return initial values: layers as in every spec; embeddings uniform in +-0.05, code 0 zero, without bias."""
         weights = ModelSpec.weights(self, inputs, seed)
         for name in [name for name in weights if name.startswith("embeddings.")]:
             if name.endswith(".bias"):
@@ -344,16 +350,16 @@ class TabularSpec(ModelSpec):
 
 
 def embedding_width(cardinality: int) -> int:
-    """Numbers by which TabularMLP embeds a category column of so many codes."""
+    """Return the embedding width that TabularMLP uses for a category column with `cardinality` codes."""
     return min(50, 1 + cardinality // 2)
 
 
 @constructor_hints
 class SequentialMLPConstructor:
-    """Keywords of `MLPSpec`, made into the spec that the next base class of a framework's model takes.
+    """Builds the spec for the next base class of a framework's model from the keywords of `MLPSpec`.
 
     Raises:
-        SpecError: a setting out of range.
+        SpecError: A setting is out of range.
     """
 
     def __init__(
@@ -371,10 +377,10 @@ class SequentialMLPConstructor:
 
 @constructor_hints
 class SequentialCNNConstructor:
-    """Keywords of `CNNSpec`, made into the spec that the next base class of a framework's model takes.
+    """Builds the spec for the next base class of a framework's model from the keywords of `CNNSpec`.
 
     Raises:
-        SpecError: a setting out of range.
+        SpecError: A setting is out of range.
     """
 
     def __init__(
@@ -393,10 +399,10 @@ class SequentialCNNConstructor:
 
 @constructor_hints
 class TabularMLPConstructor:
-    """Keywords of `TabularSpec`, made into the spec that the next base class of a framework's model takes.
+    """Builds the spec for the next base class of a framework's model from the keywords of `TabularSpec`.
 
     Raises:
-        SpecError: a setting out of range.
+        SpecError: A setting is out of range.
     """
 
     def __init__(

@@ -1,8 +1,9 @@
-"""Fitting: `fit`, which makes feature set, graph, phase and experiment of a model and a table, and `load`;
-`find_learning_rate`, a range test with a phase; and `prepare`, of `own_loop`.
+"""Fitting: `fit` builds feature set, graph, phase and experiment from a model and a table.
 
-No machinery of its own: `FittedModel` exposes the graph and the experiment that it made. Stands on `own_loop`,
-`experiment`, `results`, `phases`, `metrics`, `graph`, `precision`, `data`, `saved_folder` and the kernel.
+The package also has `load`; `find_learning_rate`, a range test with a phase; and `prepare`, of `own_loop`.
+
+`FittedModel` exposes the graph and the experiment that `fit` built. Depends on `own_loop`, `experiment`, `results`,
+`phases`, `metrics`, `graph`, `precision`, `data`, `saved_folder` and the kernel.
 """
 
 from anyaccel.fitting.fit_function import fit

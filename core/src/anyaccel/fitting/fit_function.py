@@ -254,7 +254,7 @@ def fit(  # noqa: PLR0913 - keywords, each documented
 
 
 def _of_other_width(error: ShapeError, data: Any) -> ShapeError:
-    """The error for a model that does not take the features that were made of a table; another as it is."""
+    """Return the error for a model that does not match the features built from a table; other errors unchanged."""
     if not any(treatment_in(fitted) for fitted in getattr(data, "transforms", ())):
         return error
     (feature,) = data.features

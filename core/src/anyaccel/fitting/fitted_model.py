@@ -1,4 +1,4 @@
-"""FittedModel: what `fit` returns and `load` reads: predictions for new tables, and a folder."""
+"""FittedModel: the trained model that `fit` and `load` return, which predicts for new tables and can be saved."""
 
 from __future__ import annotations
 
@@ -45,21 +45,32 @@ PART = "fit"
 
 @class_hints
 class FittedModel:
-    """A trained model with its graph, which knows the transforms of its data. Made by `fit` and `load`.
+    """A trained model with its graph and the transforms of its data. `fit` and `load` create it.
+
+    >>> import numpy as np
+    >>> from anyaccel import SequentialMLP, fit
+    >>> x = np.linspace(-1, 1, 64, dtype="float32").reshape(-1, 1)
+    >>> table = {"x": x, "y": np.where(x[:, 0] > 0, "high", "low")}
+    >>> fitted = fit(SequentialMLP(2), table, target="y", epochs=2, progress="none")
+    >>> fitted.classes_.tolist()
+    ['high', 'low']
+    >>> fitted.predict_proba({"x": x[:5]}).shape
+    (5, 2)
 
     Args:
-        experiment: over a graph with one output node and one feature set.
-        loss: the named loss that it was trained with, which says what its outputs mean; None for another.
-        losses: in place of it, those of a model with several outputs or targets.
-        phase: that trained it; None for one that was loaded.
-        recipe: how its data were read, for `code`.
-        columns: role and dtype of the columns that features and targets are made of, before all transforms; None for
-            those of the graph's data, which then have their rows.
+        experiment: Experiment over a graph with one output node and one feature set.
+        loss: Named loss that the model was trained with, which defines the meaning of its outputs; None for any other
+            loss.
+        losses: Losses of a model with several outputs or targets, instead of `loss`.
+        phase: Phase that trained the model; None for a loaded model.
+        recipe: How the data were read, for `code`.
+        columns: Role and dtype of the columns that features and targets were built from, before all transforms; None
+            for the columns of the graph's data, whose rows are then available.
 
     Attributes:
-        experiment: with the results of everything that was run.
-        loss: the named loss of a model with one; else None.
-        losses: all that were given.
+        experiment: Experiment with the results of all runs.
+        loss: Named loss of a model with a single loss, or None.
+        losses: All losses.
     """
 
     def __init__(
@@ -90,7 +101,7 @@ class FittedModel:
         self._columns = columns_before_transforms(self._data) if columns is None else columns
 
     def __repr__(self) -> str:
-        """Figures of the last and the best epoch, columns, devices, and code to go on with."""
+        """Return the figures of the last and the best epoch, the columns, the devices, and code for next steps."""
         if not any(isinstance(results, TrainResults) for results in self.experiment.history):
             return f"FittedModel({self.graph!r})"
         steps = fitted_view.next_steps(self._columns, self._phase is None)
@@ -111,15 +122,15 @@ class FittedModel:
 
     @property
     def graph(self) -> ModelGraph:
-        """The graph, with the model as its node."""
+        """Graph that has the model as its node."""
         return self.experiment.graph
 
     @property
     def columns(self) -> TableColumns:
-        """What became of each column of the table: its kind, its treatment, gaps and categories; it prints as a table.
+        """Treatment of each column of the table: its kind, missing values and categories; prints as a table.
 
         Raises:
-            ResultError: the columns are numbers that the model takes as they are.
+            ResultError: The model takes the columns as plain numbers.
         """
         treatments = [made for made in map(treatment_in, self._data.transforms) if made is not None]
         if not treatments:
@@ -129,24 +140,24 @@ class FittedModel:
 
     @property
     def phase(self) -> TrainPhase:
-        """The phase that trained it, with every setting that `fit` was given; run it again to train on.
+        """Phase that trained the model, with all settings of `fit`; run it again to continue training.
 
         Raises:
-            ResultError: the model was loaded, and not trained here.
+            ResultError: The model was loaded, so it was not trained here.
         """
         if self._phase is None:
             raise ResultError("this model was loaded, and its phase was not", hint="run a phase: model.graph.run(...)")
         return self._phase
 
     def code(self) -> str:
-        """The code that makes the same graph and phase by hand, and runs it: a way from `fit` to what lies behind it.
+        """Return code that builds and runs the same graph and phase without `fit`, as a start for your own code.
 
-        What was given to `fit` is in it under its name: `data`, `model`, and whatever has no code, such as `callbacks`
-        or a `loss` of your own. With the same of these it gives the same losses. The features of a table that `fit`
-        treated are taken from the fitted model, as `fitted`.
+        The arguments of `fit` have their names in it: `data`, `model`, and any object without code, such as `callbacks`
+        or a custom `loss`. With the same objects, the code computes the same losses. If `fit` treated a table, the code
+        takes its features from the fitted model, as `fitted`.
 
         Raises:
-            ResultError: the model was loaded, and not trained here.
+            ResultError: The model was loaded, so it was not trained here.
         """
         return code_of_fit(self.graph, self.phase, self._recipe)
 
@@ -155,7 +166,7 @@ class FittedModel:
         """Results of the training: `loss`, `figure("val_loss")`, `stop_reason`, ...
 
         Raises:
-            ResultError: it was saved before it was trained.
+            ResultError: The model was saved before it was trained.
         """
         for results in reversed(self.experiment.history):
             if isinstance(results, TrainResults):
@@ -164,10 +175,10 @@ class FittedModel:
 
     @property
     def plan(self) -> Plan | None:
-        """Where the training ran, what was loaded there, and what was made of each column of a table.
+        """Plan of the training: its devices, what was loaded on each, and the treatment of each table column.
 
         Raises:
-            ResultError: as `results`.
+            ResultError: The model was saved before it was trained.
         """
         plan = self.results.plan
         treatments = [made for made in map(treatment_in, self._data.transforms) if made is not None]
@@ -180,26 +191,26 @@ class FittedModel:
         """Plot values over the epochs, by default the losses; see `TrainResults.plot`.
 
         Raises:
-            ResultError: no epoch has a value of this name, or matplotlib is not installed.
+            ResultError: No epoch has a value with this name, or matplotlib is not installed.
         """
         names = [arguments.text(ResultError, "plot: ", "figure", figure, "a name", "'val_loss'") for figure in figures]
         return self.results.plot(*names, ax=ax)
 
     def predict(self, data: Any, *, outputs: bool = False) -> Any:
-        """Predictions for new rows, in their order.
+        """Return predictions for new rows, in their order.
 
         Args:
-            data: as for `fit`; targets need not be there.
-            outputs: return what the model gives (logits), and nothing decoded.
+            data: Data as for `fit`; targets are optional.
+            outputs: Whether to return the model's outputs (logits) without decoding.
 
         Returns:
-            an array: for cross_entropy and binary_cross_entropy classes [n], as text if the targets were; else values
-            in the original units of the target, [n, *shape]. A dict of arrays for a model with several outputs, each
-            as the loss that takes it says.
+            An array. For cross_entropy and binary_cross_entropy classes [n], as text if the targets were text;
+            otherwise values [n, *shape] in the original units of the target. For a model with several outputs, a dict
+            of arrays, each decoded according to the loss of this output.
 
         Raises:
-            DataError, ColumnError: columns of the features are missing, or do not fit; or the targets were text and
-                the loss is another one, whose outputs may mean anything.
+            DataError, ColumnError: Feature columns are missing or have wrong types or shapes; or the targets were text,
+                but the loss does not define the meaning of the outputs.
         """
         arguments.flag(DataError, "predict: ", "outputs", outputs)
         for output in () if outputs else self._decoded_outputs():
@@ -213,25 +224,26 @@ class FittedModel:
 
     @property
     def classes_(self) -> np.ndarray:
-        """The classes, in the order of the columns of `predict_proba`: text, booleans or numbers, as in the target.
+        """Classes in the order of the columns of `predict_proba`: text, booleans or numbers, as in the target.
 
         Raises:
-            DataError: its outputs are no classes.
+            DataError: The outputs are not classes.
         """
         loss, targets = self._only_classes("classes_")
         return self._named_classes(np.arange(self._n_classes(loss)), targets)
 
     def predict_proba(self, data: Any) -> np.ndarray:
-        """Probabilities of the classes for new rows, [n, classes], in float64; columns in the order of `classes_`.
+        """Return class probabilities for new rows in float64, [n, classes], with columns in the order of `classes_`.
 
-        The softmax of the outputs for cross_entropy, along its axis of classes. For binary_cross_entropy the sigmoid,
-        with two columns for one output, and [n, k] for k outputs.
+        For cross_entropy, it is the softmax of the outputs along their class axis. For binary_cross_entropy, it is the
+        sigmoid: two columns for one output, [n, k] for k outputs.
 
         Args:
-            data: as for `fit`; targets need not be there.
+            data: Data as for `fit`; targets are optional.
 
         Raises:
-            DataError, ColumnError: its outputs are no classes; columns of the features are missing, or do not fit.
+            DataError, ColumnError: The outputs are not classes; or feature columns are missing or have wrong types or
+                shapes.
         """
         loss, _ = self._only_classes("predict_proba")
         results = self._run(EvalPhase("predict", data=self._rows(data, with_target=False), outputs=self._node))
@@ -240,16 +252,16 @@ class FittedModel:
         return class_probabilities(values, loss)
 
     def score(self, data: Any) -> float:
-        """How good predictions are for rows with their target: accuracy for classes, R2 for numbers, as scikit-learn.
+        """Return the score of predictions as scikit-learn defines it: accuracy for classes, R2 for numbers.
 
-        Each row counts once, whatever its weight in training.
+        Each row counts once, regardless of its weight in training.
 
         Args:
-            data: as for `fit`, with the target.
+            data: Data as for `fit`, with the target.
 
         Raises:
-            DataError, ColumnError: it has several outputs, or a loss of which it is not known what its outputs mean;
-                columns are missing, or do not fit.
+            DataError, ColumnError: The model has several outputs, or its loss does not define the meaning of the
+                outputs; or columns are missing or have wrong types or shapes.
         """
         loss, targets = self._compared("")
         is_classes = loss is not None and loss.name in (CLASSES, YES_OR_NO)
@@ -272,7 +284,7 @@ class FittedModel:
         return accuracy(actual, predicted) if is_classes else r2(actual, predicted)
 
     def _only_classes(self, what: str) -> tuple[Loss, Sequence[str]]:
-        """The loss and the targets of a model whose only output is classes."""
+        """Return the loss and the targets of a model whose only output is classes."""
         loss, targets = self._compared("")
         if len(self.losses) == 1 and loss is not None and loss.name in (CLASSES, YES_OR_NO):
             return loss, targets
@@ -294,19 +306,19 @@ class FittedModel:
         return any("float" in self._data.spec(target).dtype for target in targets)
 
     def _named_classes(self, values: np.ndarray, targets: Sequence[str]) -> np.ndarray:
-        """Numbers of classes by their names in the target, and everything in its units."""
+        """Return class indices as the names of their classes, and all values in the target's units."""
         original = self._data.inverse(values, targets) if targets else values
         return np.array(original.tolist()) if original.dtype == np.object_ else original
 
     def evaluate(self, data: Any, metrics: Any = ()) -> EvalResults:
-        """Loss and metrics over rows with targets, as results of an EvalPhase.
+        """Compute the loss and metrics over rows with targets, and return the results of an EvalPhase.
 
         Args:
-            data: as for `fit`, with the target.
-            metrics: as of an EvalPhase.
+            data: Data as for `fit`, with the target.
+            metrics: Metrics to compute; see `EvalPhase`.
 
         Raises:
-            DataError, ColumnError: columns are missing, or do not fit.
+            DataError, ColumnError: Columns are missing or have wrong types or shapes.
         """
         losses = [loss for loss in self.losses if loss.loss.own is None]
         measured = metrics_in_units(metrics, self._data)
@@ -318,11 +330,11 @@ class FittedModel:
         return results
 
     def _decoded_outputs(self) -> list[str]:
-        """The outputs that losses take, `""` for the only one."""
+        """Return the outputs that losses take, `""` for a single output."""
         return [loss.inputs[0].partition(".")[2] for loss in self.losses] or [""]
 
     def _compared(self, output: str) -> tuple[Loss | None, tuple[str, ...]]:
-        """The named loss that takes an output, None for another, and the targets with which it compares it."""
+        """Return the named loss of an output, or None for any other loss, and the targets that it compares."""
         for applied in self.losses:
             taken, _, name = applied.inputs[0].partition(".")
             if taken == "outputs" and name in ("", output):
@@ -333,10 +345,10 @@ class FittedModel:
         return None, () if output and self.losses else self._data.targets
 
     def _check_decodable(self, loss: Loss | None, targets: Sequence[str]) -> None:
-        """Refuse outputs for a target that was text, where the loss does not say what they mean.
+        """Refuse outputs for a text target if the loss does not define their meaning.
 
         Raises:
-            DataError: such an output.
+            DataError: There is such an output.
         """
         encoded = [it for it in self._data.transforms if it.class_labels and set(it.results) & set(targets)]
         if encoded and (loss is None or loss.name not in (CLASSES, YES_OR_NO)):
@@ -348,13 +360,13 @@ class FittedModel:
             )
 
     def _decoded(self, values: np.ndarray, loss: Loss | None, targets: Sequence[str]) -> np.ndarray:
-        """Classes in place of scores, and everything in the units of the data before their transforms."""
+        """Return classes instead of scores, and all values in the units of the data before their transforms."""
         name = None if loss is None else loss.name
         if name in (CLASSES, YES_OR_NO):
             self._warn_of_nan(values, "predict", "classes")
         if loss is not None and name == CLASSES and values.ndim > 1:
             values = values.argmax(axis=loss.kwargs.get("class_axis", -1))
-            if any("float" in self._data.spec(target).dtype for target in targets):  # one number for each class
+            if any("float" in self._data.spec(target).dtype for target in targets):  # one number per class
                 return values
         elif name == YES_OR_NO:
             values = (values > 0).astype(np.int64)
@@ -364,7 +376,7 @@ class FittedModel:
 
     @staticmethod
     def _warn_of_nan(values: np.ndarray, call: str, what: str) -> None:
-        """Warn of outputs that are NaN: of a class one would not see that it was made of it."""
+        """Warn of outputs that are NaN, which a decoded class would hide."""
         broken = np.isnan(values.reshape(len(values), -1)).any(axis=1)
         if broken.any():
             problem = f"{call}: the outputs are NaN in {int(broken.sum())} of {len(values)} rows, the first in row "
@@ -374,25 +386,25 @@ class FittedModel:
     # -- rows ------------------------------------------------------------------------------------------------------
 
     def _rows(self, data: Any, *, with_target: bool = True) -> Any:
-        """New rows in the form in which the graph takes them."""
+        """Return new rows in the form that the graph takes."""
         if isinstance(data, str) and data in (*self._data.splits, "all"):
             return data
         if not isinstance(data, (FeatureSet, FeatureSetView)):
             if not is_table(data) and not hasattr(data, "shape"):
-                return data  # a source, which a phase reads
+                return data  # a source that a phase reads
             data = new_rows(data, self._columns, with_target=with_target)
         return {self._label: transformed_like(data, self._data)}
 
     # -- folders ---------------------------------------------------------------------------------------------------
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write everything that predictions need, and results of the training, into a folder for `load`.
+        """Write the model, all that predictions need, and the results of the training into a folder for `load`.
 
         Args:
-            folder: as of `ModelGraph.save`.
+            folder: Folder to write; see `ModelGraph.save`.
 
         Raises:
-            ConfigError, StateError: as `ModelGraph.save`.
+            ConfigError, StateError: See `ModelGraph.save`.
         """
         loss = None if self.loss is None else self.loss.get_config()
         runs = [run for run in self.experiment.history if isinstance(run, TrainResults)]
@@ -404,7 +416,7 @@ class FittedModel:
 
 
 def _loss_config(applied: AppliedLoss) -> dict[str, Any]:
-    """An applied loss as plain data; of a loss that has no name, what it compares."""
+    """Return an applied loss as plain data; for a loss without a name, the values that it compares."""
     if applied.loss.own is None:
         return applied.get_config()
     return {"loss": None, "on": applied.on or None, "inputs": list(applied.inputs), "label": applied.label or None}
@@ -415,10 +427,10 @@ def _read_loss(config: Mapping[str, Any]) -> AppliedLoss:
 
 
 def _not_saved(*inputs: Any) -> Any:
-    """Stands for a loss of the user's own in a model that was loaded.
+    """Replace a custom loss in a loaded model.
 
     Raises:
-        ConfigError: always.
+        ConfigError: Always.
     """
     raise ConfigError("the loss was not saved, it has no name", hint="give the loss: AppliedLoss(LOSS, on='model')")
 
@@ -435,20 +447,28 @@ def load(
     change: Change | None = None,
     strict: bool = True,
 ) -> FittedModel:
-    """The model that `FittedModel.save` wrote, ready to predict; runs no code of the folder.
+    """Load the model that `FittedModel.save` wrote, ready to predict. No code of the folder is run.
+
+    >>> import numpy as np
+    >>> from anyaccel import SequentialMLP, fit, load
+    >>> x = np.linspace(-1, 1, 64, dtype="float32").reshape(-1, 1)
+    >>> fitted = fit(SequentialMLP(), {"x": x, "y": 3 * x[:, 0]}, target="y", epochs=2, progress="none")
+    >>> fitted.save("line")
+    >>> bool((load("line").predict({"x": x}) == fitted.predict({"x": x})).all())
+    True
 
     Args:
-        folder: that `save` wrote, or its URL.
-        models: `{"model": net}` with the model, built as it was for `fit`; not needed for one with a registered name.
-        feature_sets: the FeatureSet that `fit` was given, for one whose transforms cannot be read; see
+        folder: Folder that `save` wrote, or its URL.
+        models: `{"model": net}` with the model, built as for `fit`; not needed for a model with a registered name.
+        feature_sets: FeatureSet that was passed to `fit`, if its transforms cannot be read; see `ModelGraph.load`.
+        optimizer: Optimizer; needed if the saved one was a framework's own.
+        allow: Additional classes of models and transforms that the folder may name; registered ones are always allowed.
+        names, change, strict: Settings for a model of another framework, or one that has changed; see
             `ModelGraph.load`.
-        optimizer: needed if the saved one was a framework's own.
-        allow: classes of models and transforms that the folder may name besides those that are registered.
-        names, change, strict: for a model of another framework, or one that has changed; see `ModelGraph.load`.
 
     Raises:
-        ConfigError: not such a folder, or the model must be given.
-        StateError: a file was changed or is incomplete, or the model is not like the saved one.
+        ConfigError: The folder was not written by `save`, or the model must be passed.
+        StateError: A file was changed or is incomplete, or the model is not like the saved one.
     """
     part = saved_folder.part(folder, PART)
     if not isinstance(part, Mapping) or not isinstance(part.get("columns"), Mapping):

@@ -1,4 +1,4 @@
-"""FittedModelLoss: what `fit` returns for a model that computes its own loss."""
+"""FittedModelLoss: the result of `fit` for a model that computes its own loss."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from anyaccel.results.base import read_results, results_parts
 
 @class_hints
 class FittedModelLoss(FittedModel):
-    """A trained model that computes its own loss, with its graph. Made by `fit` and `load`.
+    """A trained model that computes its own loss, with its graph. `fit` and `load` create it.
 
     Args:
-        experiment: over a graph with one node and one feature set.
-        rules: how such a model is trained and asked.
-        phase: that trained it; None for one that was loaded.
-        inputs: which column is given as which argument of the model.
+        experiment: Experiment over a graph with one node and one feature set.
+        rules: How to train and evaluate such a model.
+        phase: Phase that trained the model; None for a loaded model.
+        inputs: Column of each argument of the model.
 
     Attributes:
-        experiment: with the results of everything that was run.
-        inputs: as given.
+        experiment: Experiment with the results of all runs.
+        inputs: Column of each argument of the model.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class FittedModelLoss(FittedModel):
 
     @property
     def model(self) -> Any:
-        """The model itself, trained."""
+        """The trained model itself."""
         return self._rules.model
 
     @property
     def columns(self) -> TableColumns:
-        """What the model is given of each column, and what fills the places behind shorter rows."""
+        """Input that the model receives from each column, and the padding value of shorter rows."""
         given = [(argument, name, "label") for argument, name in self.inputs.labels.items()]
         given = [*((argument, name, "input") for argument, name in self.inputs.inputs.items()), *given]
         columns = []
@@ -68,22 +68,22 @@ class FittedModelLoss(FittedModel):
 
     @property
     def classes_(self) -> np.ndarray:
-        """The classes of a classifier, as `predict` gives them, in the order of `predict_proba`.
+        """Classes of a classifier, as returned by `predict`, in the order of `predict_proba`.
 
         Raises:
-            PhaseError: nothing says that the model is a classifier.
+            PhaseError: The model does not declare itself a classifier.
         """
         return self._rules.classes()
 
     def predict_proba(self, data: Any) -> np.ndarray:
-        """Probabilities of the classes of a classifier for new rows, [n, classes].
+        """Return class probabilities of a classifier for new rows, [n, classes].
 
         Args:
-            data: as for `predict`.
+            data: Data as for `predict`.
 
         Raises:
-            PhaseError: nothing says that the model is a classifier.
-            DataError, ColumnError: as `predict`.
+            PhaseError: The model does not declare itself a classifier.
+            DataError, ColumnError: See `predict`.
         """
         self._rules.classes()
         logits = self.predict(data, outputs=True)
@@ -92,19 +92,19 @@ class FittedModelLoss(FittedModel):
         return probabilities
 
     def predict(self, data: Any, *, outputs: bool = False) -> Any:
-        """Predictions for new rows, in their order; labels need not be there.
+        """Return predictions for new rows, in their order; labels are optional.
 
         Args:
-            data: as for `fit`.
-            outputs: return what the model gives (logits), and nothing decoded.
+            data: Data as for `fit`.
+            outputs: Whether to return the model's outputs (logits) without decoding.
 
         Returns:
-            names or numbers of classes [n] of a classifier, where its library says what its outputs mean; else what the
-            model gives, [n, *shape], or a dict of these by name if it gives several arrays. Behind rows that are
-            shorter than others there is NaN.
+            For a classifier, class names or numbers [n], if its library defines the meaning of its outputs. Otherwise
+            the model's output [n, *shape], or a dict of outputs by name if it returns several arrays. Rows that are
+            shorter than others are padded with NaN.
 
         Raises:
-            DataError, ColumnError: columns of the inputs are missing, or do not fit.
+            DataError, ColumnError: Input columns are missing or have wrong types or shapes.
         """
         arguments.flag(DataError, "predict: ", "outputs", outputs)
         self._rules.check_prediction()
@@ -116,17 +116,17 @@ class FittedModelLoss(FittedModel):
         return values if outputs else self._rules.decoded(values)
 
     def evaluate(self, data: Any, metrics: Any = ()) -> EvalResults:
-        """The model's loss and metrics over rows with labels, as results of an EvalPhase.
+        """Compute the model's loss and metrics over rows with labels, and return the results of an EvalPhase.
 
-        The loss is the mean over all labels that count, or over all rows, whatever the batches.
+        The loss is the mean over all labels that count, or over all rows, regardless of the batches.
 
         Args:
-            data: as for `fit`, with labels.
-            metrics: as of an EvalPhase.
+            data: Data as for `fit`, with labels.
+            metrics: Metrics to compute; see `EvalPhase`.
 
         Raises:
-            DataError, ColumnError: columns are missing, or do not fit.
-            PhaseError: metrics that compare other labels than the loss does.
+            DataError, ColumnError: Columns are missing or have wrong types or shapes.
+            PhaseError: Metrics compare other labels than the loss does.
         """
         self._rules.check_metrics(metrics)
         rows, references, loss = rows_for(self._rules, self.inputs, self._chosen(data), self._node, with_labels=True)
@@ -135,7 +135,7 @@ class FittedModelLoss(FittedModel):
         return self._run_on(graph, phase)
 
     def _chosen(self, data: Any) -> Any:
-        """The rows of a split by its name; anything else as it is."""
+        """Return the rows of a split by its name; anything else unchanged."""
         if isinstance(data, str) and data in (*self._data.splits, "all"):
             return self._data if data == "all" else self._data[data]
         return data
@@ -149,13 +149,13 @@ class FittedModelLoss(FittedModel):
         return results
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write everything that predictions need, and results of the training, into a folder for `load`.
+        """Write the model, all that predictions need, and the results of the training into a folder for `load`.
 
         Args:
-            folder: as of `ModelGraph.save`.
+            folder: Folder to write; see `ModelGraph.save`.
 
         Raises:
-            ConfigError, StateError: as `ModelGraph.save`.
+            ConfigError, StateError: See `ModelGraph.save`.
         """
         runs = [run for run in self.experiment.history if isinstance(run, TrainResults)]
         package, _ = library_of(self.model)
@@ -170,10 +170,10 @@ class FittedModelLoss(FittedModel):
 
 
 def load_model_loss(folder: Any, part: Mapping[str, Any], *, models: Any, **settings: Any) -> FittedModelLoss:
-    """The model that `FittedModelLoss.save` wrote; see `load`.
+    """Load the model that `FittedModelLoss.save` wrote; see `load`.
 
     Raises:
-        ConfigError, StateError: as `load`.
+        ConfigError, StateError: See `load`.
     """
     saved = part["model_loss"]
     config = saved.get("model", {})
@@ -199,7 +199,7 @@ extend("fitted_models", ("model_loss", load_model_loss))
 
 
 def _without_padding(values: Any, rows: Any) -> Any:
-    """Outputs with NaN behind each row, where rows differ in length and outputs have their length."""
+    """Return outputs with NaN in the padding of each row, if their length is that of the longest row."""
     if not isinstance(rows, FeatureSet):
         return values
     if isinstance(values, dict):

@@ -1,4 +1,4 @@
-"""What a fitted model shows in terminals and notebooks: figures, curves, columns, where it ran, next steps."""
+"""The view of a fitted model in terminals and notebooks: figures, curves, columns, devices, next steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NEXT_STEPS = (
 
 
 class Figure(NamedTuple):
-    """A value of a training: in its last epoch, at its best where that is known, and over the epochs."""
+    """A value of a training: in its last epoch, at its best if that is known, and over the epochs."""
 
     name: str
     last: float
@@ -34,7 +34,7 @@ class Figure(NamedTuple):
 
 
 def figures_of(results: TrainResults) -> list[Figure]:
-    """The values of a training; losses that are part of a total where there is room."""
+    """Return the values of a training; parts of a total loss are included if there is room."""
     (facts_of_run,) = compare(results).rows
     names = [name for name in results.figures if not is_part(name)] or list(results.figures)
     figures = []
@@ -47,11 +47,11 @@ def figures_of(results: TrainResults) -> list[Figure]:
 
 
 def next_steps(columns: Mapping[str, Mapping[str, Any]], is_loaded: bool) -> list[tuple[str, str]]:
-    """Code to go on with, which runs as it stands where the model is called `fitted`, and what each does.
+    """Return lines of code for next steps, each with its description, for a model called `fitted`.
 
     Args:
-        columns: of new data, by name, with their `role`.
-        is_loaded: whether it was loaded, and has no rows.
+        columns: Columns of new data by name, with their `role`.
+        is_loaded: Whether the model was loaded, and has no rows.
     """
     needed = [name for name, column in columns.items() if column["role"] != "target"]
     rows = "rows" if is_loaded else "'all'"
@@ -61,14 +61,14 @@ def next_steps(columns: Mapping[str, Mapping[str, Any]], is_loaded: bool) -> lis
 
 
 def columns_of(columns: Mapping[str, Mapping[str, Any]], is_treated: bool) -> str:
-    """The columns of a table with which it predicts, and what it predicts."""
+    """Return the columns of a table that the model predicts from, and those that it predicts."""
     features = listing([name for name, column in columns.items() if column["role"] != "target"], 4)
     targets = listing([name for name, column in columns.items() if column["role"] == "target"], 4)
     return f"{features}{f' -> {targets}' if targets else ''}{'; treated, see fitted.columns' if is_treated else ''}"
 
 
 def text_of(results: TrainResults, facts_: Sequence[str], made_of: str, steps: Sequence[tuple[str, str]]) -> str:
-    """The view for a terminal, some lines of text."""
+    """Return the view for a terminal, some lines of text."""
     head = f"FittedModel: {', '.join(filter(None, facts_))}"
     figures = figures_of(results) if results.epochs else []
     cells = [
@@ -84,7 +84,7 @@ def text_of(results: TrainResults, facts_: Sequence[str], made_of: str, steps: S
 
 
 def _sparkline(figure: Figure) -> str:
-    """The values as a row of bars; `""` where the terminal cannot write them."""
+    """Return the values as a row of bars; `""` if the terminal cannot write them."""
     values = figure.values[np.isfinite(figure.values)]
     if len(values) < 2:
         return ""
@@ -103,7 +103,7 @@ def _sparkline(figure: Figure) -> str:
 def html_of(
     fitted: Any, results: TrainResults, facts_: Sequence[str], made_of: Any, steps: Sequence[tuple[str, str]]
 ) -> str:
-    """The view for a notebook. Never raises."""
+    """Return the view for a notebook. Never raises."""
 
     def build() -> Markup:
         def figure_row(it: Figure) -> Markup:
@@ -121,7 +121,7 @@ def html_of(
 
 
 def _lines(code: str) -> list[Any]:
-    """Lines of code, each escaped, with breaks between."""
+    """Return lines of code, each escaped, with breaks between."""
     parts: list[Any] = []
     for text in code.split("\n"):
         parts += [text, Markup("\n")]
@@ -129,7 +129,7 @@ def _lines(code: str) -> list[Any]:
 
 
 def _svg(figure: Figure) -> Markup:
-    """The values as a small curve; `""` for fewer than two."""
+    """Return the values as a small curve; `""` for fewer than two."""
     is_finite = np.isfinite(figure.values)
     values, places = figure.values[is_finite], np.flatnonzero(is_finite)
     if len(values) < 2:
@@ -144,7 +144,7 @@ def _svg(figure: Figure) -> Markup:
 
 
 def facts_of(results: TrainResults) -> list[str]:
-    """How long it was trained, on which devices and in which precision, and why it ended."""
+    """Return the duration, devices and precision of the training, and why it ended."""
     epochs = f"{len(results.epochs):,} epoch{'' if len(results.epochs) == 1 else 's'}"
     where = []
     for assignment in () if results.plan is None else results.plan.assignments:

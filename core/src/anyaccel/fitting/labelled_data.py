@@ -1,4 +1,4 @@
-"""Data of a model that computes its own loss: columns for its arguments, padded, with what counts in its mean."""
+"""Data of a model that computes its own loss: columns for its arguments, padded, with a mask of labels."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ from anyaccel.fitting.wiring import Features
 from anyaccel.graph import AppliedLoss
 
 COUNTED = "counted"
-"""The column that says which labels the loss is the mean over."""
+"""Name of the column that is 1 for labels that the loss is the mean over, and 0 for others."""
 
 
 @dataclass(frozen=True)
 class InputColumns:
-    """Which column is given as which argument of a model.
+    """The column of each argument of a model.
 
     Attributes:
-        inputs: column by argument, without labels.
-        labels: column by argument.
+        inputs: Column by argument, without labels.
+        labels: Column by argument.
     """
 
     inputs: Mapping[str, str]
     labels: Mapping[str, str]
 
     def columns(self, *, with_labels: bool) -> dict[str, str]:
-        """Column by argument."""
+        """Return the column by argument."""
         return {**self.inputs, **(self.labels if with_labels else {})}
 
     def columns_in(self, names: Sequence[str], rules: ModelLoss, *, with_labels: bool) -> dict[str, str]:
-        """Column by argument in other data, whose labels may have another usual name, and which need no mask."""
+        """Return the column by argument in other data, which may have another label name and need no mask."""
         columns = self.columns(with_labels=with_labels)
         for argument, column in self.labels.items():
             usual = (column, argument, *rules.other_label_names(argument))
@@ -66,15 +66,15 @@ class InputColumns:
 
 @dataclass(frozen=True)
 class LabelledData:
-    """Data that a graph and its phases take.
+    """Data for a graph and its phases.
 
     Attributes:
-        data: what the graph is wired to; its columns have the names of the model's arguments.
-        train: the data of a phase over them.
-        validation: the data of the validation; None for none.
-        inputs: the reference for each argument.
-        loss: the model's own, weighted by what counts.
-        columns: which column is given as which argument.
+        data: Data that the graph is wired to; columns are named like the model's arguments.
+        train: Data of a training phase.
+        validation: Data of the validation, or None.
+        inputs: Reference of each argument.
+        loss: The model's own loss, weighted by the mask of labels that count.
+        columns: Column of each argument.
     """
 
     data: FeatureSet | Source
@@ -88,11 +88,11 @@ class LabelledData:
 def labelled_data(
     rules: ModelLoss, data: Any, node: str, *, features: Features, target: Names, validation: Any, seed: int
 ) -> LabelledData:
-    """Data to train a model on, and to validate it.
+    """Return data to train and validate a model.
 
     Raises:
-        PhaseError: a validation that does not fit the data.
-        DataError, ColumnError: columns are missing, or do not fit.
+        PhaseError: The validation does not match the data.
+        DataError, ColumnError: Columns are missing or have wrong types or shapes.
     """
     data, validation = _rows_as_table(data), _rows_as_table(validation)
     _check_one_table(data, validation)
@@ -137,15 +137,15 @@ def labelled_data(
 def rows_for(
     rules: ModelLoss, wired: InputColumns, data: Any, node: str, *, with_labels: bool
 ) -> tuple[FeatureSet | Source, Mapping[str, Reference], AppliedLoss]:
-    """New rows with the reference for each argument, and the loss over them.
+    """Return new rows with the reference of each argument, and the loss over them.
 
     Raises:
-        DataError, ColumnError: columns are missing, or do not fit.
+        DataError, ColumnError: Columns are missing or have wrong types or shapes.
     """
     data = _rows_as_table(data)
     if is_streamed(data):
         made = {argument: argument for argument, name in wired.labels.items() if name in wired.inputs.values()}
-        wired = InputColumns(wired.inputs, {**wired.labels, **made})  # a loader brings labels that fit made of a table
+        wired = InputColumns(wired.inputs, {**wired.labels, **made})  # labels that fit encoded from a table
         data, has_counts = labelled_source(rules, wired, data, with_labels=with_labels)
     else:
         (data,), has_counts = labelled_sets(rules, wired, [data], with_labels=with_labels)
@@ -163,7 +163,7 @@ def _wired(
 
 
 def _rows_as_table(data: Any) -> Any:
-    """Return a list of rows, each a dict, as a table; a list of batches, with many rows in each column, as it is."""
+    """Return a list of rows, each a dict, as a table; a list of batches, with many rows in each column, unchanged."""
     if not (isinstance(data, list) and data and all(isinstance(row, Mapping) for row in data)):
         return data
     if all(hasattr(value, "__len__") and not isinstance(value, str) for value in data[0].values()):
@@ -173,7 +173,7 @@ def _rows_as_table(data: Any) -> Any:
 
 
 def _check_one_table(data: Any, validation: Any) -> None:
-    """Refuse data sets by name, and a split of data that have none."""
+    """Refuse dicts of data sets, and split names for data without splits."""
     if isinstance(data, Mapping) and data and all(map(has_table, data.values())):
         first, second = (*data, *data)[:2]
         raise DataError(
@@ -187,16 +187,16 @@ def _check_one_table(data: Any, validation: Any) -> None:
         raise PhaseError(problem, hint="write validation=0.2")
 
 
-# -- which column is which argument ------------------------------------------------------------------------------------
+# -- columns of arguments ----------------------------------------------------------------------------------------------
 
 
 def is_streamed(data: Any) -> bool:
-    """Whether data come in batches, or row by row from code, in contrast to a table in memory."""
+    """Return whether data come in batches, or row by row from code, unlike a table in memory."""
     return computes_rows(data) or not (isinstance(data, (FeatureSet, FeatureSetView)) or is_table(data))
 
 
 def column_names(data: Any) -> list[str]:
-    """The names of columns of a table, or of those in the first batch of a source."""
+    """Return the column names of a table, or of the first batch of a source."""
     if is_streamed(data):
         return list(_first_batch(data))
     if isinstance(data, (FeatureSet, FeatureSetView)):
@@ -206,7 +206,7 @@ def column_names(data: Any) -> list[str]:
 
 
 def _first_batch(data: Any) -> Mapping[str, Any]:
-    """The first batch of a source, or the first row of a data set, after which random generators are as before."""
+    """Return the first batch of a source, or the first row of a data set, and restore the random generators."""
     if isinstance(data, Source):
         example = data.example
         return {name: example.array(name) for name in example.columns}
@@ -244,7 +244,7 @@ def wire(rules: ModelLoss, names: Sequence[str], features: Features, target: Nam
     """Match columns with arguments by name.
 
     Raises:
-        ColumnError: no column for labels, for a required input, or for any.
+        ColumnError: There is no column for labels, for a required input, or for any argument.
     """
     targets = names_of(target)
     by_argument = features if isinstance(features, Mapping) else {name: name for name in names_of(features)}
@@ -300,14 +300,14 @@ def wire(rules: ModelLoss, names: Sequence[str], features: Features, target: Nam
 def labelled_sets(
     rules: ModelLoss, wired: InputColumns, data: Sequence[Any], *, with_labels: bool = True, counts: bool = False
 ) -> tuple[list[FeatureSet], bool]:
-    """A feature set of each table, all padded alike, and whether they have the column of what counts.
+    """Return a feature set of each table, with equal padding, and whether they have a mask of the labels that count.
 
     Args:
-        rules: how the model is fitted.
-        wired: which column is given as which argument.
-        data: tables or feature sets.
-        with_labels: whether they must have labels.
-        counts: have that column even if each row counts the same.
+        rules: Fitting rules of the model.
+        wired: Column of each argument.
+        data: Tables or feature sets.
+        with_labels: Whether labels are required.
+        counts: Whether to add this mask even if each row counts the same.
     """
     pads: dict[str, Pad] = {}
     parts = [_columns(rules, wired, table, pads, with_labels=with_labels) for table in data]
@@ -339,7 +339,7 @@ def labelled_sets(
 def _columns(
     rules: ModelLoss, wired: InputColumns, data: Any, pads: dict[str, Pad], *, with_labels: bool
 ) -> dict[str, Any]:
-    """Arrow columns by argument: numbers, fixed-size lists, or lists; pads of a feature set are added to `pads`."""
+    """Return Arrow columns by argument: numbers, fixed-size lists or lists; add a feature set's pads to `pads`."""
     wanted = wired.columns_in(column_names(data), rules, with_labels=with_labels)
     if isinstance(data, (FeatureSet, FeatureSetView)):
         schema = data.to_arrow().schema
@@ -377,11 +377,11 @@ def _columns(
 
 
 def _arrow(data: Any, names: Iterable[str] | None) -> Mapping[str, Any]:
-    """Some columns of a table as Arrow has them, or all.
+    """Return some or all columns of a table as Arrow columns.
 
     Raises:
-        ColumnError: a column is missing.
-        DataError: it cannot be read.
+        ColumnError: A column is missing.
+        DataError: The table cannot be read.
     """
     if isinstance(data, (str, os.PathLike)):
         path = Path(data).expanduser()
@@ -422,7 +422,7 @@ def _arrow(data: Any, names: Iterable[str] | None) -> Mapping[str, Any]:
 
 
 def _numpy_rows(name: str, values: Any) -> Any:
-    """The rows of a column that are tensors as arrays; other values as they are."""
+    """Return the rows of a column of tensors as arrays; other values unchanged."""
     if isinstance(values, (list, tuple)) and values and is_tensor(values[0]):
         return [number_array(name, row) for row in values]
     is_column = isinstance(values, np.ndarray) or hasattr(values, "iloc") or hasattr(values, "__arrow_c_stream__")
@@ -430,7 +430,7 @@ def _numpy_rows(name: str, values: Any) -> Any:
 
 
 def _with_integers(rules: ModelLoss, column: Any) -> Any:
-    """A column whose integers have the dtype that the model's library gives them."""
+    """Return a column with its integers in the dtype of the model's library."""
     if rules.integers is None:
         return column
     values, lengths = _flat(column)
@@ -455,7 +455,7 @@ def _check_numbers(rules: ModelLoss, argument: str, name: str, column: Any) -> N
 
 
 def _counts(rules: ModelLoss, wired: InputColumns, columns: Mapping[str, Any]) -> tuple[Any, np.ndarray] | None:
-    """The column of what counts, and how many in each row; None where each row counts the same."""
+    """Return the column that marks the labels that count, and their number per row; None if rows count the same."""
     if len(wired.labels) != 1:
         return None
     ((argument, name),) = wired.labels.items()
@@ -485,7 +485,7 @@ def _pad(rules: ModelLoss, wired: InputColumns, argument: str) -> Pad:
 
 
 def _lengths(column: Any) -> np.ndarray | None:
-    """The lengths of the rows of a column of lists; None for numbers and fixed-size lists."""
+    """Return the lengths of the rows of a column of lists; None for numbers and fixed-size lists."""
     if not is_list(column.type):
         return None
     lengths: np.ndarray = np.diff(column.offsets.to_numpy())
@@ -493,7 +493,7 @@ def _lengths(column: Any) -> np.ndarray | None:
 
 
 def _flat(column: Any) -> tuple[np.ndarray, np.ndarray | None]:
-    """The values of a column of lists one behind the other, with the lengths; else [n, *shape], with None."""
+    """Return the concatenated values of a column of lists, with the lengths; otherwise [n, *shape], with None."""
     lengths = _lengths(column)
     if lengths is not None:
         values = column.flatten()
@@ -520,14 +520,14 @@ def _values(data: FeatureSet, name: str) -> Any:
 
 
 class LabelledBatches:
-    """Batches of a source whose columns have the names of a model's arguments, with what counts in each.
+    """Batches of a source with columns named like a model's arguments, and a mask of the labels that count.
 
     Args:
-        batches: dicts of columns; can be read again, or a function that gives them.
-        rules: how the model is fitted.
-        columns: column by argument.
-        labels: the argument of labels of which some may not count; `""` for none.
-        makes_mask: add the model's mask: rows come as they are, and are padded later.
+        batches: Dicts of columns; an iterable that can be read again, or a function that returns one.
+        rules: Fitting rules of the model.
+        columns: Column by argument.
+        labels: Argument of labels that may not all count; `""` if all labels count.
+        makes_mask: Whether to add the model's mask; rows arrive unpadded, and are padded later.
     """
 
     def __init__(
@@ -545,16 +545,16 @@ class LabelledBatches:
         return len(self.batches)
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the source the number of an epoch, if it wants to know."""
+        """Pass the number of an epoch to the source, if it has a method for it."""
         tell = getattr(self.batches, "set_epoch", None)
         if callable(tell):
             tell(epoch)
 
     def labelled(self, columns: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """A batch, or a row, by argument.
+        """Return a batch, or a row, by argument.
 
         Raises:
-            ColumnError, DataError: a column is missing, or nothing counts.
+            ColumnError, DataError: A column is missing, or nothing counts.
         """
         missing = [name for name in self.columns.values() if name not in columns]
         if missing:
@@ -591,7 +591,7 @@ class LabelledBatches:
 
 
 class LabelledRows:
-    """Rows of a data set whose columns have the names of a model's arguments; arguments as of LabelledBatches."""
+    """Rows of a data set with columns named like a model's arguments; see `LabelledBatches` for the arguments."""
 
     def __init__(
         self, rows: Any, rules: ModelLoss, columns: Mapping[str, str], labels: str, *, makes_mask: bool
@@ -609,10 +609,10 @@ class LabelledRows:
 def labelled_source(
     rules: ModelLoss, wired: InputColumns, data: Any, *, with_labels: bool = True
 ) -> tuple[Source, bool]:
-    """A source of loaders and data sets, and whether it has the column of what counts.
+    """Return a source of loaders and data sets, and whether it has a mask of the labels that count.
 
     Raises:
-        DataError, ColumnError, SourceError: no such data.
+        DataError, ColumnError, SourceError: The data cannot be read.
     """
     if isinstance(data, Source):
         raise SourceError(
@@ -663,12 +663,12 @@ def labelled_source(
 
 
 def _gives_rows(data: Any) -> bool:
-    """Whether data are a map-style data set, which gives a row by its number."""
+    """Return whether data are a map-style data set, which returns a row by its number."""
     return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, (list, tuple))
 
 
 def _array(name: str, value: Any, *, by_row: bool) -> np.ndarray | None:
-    """A column of the first batch as an array, of rows of different length the first alone; None for no numbers."""
+    """Return a column of the first batch as an array, for ragged rows only the first row; None if it has no numbers."""
     value = [value] if by_row else value
     if isinstance(value, (list, tuple)) and len({np.shape(row) for row in value}) > 1:
         value = value[:1]

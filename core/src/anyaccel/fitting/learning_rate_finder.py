@@ -1,4 +1,4 @@
-"""Learning-rate finder: a range test, which raises the rate in each step, on a graph that is then as it was."""
+"""Learning-rate finder: a range test, which raises the rate in each step, on a graph that is restored afterwards."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from anyaccel.phases.run import FinishedSteps
 from anyaccel.specs import Optimizer, Schedule, assign_fields
 
 _WHERE = "find_learning_rate: "
-_SKIPPED = 5  # steps at the start, of which a mean over few losses says little
+_SKIPPED = 5  # the first steps, as a mean over few losses is not reliable
 _FEWEST = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RangeTest:
-    """Losses of training steps whose learning rates rise; what `find_learning_rate` gives.
+    """Losses of training steps with rising learning rates; the result of `find_learning_rate`.
 
     Attributes:
-        rates: float64 [steps], rising.
-        losses: of each step, the sum of its weighted losses; float64 [steps].
-        smoothed: their exponential means, corrected for the first ones; float64 [steps].
-        stop_reason: why it ended before the last rate, in words; `""` if it did not.
+        rates: Learning rates, float64 [steps], rising.
+        losses: Sum of the weighted losses of each step, float64 [steps].
+        smoothed: Exponential means of the losses, with bias correction; float64 [steps].
+        stop_reason: Why the test ended before the last rate, as text; `""` if it did not.
     """
 
     rates: np.ndarray
@@ -48,9 +48,10 @@ class RangeTest:
 
     @property
     def suggestion(self) -> float:
-        """The rate around which the losses fall fastest over the logarithm of the rate, before the lowest.
+        """Rate at which the losses fall fastest over the logarithm of the rate, before the lowest loss.
 
-        Slopes are those of straight lines through a sixth of the losses, which are not smoothed and so not late.
+        Each slope is that of a straight line through a sixth of the losses. The losses are not smoothed, as smoothing
+        would delay them.
         """
         width = max(_FEWEST // 2, len(self.rates) // 6)
         end = max(int(np.argmin(self.smoothed)) + 1, width)
@@ -60,17 +61,17 @@ class RangeTest:
 
     @property
     def lowest(self) -> float:
-        """The rate at which the smoothed loss is lowest; a rate to stay below."""
+        """Rate at which the smoothed loss is lowest; choose a rate below it."""
         return float(self.rates[int(np.argmin(self.smoothed))])
 
     def plot(self, ax: Any = None) -> Any:
-        """Plot the losses over the rates, with the suggestion; gives the Axes.
+        """Plot the losses over the rates, with the suggestion, and return the Axes.
 
         Args:
-            ax: matplotlib Axes to draw on; a new figure if None.
+            ax: Matplotlib Axes to draw on; a new figure if None.
 
         Raises:
-            ResultError: matplotlib is not installed.
+            ResultError: Matplotlib is not installed.
         """
         from anyaccel.results import plots
 
@@ -96,26 +97,36 @@ def find_learning_rate(
     stop_factor: float | None = 4.0,
     progress: Any = "none",
 ) -> RangeTest:
-    """Train steps with learning rates that rise exponentially, and suggest one; the graph is then as it was.
+    """Train steps with exponentially rising learning rates, restore the graph, and return the losses with a suggestion.
 
-    The steps are those of the phase: its data, batches, losses and devices, over as many epochs as are needed. Its
-    validation, callbacks and checkpoints are left out, and so are the schedules of optimizers, which begin anew. Where
-    optimizers differ in their rates, all are multiplied by the same factor; `min_lr` and `max_lr` are those of the
-    graph's optimizer, or of the first node's. Parameters, buffers, optimizer state and progress come back afterwards,
-    also after an error. A generator that can be read once has given its batches away.
+    The steps use the phase's data, batches, losses and devices, over as many epochs as needed. Its validation,
+    callbacks and checkpoints are left out, and so are the schedules of optimizers, which start from scratch. If
+    optimizers have different rates, all are multiplied by the same factor; `min_lr` and `max_lr` are the rates of the
+    graph's optimizer, or of the first node's. Afterwards, even after an error, parameters, buffers, optimizer state and
+    progress are restored. A generator that can be read only once is consumed.
+
+    >>> import numpy as np
+    >>> from anyaccel import SequentialMLP, find_learning_rate, fit
+    >>> x = np.linspace(-1, 1, 64, dtype="float32").reshape(-1, 1)
+    >>> fitted = fit(SequentialMLP(), {"x": x, "y": 3 * x[:, 0]}, target="y", epochs=1, progress="none")
+    >>> test = find_learning_rate(fitted.graph, fitted.phase, n_steps=50, progress="none")
+    >>> bool(test.rates[0] < test.suggestion < test.rates[-1])
+    True
 
     Args:
-        graph: with the models, built or not.
-        phase: that is to be run with the rate.
-        min_lr, max_lr: rates of the first and of the last step.
-        n_steps: of the test.
-        smoothing: of the mean of the losses: 0 for none, nearly 1 for much.
-        stop_factor: the test ends where the smoothed loss is so many times its lowest; None goes on to the last rate.
-        progress: as of an Experiment.
+        graph: Graph with the models, built or not.
+        phase: Phase that you want to run with the rate.
+        min_lr, max_lr: Learning rates of the first and of the last step.
+        n_steps: Number of steps of the test.
+        smoothing: Smoothing of the mean of the losses, from 0 for none to nearly 1 for strong smoothing.
+        stop_factor: The test ends if the smoothed loss reaches this multiple of its lowest value; None continues to the
+            last rate.
+        progress: Progress display; see `Experiment`.
 
     Raises:
-        PhaseError: a setting out of range, a phase that does not train, no optimizer, or estimators that learn.
-        ResultError: too few steps before the losses were not finite.
+        PhaseError: A setting is out of range, the phase does not train, there is no optimizer, or estimators are
+            trained.
+        ResultError: Losses were not finite after too few steps.
     """
     _check(graph, phase, min_lr, max_lr)
     n_steps = arguments.integer(PhaseError, _WHERE, "n_steps", n_steps, _FEWEST, 100)
@@ -133,7 +144,7 @@ def find_learning_rate(
 
 
 class _Watch(Callback):
-    """Collects losses, and stops when enough are there or they grow."""
+    """Collects losses, and stops when there are enough or they grow."""
 
     def __init__(self, weights: dict[str, float] | None, n_steps: int, beta: float, stop_factor: float) -> None:
         self._weights, self._n_steps, self._beta, self._stop_factor = weights, n_steps, beta, stop_factor
@@ -211,12 +222,12 @@ def _optimizers(graph: ModelGraph) -> list[Optimizer]:
 
 
 def _weights(phase: TrainPhase) -> dict[str, float] | None:
-    """Of the losses in their sum, by label; None for a step of one's own, which gives the sum itself."""
+    """Return the weights of the losses by label; None for a custom step, which returns the total loss."""
     return None if phase.step is not None else {loss.label: loss.weight for loss in phase.losses}
 
 
 def _test_phase(phase: TrainPhase, n_steps: int, watch: Callback) -> TrainPhase:
-    """The phase with at least so many steps, and nothing beside them."""
+    """Return the phase with at least `n_steps` steps, without validation, checkpoints and other callbacks."""
     test = copy.copy(phase)
     test.epochs, test.callbacks = n_steps, (watch,)
     test.validation, test.checkpoint, test.on_nan = None, None, "ignore"
@@ -226,7 +237,7 @@ def _test_phase(phase: TrainPhase, n_steps: int, watch: Callback) -> TrainPhase:
 
 @contextmanager
 def _as_before(graph: ModelGraph) -> Iterator[None]:
-    """Let a graph train from the values that it has, with optimizers that begin anew, and put all of it back."""
+    """Let a graph train from its current values with new optimizer states, and restore everything afterwards."""
     before = graph.state()
     graph.optimizer_states.clear()
     try:
@@ -237,7 +248,7 @@ def _as_before(graph: ModelGraph) -> Iterator[None]:
 
 @contextmanager
 def _rising(graph: ModelGraph, factors: np.ndarray) -> Iterator[None]:
-    """Give the optimizers of a graph these factors, step by step; the last one is kept."""
+    """Multiply the learning rates of a graph's optimizers by these factors, step by step; the last factor is kept."""
 
     def factor(step: int) -> float:
         return float(factors[min(step, len(factors) - 1)])

@@ -1,7 +1,7 @@
-"""ModelLoss: what `fit` knows of a model that computes its own loss: its labels, what fills shorter rows, what counts.
+"""ModelLoss: rules for a model that computes its own loss: its labels, padding, and which labels count.
 
-A library of models says more of its own than a signature does: a distribution names a subclass of ModelLoss by an entry
-point of the group `anyaccel.model_libraries`, called like the top-level package of its models.
+A library of models has conventions that no signature shows. A distribution registers a subclass of ModelLoss for them
+by an entry point of the group `anyaccel.model_libraries`, named like the top-level package of the models.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from anyaccel.registry import registry
 from anyaccel.results import EvalResults
 
 LABELS = ("labels", "label", "targets", "target")
-"""Arguments that hold what a model compares its outputs with, in a model of which no library says more."""
+"""Usual label arguments of models whose library has no rules."""
 
 
 class ModelLoss:
-    """How a model that computes its own loss is trained and asked, as far as its call tells.
+    """How to train and evaluate a model that computes its own loss, as derived from its call.
 
     Args:
-        model: the model.
+        model: The model.
 
     Attributes:
-        model: as given.
-        arguments: names of the arguments of its call.
-        required: those that have no default.
-        labels: those that hold what it compares its outputs with.
-        output: name of the loss among what it returns: a scalar, the mean over all that counts in a batch.
-        integers: the dtype that columns of integers get; None for that which they have.
-        pads: what fills the places behind shorter rows, by argument.
-        mask: the argument that is 1 where a row has values and 0 behind it; `""` if the model has none.
-        masked: the argument whose rows it is the mask of.
+        model: The model.
+        arguments: Names of the arguments of its call.
+        required: Arguments without a default.
+        labels: Arguments that take the labels.
+        output: Name of the loss in its result: a scalar, the mean over all labels that count in a batch.
+        integers: Dtype of integer columns; None leaves it unchanged.
+        pads: Padding value of shorter rows, by argument.
+        mask: Argument that is 1 where a row has values and 0 in its padding; `""` if the model has no such argument.
+        masked: Argument whose rows the mask describes.
     """
 
     output = "loss"
@@ -55,19 +55,19 @@ class ModelLoss:
 
     @property
     def name(self) -> str:
-        """The model's class, for messages."""
+        """Class name of the model, for messages."""
         return type(self.model).__name__
 
     def label_names(self) -> Sequence[str]:
-        """Names that arguments for labels may have."""
+        """Return the names that arguments for labels may have."""
         return LABELS
 
     def other_label_names(self, argument: str) -> Sequence[str]:
-        """Further names of a column that is given as this argument."""
+        """Return other names for the column of this argument."""
         return ()
 
     def no_labels(self, columns: Sequence[str]) -> ColumnError:
-        """The error for data without labels."""
+        """Return the error for data without labels."""
         column = next((name for name in columns if name not in self.arguments), "COLUMN")
         return ColumnError(
             f"{self.name} computes its own loss with {listed(map(repr, self.labels))}, and no column is called so",
@@ -76,7 +76,7 @@ class ModelLoss:
         )
 
     def no_inputs(self, columns: Sequence[str]) -> ColumnError:
-        """The error for data without a column that has the name of an input."""
+        """Return the error for data without a column named like an input."""
         inputs = [name for name in self.arguments if name not in self.labels]
         return ColumnError(
             f"no column has the name of an input of {self.name}",
@@ -85,7 +85,7 @@ class ModelLoss:
         )
 
     def no_numbers(self, argument: str, column: str, values: Any) -> DataError:
-        """The error for a column that holds no numbers."""
+        """Return the error for a column that does not hold numbers."""
         kind = getattr(values, "type", type(values).__name__)
         if _are_mappings(values):
             return ColumnError(
@@ -99,7 +99,7 @@ class ModelLoss:
         )
 
     def nothing_counts(self, column: str, rows: np.ndarray | None, where: Any) -> DataError:
-        """The error for labels none of which counts: in some rows, [m], of so many; or in a batch or row, as text."""
+        """Return the error for labels none of which counts: in rows [m] of `where` rows, or in `where`, as text."""
         place = where if rows is None else f"row {rows[0]}, one of {len(rows)} such rows of {where},"
         return DataError(
             f"no label in {column!r} counts in {place}: the mean over nothing is 0/0",
@@ -110,27 +110,27 @@ class ModelLoss:
         """Check the values of columns in memory, by argument: arrays [n, *shape], or RaggedColumn.
 
         Raises:
-            DataError: values that the model cannot compute with.
+            DataError: The model cannot compute with these values.
         """
 
     def counted(self, labels: np.ndarray, lengths: np.ndarray | None) -> np.ndarray | None:
-        """Which labels the mean loss of a batch is over; None where each row counts the same.
+        """Return which labels the mean loss of a batch includes; None if each row counts the same.
 
         Args:
-            labels: [n, *shape], or the values of all rows one behind the other, [total].
-            lengths: of the rows, [n], if `labels` are such values.
+            labels: Labels [n, *shape], or the concatenated values of all rows, [total].
+            lengths: Lengths of the rows, [n], for concatenated values.
 
         Returns:
-            an array of bool of the shape of `labels`.
+            An array of bool in the shape of `labels`.
         """
         return None
 
     def labels_from_input(self, values: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-        """Labels for a model that learns to give its own input.
+        """Return labels for a model that learns to reconstruct its input.
 
         Args:
-            values: of the input.
-            mask: of the same shape, 0 where the input has no value; None for values everywhere.
+            values: Values of the input.
+            mask: Mask in the same shape, 0 in the padding; None for an input without padding.
         """
         return values
 
@@ -138,30 +138,30 @@ class ModelLoss:
         """Refuse metrics that would compare outputs with other labels than the loss does.
 
         Raises:
-            PhaseError: such a metric.
+            PhaseError: There is such a metric.
         """
 
     def check_prediction(self) -> None:
-        """Refuse predictions that the model does not make from its inputs alone.
+        """Refuse to predict if the model cannot do so from its inputs alone.
 
         Raises:
-            PhaseError: as said.
+            PhaseError: The model needs more than its inputs.
         """
 
     def outputs(self, results: EvalResults, names: Sequence[str]) -> Any:
-        """What the model gives: an array, or one for each output by name."""
+        """Return the outputs of the model: an array, or a dict of arrays by name."""
         short = {name.partition(".")[2] or name: results.prediction(name) for name in names}
         return next(iter(short.values())) if len(short) == 1 else short
 
     def decoded(self, outputs: Any) -> Any:
-        """Predictions from outputs, such as names of classes; outputs where nothing says what they mean."""
+        """Return predictions from outputs, such as class names; outputs without a known meaning stay unchanged."""
         return outputs
 
     def classes(self) -> np.ndarray:
-        """The classes of a classifier, in the order of its outputs.
+        """Return the classes of a classifier, in the order of its outputs.
 
         Raises:
-            PhaseError: nothing says that it is one.
+            PhaseError: The model does not declare itself a classifier.
         """
         raise PhaseError(
             f"nothing says that the outputs of {self.name} are scores of classes",
@@ -169,31 +169,31 @@ class ModelLoss:
         )
 
     def get_config(self) -> dict[str, Any]:
-        """Plain data, of which `built` makes the model; {} where the model has to be given."""
+        """Return plain data that `built` rebuilds the model from; {} if the user must pass the model."""
         return {}
 
     @classmethod
     def built(cls, config: Mapping[str, Any]) -> Any:
-        """The model of `get_config`.
+        """Rebuild the model from the output of `get_config`.
 
         Raises:
-            ConfigError: it cannot be made.
+            ConfigError: The model cannot be built.
         """
         raise NotImplementedError
 
 
 def _are_mappings(values: Any) -> bool:
-    """Whether each row of a column is a dict, in Python or in Arrow."""
+    """Return whether each row of a column is a dict, in Python or in Arrow."""
     is_struct = getattr(getattr(values, "type", None), "num_fields", 0) and str(values.type).startswith("struct")
     first = values[0] if isinstance(values, (list, tuple)) and values else values
     return bool(is_struct) or isinstance(first, Mapping)
 
 
 def library_of(model: Any) -> tuple[str, Any]:
-    """The package of a library that says how its models are fitted, with the subclass of ModelLoss; else `""`, None.
+    """Return the package of a library with fitting rules, and the subclass of ModelLoss that holds them; or `""`, None.
 
     Raises:
-        MissingDistributionError: one of anyaccel's own distributions says it, and is not installed.
+        MissingDistributionError: The rules are in one of anyaccel's own distributions, which is not installed.
     """
     for package in dict.fromkeys(str(base.__module__).partition(".")[0] for base in type(model).__mro__):
         library = load(MODEL_LIBRARIES, package)
@@ -203,11 +203,11 @@ def library_of(model: Any) -> tuple[str, Any]:
 
 
 def model_loss(model: Any) -> ModelLoss | None:
-    """How a model that computes its own loss is fitted; None for one that does not take labels.
+    """Return the rules for fitting a model that computes its own loss; None for a model that takes no labels.
 
     Raises:
-        MissingDistributionError: as `library_of`.
-        PhaseError: a model of a library of models with losses, which has none.
+        MissingDistributionError: The rules are in a distribution that is not installed.
+        PhaseError: The library's models compute losses, but this model does not.
     """
     _, library = library_of(model)
     if library is None:
@@ -224,10 +224,10 @@ def model_loss(model: Any) -> ModelLoss | None:
 
 
 def refuse_table_settings(rules: ModelLoss, *, scaler: Any, preprocess: Any, drop: Any, categories: Any) -> None:
-    """Refuse settings that treat the columns of a table: such a model takes its inputs as they are.
+    """Refuse settings for the treatment of table columns: such a model takes its inputs unchanged.
 
     Raises:
-        PhaseError: one is set.
+        PhaseError: Such a setting is used.
     """
     settings = {"scaler": scaler, "drop": drop or None, "categories": categories or None}
     settings["preprocess"] = None if isinstance(preprocess, str) and preprocess == "auto" else preprocess
@@ -238,7 +238,7 @@ def refuse_table_settings(rules: ModelLoss, *, scaler: Any, preprocess: Any, dro
 
 
 def _parameters(model: Any) -> dict[str, inspect.Parameter]:
-    """The arguments of a model's call by name; none where they are not known."""
+    """Return the arguments of a model's call by name; an empty dict if they are unknown."""
     if isinstance(model, (str, type)) or inspect.isroutine(model):
         return {}
     owners = registry().owners(model)

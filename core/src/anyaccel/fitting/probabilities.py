@@ -12,15 +12,22 @@ CLASSES, YES_OR_NO = "cross_entropy", "binary_cross_entropy"
 
 
 def class_probabilities(outputs: np.ndarray, loss: Loss) -> np.ndarray:
-    """Probabilities in float64 of what a model gives: logits of classes, or of yes and no.
+    """Return probabilities in float64 for a model's outputs: logits of classes, or of yes and no.
+
+    >>> import numpy as np
+    >>> from anyaccel.fitting.probabilities import class_probabilities
+    >>> from anyaccel.specs import Loss
+    >>> class_probabilities(np.zeros((1, 4), "float32"), Loss("cross_entropy"))
+    array([[0.25, 0.25, 0.25, 0.25]])
 
     Args:
-        outputs: [n, classes], or [n, ..., classes] with the axis of classes that the loss has; for
-            binary_cross_entropy [n] or [n, k].
+        outputs: Outputs [n, classes], or [n, ..., classes] with the class axis of the loss; for binary_cross_entropy
+            [n] or [n, k].
         loss: cross_entropy or binary_cross_entropy.
 
     Returns:
-        the shape of the outputs; for binary_cross_entropy with one output [n, 2], the probability of no and of yes.
+        An array with the shape of the outputs; for binary_cross_entropy with one output [n, 2], the probabilities of no
+        and of yes.
     """
     logits = outputs.astype(np.float64)
     if loss.name == CLASSES:
@@ -36,9 +43,9 @@ def class_probabilities(outputs: np.ndarray, loss: Loss) -> np.ndarray:
 
 
 def r2(targets: np.ndarray, predicted: np.ndarray) -> float:
-    """The share of the variance that is explained, mean over the targets; as scikit-learn's `r2_score`.
+    """Return the fraction of the variance that is explained, as scikit-learn's `r2_score`; the mean over the targets.
 
-    A target that is the same in all rows counts 1 where it is predicted exactly, else 0.
+    A target that is constant in all rows scores 1 if it is predicted exactly, and 0 otherwise.
     """
     targets, predicted = (np.asarray(values, np.float64).reshape(len(values), -1) for values in (targets, predicted))
     residual = ((targets - predicted) ** 2).sum(axis=0)
@@ -49,6 +56,6 @@ def r2(targets: np.ndarray, predicted: np.ndarray) -> float:
 
 
 def accuracy(targets: Any, predicted: Any) -> float:
-    """The share of rows in which all predictions are the targets."""
+    """Return the fraction of rows whose predictions all equal the targets."""
     is_equal = np.asarray(targets) == np.asarray(predicted)
     return float(is_equal.reshape(len(is_equal), -1).all(axis=1).mean())

@@ -1,4 +1,4 @@
-"""RowColumns: what `fit` knows of rows besides features and targets: how they count, and which stay together."""
+"""RowColumns: the columns of `fit` for weights of rows, groups and strata."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ _WEIGHTS, _BALANCED = "sample_weight", "balanced"
 
 
 class RowColumns:
-    """The columns of a table that say how much a row counts, and which rows stay in one split.
+    """The columns of a table with the weights of rows, and with the rows that stay in one split.
 
     Args:
-        sample_weight: the column with the weight of each row, or an array; None for equal ones.
-        class_weights: `"balanced"`, a weight by class, or one for each class in order; None for equal ones.
-        group: columns whose equal values stay in one split; they are no features.
-        stratify: columns whose values are shared out evenly; True for the target.
+        sample_weight: Column with the weight of each row, or an array; None for equal weights.
+        class_weights: `"balanced"`, weights by class, or a list with one weight per class in order; None for equal
+            weights.
+        group: Columns whose equal values stay in one split; they are not features.
+        stratify: Columns whose values are spread evenly over the splits; True for the target.
     """
 
     def __init__(self, sample_weight: Any, class_weights: Any, group: Names, stratify: Names | bool) -> None:
@@ -47,11 +48,11 @@ class RowColumns:
 
     @property
     def is_asked(self) -> bool:
-        """Whether there is anything to do."""
+        """Whether any of these settings is used."""
         return any(it is not None for it in (self._sample_weight, self._class_weights, self._group, self._stratify))
 
     def refuse(self, why: str) -> None:
-        """Raise PhaseError where something is asked of data or a model that cannot have it."""
+        """Raise PhaseError if a setting is used with data or a model that does not support it."""
         if self.is_asked:
             named = {"sample_weight": self._sample_weight, "class_weights": self._class_weights}
             named |= {"group": self._group, "stratify": self._stratify}
@@ -59,11 +60,11 @@ class RowColumns:
             raise PhaseError(f"fit has {name}=, and {why}", hint=f"leave {name}= out")
 
     def read(self, data: Any, features: Names, target: Names) -> tuple[Any, Names, Names]:
-        """The data with names of the features, among which the columns of weights and groups are not.
+        """Return the data with the names of the features, without the columns of weights and groups.
 
         Raises:
-            PhaseError: the data are no table.
-            ColumnError: a column is not there.
+            PhaseError: The data are not a table.
+            ColumnError: A column is missing.
         """
         if not (is_table(data) or isinstance(data, (FeatureSet, FeatureSetView))):
             self.refuse("data that are read in batches")
@@ -87,11 +88,11 @@ class RowColumns:
         return data, features, target
 
     def split(self, validation: Any, seed: int) -> Any:
-        """A share of the rows as a RowSplit that keeps groups together and shares strata out; anything else as given.
+        """Return a fraction of the rows as a RowSplit that preserves groups and strata; any other validation unchanged.
 
         Raises:
-            PhaseError: no share of the rows.
-            SplitError: groups or strata that cannot be split so.
+            PhaseError: The validation is not a fraction of the rows.
+            SplitError: Groups or strata cannot be split like this.
         """
         if self._group is None and self._stratify is None:
             return validation
@@ -109,20 +110,20 @@ class RowColumns:
         else:
             rows = data
         view, shares = rows.view(), {TRAIN: 1.0 - float(validation), VALIDATION: float(validation)}
-        copy = FeatureSetView(view.feature_set.cast({}), view.name, view.rows)  # which gets the splits
+        copy = FeatureSetView(view.feature_set.cast({}), view.name, view.rows)  # the copy gets the splits
         parts = copy.split_random(shares, seed, stratify_by=strata or None, group_by=groups or None)
         return RowSplit(parts[TRAIN].rows, parts[VALIDATION].rows)
 
     def weighted(self, prepared: TrainingData, losses: Sequence[AppliedLoss], given: Any) -> TrainingData:
-        """The data with the weights of their rows as a column, also those to validate on.
+        """Return the data with the weights of their rows as a column, including the validation data.
 
         Args:
-            prepared: of the fit.
-            losses: that are to be weighted.
-            given: the validation, as `fit` was given it.
+            prepared: Data of the fit.
+            losses: Losses to weight.
+            given: Validation as passed to `fit`.
 
         Raises:
-            PhaseError: weights that fit neither the rows nor the classes.
+            PhaseError: The weights match neither the rows nor the classes.
         """
         data = prepared.data
         if not self._weighs or not isinstance(data, FeatureSet):
@@ -147,7 +148,7 @@ class RowColumns:
         return replace(prepared, data=data, validation=validation)
 
     def applied(self, losses: Sequence[AppliedLoss]) -> tuple[AppliedLoss, ...]:
-        """The losses with the weights of the rows."""
+        """Return the losses with the weights of the rows."""
         if not self._weighs:
             return tuple(losses)
         named = [loss for loss in losses if loss.sample_weight is not None]
@@ -178,7 +179,7 @@ class RowColumns:
         return list(tag_table(data, ...).column_names) if names is None else names
 
     def _of_rows(self, data: FeatureSet, given: Any, what: str) -> np.ndarray:
-        """The weight of each row, [n]."""
+        """Return the weight of each row, [n]."""
         weights: Any = self._sample_weight
         if weights is None:
             return np.ones(len(data))
@@ -214,7 +215,7 @@ class RowColumns:
         return values
 
     def _by_class(self, data: FeatureSet, train: np.ndarray, losses: Sequence[AppliedLoss]) -> np.ndarray | None:
-        """The weight of each class, [classes]; None where they are equal."""
+        """Return the weight of each class, [classes]; None if they are equal."""
         asked: Any = self._class_weights
         if asked is None:
             return None
@@ -264,10 +265,10 @@ class RowColumns:
 
 
 def class_codes(data: FeatureSet) -> np.ndarray:
-    """The class of each row by its number, [n], of the only target.
+    """Return the class index of each row, [n], of the only target.
 
     Raises:
-        PhaseError: the target holds something else.
+        PhaseError: The target does not hold classes.
     """
     values = data.array(data.targets[0])
     codes = values.astype(np.int64)

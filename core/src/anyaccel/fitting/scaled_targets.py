@@ -15,11 +15,11 @@ _SCALE_FREE = ("r2", "explained_variance")
 
 
 class MetricInUnits:
-    """A metric of a scaled target, measured in its units.
+    """A metric of a scaled target, computed in the target's units.
 
     Args:
-        metric: that is measured.
-        data: whose only target is scaled.
+        metric: Metric to compute.
+        data: Data whose only target is scaled.
     """
 
     def __init__(self, metric: Metric, data: FeatureSet) -> None:
@@ -27,12 +27,12 @@ class MetricInUnits:
         self.__name__ = metric.label
 
     def __call__(self, outputs: np.ndarray, targets: np.ndarray) -> float:
-        """The metric of outputs and targets after their scaling is undone."""
+        """Return the metric of outputs and targets after their scaling is undone."""
         return self.metric.compute(*(self._data.inverse(values, self._data.targets) for values in (outputs, targets)))
 
 
 def metrics_in_units(metrics: Any, data: Any) -> Any:
-    """Metrics of values in the units of the only target, if `fit` has scaled it; as given if not."""
+    """Return metrics of values in the units of the only target if `fit` has scaled it; otherwise unchanged."""
     if not isinstance(data, FeatureSet) or len(data.targets) != 1 or not _is_scaled(data):
         return metrics
     several: Sequence[Any] = metrics if isinstance(metrics, (list, tuple)) else [metrics]
@@ -40,7 +40,7 @@ def metrics_in_units(metrics: Any, data: Any) -> Any:
 
 
 def _is_scaled(data: FeatureSet) -> bool:
-    """Whether the target was transformed after the features were made of a table, which only `fit` does."""
+    """Return whether the target was transformed after features were built from a table, which only `fit` does."""
     treated = [treatment_in(fitted) is not None for fitted in data.transforms]
     later = data.transforms[treated.index(True) :] if any(treated) else ()
     return any(fitted.results == data.targets for fitted in later)

@@ -1,4 +1,4 @@
-"""What became of the columns of a table that `fit` has treated."""
+"""Treatment of the columns of a table by `fit`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class TableColumn:
     """A column of the table that a model was fitted to.
 
     Attributes:
-        name: of the column.
+        name: Name of the column.
         kind: `"number"`, `"category"`, `"text"`, `"date"`, `"dropped"` or `"target"`.
-        treatment: what is made of it, in words.
-        n_missing: rows to train on in which it has no value.
-        n_categories: different values that are known of it; None for one that is not taken as categories.
-        n_features: numbers that it became; a code of a category counts as one.
+        treatment: Description of the features that were built from it.
+        n_missing: Number of training rows without a value.
+        n_categories: Number of known different values; None for a column that is not treated as categories.
+        n_features: Number of features that it became; a category code counts as one.
     """
 
     name: str
@@ -35,7 +35,7 @@ _HEAD = ("name", "kind", "treatment", "missing", "categories", "features")
 
 
 class TableColumns(Sequence[TableColumn]):
-    """The columns of a table, in its order; by position or by name. Prints as a table."""
+    """The columns of a table in order, accessible by position or name. Prints as a table."""
 
     def __init__(self, columns: Sequence[TableColumn]) -> None:
         self._columns = tuple(columns)
@@ -47,10 +47,10 @@ class TableColumns(Sequence[TableColumn]):
         return iter(self._columns)
 
     def __getitem__(self, key: int | slice | str) -> TableColumn:  # type: ignore[override]
-        """The column at a position, or of a name.
+        """Return the column at a position or with a name.
 
         Raises:
-            ColumnError: there is no column of this name.
+            ColumnError: There is no column with this name.
         """
         if not isinstance(key, str):
             return self._columns[key]  # type: ignore[return-value]

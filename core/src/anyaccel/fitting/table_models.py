@@ -1,4 +1,4 @@
-"""Models that `fit` makes: sized from the data, by a name or by a function of the widths."""
+"""Models that `fit` builds for the data's widths, from a name or a function of the widths."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ from anyaccel.suggestions import did_you_mean
 from anyaccel.user_level import user_level
 
 NAMES = {"mlp": "TabularMLP"}
-"""By the name of a model in `fit`: the class of it in `Compute.models()`."""
+"""Class in `Compute.models()` for each model name in `fit`."""
 _BUILT_IN = "numpy"
 
 DEFAULTS: Mapping[str, Any] = {"epochs": 10, "batch_size": 32, "optimizer": "adam"}
-"""What `fit` takes where nothing is said, for a model that is given."""
+"""Defaults of `fit` for your own model."""
 MLP_DEFAULTS: Mapping[str, Any] = {
     "epochs": 100,
     "batch_size": 128,
     "optimizer": Optimizer("adamw", lr=1e-3),
     "early_stopping": 10,
 }
-"""What it takes for a model that sizes itself; early stopping where there is a validation."""
+"""Defaults of `fit` for a named model; early stopping applies if there is a validation."""
 
 
 class TableModel:
-    """The model of a fit: one that is given, or one that is made for the widths of the data.
+    """The model of a fit: one that the user passed, or one that is built for the widths of the data.
 
     Args:
-        model: a model; a name of `NAMES`; or a function or a class of (n_features, n_outputs).
-        framework: of a named model; None for the first that is installed and has the accelerator.
-        accelerator: as of `fit`.
+        model: A model; a name in `NAMES`; or a function or class of (n_features, n_outputs).
+        framework: Framework of a named model; None for the first one that is installed and has the accelerator.
+        accelerator: Accelerator of `fit`.
 
     Attributes:
-        is_sized: whether it is made for the widths.
-        embeds: whether it takes codes of categories.
+        is_sized: Whether the model is built for the widths.
+        embeds: Whether the model takes category codes.
 
     Raises:
-        PhaseError: no such name, or a framework for a model that has one.
+        PhaseError: The name is unknown, or `framework` is set for a model that already has one.
     """
 
     def __init__(self, model: Any, framework: str | None, accelerator: Any) -> None:
@@ -70,10 +70,10 @@ class TableModel:
             raise PhaseError(problem, hint="leave framework= out, or write fit('mlp', ...)")
 
     def made_for(self, prepared: TrainingData, losses: FitLosses) -> Any:
-        """The model for these data.
+        """Return the model for these data.
 
         Raises:
-            PhaseError: data that do not say how wide they are, or a function that does not make a model.
+            PhaseError: The widths of the data are unknown, or the function does not return a model.
         """
         if not self.is_sized:
             return self._model
@@ -92,7 +92,7 @@ class TableModel:
             made = self._model(widths.n_features, n_outputs)
         except TypeError as error:
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
-                raise  # it comes from the inside of the function
+                raise  # the error comes from inside the function
             raise PhaseError(
                 f"{_named(self._model)} does not take the widths of a model: {error}",
                 cause=f"fit calls it with {widths.n_features} features and {n_outputs} outputs",
@@ -105,14 +105,14 @@ class TableModel:
 
 
 def _named(model: Any) -> str:
-    """A name, a function or a class, for messages."""
+    """Return the name of a model, a function or a class, for messages."""
     if isinstance(model, str):
         return repr(model)
     return f"the function {getattr(model, '__qualname__', '').rpartition('.')[2] or shown(model)}"
 
 
 def _framework_models(framework: str | None, accelerator: Any) -> Any:
-    """The models of a framework by name: the one that is asked for, else the first with such a device."""
+    """Return the models of a framework by name: of the requested one, or of the first that can use the device."""
     if framework is not None:
         backend = registry().computing(framework)
         if "TabularMLP" not in backend.models():
@@ -142,7 +142,7 @@ def _kind_of(accelerator: Any) -> str | None:
 
 
 def _models_of(framework: str) -> Any:
-    """The models of a framework if it has TabularMLP; None where its plugin is there and it is not."""
+    """Return the models of a framework if it has TabularMLP; None if only its plugin is installed."""
     backend = registry().find(framework)
     try:
         models = backend.models() if isinstance(backend, Compute) else {}

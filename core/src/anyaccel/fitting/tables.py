@@ -1,4 +1,4 @@
-"""Tables: whatever a feature set can be made of, with features and targets by name, for `fit` and its predictions."""
+"""Tables: build feature sets with named features and targets from all kinds of data, for `fit` and its predictions."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ LABEL = "data"
 Columns = Mapping[str, Mapping[str, Any]]
 """`role` and `dtype` (None for text) of columns, by name."""
 LossOf = Callable[[str], Loss | None]
-"""Gives the named loss that compares a target; None where it is a framework's own, or there is none."""
+"""Function that returns the named loss of a target; None for a framework's own loss, or no loss."""
 
 
 def is_table(data: Any) -> bool:
-    """Whether data are a table in memory or in files, in contrast to rows of a feature set, sources and loaders."""
+    """Return whether data are a table in memory or in files, unlike rows of a feature set, sources and loaders."""
     if isinstance(data, (FeatureSet, FeatureSetView, Source)):
         return False
     is_frame = hasattr(data, "__arrow_c_stream__") or hasattr(data, "__dataframe__") or hasattr(data, "iloc")
@@ -49,17 +49,17 @@ def is_table(data: Any) -> bool:
 
 
 def is_pair(data: Any) -> bool:
-    """Whether data are a pair (x, y) of arrays or frames."""
+    """Return whether data are a pair (x, y) of arrays or frames."""
     return isinstance(data, tuple) and len(data) == 2 and all(isinstance(p, list) or hasattr(p, "shape") for p in data)
 
 
 def named_pair(data: Any, features: Names, target: Names) -> tuple[Any, Names, Names]:
-    """A pair (x, y) as columns by name, with the names of its features and targets; anything else as it is.
+    """Return a pair (x, y) as columns by name, with the names of its features and targets; other data unchanged.
 
-    Columns of frames keep their names; an array has the single name that is given for it, else `x` or `y`.
+    Columns of frames keep their names. An array gets the single name in `features` or `target`, by default `x` or `y`.
 
     Raises:
-        ColumnError: a name in both.
+        ColumnError: Both parts have a column with the same name.
     """
     if not is_pair(data):
         return data, features, target
@@ -83,17 +83,17 @@ def _named_columns(part: Any, given: Names, usual: str) -> dict[str, Any]:
 
 
 def feature_set_of(data: Any, features: NamesOrRest, target: Any, tags: Any = ()) -> FeatureSet:
-    """A feature set of a table; targets that are not numbers are tags of it, to be encoded.
+    """Return a feature set of a table; targets that are not numbers become tags, to be encoded.
 
     Args:
-        data: a data frame, an Arrow table, a mapping of arrays, a data set of Hugging Face, or the path of a CSV or
+        data: A data frame, an Arrow table, a mapping of arrays, a Hugging Face data set, or the path of a CSV or
             Parquet file, or of a folder of Parquet files.
-        features: names of columns; `...` for all that are neither target nor tag.
-        target: name of a column, or several.
-        tags: names of further columns.
+        features: Names of columns; `...` for all columns except targets and tags.
+        target: Name of a column, or several.
+        tags: Names of additional columns.
 
     Raises:
-        DataError, ColumnError: not such a table, or columns that are not there or do not fit.
+        DataError, ColumnError: The data are not a table, or columns are missing or have wrong types or shapes.
     """
     targets = names_of(target)
     names = RoleNames(features, (), (*targets, *names_of(tags)))
@@ -106,7 +106,7 @@ def feature_set_of(data: Any, features: NamesOrRest, target: Any, tags: Any = ()
 
 
 def tag_table(data: Any, names: Any) -> Any:
-    """A table of columns that are all tags, of any type; `...` for all that there are."""
+    """Return a table whose columns are all tags, of any type; `...` for all columns."""
     if names is not ... and (hasattr(data, "iloc") or isinstance(data, Mapping)):
         there = list(data) if isinstance(data, Mapping) else list(data.columns)
         unknown = next((name for name in names if name not in there), None)
@@ -123,10 +123,10 @@ def tag_table(data: Any, names: Any) -> Any:
 
 
 def _of_one_type(data: Any) -> Any:
-    """The data, in which no column has objects of several types.
+    """Return the data after checking that no column has objects of several types.
 
     Raises:
-        ColumnError: one has.
+        ColumnError: A column has objects of several types.
     """
     if not (hasattr(data, "iloc") or isinstance(data, Mapping)):
         return data
@@ -145,7 +145,7 @@ def _of_one_type(data: Any) -> Any:
 
 
 def _kind(value: Any) -> str:
-    """What a value is, where values of several kinds are no column."""
+    """Return the kind of a value, to find columns of mixed kinds."""
     if isinstance(value, (bool, np.bool_)):
         return "bool"
     if isinstance(value, (Real, np.number)):
@@ -181,10 +181,10 @@ def _table(data: Any, names: RoleNames) -> Any:
 
 
 def source_of(data: Any, features: Any, target: Any) -> Source | FeatureSet:
-    """A source of a loader, a data set or a generator function; features and targets by name, or x and y by position.
+    """Return a source for a loader, a data set or a generator function; columns by name, or x and y by position.
 
     Raises:
-        SourceError, DataError: not such an object.
+        SourceError, DataError: The object cannot be read as a source.
     """
     if isinstance(data, tuple) and all(hasattr(part, "shape") for part in data):
         raise DataError(
@@ -204,15 +204,15 @@ def source_of(data: Any, features: Any, target: Any) -> Source | FeatureSet:
 
 
 def new_rows(data: Any, columns: Columns, *, with_target: bool = True) -> FeatureSet:
-    """Rows of another table with the same columns, before all transforms.
+    """Return rows of another table with the same columns, before all transforms.
 
     Args:
-        data: a table, or an array for the only feature.
-        columns: as `columns_before_transforms`.
-        with_target: whether it must have the targets.
+        data: A table, or an array for the only feature.
+        columns: Result of `columns_before_transforms`.
+        with_target: Whether targets are required.
 
     Raises:
-        DataError, ColumnError: columns are missing, or do not fit.
+        DataError, ColumnError: Columns are missing or have wrong types or shapes.
     """
     by_role = {role: [n for n, own in columns.items() if own["role"] == role] for role in ("feature", "tag", "target")}
     features, targets = by_role["feature"], by_role["target"] if with_target else []
@@ -241,7 +241,7 @@ def new_rows(data: Any, columns: Columns, *, with_target: bool = True) -> Featur
 
 
 def column_names(data: Any) -> list[str] | None:
-    """The names of a table's columns; None where they are not known without reading it."""
+    """Return the column names of a table; None if they are unknown until the table is read."""
     if isinstance(data, (str, os.PathLike)):
         path = Path(data).expanduser()
         if path.suffix.lower() in (".csv", ".tsv", ".txt"):
@@ -253,7 +253,7 @@ def column_names(data: Any) -> list[str] | None:
 
 
 def _missing_columns(missing: Sequence[str], needed: Sequence[str], names: Sequence[str]) -> ColumnError:
-    """The error for a table that lacks columns of the training."""
+    """Return the error for a table that lacks columns of the training."""
     others = [name for name in names if name not in needed]
     other_case = {name.casefold(): name for name in others}
     close = {name: difflib.get_close_matches(name, others, n=1) for name in missing}
@@ -267,10 +267,10 @@ def _missing_columns(missing: Sequence[str], needed: Sequence[str], names: Seque
 
 
 def transformed_like(rows: FeatureSet | FeatureSetView, like: FeatureSet) -> FeatureSet | FeatureSetView:
-    """Rows with the transforms of others, as they were fitted, and with their dtypes; rows with transforms as they are.
+    """Return rows with the fitted transforms and dtypes of `like`; rows that have transforms are returned unchanged.
 
     Raises:
-        TransformError, ColumnError: columns are missing, or do not fit.
+        TransformError, ColumnError: Columns are missing or have wrong types or shapes.
     """
     if rows.view().feature_set.transforms or not (like.transforms or _other_dtypes(rows, like)):
         return rows
@@ -282,13 +282,13 @@ def transformed_like(rows: FeatureSet | FeatureSetView, like: FeatureSet) -> Fea
 
 
 def _other_dtypes(rows: FeatureSet | FeatureSetView, like: FeatureSet) -> dict[str, str]:
-    """The dtypes that features and targets have in `like` and not in `rows`."""
+    """Return the dtypes of features and targets in `like` that differ from those in `rows`."""
     dtypes = {name: like.spec(name).dtype for name in (*rows.features, *rows.targets) if name in like.columns}
     return {name: dtype for name, dtype in dtypes.items() if rows.spec(name).dtype != dtype}
 
 
 def columns_before_transforms(data: FeatureSet) -> Columns:
-    """The columns that features and targets are made of, with the role that they need in new data and their dtype."""
+    """Return the columns that features and targets are built from, with their dtype and their role in new data."""
     raw = data.undo_transforms() if data.transforms else data
     features, targets = _sources(data, data.features), _sources(data, data.targets)
     roles = {name: "feature" if raw.role(name) == "feature" else "tag" for name in features if name in raw.columns}
@@ -298,12 +298,12 @@ def columns_before_transforms(data: FeatureSet) -> Columns:
 
 
 def treatment_in(fitted: FittedTransform) -> Any:
-    """The treatment of a whole table that a fitted transform is; None for one of columns of numbers."""
+    """Return the treatment of a whole table if a fitted transform is one; None for a transform of number columns."""
     return fitted.transform if hasattr(fitted.transform, "transform_table") else None
 
 
 def _sources(data: FeatureSet, names: Sequence[str]) -> list[str]:
-    """The columns that some columns were made of by transforms, in their order."""
+    """Return the columns that transforms built some columns from, in their order."""
     reached = dict.fromkeys(names)
     for fitted in reversed(data.transforms):
         if set(fitted.results) & set(reached):
@@ -329,12 +329,12 @@ class TrainingData:
     """The data of a fit.
 
     Attributes:
-        data: what the graph is wired to.
-        train: the data of its TrainPhase.
-        validation: the data of its validation; None for none.
-        widths: what a model must be made for; None where it is not known.
-        casts: the dtypes of targets that had another one in what was given.
-        share: the share of rows that the validation was drawn from at random; None for another.
+        data: Data that the graph is wired to.
+        train: Data of the TrainPhase.
+        validation: Data of the validation, or None.
+        widths: Widths to build a model for; None if unknown.
+        casts: Dtypes of targets that were cast from another dtype.
+        share: Fraction of the rows that the validation was drawn from at random; None for any other validation.
     """
 
     data: FeatureSet | Source
@@ -347,7 +347,7 @@ class TrainingData:
 
 @dataclass(frozen=True)
 class RowSplit:
-    """A validation that was drawn before: numbers of the rows to train on and of those to validate on."""
+    """A validation split that was drawn already: numbers of the training rows and of the validation rows."""
 
     train: np.ndarray
     validation: np.ndarray
@@ -355,13 +355,13 @@ class RowSplit:
 
 @dataclass(frozen=True)
 class Widths:
-    """What a model of a table must be made for.
+    """The widths to build a model for.
 
     Attributes:
-        n_features: numbers of a row.
-        n_outputs: classes, or numbers that the loss compares.
-        n_numbers: the features before the codes.
-        cardinalities: for each column of codes, which are the last features, how many there are.
+        n_features: Number of features per row.
+        n_outputs: Number of classes, or of numbers that the loss compares.
+        n_numbers: Number of features before the codes.
+        cardinalities: Number of codes of each code column; the codes are the last features.
     """
 
     n_features: int
@@ -372,15 +372,15 @@ class Widths:
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How features are made of the columns of a table.
+    """How to build features from the columns of a table.
 
     Attributes:
-        preprocess: `"auto"`, a transformer of scikit-learn, or None for columns of numbers as they are.
-        drop: names of columns that are left out.
-        categories: names of columns that are categories, whatever they hold.
-        embed: which categories become codes for a model that embeds them: names, or a bool for all; or `"auto"`.
-        is_sized: whether the model is made for the width of the features.
-        embeds: whether the model embeds codes.
+        preprocess: `"auto"`, a scikit-learn transformer, or None to leave number columns unchanged.
+        drop: Names of columns to leave out.
+        categories: Names of columns to treat as categories, regardless of their values.
+        embed: Categories to pass as codes to a model that embeds them: names, a bool for all or none, or `"auto"`.
+        is_sized: Whether the model is built for the number of features.
+        embeds: Whether the model embeds codes.
     """
 
     preprocess: Any = "auto"
@@ -393,14 +393,14 @@ class Preprocessing:
 
 @dataclass(frozen=True)
 class RawTable:
-    """A table of which features are to be made.
+    """A table to build features from.
 
     Attributes:
-        data: its columns, of which those of the features are tags or features.
-        features: names of the columns that the features are made of.
-        rows: to train and validate on, as numbers; None for all.
-        given: what it was read from.
-        how: how features are made.
+        data: Its columns; the feature columns are tags or features.
+        features: Names of the columns that features are built from.
+        rows: Numbers of the rows to train and validate on; None for all.
+        given: Data that the table was read from.
+        how: How to build features.
     """
 
     data: FeatureSet
@@ -411,11 +411,11 @@ class RawTable:
 
 
 def raw_table(given: Any, features: Names | Mapping[str, Names], target: Names, how: Preprocessing) -> Any:
-    """The table of which features are to be made, as it was read; other data, which stay as they are, as given.
+    """Return the table to build features from; data that need no features are returned unchanged.
 
     Raises:
-        PhaseError: arguments that say how features are made, and data of which none are made.
-        DataError, ColumnError: as `feature_set_of`; targets that are missing.
+        PhaseError: Arguments define how to build features, but the data do not support it.
+        DataError, ColumnError: `feature_set_of` failed, or targets are missing.
     """
     changed = [name for name in ("drop", "categories") if getattr(how, name)]
     changed += ["embed"] if how.embed != "auto" else []
@@ -490,7 +490,7 @@ def _check_target(name: str, column: Any) -> None:
     """Check that a target has a value in each row.
 
     Raises:
-        ColumnError: it has none somewhere.
+        ColumnError: A row has no value.
     """
     is_missing = column.is_null()
     if pa.types.is_floating(column.type):
@@ -505,14 +505,14 @@ def _check_target(name: str, column: Any) -> None:
 
 
 CLASSES_OF_INTEGERS = 20
-"""A target of integers with at most so many different values is taken for classes where no loss is named."""
+"""Maximum number of different integers that are treated as classes if no loss is named."""
 
 
 def loss_of_target(given: Any, target: Names) -> Loss:
-    """The loss that a target asks for: cross_entropy of text, booleans and few integers, mse of other numbers.
+    """Return the default loss of a target: cross_entropy for text, booleans and few integers, mse for other numbers.
 
     Raises:
-        PhaseError: the data are no table, have no target, or targets of several kinds.
+        PhaseError: The data are not a table, have no target, or have targets of several kinds.
     """
     hint = "write loss='cross_entropy' for classes, loss='mse' for numbers"
     if isinstance(given, RawTable):
@@ -550,13 +550,13 @@ def _loss_of_column(name: str, column: Any) -> str:
 
 
 def _has_more_than_numbers(table: Any, names: Sequence[str] | None) -> bool:
-    """Whether one of these columns has text, dates, categories or gaps, of which no model can take numbers as it is."""
+    """Return whether a column has text, dates, categories or gaps, which no model takes unchanged."""
     if isinstance(table, Mapping) or hasattr(table, "iloc"):
         return any(_is_no_plain_number(table[name]) for name in names or ())
     try:
         read = tag_table(table, ... if names is None else names)
     except (DataError, ColumnError):
-        return False  # of which reading it as numbers tells
+        return False  # reading it as numbers tells
     return any(_is_no_plain_number(read.column(name)) for name in read.column_names if names is None or name in names)
 
 
@@ -580,11 +580,11 @@ def _is_no_plain_number(values: Any) -> bool:
 def training_data(
     given: Any, *, features: Names, target: Names, loss_of: LossOf, validation: Any, scaler: Any, seed: int
 ) -> TrainingData:
-    """Data from the arguments of `fit`; `loss_of` gives the named loss that compares a target, or None.
+    """Return data for the arguments of `fit`; `loss_of` returns the named loss that compares a target, or None.
 
     Raises:
-        PhaseError: a validation that does not fit the data, or no target.
-        DataError, ColumnError, SplitError, TransformError: see `fit`.
+        PhaseError: The validation does not match the data, or there is no target.
+        DataError, ColumnError, SplitError, TransformError: See `fit`.
     """
     if scaler is not None:
         scaler = load(SETTINGS, "fit.scaler")(scaler)
@@ -636,10 +636,10 @@ def training_data(
 
 
 def _with_class_names(data: FeatureSet, loss_of: LossOf) -> FeatureSet:
-    """Integers that are names of classes, and not their indices, as indices.
+    """Replace integers that name classes by class indices.
 
     Raises:
-        PhaseError: a target has one class.
+        PhaseError: A target has only one class.
     """
     for name in data.targets:
         loss, values = loss_of(name), data.array(name)
@@ -662,7 +662,7 @@ _SCALED_LOSSES = ("mse", "mae", "huber", "smooth_l1")
 
 
 def _treated(data: FeatureSet, raw: RawTable, train: str, loss_of: LossOf, seed: int) -> FeatureSet:
-    """The data with one feature, which is made of all columns of the features; and with scaled targets."""
+    """Return the data with one feature, which is built from all feature columns; and with scaled targets."""
     rows, how = data.split(train), raw.how
     target = data.array(data.targets[0])[rows.rows] if len(data.targets) == 1 else None
     target = None if target is None or target.ndim > 1 else target
@@ -701,7 +701,7 @@ def _widths(data: FeatureSet, loss_of: LossOf) -> Widths:
 
 
 def _selected(given: FeatureSet | FeatureSetView, features: Names, target: Names) -> tuple[FeatureSet, Any]:
-    """A copy of a feature set, which gets splits of its own, and the rows of a view of it."""
+    """Return a copy of a feature set, for adding splits, and the rows of a view of it."""
     base = given if isinstance(given, FeatureSet) else given.feature_set
     texts = _texts(base, target)
     numeric = None if target is None else [name for name in names_of(target) if name not in texts]
@@ -714,13 +714,13 @@ def _selected(given: FeatureSet | FeatureSetView, features: Names, target: Names
 
 
 def _texts(data: FeatureSet, target: Names) -> list[str]:
-    """The targets that are not numbers; they are tags as long as they are not encoded."""
+    """Return the targets that are not numbers; they are tags until they are encoded."""
     names = names_of(target)
     return [name for name in names if name in data.columns and not is_numeric(data.schema.field(name).type)]
 
 
 def _with_numeric_targets(data: FeatureSet, target: Names, loss_of: LossOf) -> FeatureSet:
-    """Text as indices of classes, and integers as floats where the loss compares floats."""
+    """Replace text by class indices, and integers by floats if the loss compares floats."""
     for name in _texts(data, target):
         loss = loss_of(name)
         rule = None if loss is None else LOSSES.get(loss.name)
@@ -748,7 +748,7 @@ def _is_float(data: FeatureSet, name: str) -> bool:
 
 
 def _no_number(data: FeatureSet, name: str, loss: str) -> PhaseError:
-    """The error for a target that a loss of numbers cannot compare; indices of its texts would mean nothing."""
+    """Return the error for a target that a loss of numbers cannot compare, as indices of its texts have no meaning."""
     column = data.to_arrow().column(name)
     values = enumerate(column.to_pylist())
     row, value = next((pair for pair in values if not _is_number(pair[1])), (0, column[0].as_py()))
@@ -768,7 +768,7 @@ def _is_number(value: Any) -> bool:
 
 
 def chosen_splits(data: FeatureSet, rows: Any, validation: Any, seed: int) -> tuple[str, str | None]:
-    """Names of the splits to train on and to validate on; None for a validation on other data, or none."""
+    """Return the names of the training and validation splits; None for a validation on other data, or none."""
     if isinstance(validation, RowSplit):
         if {TRAIN, VALIDATION} & set(data.splits):
             raise PhaseError(
@@ -809,21 +809,21 @@ def chosen_splits(data: FeatureSet, rows: Any, validation: Any, seed: int) -> tu
 
 
 def _registered(data: FeatureSet, rows: Any, usual: str = "given") -> str:
-    """The name of a split with these rows."""
+    """Return the name of a split with these rows."""
     name = next((name for name, view in data.splits.items() if view.rows.tolist() == rows.tolist()), usual)
     data.add_split(name, rows)
     return name
 
 
 def _own_split(given: Any, data: FeatureSet | FeatureSetView, copy: FeatureSet) -> Any:
-    """The name of the split with the rows of a view of the given data; any other validation as it is."""
+    """Return the name of the split with the rows of a view of the data; any other validation unchanged."""
     if isinstance(given, FeatureSetView) and given.feature_set is data.view().feature_set:
         return _registered(copy, given.rows, VALIDATION)
     return given
 
 
 def _other(given: Any, data: FeatureSet) -> FeatureSet | FeatureSetView:
-    """Rows of another table to validate on, transformed as the data are."""
+    """Return rows of another table to validate on, transformed like the data."""
     if isinstance(given, (FeatureSet, FeatureSetView)):
         return transformed_like(given, data)
     if not is_table(given):

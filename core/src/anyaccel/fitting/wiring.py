@@ -1,4 +1,4 @@
-"""Wiring of `fit`: which columns go to which argument of the model, and which loss compares which output and target."""
+"""Wiring of `fit`: which column feeds which argument of the model, and which loss compares which output and target."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from anyaccel.registry import registry
 from anyaccel.specs import Loss
 
 Features = Names | Mapping[str, Names]
-"""Names of columns that are joined, or those of each argument of the model's call."""
+"""Names of columns to join, or a mapping from arguments of the model's call to names."""
 
 
 def feature_names(features: Features, targets: Names) -> Names:
-    """The columns to read as features; a target that a model takes by name stays a target."""
+    """Return the columns to read as features; a target that a model takes by name stays a target."""
     if not isinstance(features, Mapping):
         return features
     names = dict.fromkeys(name for columns in features.values() for name in names_of(columns))
@@ -28,12 +28,12 @@ def feature_names(features: Features, targets: Names) -> Names:
 
 
 def inputs_of(model: Any, data: FeatureSet | Source, features: Features) -> Upstream | dict[str, Upstream]:
-    """What feeds the node: columns by the arguments that were given for them, or one value of all features.
+    """Return the inputs of the node: columns by argument, or one reference that joins all features.
 
-    A model whose call needs several arguments that are named like features gets these by name.
+    A model that requires several arguments named like features receives these features by name.
 
     Raises:
-        PhaseError: it needs several, and they have other names.
+        PhaseError: The model requires several arguments, and they have other names.
     """
     if isinstance(features, Mapping):
         return {name: data.reference(columns) for name, columns in features.items()}
@@ -51,7 +51,7 @@ def inputs_of(model: Any, data: FeatureSet | Source, features: Features) -> Upst
 
 
 def _needed_arguments(model: Any) -> list[str]:
-    """The arguments without a default of a model's call, as far as its framework knows them."""
+    """Return the required arguments of a model's call, if its framework knows them."""
     owners = registry().owners(model)
     signature = registry().computing(owners[0]).signature(model) if owners else None
     parameters = () if signature is None else signature.parameters.values()
@@ -64,13 +64,13 @@ def _needed_arguments(model: Any) -> list[str]:
 
 
 class FitLosses:
-    """The losses of a fit: one, one for each target, or AppliedLoss objects.
+    """The losses of a fit: one, one per target, or AppliedLoss objects.
 
     Args:
-        given: a loss, a mapping from the column of a target to its loss, an AppliedLoss or several; None for none.
+        given: A loss, a mapping from target columns to losses, or one or several AppliedLoss; None for no loss.
 
     Raises:
-        PhaseError, SpecError: these are no losses.
+        PhaseError, SpecError: An object is not a loss.
     """
 
     def __init__(self, given: Any) -> None:
@@ -100,16 +100,16 @@ class FitLosses:
 
     @property
     def targets(self) -> list[str] | None:
-        """The targets that have a loss of their own; None where it is not said."""
+        """The targets that have separate losses; None if unknown."""
         return list(self._by_target) or None
 
     @property
     def known(self) -> tuple[AppliedLoss, ...]:
-        """The losses before it is known which outputs they take."""
+        """The losses, before their outputs are known."""
         return self._applied or tuple(AppliedLoss(loss, label=name) for name, loss in self._by_target.items())
 
     def of(self, column: str) -> Loss | None:
-        """The named loss that compares a target; None where it is a framework's own, or not known."""
+        """Return the named loss that compares a target; None if it is a framework's own, or unknown."""
         loss = self._by_target.get(column)
         for applied in self._applied:
             compared = [name.partition(".")[2] for name in applied.inputs if not name.startswith("outputs")]
@@ -118,7 +118,7 @@ class FitLosses:
         return None if loss is None or loss.own is not None else loss
 
     def n_classes(self, column: str, data: FeatureSet) -> int | None:
-        """How many classes a framework's own loss compares with a target; None for a named loss, and for numbers."""
+        """Return the number of classes of a framework's own loss for a target; None for named losses and numbers."""
         losses = [self._by_target.get(column), *(applied.loss for applied in self._applied)]
         loss = next((loss for loss in losses if loss is not None and loss.own is not None), None)
         if loss is None or "int" not in data.spec(column).dtype:
@@ -128,10 +128,10 @@ class FitLosses:
         return int(data.array(column).max()) + 1 if takes_classes else None
 
     def applied(self, graph: ModelGraph) -> tuple[AppliedLoss, ...]:
-        """The losses of the phase over a graph with one node and one feature set.
+        """Return the losses of the phase over a graph with one node and one feature set.
 
         Raises:
-            PhaseError: there are several, and the model has no outputs of these names.
+            PhaseError: There are several, and the model has no outputs with these names.
         """
         (label,), (node,) = graph.feature_sets, graph.nodes
         missing = [

@@ -1,4 +1,4 @@
-"""The code that makes the graph and the phase of a fit by hand, as text."""
+"""The code that builds the graph and the phase of a fit without `fit`, as text."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from anyaccel.specs import Loss, Optimizer, Schedule
 
 _DATA = "feature_set"
 _WRITTEN = (AppliedLoss, Checkpoint, EarlyStopping, Loss, LossScale, Metric, Optimizer, Schedule, SimpleSampler)
-"""Classes whose configuration is what they are called with, under their names in `anyaccel`."""
+"""Classes whose configuration equals their arguments, by their names in `anyaccel`."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is known only when a fit begins, and its code needs.
+    """Information for the code of a fit that is known only when the fit begins.
 
     Attributes:
-        data: lines that make the feature set or the source of what was given as `data`; empty where that has no code.
-        validation: lines that make the feature set of a validation on other data.
-        losses: what stands for each loss that is no named one, in their order.
+        data: Lines that build the feature set or the source from `data`; empty if it has no code.
+        validation: Lines that build the feature set of a validation on other data.
+        losses: Code of each loss without a name, in their order.
     """
 
     data: tuple[str, ...] = ()
@@ -55,12 +55,12 @@ def recipe_of(
     seed: int,
     is_weighted: bool = False,
 ) -> Recipe:
-    """The recipe of a fit.
+    """Return the recipe of a fit.
 
     Args:
-        prepared: the data as they are trained on.
-        given, validation, losses, scaler, features, target, seed: as given to `fit`.
-        is_weighted: whether `fit` added weights, or drew splits by groups or strata.
+        prepared: The training data.
+        given, validation, losses, scaler, features, target, seed: Arguments of `fit`.
+        is_weighted: Whether `fit` added weights, or drew splits by groups or strata.
     """
     named = [f"loss[{name!r}]" for name in losses] if isinstance(losses, Mapping) else ["loss"]
     if isinstance(losses, (list, tuple)):
@@ -114,7 +114,7 @@ def _reading_lines(variable: str, given: Any, roles: Mapping[str, Any], is_whole
 
 
 def _reader(variable: str, given: Any, roles: Mapping[str, Any]) -> str:
-    """The call that reads a table."""
+    """Return the call that reads a table."""
     columns = _keywords(roles)
     if isinstance(given, (str, os.PathLike)):
         suffix = Path(given).suffix.lower()
@@ -150,7 +150,7 @@ def _transform_line(fitted: Any, scaler: Any) -> str:
 
 
 def code_of_fit(graph: ModelGraph, phase: TrainPhase, recipe: Recipe) -> str:
-    """Lines of Python that make the graph and the phase, and run it."""
+    """Return lines of Python that build the graph and the phase, and run it."""
     ((label, data),) = graph.feature_sets.items()
     (node,) = (node for node in graph.nodes.values() if isinstance(node, ModelNode))
     is_source = isinstance(phase.data, Source) or (isinstance(phase.data, Mapping) and not recipe.data)
@@ -220,7 +220,7 @@ def _loss_code(loss: AppliedLoss, own: str) -> str:
 
 
 def _settings(phase: PhaseSettings, done: Mapping[str, str], metrics: str) -> dict[str, str]:
-    """The settings of a phase that differ from their defaults, as code; those that are done come first."""
+    """Return the settings of a phase that differ from their defaults, as code; those in `done` come first."""
     made, drawn = dict(done), phase.sampler
     is_usual = isinstance(drawn, SimpleSampler) and drawn == SimpleSampler(drawn.batch_size, shuffle=phase.trains)
     for name, parameter in inspect.signature(type(phase).__init__).parameters.items():
@@ -249,7 +249,7 @@ def _settings(phase: PhaseSettings, done: Mapping[str, str], metrics: str) -> di
 
 
 def _written(value: Any, variable: str) -> str:
-    """A value as code, or the name of the variable that holds it, where it is an object of the user's own."""
+    """Return a value as code, or for the user's objects the name of the variable."""
     if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):
         return repr(value)
     if isinstance(value, Accelerator):
@@ -263,12 +263,12 @@ def _written(value: Any, variable: str) -> str:
         return variable
     try:
         config = value.get_config()
-    except AnyaccelError:  # a framework's own
+    except AnyaccelError:  # an object of a framework
         return variable
     first = next(iter(config))
     usual: Mapping[str, Any] = {}
     if _takes_first(cls, first):
-        with contextlib.suppress(AnyaccelError):  # it needs more
+        with contextlib.suppress(AnyaccelError):  # it needs more arguments
             usual = cls(config[first]).get_config()
     kept = {name: it for name, it in config.items() if name == first or name not in usual or usual[name] != it}
     if isinstance(kept.get("schedule"), Mapping):

@@ -1,8 +1,7 @@
-"""Loops of the user's own: what `Loop` prepares, shares, gathers, saves and goes on with; `prepare` places alone.
+"""Your own training loops: `Loop` prepares, distributes, gathers, saves and resumes; `prepare` only places.
 
-`Loop` knows no framework. A backend's capability `OwnLoops` names the class derived from it, which has what differs:
-how gradients are computed and exchanged. Stands on `phases`, `data`, `adapter`, `saved_folder`,
-`precision` and the kernel.
+`Loop` knows no framework. A backend's capability `OwnLoops` names a subclass of `Loop`, which computes and exchanges
+gradients. Depends on `phases`, `data`, `adapter`, `saved_folder`, `precision` and the kernel.
 """
 
 from typing import TYPE_CHECKING

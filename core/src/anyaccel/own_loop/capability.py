@@ -1,4 +1,4 @@
-"""The capability by which a backend brings the loops of its framework; light, for the tables of backends."""
+"""The capability of backends that support custom training loops; light, for the tables of backends."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from anyaccel.capability import Capability
 
 
 class OwnLoops(Capability):
-    """Capability `own_loops`: models of the framework are trained by loops of the user's own."""
+    """Capability `own_loops`: models of the framework can be trained by custom loops."""
 
     @property
     @abstractmethod
     def loop(self) -> type[Any]:
-        """The class derived from `Loop`, which stands above this module."""
+        """The subclass of `Loop`, which depends on this module."""

@@ -1,4 +1,4 @@
-"""prepare: models, optimizers and loaders of a training loop of one's own, on a device; and DeviceLoader."""
+"""prepare: place models, optimizers and loaders on a device for your own training loop; and DeviceLoader."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from anyaccel.registry import registry
 
 @call_hints
 def prepare(*objects: Any, accelerator: Any = AUTO) -> Any:
-    """Models, optimizers and loaders for a training loop of your own: placed, and fed ahead.
+    """Place models, optimizers and loaders on a device for your own training loop.
 
     ```python
     net, optimizer, loader = aa.prepare(net, optimizer, loader)
@@ -32,20 +32,21 @@ def prepare(*objects: Any, accelerator: Any = AUTO) -> Any:
     ```
 
     Args:
-        objects: models and optimizers of one framework or several, in any order, a model before its optimizer; and
+        objects: Models and optimizers of one framework or several, in any order, each model before its optimizer; and
             loaders or other iterables of batches.
-        accelerator: `"auto"` is the best device on which all of these frameworks run; else an Accelerator, a Device, or
-            text such as `"gpu:0"`.
+        accelerator: An Accelerator, a Device, or text such as `"gpu:0"`. `"auto"` is the best device that all of these
+            frameworks can use.
 
     Returns:
-        the objects in the same order, one alone as it is: what was placed (**use the result**), and a DeviceLoader in
-        place of each loader, which reads and copies one batch ahead.
+        The prepared objects in the same order; a single object is returned alone. **Use the result**: an object may
+        have been replaced. Each loader becomes a DeviceLoader, which reads and copies one batch ahead.
 
     Raises:
-        DataError: no object, or one in which there is nothing to place.
-        NoBackendError: no plugin runs the framework of an object.
-        ConfigError: a launcher has started several processes; `Loop` shares the work among them.
-        AnyaccelError: the device is not there, or does not take an object; nothing is placed if that is known before.
+        DataError: No object was passed, or an object contains nothing to place.
+        NoBackendError: No plugin runs the framework of an object.
+        ConfigError: A launcher has started several processes; use `Loop`, which splits the work among them.
+        AnyaccelError: The device does not exist, or does not take an object. If this is known in advance, nothing is
+            placed.
     """
     if not objects:
         raise DataError("prepare() was given nothing", hint="write prepare(net, optimizer, loader)")
@@ -72,14 +73,14 @@ def prepare(*objects: Any, accelerator: Any = AUTO) -> Any:
 
 
 def _is_loader(given: Any) -> bool:
-    """Whether an object gives batches: it can be iterated over, and is neither called, as models are, nor a tensor."""
+    """Return whether an object is an iterable of batches: it is neither callable, as models are, nor a tensor."""
     if isinstance(given, (Mapping, list, tuple, str, bytes)) or callable(given):
         return False
     return hasattr(given, "__iter__") and not hasattr(given, "shape")
 
 
 def _frameworks(given: Any) -> set[str]:
-    """The frameworks of a model or optimizer, or of a container of such."""
+    """Return the frameworks of a model or optimizer, or of a container of them."""
     known = registry()
     objects = [leaf for leaf in leaves(given, known.owners) if not isinstance(leaf, SCALARS)]
     if not objects:
@@ -98,18 +99,18 @@ _END = object()
 
 
 class DeviceLoader:
-    """Iterates over a loader in a background thread, one batch ahead, and moves each batch to a device.
+    """A loader that reads one batch ahead in a background thread, and moves each batch to a device.
 
-    Whatever else it is asked for (`dataset`, `sampler`, `batch_size`) is that of the loader. `prepare` makes it.
+    Other attributes, such as `dataset`, `sampler` and `batch_size`, are read from the loader. `prepare` creates it.
 
     Args:
-        loader: a DataLoader, or anything else that can be iterated over, again for each epoch.
-        accelerator: where the batches go.
-        framework: what NumPy arrays in batches become tensors of; None leaves them arrays.
+        loader: A DataLoader, or any iterable that can be iterated over again for each epoch.
+        accelerator: Device of the batches.
+        framework: Framework whose tensors NumPy arrays in batches become; None leaves them as arrays.
     """
 
     END: ClassVar[Any] = _END
-    """Given by a loader's iterator in place of a batch that it has not."""
+    """Returned by a loader's iterator after the last batch."""
 
     def __init__(self, loader: Any, accelerator: Accelerator, framework: str | None = None) -> None:
         self.loader, self.accelerator, self.framework = loader, accelerator, framework
@@ -129,7 +130,7 @@ class DeviceLoader:
 
     def __iter__(self) -> Iterator[Any]:
         opened = None
-        if self._in_turn is None:  # a loop waits for its first batch, so that nothing else draws meanwhile
+        if self._in_turn is None:  # a loop waits for its first batch, so that nothing else draws at the same time
             opened = call_off_main_thread(self._open_watched)
         if not self._in_turn:
             with closing(prefetch(partial(self._read_ahead, opened))) as moved:
@@ -142,7 +143,7 @@ class DeviceLoader:
                 batch = next(batches, _END)
 
     def _drawing_in_turn(self) -> AbstractContextManager[Any]:
-        """Around what reads a batch between two steps."""
+        """Return the context for reading a batch between two steps."""
         return nullcontext()
 
     def _open_watched(self) -> tuple[Iterator[Any], Any]:
@@ -156,17 +157,18 @@ class DeviceLoader:
         return batches, next(batches, _END)
 
     def _stream_key(self) -> int | None:
-        """From which the random numbers of an epoch's further batches follow; None takes those that are there."""
+        """Return the key of the random numbers of an epoch's later batches; None uses the global generators."""
         return None
 
     def _moved(self, batch: Any) -> Any:
         return self.accelerator.move(batch, framework=self.framework)
 
     def _read_ahead(self, opened: tuple[Iterator[Any], Any] | None) -> Generator[Any]:
-        """Batches on the device, for `prefetch`.
+        """Yield batches on the device, for `prefetch`.
 
-        A loop waits for its first batch, which is drawn as in a loop by hand. The others are read while the model
-        computes, and draw from a stream of their own: which thread comes first to the global one is chance.
+        A loop waits for its first batch, which draws from the global generators as without `prefetch`. The other
+        batches are read while the model computes, and draw from a separate stream: two threads use the global
+        generators in random order.
         """
         batches, batch = opened or self._open()
         del opened

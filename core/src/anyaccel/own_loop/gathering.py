@@ -1,4 +1,4 @@
-"""Gathering: what the rows of all batches and processes gave, as one structure."""
+"""Gathering: join the results for the rows of all batches and processes into one structure."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import numpy as np
 from anyaccel.errors import DataError
 
 Part = tuple[Any, int | None]
-"""What a batch gave in one process, with arrays in place of tensors; and how many rows of it count, None for all."""
+"""Result for a batch in one process, with arrays instead of tensors; and how many rows count, None for all."""
 Concatenated = Callable[[Sequence[np.ndarray]], Any]
 
 
 def merged(parts: Sequence[Part], concatenated: Concatenated, pad: float | None) -> Any:
-    """One structure with the rows of all.
+    """Join parts into one structure with the rows of all.
 
     Args:
-        parts: in the order of their rows.
-        concatenated: makes of arrays what is returned for a tensor.
-        pad: fills tensors whose further sizes differ; None makes a list of one tensor for each row.
+        parts: Parts in the order of their rows.
+        concatenated: Function that joins arrays into the result for a tensor.
+        pad: Padding value for tensors whose other axes differ; None returns a list of one tensor for each row.
 
     Raises:
-        DataError: their structures differ, or a tensor has no rows.
+        DataError: The structures differ, or a tensor has no rows.
     """
     counted = [part for part in parts if part[1] != 0] or parts[:1]
     values = [value for value, _ in counted]
@@ -49,7 +49,7 @@ def merged(parts: Sequence[Part], concatenated: Concatenated, pad: float | None)
 
 
 def _is_list_of_rows(value: Any, rows: int | None) -> bool:
-    """Whether a list has an item for each row, rather than tensors that have one each."""
+    """Return whether a list has an item for each row, rather than tensors with one row each."""
     if not isinstance(value, list):
         return False
     if any(isinstance(item, np.ndarray) and item.ndim and item.shape[0] == len(value) for item in value):

@@ -1,4 +1,4 @@
-"""LoopLoader: the batches of a loader for one of several processes, on its device, read ahead; it knows where it is."""
+"""LoopLoader: the batches of a loader for one of several processes, on its device, read ahead, with its position."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from anyaccel.registry import registry
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one process has of a batch.
+    """The rows of a batch that one process has.
 
     Attributes:
-        rows: of this process; 0 where the batch has fewer rows than there are processes. It is given a row of another
-            process then, which counts nowhere.
-        total: of all processes; None where nothing says it.
-        is_last: whether the epoch has no further batch.
-        number: of the batch within its epoch, from 0.
+        rows: Number of rows of this process. It is 0 if the batch has fewer rows than there are processes; the process
+            then receives a row of another process, which is not counted.
+        total: Number of rows of all processes; None if unknown.
+        is_last: Whether this is the last batch of the epoch.
+        number: Number of the batch within its epoch, from 0.
     """
 
     rows: int | None
@@ -38,22 +38,21 @@ class Share:
 
 
 def bounds(n_rows: int, rank: int, size: int) -> tuple[int, int]:
-    """First row of a process and first row after it: parts in order, which differ by one row at most."""
+    """Return the first row of a process and the row after its last: contiguous parts that differ by at most one row."""
     return n_rows * rank // size, n_rows * (rank + 1) // size
 
 
 class Iterations:
-    """Which loaders of a loop are being iterated over, and the batch that was given last.
+    """The loaders of a loop that are being iterated over, and the last batch that the loop received.
 
     Args:
-        steps_done: called when the outermost loader is asked for its next batch: what the loop did with the last one is
-            done.
-        step_begins: called before each batch of it.
-        needs_last: whether the loop must know which batch of an epoch is the last.
+        steps_done: Called when the outermost loader is asked for its next batch: the loop has finished the last one.
+        step_begins: Called before each batch of the outermost loader.
+        needs_last: Whether the loop must know which batch of an epoch is the last.
 
     Attributes:
-        share: of the batch that was given last; of the outer loader when an inner one is left.
-        needs_last: as given.
+        share: `Share` of the last batch; of the outer loader after the loop over an inner one.
+        needs_last: As passed.
     """
 
     def __init__(
@@ -66,19 +65,19 @@ class Iterations:
         self.share: Share | None = None
 
     def begin(self, loader: LoopLoader) -> None:
-        """A loader is iterated over."""
+        """Note that a loop over a loader begins."""
         if not self._active:
             self._step_begins()
         self._active.append(loader)
 
     def next(self, loader: LoopLoader) -> None:
-        """It is asked for its next batch."""
+        """Note that a loader is asked for its next batch."""
         if loader is self._active[0]:
             self._steps_done()
             self._step_begins()
 
     def end(self, loader: LoopLoader) -> None:
-        """It is not iterated over any more."""
+        """Note that the loop over a loader has ended."""
         self._active = [other for other in self._active if other is not loader]
         self._ended = loader
         if self._active:
@@ -86,25 +85,25 @@ class Iterations:
 
     @property
     def outermost(self) -> LoopLoader | None:
-        """The loader that is being iterated over, and in whose iteration those of others are."""
+        """The outermost loader that is being iterated over, or None."""
         return self._active[0] if self._active else None
 
     def weigh(self) -> None:
-        """Note that the loop has weighed what it computed of the batch that was given last."""
+        """Note that the loop has weighted its result for the last batch."""
         self._weighed = self.share
 
     def is_weighed(self, share: Share) -> bool:
-        """Whether it has done so with a batch."""
+        """Return whether the loop has weighted its result for a batch."""
         return self._weighed is share
 
     @property
     def n_rows_of_loop(self) -> int | None:
-        """How many rows this process had in the loop that has ended last; None within a loop, and before any."""
+        """Number of rows of this process in the last finished loop over a loader; None within a loop, or before any."""
         return None if self._active or self._ended is None else self._ended.n_rows
 
     @property
     def training_share(self) -> Share | None:
-        """Of the batch of the loader that is being iterated over; None without one."""
+        """`Share` of the current batch; None outside of a loop over a loader."""
         return self.share if self._active else None
 
 
@@ -112,28 +111,29 @@ def _nothing(_: bool) -> object: ...
 
 
 class LoopLoader(DeviceLoader):
-    """Iterates over a loader: each process gets its rows of each batch, on its device, read and copied ahead.
+    """A loader that returns each process its rows of each batch, on its device, read and copied ahead.
 
-    Whatever else it is asked for (`dataset`, `sampler`, `batch_size`) is that of the loader. `Loop.prepare` makes it.
+    Other attributes, such as `dataset`, `sampler` and `batch_size`, are read from the loader. `Loop.prepare` creates
+    it.
 
     Args:
-        loader: anything that can be iterated over, again for each epoch.
-        accelerator: where the batches go.
-        framework: what NumPy arrays in batches become tensors of.
-        processes: share the batches.
-        iterations: is told of each batch.
-        batch: `"global"`: the batches of the loader are divided among the processes; `"per_replica"`: as many
-            consecutive ones as there are processes are put together, and then divided.
+        loader: Any iterable that can be iterated over again for each epoch.
+        accelerator: Device of the batches.
+        framework: Framework whose tensors NumPy arrays in batches become.
+        processes: Processes that share the batches.
+        iterations: Object to notify of each batch.
+        batch: `"global"` splits each batch of the loader among the processes. `"per_replica"` first joins as many
+            consecutive batches as there are processes.
 
     Attributes:
-        epoch: number of the epoch that goes on or comes next, from 0.
-        given: batches of it that the loop was given.
-        share: of the batch that was given last.
-        n_rows: of this process, that were given since it was last iterated over.
+        epoch: Number of the current or next epoch, from 0.
+        given: Number of batches of this epoch that the loop has received.
+        share: `Share` of the last batch.
+        n_rows: Number of rows that this process has received since the iteration began.
     """
 
     ways: ClassVar[tuple[str, ...]] = ("global", "per_replica")
-    """What `batch` may be."""
+    """Valid values of `batch`."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class LoopLoader(DeviceLoader):
 
         self._stream: SourceRandomness | None = None
         if accelerator.device.kind == "cpu":
-            self._in_turn = True  # there is no copy to run beside the compute
+            self._in_turn = True  # there is no copy to overlap with the computation
 
     def __repr__(self) -> str:
         return f"LoopLoader({self.loader!r}, {self.accelerator})"
@@ -168,7 +168,10 @@ class LoopLoader(DeviceLoader):
         return own if self.batch == "global" else -(-own // self.processes.size)
 
     def set_epoch(self, epoch: int) -> None:
-        """The next epoch has the order of this number, whatever came before; without it, each has one of its own."""
+        """Set the epoch number that determines the order of the next epoch.
+
+        By default, each epoch has a different order.
+        """
         self.epoch = self._order_of = epoch
 
     # -- the epoch -------------------------------------------------------------------------------------------------
@@ -236,18 +239,18 @@ class LoopLoader(DeviceLoader):
 
     @property
     def _draws_alike(self) -> bool:
-        """Whether nothing that must be alike in all processes is drawn after the first batch of an epoch."""
+        """Whether, after the first batch of an epoch, nothing is drawn that must be equal in all processes."""
         return self.processes.size == 1
 
     _draws_nothing = False
-    """Whether batches come from a list or the like, which draws nothing."""
+    """Whether batches come from a list or a similar object that draws no random numbers."""
     _stand_in_rows = 1
-    """How many rows of another process a process is given where it has none, which count nowhere."""
+    """Number of rows of another process for a process without rows; they do not count."""
     _reads_elsewhere = False
     """Whether other processes read the batches."""
 
     def _skip(self, n_batches: int) -> int:
-        """How many of the first batches are read again for what they draw; the others are left out unread."""
+        """Return how many of the first batches to read again for their random numbers; others are skipped unread."""
         return n_batches
 
     def _drawing_in_turn(self) -> AbstractContextManager[Any]:
@@ -261,11 +264,11 @@ class LoopLoader(DeviceLoader):
         return self._order.key
 
     def _batches(self) -> Iterator[Any]:
-        """The batches of an epoch as the loader gives them."""
+        """Yield the batches of an epoch as the loader returns them."""
         return iter(self.loader)
 
     def _shared(self) -> Iterator[tuple[Any, Share]]:
-        """The rows of this process of each batch, and what share they are."""
+        """Yield the rows of this process of each batch, with their `Share`."""
         processes = self.processes
         if self.batch == "per_replica" and processes.size > 1:
             yield from self._own_batches()
@@ -286,7 +289,7 @@ class LoopLoader(DeviceLoader):
             batch = ahead
 
     def _own_batches(self) -> Iterator[tuple[Any, Share]]:
-        """Of each group of as many batches as there are processes, the one of this process."""
+        """Yield this process's batch of each group of as many batches as there are processes."""
         batches, size = self._batches(), self.processes.size
         group = list(itertools.islice(batches, size))
         for number in itertools.count():
@@ -312,11 +315,11 @@ class LoopLoader(DeviceLoader):
         return self._take_rows(batch, own, n_rows), Share(after - first, n_rows, is_last, number)
 
     def _rows_of(self, batch: Any) -> int | None:
-        """How many rows a batch has; None if nothing in it has any."""
+        """Return the number of rows of a batch; None if nothing in it has rows."""
         return rows_of(batch)
 
     def _take_rows(self, batch: Any, rows: slice, n_rows: int) -> Any:
-        """Some rows of all in a batch that has `n_rows`."""
+        """Return some of the `n_rows` rows of a batch."""
         return take_rows(batch, rows, n_rows)
 
     def _without_rows(self) -> DataError:
@@ -330,7 +333,7 @@ class LoopLoader(DeviceLoader):
         return super()._moved(contents), share
 
     def _check_alike(self) -> None:
-        """All processes have as many batches."""
+        """Check that all processes have the same number of batches."""
         if self.processes.size == 1:
             return
         lengths = self.processes.gather_plain(_length(self.loader))
@@ -341,7 +344,7 @@ class LoopLoader(DeviceLoader):
             )
 
     def _check_together(self, number: int, share: Share | None) -> None:
-        """All processes have a batch of this number of a stream, of as many rows, or have come to its end."""
+        """Check that all processes have a batch with this number and size, or all are at the end of the stream."""
         every = self.processes.gather_plain(None if share is None else [share.total, share.is_last])
         if all(other == every[0] for other in every):
             return
@@ -360,23 +363,24 @@ class LoopLoader(DeviceLoader):
             hint="let it give the same batches in every process, of which each takes its rows",
         )
 
-    # -- where it is -----------------------------------------------------------------------------------------------
+    # -- the position ----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it is: epoch, batches given, and random states as the epoch began, as arrays."""
+        """Return the position as arrays: epoch, number of batches received, and random states at the epoch's start."""
         states = to_arrays(self._states) if self._states is not None and self.given else {}
         return {"epoch": self.epoch, "given": self.given, "states": states, "order_of": self._order_of}
 
     def load_state_dict(self, state: Mapping[str, Any], go_on: Callable[[bool], object] = _nothing) -> None:
-        """Go on there with the next iteration.
+        """Resume from this position in the next iteration.
 
         Args:
-            state: what `state_dict` gave, in a run with any number of processes.
-            go_on: called when the loop is given its first batch; sets the random state that the run had: of frameworks,
-                and, if its argument is true, of Python and NumPy, from which batches may have been read ahead.
+            state: Result of `state_dict`, from a run with any number of processes.
+            go_on: Called when the loop receives its first batch, to restore the random state of the run: that of
+                frameworks and, if its argument is true, that of Python and NumPy, which batches may have used when they
+                were read ahead.
 
         Raises:
-            StateError: the loader has fewer batches.
+            StateError: The loader has fewer batches.
         """
         self.epoch, given, self._order_of = int(state["epoch"]), int(state["given"]), state["order_of"]
         if hasattr(self.loader, "__len__") and given > len(self):
@@ -399,7 +403,7 @@ def _length(loader: Any) -> int | None:
 
 
 def rows_of(batch: Any) -> int | None:
-    """How many rows a batch has: those of its first tensor or array, or the length of its first list."""
+    """Return the number of rows of a batch: those of its first tensor or array, or the length of its first list."""
     known = registry()
     for leaf in leaves(batch, known.owners):
         shape = getattr(leaf, "shape", None)
@@ -412,10 +416,10 @@ def rows_of(batch: Any) -> int | None:
 
 
 def take_rows(batch: Any, rows: slice, n_rows: int) -> Any:
-    """Some rows of all in a batch that has rows: tensors, arrays, and lists of one item for each row.
+    """Return some rows of a batch: of its tensors and arrays, and of its lists with one item per row.
 
     Raises:
-        DataError: a tensor has another number of rows.
+        DataError: A tensor has a different number of rows.
     """
     if isinstance(batch, list) and len(batch) == n_rows and not _holds_rows(batch, n_rows):
         return batch[rows]

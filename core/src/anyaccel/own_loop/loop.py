@@ -1,4 +1,4 @@
-"""Loop: what a training loop of the user's own is given in each of one or several processes."""
+"""Loop: runs your own training loop in one or several processes."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ from anyaccel.registry import registry
 from anyaccel.user_level import user_level
 
 OF_MODELS = "model "
-"""Begins the names of random states that models hold."""
+"""Prefix of the names of random states that models hold."""
 
 
 _OUT_OF_MEMORY = re.compile("OutOfMemory|ResourceExhausted|RESOURCE_EXHAUSTED")
-"""In the errors of frameworks whose memory has run out."""
+"""Pattern in the out-of-memory errors of frameworks."""
 
 
 @constructor_hints
 class Loop:
-    """Keeps a training loop that exists, and runs it on any device, in one process or in those of a launcher.
+    """Run your own training loop on any device, in one process or in those of a launcher.
 
     ```python
     loop = aa.Loop(accumulate=4)
@@ -59,41 +59,43 @@ class Loop:
         optimizer.zero_grad()
     ```
 
-    The losses, gradients and metrics of several processes are those of one that computes whole batches.
+    Losses, gradients and metrics in several processes equal those of a single process that computes whole batches.
 
     Args:
-        accelerator: `"auto"` is the best device; else an Accelerator, a Device, or text such as `"gpu:0"`. Of several
-            processes on a machine each takes its own device of the kind.
-        framework: `"torch"`, `"jax"` or `"tensorflow"`; may be left out where only one of them has been imported.
-        precision: as of TrainPhase: `"bf16-mixed"`, `"fp16-mixed"` and others; None computes as the models are.
-        accumulate: how many batches make one update.
-        sharding: `"full"` divides parameters, gradients and the state of optimizers among the processes.
-        sync_batchnorm: whether batch normalization takes its statistics over the rows of all processes; must be said
-            where there are several and a model has such layers.
-        seed: of random numbers: of models made afterwards, dropout, the order of rows, and what data sets draw. None
-            takes what the frameworks' generators hold.
-        log: folder that `log` writes to; None keeps the values in memory.
-        profile: an `aa.Profile`: the updates that it names are recorded in the first process, and its `files` written
-            when they are done, or at the end of `epochs`, or by `close`.
-        options: go to the framework's own engine as they are, such as those of DistributedDataParallel.
+        accelerator: An Accelerator, a Device, or text such as `"gpu:0"`; `"auto"` is the best device. With several
+            processes on a machine, each takes a different device of this kind.
+        framework: `"torch"`, `"jax"` or `"tensorflow"`; can be omitted if only one of them has been imported.
+        precision: Precision such as `"bf16-mixed"` or `"fp16-mixed"`, see `TrainPhase`; None computes in the dtypes of
+            the models.
+        accumulate: Number of batches per update.
+        sharding: `"full"` shards parameters, gradients and optimizer state over the processes.
+        sync_batchnorm: Whether batch normalization computes its statistics over the rows of all processes. Required if
+            there are several processes and a model has batch normalization.
+        seed: Seed of random numbers: of models created afterwards, dropout, the order of rows, and random numbers that
+            data sets draw. None uses the state of the frameworks' generators.
+        log: Folder that `log` writes to; None stores the values in memory.
+        profile: An `aa.Profile`. The first process records the updates that it names, and writes its `files` after the
+            last one, at the end of `epochs`, or in `close`.
+        options: Settings passed to the framework's engine unchanged, such as those of DistributedDataParallel.
 
     Attributes:
-        accelerator: where the loop computes.
-        device: the device that it is; in torch a `torch.device`, for `x.to(loop.device)`.
-        num_processes, process_index, local_process_index: how many processes there are, and which this one is.
-        accumulation_steps: how many batches make one update.
-        step: updates that are done.
-        epoch: the epoch of `epochs` that goes on.
+        accelerator: Accelerator of the loop.
+        device: Device of the loop; in torch a `torch.device`, for `x.to(loop.device)`.
+        num_processes, process_index, local_process_index: Number of processes, index of this process, and its index on
+            this machine.
+        accumulation_steps: Number of batches per update.
+        step: Number of finished updates.
+        epoch: Current epoch of `epochs`.
 
     Raises:
-        ConfigError: a setting out of range, or several frameworks and none named.
-        MissingDistributionError: a launcher started several processes, and anyaccel-distributed is not installed.
-        FrameworkError: the processes cannot be joined.
+        ConfigError: A setting is out of range, or there are several frameworks and none is named.
+        MissingDistributionError: A launcher started several processes, and anyaccel-distributed is not installed.
+        FrameworkError: The processes cannot be joined.
     """
 
     framework: ClassVar[str]
 
-    if TYPE_CHECKING:  # a checker sees what is alike in all frameworks, and takes what each adds
+    if TYPE_CHECKING:  # a type checker sees what all frameworks have in common, and accepts their additional methods
 
         def __getattr__(self, name: str) -> Any: ...
 
@@ -152,7 +154,7 @@ class Loop:
         self._iterations = Iterations(self._steps_done, self._step_begins, needs_last=needs_last)
         self.tracking = Tracking(log, writes=self.is_main_process)
         self._prepared_loaders: list[LoopLoader] = []
-        self._undo: list[Callable[[], object]] = []  # what prepare has changed, oldest first
+        self._undo: list[Callable[[], object]] = []  # changes made by prepare, oldest first
         self._run = os.urandom(8).hex()
         self._saving: Saving | None = None
         self._profiling: LoopProfiling | None = None
@@ -165,24 +167,24 @@ class Loop:
         several = f", process {self.process_index} of {self.num_processes}" if self.num_processes > 1 else ""
         return f"Loop({str(self.accelerator)!r}, framework={self.framework!r}{several})"
 
-    # -- what a framework's class has ------------------------------------------------------------------------------
+    # -- implemented by a framework's class ------------------------------------------------------------------------
 
     def _prepare(self, objects: Sequence[Any], frozen: bool) -> list[Any]:
-        """Models, optimizers and what else is no loader, in their order: placed, and known from now on."""
+        """Place and register models, optimizers and other objects except loaders, and return them in their order."""
         raise NotImplementedError
 
     def _state(self) -> dict[str, Any]:
-        """The state of what was prepared, by name: nested dicts, lists and tuples of arrays and plain values.
+        """Return the state of the prepared objects by name: nested dicts, lists and tuples of arrays and plain values.
 
-        Called in all processes at once; only the first one's is written.
+        Called in all processes together; only the first process's result is written.
         """
         raise NotImplementedError
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        """Set what `_state` gave, in a run with any number of processes.
+        """Load the result of `_state`, from a run with any number of processes.
 
         Raises:
-            StateError: it is of other models.
+            StateError: The state belongs to other models.
         """
         raise NotImplementedError
 
@@ -191,54 +193,54 @@ class Loop:
         return {}
 
     def _drop_update(self) -> None:
-        """Forget the gradients of an update that has not come."""
+        """Discard the gradients of an unfinished update."""
 
     def _model_states(self) -> dict[str, Any]:
-        """The random states that models hold in this process, by names that begin with `OF_MODELS`."""
+        """Return the random states that models hold in this process, by names that begin with `OF_MODELS`."""
         return {}
 
     def _set_model_states(self, states: Mapping[str, Any]) -> None:
-        """Set what `_model_states` gave in the process of this rank."""
+        """Load the result of `_model_states` in the process of this rank."""
 
     @property
     def is_update(self) -> bool:
-        """Whether the batch that was given last is the last of its `accumulate`: whether optimizers step after it."""
+        """Whether the last batch received completes its `accumulate`, so that optimizers step after it."""
         raise NotImplementedError
 
     def _to_numpy(self, tensor: Any) -> np.ndarray | None:
-        """A tensor of the framework in host memory; None of anything else."""
+        """Return a tensor of the framework in host memory; None for anything else."""
         raise NotImplementedError
 
     def _concatenated(self, rows: Sequence[np.ndarray]) -> Any:
-        """The rows of several arrays as what `gather` gives for a tensor."""
+        """Concatenate the rows of several arrays into the result of `gather` for a tensor."""
         raise NotImplementedError
 
     def _make_loader(self, loader: Any, *settings: Any) -> LoopLoader:
-        """Around a loader; `settings` are the further arguments of `LoopLoader`."""
+        """Return a loader of the loop around a loader; `settings` are additional arguments of `LoopLoader`."""
         return LoopLoader(loader, *settings)
 
     def _meet(self, what: str) -> None:
-        """Wait for the other processes, who do the same.
+        """Wait for the other processes to reach the same point.
 
         Raises:
-            FrameworkError: some do something else.
+            FrameworkError: Other processes are at a different point.
         """
 
     def _seed_framework(self, seed: int) -> None:
-        """Seed the framework's global generators, if it has such."""
+        """Seed the framework's global generators, if it has any."""
 
     def _is_loader(self, given: Any) -> bool:
-        """Whether an object gives batches: it is iterated over, and neither called, as models are, nor a tensor."""
+        """Return whether an object is an iterable of batches: it is neither callable, as models are, nor a tensor."""
         if isinstance(given, (Mapping, list, tuple, str, bytes)) or callable(given):
             return False
         return hasattr(given, "__iter__") and not hasattr(given, "shape")
 
     def _is_container(self, given: Any) -> bool:
-        """Whether what is in an object is prepared, each on its own."""
+        """Return whether the items of an object are prepared one by one."""
         return type(given) in (list, tuple, dict)
 
     def _parts_of_all(self, parts: list[Part]) -> list[Part]:
-        """What the batches gave in all processes, in the order of their rows, given what they gave in this one."""
+        """Return the batches' results in all processes, in the order of their rows, from those of this process."""
         every = self._processes.gather(parts)
         return [rank_parts[i] for i in range(max(map(len, every))) for rank_parts in every if i < len(rank_parts)]
 
@@ -259,29 +261,29 @@ class Loop:
 
     @property
     def is_main_process(self) -> bool:
-        """Whether this process is the first of all: the one that prints and writes."""
+        """Whether this is the first process, which prints and writes."""
         return self.process_index == 0
 
     @property
     def is_local_main_process(self) -> bool:
-        """Whether this process is the first on its machine."""
+        """Whether this is the first process on its machine."""
         return self.local_process_index == 0
 
     def find_batch_size(self, train: Callable[[int], Any], start: int = 128) -> Any:
-        """Call a function with a batch size, and with half of it each time that memory runs out; gives what it gives.
+        """Call a function with a batch size, halve the size after each out-of-memory error, and return the result.
 
         ```python
         loop.find_batch_size(train, start=512)  # train(512), train(256), ...
         ```
 
         Args:
-            train: makes its model, optimizer and loader itself, and prepares them, so that nothing of a failed call is
-                left; each call begins with the same random numbers.
-            start: the first batch size.
+            train: Function of the batch size. It must create and prepare its model, optimizer and loader itself, so
+                that nothing of a failed call remains. Each call begins with the same random numbers.
+            start: First batch size.
 
         Raises:
-            OutOfMemoryError: there is no room for one row.
-            ConfigError: there are several processes, of which the others would wait for the one that failed.
+            OutOfMemoryError: Not even one row fits into memory.
+            ConfigError: There are several processes; the others would wait for the one that failed.
         """
         if self.num_processes > 1:
             raise ConfigError(
@@ -305,27 +307,27 @@ class Loop:
             start //= 2
 
     def print(self, *values: Any, **settings: Any) -> None:
-        """Print in the first process alone, as `print`."""
+        """Print in the first process only; takes the arguments of `print`."""
         if self.is_main_process:
             print(*values, **settings)
 
     def barrier(self) -> None:
-        """Wait until all processes are here."""
+        """Wait until all processes get here."""
         self._processes.gather_plain(None)
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
-        """What process `source` gives: tensors, arrays, plain values, and containers of these."""
-        on_host = self._on_host(value)  # in all, as divided tensors are put together
+        """Return the value of process `source`: tensors, arrays, plain values, and containers of these."""
+        on_host = self._on_host(value)  # in all processes, as sharded tensors are joined
         given = on_host if self.process_index == source else None
         return self._from_host(self._processes.gather(given)[source])
 
     def any(self, flag: Any) -> bool:
-        """Whether `flag` is true in some process: `if loop.any(is_over): break` ends all after the same step."""
+        """Return whether `flag` is true in any process: `if loop.any(is_over): break` ends all after the same step."""
         return any(self._processes.gather_plain(bool(flag)))
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
-        """The first process does what is within before the others do, such as to download a file."""
+        """Run the block in the first process before the others run it, such as to download a file."""
         if not self.is_main_process:
             self.barrier()
         try:
@@ -334,28 +336,30 @@ class Loop:
             if self.is_main_process:
                 self.barrier()
 
-    # -- what is prepared ------------------------------------------------------------------------------------------
+    # -- prepare and close -----------------------------------------------------------------------------------------
 
     def prepare(self, *objects: Any, batch: str = "global", frozen: bool = False) -> Any:
-        """Models, optimizers, schedules and loaders for this loop: placed, shared among the processes, fed ahead.
+        """Place models, optimizers, schedules and loaders for this loop, and distribute them over the processes.
 
         ```python
         net, optimizer, schedule, loader = loop.prepare(net, optimizer, schedule, loader)
         ```
 
+        Loaders read and copy batches ahead.
+
         Args:
-            objects: in any order, also in lists, tuples and dicts; whatever else has `state_dict()` and
-                `load_state_dict()` is saved with them.
-            batch: of loaders: `"global"` divides each batch among the processes; `"per_replica"` puts as many batches
-                together as there are processes.
-            frozen: the models are not trained in this loop, as the teacher of a distillation.
+            objects: Objects in any order, including lists, tuples and dicts of them. Any other object with
+                `state_dict()` and `load_state_dict()` is saved with them.
+            batch: For loaders: `"global"` splits each batch among the processes; `"per_replica"` first joins as many
+                batches as there are processes.
+            frozen: Whether the models are not trained in this loop, such as the teacher of a distillation.
 
         Returns:
-            the objects in the same order, one alone as it is.
+            The objects in the same order; a single object is returned alone.
 
         Raises:
-            DataError: no object, or one that cannot be prepared.
-            ConfigError: a model that is prepared already, or a loader that is divided already.
+            DataError: No object was passed, or one that cannot be prepared.
+            ConfigError: A model is prepared already, or a loader is sharded already.
         """
         if not objects:
             raise DataError("prepare() was given nothing", hint="write loop.prepare(net, optimizer, loader)")
@@ -381,9 +385,9 @@ class Loop:
         return made
 
     def close(self) -> None:
-        """Give models, optimizers and schedules back as they were, for another Loop; trackers write what they hold.
+        """Release models, optimizers and schedules for another Loop, and let trackers write their values.
 
-        What the loop has trained stays trained. Nothing is to be done where a program ends with its loop.
+        The trained weights stay. You can omit the call if the program ends with its loop.
         """
         self._release(0)
         self.tracking.close()
@@ -391,7 +395,7 @@ class Loop:
             self._profiling.end()
 
     def _release(self, n_kept: int) -> None:
-        """Undo all but so many of what `prepare` has done."""
+        """Undo all changes of `prepare` except the first `n_kept`."""
         self._drop_update()
         while len(self._undo) > n_kept:
             self._undo.pop()()
@@ -407,18 +411,18 @@ class Loop:
         keep: int = 3,
         resume: str = "auto",
     ) -> Iterator[int]:
-        """The numbers of the epochs, from 0; with `save` the loop is written to a folder, and goes on from it.
+        """Yield the numbers of the epochs, from 0; with `save`, write checkpoints to a folder and resume from them.
 
         Args:
-            epochs: how many, together with those of the run that it goes on from.
-            save: folder of the checkpoints of this run; None writes none.
+            epochs: Number of epochs, including those of the run to resume.
+            save: Folder of this run's checkpoints; None writes none.
             every: `"epoch"`, a number of updates, or a duration such as `"10min"`.
-            keep: the newest so many are kept.
-            resume: `"auto"` goes on from the newest checkpoint, if there is one; `"never"` starts anew.
+            keep: Number of checkpoints to keep, newest first.
+            resume: `"auto"` resumes from the newest checkpoint if one exists; `"never"` starts from scratch.
 
         Raises:
             PhaseError: `resume` is unknown.
-            StateError: the checkpoint is of other models, or the folder is of another run.
+            StateError: The checkpoint belongs to other models, or the folder to another run.
         """
         resume = checked_resume(resume)
         if save is not None:
@@ -435,7 +439,7 @@ class Loop:
                 self.epoch = epoch + 1
                 is_last = epoch + 1 == epochs
                 if self._saving is not None and self._saving.after_epoch(is_last=is_last):
-                    if self._is_whole or is_last:  # after the last, what an update lacks does not come
+                    if self._is_whole or is_last:  # after the last epoch, an incomplete update is never completed
                         self._saving.folder.write(self._checkpoint({}), keep)
                     else:
                         self._saving.is_overdue = True
@@ -457,33 +461,34 @@ class Loop:
 
     @property
     def _is_whole(self) -> bool:
-        """Whether no gradients are there for an update that has not come."""
+        """Whether no gradients are accumulated for an unfinished update."""
         return True
 
     # -- values of all processes -----------------------------------------------------------------------------------
 
     def gather(self, values: Any, *, pad: float | None = None) -> Any:
-        """The rows of all processes, each once, in the order of the data.
+        """Return the rows of all processes, each once, in the order of the data.
 
         ```python
         predictions = loop.gather(net(x) for x, y in test)  # of all batches of a prepared loader
-        predictions = loop.gather(net(x))  # of the batch that was given last
+        predictions = loop.gather(net(x))  # of the last batch
         ```
 
-        Within the loop over a loader, the values have a row for each of its last batch. After it, they may be of many
-        batches, and their order is that of the processes.
+        Within the loop over a loader, the values must have one row for each row of its last batch. After the loop, they
+        may cover many batches, and are ordered by process.
 
         Args:
-            values: what the rows of a batch gave: tensors [rows, ...], lists of one item for each row, scalars, None,
-                and dicts and tuples of these; or a generator that gives such for each batch of a prepared loader.
-            pad: tensors whose further sizes differ between batches are filled with it; without it they become a list of
+            values: Results for the rows of a batch: tensors [rows, ...], lists of one item for each row, scalars, None,
+                and dicts and tuples of these; or a generator that yields such results for each batch of a prepared
+                loader.
+            pad: Padding value for tensors whose other axes differ between batches. By default, they become a list of
                 one tensor for each row.
 
         Returns:
-            the same structure in every process; a scalar becomes a list of one number for each process and batch.
+            The same structure in every process; a scalar becomes a list of one number for each process and batch.
 
         Raises:
-            DataError: batches of different structures, or tensors without rows.
+            DataError: Batches have different structures, or tensors have no rows.
         """
         parts: list[Part] = []
         before = self._iterations.share
@@ -502,18 +507,17 @@ class Loop:
         return on_host, None if share is None else share.rows
 
     def reduce(self, value: Any, how: str = "mean", *, count: Any = None) -> Any:
-        """One value from those of all processes: a mean over rows, a sum, a maximum or a minimum.
+        """Reduce the values of all processes to one: a mean over rows, a sum, a maximum or a minimum.
 
         Args:
-            value: a number, tensor, or dict, list or tuple of such.
-            how: `"mean"`, `"sum"`, `"max"` or `"min"`. A mean weighs each process by the rows that it has of the batch
-                that was given last, also after the loop over a loader: give what is of all its batches as sums, with
-                their `count`.
-            count: with `"mean"`: `value` is a sum over so many terms, such as tokens; the sums are divided by the count
-                of all.
+            value: A number, a tensor, or a dict, list or tuple of them.
+            how: `"mean"`, `"sum"`, `"max"` or `"min"`. A mean weights each process by its number of rows in the last
+                batch, even after the loop over a loader. To average over all batches, pass sums with their `count`.
+            count: With `"mean"`: number of terms, such as tokens, that `value` is the sum of. The total of the sums is
+                divided by the total of the counts.
 
         Returns:
-            the same in every process.
+            The same value in every process.
         """
         if how not in ("mean", "sum", "max", "min"):
             raise ConfigError(
@@ -547,7 +551,7 @@ class Loop:
             )
 
     def _on_host(self, value: Any) -> Any:
-        """A structure with NumPy arrays in place of tensors."""
+        """Return a structure with NumPy arrays instead of tensors."""
 
         def to_host(leaf: Any) -> Any:
             array = self._to_numpy(leaf)
@@ -556,38 +560,38 @@ class Loop:
         return map_leaves(value, to_host, registry().owners)
 
     def _from_host(self, value: Any) -> Any:
-        """A structure with what `gather` gives in place of arrays."""
+        """Return a structure with arrays replaced by the tensors that `gather` returns."""
         make = lambda leaf: self._concatenated([leaf]) if isinstance(leaf, np.ndarray) else leaf  # noqa: E731
         return map_leaves(value, make, registry().owners)
 
     # -- logging ---------------------------------------------------------------------------------------------------
 
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
-        """Keep values by name, and write them where `log=` of the loop says, in the first process.
+        """Record values by name, and write them to the loop's `log` folder, in the first process.
 
         Args:
-            values: numbers and scalar tensors.
-            step: at which; by default the updates that are done.
+            values: Numbers and scalar tensors by name.
+            step: Step of the values; by default the number of finished updates.
         """
         if self.is_main_process:
             numbers = {name: float(np.asarray(self._on_host(value))) for name, value in values.items()}
             self.tracking.log(numbers, self.step if step is None else step)
 
-    # -- saving and going on ---------------------------------------------------------------------------------------
+    # -- save and load ---------------------------------------------------------------------------------------------
 
     def save(self, folder: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
-        """Write what was prepared, and where the loop is, into a folder; called in all processes.
+        """Write the prepared objects and the position of the loop into a folder. Call it in all processes.
 
-        It becomes visible at once, when it is complete; no pickle. Models, optimizers, schedules, loss scale, random
-        states of each process, and the position in loaders are in it.
+        The folder appears only when it is complete, and contains no pickle. It holds models, optimizers, schedules, the
+        loss scale, the random states of each process, and the positions in loaders.
 
         Args:
-            folder: made if it is not there.
-            extra: further plain values and arrays by name, or objects with `state_dict()`.
+            folder: Folder to write; created if it does not exist.
+            extra: Additional plain values and arrays by name, or objects with `state_dict()`.
 
         Raises:
-            StateError: gradients are accumulated for an update that has not come; or an object keeps something that
-                only pickle could write; or the folder is of another run.
+            StateError: Gradients are accumulated for an unfinished update; an object holds something that only pickle
+                could write; or the folder belongs to another run.
         """
         if not self._is_whole:
             raise StateError(
@@ -610,18 +614,20 @@ class Loop:
         )
 
     def load(self, folder: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Go on from what `save` wrote, or from the newest checkpoint of a folder of `epochs`; in all processes.
+        """Resume from a folder of `save`, or from the newest checkpoint of `epochs(save=...)`.
+
+        Call it in all processes.
 
         Args:
-            folder: of `save`, or of `epochs(save=...)`.
-            extra: objects with `load_state_dict()` by the names that `save` was given.
+            folder: Folder of `save` or of `epochs(save=...)`.
+            extra: Objects with `load_state_dict()` by the names that were passed to `save`.
 
         Returns:
-            what was saved as `extra`.
+            The values that were saved as `extra`.
 
         Raises:
-            StateError: it is of other models or optimizers, or was changed.
-            ConfigError: there is no checkpoint.
+            StateError: The checkpoint belongs to other models or optimizers, or was changed.
+            ConfigError: There is no checkpoint.
         """
         self._meet("call loop.load()")
         checkpoint = LoopFolder(folder, self._processes).newest(self.framework)
@@ -637,7 +643,7 @@ class Loop:
         return kept
 
     def _go_on_from(self, checkpoint: LoopCheckpoint) -> dict[str, Any]:
-        """Set all that a checkpoint holds; gives what is extra."""
+        """Restore everything that a checkpoint holds, and return its extra values."""
         if len(checkpoint.loaders) != len(self._prepared_loaders):
             raise StateError(
                 f"the checkpoint has {len(checkpoint.loaders)} loaders, and this loop {len(self._prepared_loaders)}",
@@ -662,7 +668,7 @@ class Loop:
 
 
 def _loop_class(framework: str | None) -> type[Loop]:
-    """The class of a framework; of the only one that has been imported if none is named."""
+    """Return the class of a framework; if none is named, of the only framework that has been imported."""
     if framework is None:
         able = {backend.framework for backend in imported_backends() if backend.capability(OwnLoops) is not None}
         if len(able) != 1:
@@ -702,14 +708,14 @@ def _rebuilt(objects: Any, make: Callable[[Any], Any], is_container: Callable[[A
 
 
 def _structure(value: Any) -> Any:
-    """What values to be reduced must have in common: names, lengths or a shape."""
+    """Return the names, lengths or shape that values must share in all processes to be reduced."""
     if isinstance(value, Mapping):
         return tuple(value)
     return len(value) if isinstance(value, (list, tuple)) else np.shape(value)
 
 
 def _reduced(every: Sequence[tuple[Any, float, float | None]], how: str) -> Any:
-    """One structure from those of all processes."""
+    """Reduce the structures of all processes to one."""
     values, rows, counts = zip(*every, strict=True)
     first = values[0]
     shapes = {_structure(value) for value in values}

@@ -1,4 +1,4 @@
-"""Checkpoints of loops: one folder each, complete or not there; when they are due; which are kept."""
+"""Checkpoints of loops: a folder each, which is complete or absent; when they are written, and which are kept."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _NAME = re.compile(r"step-[0-9]{9,}-epoch-[0-9]{6,}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopCheckpoint:
-    """Where a loop is, and the state of what it has prepared.
+    """The position of a loop, and the state of its prepared objects.
 
     Attributes:
-        run: name of the run, which goes over to those that go on from it.
-        framework: of the loop.
-        step, epoch: of the loop.
-        random: random states of each process.
-        loaders: of each prepared loader.
-        state: nested dicts, lists and tuples of arrays and plain values.
+        run: Name of the run, which resumed runs inherit.
+        framework: Framework of the loop.
+        step, epoch: Step and epoch of the loop.
+        random: Random states of each process.
+        loaders: State of each prepared loader.
+        state: Nested dicts, lists and tuples of arrays and plain values.
     """
 
     run: str
@@ -53,10 +53,10 @@ class LoopCheckpoint:
         return f"step-{self.step:09d}-epoch-{self.epoch:06d}"
 
     def to_parts(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Plain data, ready for JSON, and arrays by name.
+        """Return plain data, ready for JSON, and arrays by name.
 
         Raises:
-            StateError: the state holds something that only pickle could write.
+            StateError: The state holds something that only pickle could write.
         """
         arrays: dict[str, np.ndarray] = {}
         parts = {
@@ -72,10 +72,10 @@ class LoopCheckpoint:
 
     @classmethod
     def from_parts(cls, parts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> LoopCheckpoint:
-        """What `to_parts` gave.
+        """Rebuild the checkpoint from the output of `to_parts`.
 
         Raises:
-            StateError: it is malformed.
+            StateError: The output is malformed.
         """
         try:
             return cls(
@@ -93,11 +93,11 @@ class LoopCheckpoint:
 
 
 class LoopFolder(CheckpointFolder):
-    """The folder of a run: its checkpoints.
+    """The folder of a run with its checkpoints.
 
     Args:
-        folder: a path or a URL.
-        processes: of the loop, of which the first one reads what is there, and writes.
+        folder: A path or a URL.
+        processes: Processes of the loop; the first one reads the existing checkpoints, and writes.
     """
 
     def __init__(self, folder: str | os.PathLike[str], processes: LoopProcesses) -> None:
@@ -105,22 +105,22 @@ class LoopFolder(CheckpointFolder):
         self._processes, self._writer = processes, BackgroundWriter()
 
     def write(self, checkpoint: LoopCheckpoint, keep: int) -> None:
-        """Write a checkpoint in a thread, and remove those that are not to be kept.
+        """Write a checkpoint in a thread, and remove those that are not kept.
 
         Raises:
-            StateError: the folder is of another run.
-            OSError: the one before could not be written.
+            StateError: The folder belongs to another run.
+            OSError: The previous checkpoint could not be written.
         """
         with _told_to_all(self._processes, "write a checkpoint"):
             if self._processes.rank > 0:
                 return
             names = self.names()
             for name in reversed(names):
-                with suppress(ConfigError, KeyError):  # damaged; the one before it tells the run
+                with suppress(ConfigError, KeyError):  # damaged; the previous checkpoint names the run
                     _check_run(self._storage.subfolder(name), checkpoint, name, self.path)
                     break
             parts, arrays = checkpoint.to_parts()
-            arrays = {name: np.array(array) for name, array in arrays.items()}  # the loop goes on meanwhile
+            arrays = {name: np.array(array) for name, array in arrays.items()}  # the loop continues during this
 
             def write(pause: Callable[[], object] | None) -> None:
                 saved_folder.write(self._place_of(checkpoint.name), {PART: parts}, arrays, pause=pause)
@@ -129,15 +129,15 @@ class LoopFolder(CheckpointFolder):
             self._writer.start(write)
 
     def wait(self) -> None:
-        """Until nothing is being written any more."""
+        """Wait until all writing has ended."""
         self._writer.wait()
 
     def write_itself(self, checkpoint: LoopCheckpoint) -> None:
         """Write one checkpoint as the folder itself, and wait.
 
         Raises:
-            StateError: the folder is of another run; or the state cannot be written.
-            OSError: the folder cannot be written to.
+            StateError: The folder belongs to another run, or the state cannot be written.
+            OSError: The folder cannot be written to.
         """
         with _told_to_all(self._processes, "save"):
             if self._processes.rank == 0:
@@ -147,10 +147,10 @@ class LoopFolder(CheckpointFolder):
                 saved_folder.write(self._storage, {PART: parts}, arrays)
 
     def newest(self, framework: str) -> LoopCheckpoint | None:
-        """The checkpoint that the folder itself is, or the newest in it that can be read; None without any.
+        """Return the checkpoint in the folder itself, or the newest readable one below it, or None.
 
         Raises:
-            StateError: none can be read, or it is of another framework.
+            StateError: No checkpoint can be read, or it belongs to another framework.
         """
         found: tuple[str, LoopCheckpoint] | None = None
         name: str | None = None
@@ -199,10 +199,10 @@ def _check_run(storage: saved_folder.Storage, checkpoint: LoopCheckpoint, name: 
 
 @contextmanager
 def _told_to_all(processes: LoopProcesses, what: str) -> Iterator[None]:
-    """Around what the first process does, and all wait for: an error of it is one in all.
+    """Run a block in the first process while all wait; an error in it is raised in all of them.
 
     Raises:
-        StateError: of the others.
+        StateError: Raised in the other processes.
     """
     problem: Exception | None = None
     try:
@@ -217,17 +217,17 @@ def _told_to_all(processes: LoopProcesses, what: str) -> Iterator[None]:
 
 
 class Saving:
-    """When checkpoints are written.
+    """The schedule of checkpoints.
 
     Args:
-        folder: of the run.
+        folder: Folder of the run.
         every: `"epoch"`, a number of updates, or a duration.
-        keep: how many are kept.
-        step: updates that are done.
+        keep: Number of checkpoints to keep.
+        step: Number of finished updates.
 
     Attributes:
-        folder, keep: as given.
-        is_overdue: whether one was due within an update, and is written after it.
+        folder, keep: As passed.
+        is_overdue: Whether a checkpoint was scheduled within an update, and is written after it.
     """
 
     def __init__(self, folder: LoopFolder, every: Any, keep: int, step: int) -> None:
@@ -237,7 +237,7 @@ class Saving:
         self.is_overdue = False
 
     def is_due(self, step: int, gather: Callable[[Any], list[Any]]) -> bool:
-        """Whether one is due after an update within an epoch; alike in all processes."""
+        """Return whether to write a checkpoint after an update within an epoch; equal in all processes."""
         if self.is_overdue:
             due = True
         elif self._n_steps is not None:
@@ -252,5 +252,5 @@ class Saving:
         return due
 
     def after_epoch(self, *, is_last: bool) -> bool:
-        """Whether one is due after an epoch; always after the last."""
+        """Return whether to write a checkpoint after an epoch; always true after the last."""
         return is_last or (self._n_steps is None and self._seconds is None)

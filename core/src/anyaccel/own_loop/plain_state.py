@@ -11,10 +11,10 @@ from anyaccel.errors import StateError
 
 
 def encoded(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
-    """A nested value as JSON: a pair of its kind and its content; arrays go to `arrays`, by their place in it.
+    """Return a nested value as JSON: a pair of its kind and its content. Arrays are added to `arrays`, by their path.
 
     Raises:
-        StateError: it holds something that only pickle could write.
+        StateError: It holds something that only pickle could write.
     """
     if isinstance(value, (np.ndarray, np.generic)) and np.asarray(value).dtype != object:
         place = name or "value"
@@ -49,7 +49,7 @@ _CONTAINERS: dict[str, Callable[[list[Any]], Any]] = {
 
 
 def decoded(plain: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    """What was encoded; a deque is a list."""
+    """Return the value that was encoded; a deque becomes a list."""
     kind, content = plain
     if kind == "array":
         return arrays[content]
@@ -63,10 +63,14 @@ def decoded(plain: Any, arrays: Mapping[str, np.ndarray]) -> Any:
 
 
 def packed(value: Any) -> dict[str, Any]:
-    """A nested value as plain values and bytes.
+    """Return a nested value as plain values and bytes.
+
+    >>> from anyaccel.own_loop.plain_state import packed, unpacked
+    >>> unpacked(packed({"step": 3, "rates": (0.1, 0.2)}))
+    {'step': 3, 'rates': (0.1, 0.2)}
 
     Raises:
-        StateError: it holds something that only pickle could write.
+        StateError: It holds something that only pickle could write.
     """
     arrays: dict[str, np.ndarray] = {}
     plain = encoded(value, "", arrays)
@@ -75,7 +79,7 @@ def packed(value: Any) -> dict[str, Any]:
 
 
 def unpacked(message: Mapping[str, Any]) -> Any:
-    """What was packed."""
+    """Return the value that was packed."""
     arrays = {}
     for name, (dtype, shape, contents) in message["arrays"].items():
         arrays[name] = np.frombuffer(contents, _dtype(dtype)).reshape(shape).copy()

@@ -1,4 +1,4 @@
-"""Processes of a loop: what they exchange beside gradients, and the random numbers of each."""
+"""Processes of a loop: the values that they exchange, apart from gradients, and the random numbers of each."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from anyaccel.rng import key
 
 
 class Order:
-    """What the random numbers of an epoch follow from; by itself those that are there, as in a loop by hand.
+    """The source of an epoch's random numbers: by default the global generators, as in a plain loop.
 
     Attributes:
-        key: of those that further batches draw while the loop computes; None takes those that are there.
+        key: Key of the random numbers that later batches draw while the loop computes; None uses the global generators.
     """
 
     key: int | None = None
 
     def drawing(self) -> AbstractContextManager[Any]:
-        """Around what draws the order of the rows, and the first batch."""
+        """Return the context for drawing the order of the rows, and the first batch."""
         return nullcontext()
 
 
 class LoopProcesses:
-    """The processes that compute a loop together, as one of them sees it.
+    """The processes that compute a loop together, from the point of view of one of them.
 
     Args:
-        group: gathers plain values; see `ReplicaGroup`.
-        seed: of all random numbers; None takes what the generators hold.
-        seed_framework: seeds the framework's global generators, if it has such.
+        group: Gathers plain values; see `ReplicaGroup`.
+        seed: Seed of all random numbers; None uses the state of the generators.
+        seed_framework: Function that seeds the framework's global generators, if it has any.
 
     Attributes:
-        rank, size: which one this is, from 0, and how many there are.
-        group, seed: as given.
+        rank, size: Rank of this process, from 0, and number of processes.
+        group, seed: As passed.
     """
 
     def __init__(self, group: Any, seed: int | None, seed_framework: Callable[[int], object]) -> None:
@@ -47,12 +47,12 @@ class LoopProcesses:
         self.size: int = group.size
 
     def gather_plain(self, value: Any) -> list[Any]:
-        """The plain values that all give, by rank."""
+        """Return the plain values of all processes, by rank."""
         gathered: list[Any] = self.group.gather(value)
         return gathered
 
     def gather(self, value: Any) -> list[Any]:
-        """What all give, by rank: nested dicts, lists and tuples of plain values and NumPy arrays."""
+        """Return the values of all processes, by rank: nested dicts, lists and tuples of plain values and arrays."""
         if self.size == 1:
             return [value]
         return [unpacked(message) for message in self.gather_plain(packed(value))]
@@ -60,23 +60,23 @@ class LoopProcesses:
     # -- random numbers --------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Models that are made from here on begin alike in all processes."""
+        """Make models that are created from here on start equal in all processes."""
         if self.seed is not None:
             self.seed_all(key(self.seed, "own loop"))
         elif self.size > 1:
             self.set_random_states(from_arrays(self.gather(to_arrays(self.random_states()))[0]))
 
     def part(self) -> None:
-        """From here on each process but the first draws numbers of its own, such as those of dropout."""
+        """Let each process except the first draw different numbers from here on, such as those of dropout."""
         if self.rank > 0:
             self.seed_all(key(_text(to_arrays(self.random_states())), "process", self.rank))
 
     def random_states(self) -> dict[str, Any]:
-        """Of the global generators of Python, NumPy and frameworks."""
+        """Return the states of the global generators of Python, NumPy and frameworks."""
         return RandomStates(None).states(frameworks=True)
 
     def set_random_states(self, states: Mapping[str, Any]) -> None:
-        """Set what `random_states` gave."""
+        """Restore the result of `random_states`."""
         RandomStates(None).load(states)
 
     def seed_all(self, seed: int) -> None:
@@ -86,12 +86,12 @@ class LoopProcesses:
         self._seed_framework(seed)
 
     def order(self, generators: RandomStates, states: Mapping[str, Any], number: int | None) -> Order:
-        """What an epoch draws its order from; the same in all processes.
+        """Return the source of an epoch's order, which is the same in all processes.
 
         Args:
-            generators: those of a loader count, too.
-            states: of all of them as the epoch begins.
-            number: of the epoch where it was set by the user.
+            generators: Generators of a loader, in addition to the global ones.
+            states: States of all of them at the start of the epoch.
+            number: Number of the epoch if the user has set it.
         """
         if number is not None:
             return _SeededOrder(self, key(self.seed or 0, "order", number))
@@ -102,7 +102,7 @@ class LoopProcesses:
 
 
 class _SharedOrder(Order):
-    """The generators of the first process, in all."""
+    """The generators of the first process, in all processes."""
 
     def __init__(self, processes: LoopProcesses, generators: RandomStates, arrays: Mapping[str, np.ndarray]) -> None:
         self._processes, self._generators, self._arrays = processes, generators, arrays
@@ -110,7 +110,7 @@ class _SharedOrder(Order):
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        if self._processes.rank == 0:  # they are as they were told
+        if self._processes.rank == 0:  # its generators have these states already
             yield
             return
         kept = self._processes.random_states()
@@ -122,7 +122,7 @@ class _SharedOrder(Order):
 
 
 class _SeededOrder(Order):
-    """Generators that are seeded for an epoch of a given number, and are afterwards what they were."""
+    """Generators that are seeded for an epoch with a set number, and restored afterwards."""
 
     def __init__(self, processes: LoopProcesses, seed: int) -> None:
         self._processes, self.key = processes, seed

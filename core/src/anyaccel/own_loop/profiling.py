@@ -1,4 +1,4 @@
-"""Profiling: some updates of an own loop, recorded by its framework's profiler."""
+"""Profiling: record some updates of a custom loop with its framework's profiler."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class LoopProfiling:
         profile: The request.
         framework: Framework of the loop.
         accelerator: Where the loop computes.
-        models: Returns the prepared models by their names in the trace.
+        models: Function that returns the prepared models by their names in the trace.
 
     Raises:
-        ConfigError: the request is no `Profile`.
-        CapabilityError: the framework's plugin has no profiler.
+        ConfigError: The request is not a `Profile`.
+        CapabilityError: The framework's plugin has no profiler.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class LoopProfiling:
         self._is_done = False
 
     def begin(self, step: int) -> None:
-        """Begin what follows this number of updates: start or end the recording there.
+        """Start or end the recording if the profile requests it at this number of updates.
 
         Raises:
-            FrameworkError: the profiler does not start.
+            FrameworkError: The profiler does not start.
         """
         first, stop = self._profile.steps
         if self._is_done or step < first:
@@ -82,7 +82,7 @@ class LoopProfiling:
             try:
                 context = self._profiler.profile_steps(path, self._models(), [self._accelerator.device])
                 self._mark = until_started.enter_context(context)
-            except Exception as error:  # what each framework raises where its user records, too
+            except Exception as error:  # the error of each framework if the user is already recording
                 raise FrameworkError(
                     f"Loop: the profiler of {self._framework} does not start: {str(error).partition(chr(10))[0]}",
                     hint="end the profiler that runs in this process, or leave profile= out",

@@ -1,4 +1,4 @@
-"""Tracking: the values that a loop logs, in memory and in a folder: as lines of JSON, and by installed trackers."""
+"""Tracking: the values that a loop logs, in memory, as lines of JSON in a folder, and in installed trackers."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from anyaccel.extensions import extensions
 class Tracking:
     """The values that one run has logged.
 
-    A distribution that has a tracker extends the point `loop_trackers` by a function that is given the folder, and
-    returns an object with `log(values, step)` and `close()`, or None where its tracking is off.
+    A distribution with a tracker extends the point `loop_trackers` by a function of the folder. The function returns an
+    object with `log(values, step)` and `close()`, or None if its tracking is off.
 
     Args:
-        folder: where to write; None keeps values in memory.
-        writes: whether this process writes.
+        folder: Folder to write to; None stores the values in memory.
+        writes: Whether this process writes.
 
     Attributes:
-        history: what was logged, each with its step.
+        history: The logged values, each with its step.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None, *, writes: bool) -> None:
@@ -32,7 +32,7 @@ class Tracking:
         self._trackers: list[Any] | None = None
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Keep and write values."""
+        """Record and write values."""
         self.history.append({"step": step, **values})
         if self._folder is None:
             return
@@ -47,7 +47,7 @@ class Tracking:
             tracker.log(values, step)
 
     def close(self) -> None:
-        """Let trackers write what they hold."""
+        """Let trackers write their values."""
         if self._trackers is not None:
             self._closing()
         self._trackers = None

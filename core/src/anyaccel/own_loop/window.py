@@ -6,11 +6,11 @@ from anyaccel.own_loop.loader import Share
 
 
 class Window:
-    """The batches of one update, which `Loop(accumulate=...)` puts together.
+    """The batches of one update, which `Loop(accumulate=...)` collects.
 
     Attributes:
-        n_batches: that have begun.
-        is_closing: whether the last of them has.
+        n_batches: Number of batches that have begun.
+        is_closing: Whether the last batch of the update has begun.
     """
 
     def __init__(self) -> None:
@@ -18,21 +18,21 @@ class Window:
         self._share: Share | None = None
 
     def is_current(self, share: Share | None, *, within: bool) -> bool:
-        """Whether a batch is the one that has begun last.
+        """Return whether a batch is the one that began last.
 
         Args:
-            share: of the batch; None if it is of no prepared loader.
-            within: whether this is asked within `accumulate`.
+            share: `Share` of the batch; None if it comes from no prepared loader.
+            within: Whether the call is made within `accumulate`.
         """
         return self.n_batches > 0 and (share is self._share if share is not None else within)
 
     def will_close(self, share: Share | None, steps: int) -> bool:
-        """Whether a batch that has not begun is the last of an update of `steps` batches."""
+        """Return whether a batch that has not begun is the last of an update of `steps` batches."""
         number = 1 if self.is_closing else self.n_batches + 1
         return number >= steps or (share is not None and share.is_last)
 
     def begin(self, share: Share | None, steps: int) -> None:
-        """A batch begins."""
+        """Begin a batch."""
         closes = self.will_close(share, steps)
         self.n_batches = 1 if self.is_closing else self.n_batches + 1
         self.is_closing, self._share = closes, share

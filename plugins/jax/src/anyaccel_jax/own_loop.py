@@ -1,4 +1,4 @@
-"""Own loops of JAX: states and batches become global arrays over all processes; steps stay as they are."""
+"""Custom loops of JAX: states and batches become global arrays over all processes; steps are unchanged."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NUMBERS = (bool, int, float, complex)
 
 
 class JaxLoops(OwnLoops):
-    """Loops of JAX."""
+    """The custom loops of JAX."""
 
     @property
     def loop(self) -> type[Loop]:
@@ -65,15 +65,15 @@ class JaxLoop(AttributeHints, Loop):
         state, value = step(state, x, y)
     ```
 
-    What a step computes of a global array is of all its rows: its mean, its gradients, its batch statistics. A batch
-    whose rows do not divide among the devices is whole on each, so its numbers are right, too. In one process on a CPU
-    batches are arrays of NumPy, as the loader gives them.
+    A step computes over all rows of a global array: its mean, its gradients, its batch statistics. A batch whose rows
+    cannot be split evenly over the devices is replicated on each, which gives the same numbers. In one process on a
+    CPU, batches are the loader's NumPy arrays.
 
     Attributes:
-        mesh: of one device of each process, with the axis `"data"`; or the user's own, given as
+        mesh: Mesh of one device of each process, with the axis `"data"`; or your own mesh in
             `options={"mesh": mesh}`.
-        state: the newest of what was prepared, one alone as it is, several in a tuple; after `load` that of the
-            checkpoint. A step that `compile` did not make tells its own: `loop.state = state`.
+        state: Newest states of the prepared objects, several in a tuple; after `load`, those of the checkpoint. If
+            `compile` did not create your step, set it yourself: `loop.state = state`.
     """
 
     framework: ClassVar[str] = "jax"
@@ -136,13 +136,13 @@ class JaxLoop(AttributeHints, Loop):
             )
         return super()._joined_group()
 
-    # -- what is prepared ------------------------------------------------------------------------------------------
+    # -- prepare ---------------------------------------------------------------------------------------------------
 
     def _is_loader(self, given: Any) -> bool:
         return super()._is_loader(given) and not is_nnx(given) and jax.tree_util.all_leaves([given])
 
     def _is_container(self, given: Any) -> bool:
-        """Lists, tuples and dicts are states, unless a loader is in them."""
+        """Return whether a container has a loader; other lists, tuples and dicts are states."""
         if not super()._is_container(given):
             return False
         items = given.values() if isinstance(given, dict) else given
@@ -189,7 +189,7 @@ class JaxLoop(AttributeHints, Loop):
                 leaf = np.asarray(leaf)
                 leaf = copy_on_host(leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype)))
             elif isinstance(leaf, _NUMBERS) and not keeps_numbers:
-                return placing.whole(leaf)  # so that all calls of a step are given the same kind of value
+                return placing.whole(leaf)  # so that all calls of a step receive the same kind of value
             elif not isinstance(leaf, jax.Array) or _is_global(leaf) or len(leaf.sharding.device_set) > 1:
                 return leaf
             return placing.put(leaf, placing.divided(leaf))
@@ -200,7 +200,7 @@ class JaxLoop(AttributeHints, Loop):
     # -- steps -----------------------------------------------------------------------------------------------------
 
     def compile(self, step: Callable[..., Any] | None = None, **settings: Any) -> Any:
-        """A compiled step, as `jax.jit(step)`, which takes over the memory of the states that it is given.
+        """Return a compiled step like `jax.jit(step)`, with the memory of its input states donated.
 
         ```python
         @loop.compile
@@ -210,17 +210,17 @@ class JaxLoop(AttributeHints, Loop):
         state, value = step(state, x, y)
         ```
 
-        Each call is an update: it counts as `loop.step`, and what it gives is what `save` writes. Steps over NNX
-        modules are compiled by `nnx.jit`, those over Equinox modules by `equinox.filter_jit`.
+        Each call is an update: it increments `loop.step`, and `save` writes its new states. Steps over NNX modules are
+        compiled by `nnx.jit`, steps over Equinox modules by `equinox.filter_jit`.
 
         Args:
-            step: is given states that were prepared, by position, and gives new ones in their order, first or alone.
-            settings: of `jax.jit`.
+            step: Function that takes prepared states by position, and returns new ones in their order, first or alone.
+            settings: Settings of `jax.jit`.
 
         Raises:
-            ConfigError: it is given no prepared state, or gives no new one; or the loop has a precision, and the step
-                calls nothing of `value_and_grad`.
-            StateError: it is given a state that an earlier step has taken over.
+            ConfigError: The step receives no prepared state, or returns no new one; or the loop has a precision, and
+                the step does not use `value_and_grad`.
+            StateError: The step receives a state that an earlier step has donated.
         """
         return (
             partial(self.compile, **settings)
@@ -231,22 +231,24 @@ class JaxLoop(AttributeHints, Loop):
     def value_and_grad(
         self, loss: Callable[..., Any], *, accumulate: int | None = None, has_aux: bool = False
     ) -> LossGradients:
-        """As `jax.value_and_grad(loss)`: of a mean over all rows, also in micro-batches and with rows of padding.
+        """Return a function like `jax.value_and_grad(loss)` for a mean over all rows, also with micro-batches.
 
         ```python
         value, grads = loop.value_and_grad(loss, accumulate=4)(params, x, y)
         ```
 
+        Padding rows do not count.
+
         Args:
-            loss: of the model or parameters and a batch: gives a mean over its rows; or a value of each row; or a sum
-                and its count, a whole number, such as of tokens: of all micro-batches and processes both are added up,
-                and divided once.
-            accumulate: into how many micro-batches a batch is cut, computed one after the other; by default that of the
-                loop, whose loaders put so many batches together.
-            has_aux: whether the loss gives a pair of this and anything else, which is given back.
+            loss: Function of the model or parameters and a batch. It returns a mean over the batch's rows, a value for
+                each row, or a sum and its count, an integer, such as of tokens. For a sum, the total, over all
+                micro-batches and processes, is divided by the total of the counts.
+            accumulate: Number of micro-batches that a batch is split into, computed in sequence; by default that of the
+                loop, whose loaders join as many batches.
+            has_aux: Whether the loss returns a pair of this result and any other value, which is returned too.
 
         Returns:
-            a function of the model, the batch, and `mask=`, which of the rows count.
+            A function of the model, the batch, and `mask=`, which selects the rows that count.
         """
         return LossGradients(
             loss,
@@ -258,10 +260,12 @@ class JaxLoop(AttributeHints, Loop):
         )
 
     def key(self, step: Any = None) -> Any:
-        """The random key of a step: of the loop's seed, the same in any number of processes, and after going on.
+        """Return the random key of a step, which depends on the loop's seed, but not on the number of processes.
+
+        Resuming does not change the keys.
 
         Args:
-            step: its number; by default the updates that are done.
+            step: Number of the step; by default the number of finished updates.
         """
         step = self.step if step is None else step
         if isinstance(step, jax.core.Tracer):
@@ -276,7 +280,7 @@ class JaxLoop(AttributeHints, Loop):
 
     @property
     def is_update(self) -> bool:
-        return True  # a step is an update, of whatever its batch was put together
+        return True  # a step is an update, regardless of the batches that were joined for it
 
     # -- values ----------------------------------------------------------------------------------------------------
 
@@ -304,11 +308,11 @@ class JaxLoop(AttributeHints, Loop):
         return map_leaves(on_host, without, registry().owners), rows
 
     def _parts_of_all(self, parts: list[Part]) -> list[Part]:
-        """Of prepared loaders each process has the values of all rows."""
+        """Return the batches' results: with prepared loaders, each process has the values of all rows."""
         return super()._parts_of_all(parts) if self._gathers else parts
 
     def reduce(self, value: Any, how: str = "mean", *, count: Any = None) -> Any:
-        """As of `Loop`; what was computed from global arrays is of all processes already, and given without waiting."""
+        """Reduce values like `Loop.reduce`; results of global arrays include all processes, and are not awaited."""
         every = leaves(value, registry().owners)
         if how in ("mean", "sum", "max", "min") and every and all(_is_global(leaf) for leaf in every):
             return value if count is None else jax.tree.map(lambda leaf: leaf / jnp.maximum(count, 1), value)
@@ -330,7 +334,7 @@ class JaxLoop(AttributeHints, Loop):
 
     @property
     def state(self) -> Any:
-        """The newest of what was prepared."""
+        """The newest states of the prepared objects."""
         values = [prepared.value for prepared in self._states.prepared]
         if not values:
             raise ConfigError(
@@ -384,28 +388,28 @@ class JaxLoop(AttributeHints, Loop):
 
         old = prepared.value
         prepared.value = _mapped(old, restored)
-        if not is_nnx(old):  # who goes on with it has an error, not the weights before the checkpoint
+        if not is_nnx(old):  # later use raises an error, instead of continuing with the weights before the checkpoint
             for leaf in jax.tree.leaves(old):
                 if isinstance(leaf, jax.Array) and not leaf.is_deleted():
                     leaf.delete()
 
 
 class _Placing:
-    """Where states and batches go: to one device, or over a mesh, where all processes have the same of each array.
+    """The placement of states and batches: on one device, or over a mesh, where all processes have the same arrays.
 
     Args:
-        device: of this process.
-        mesh: the user's own; None makes one.
-        devices: one of each process, by rank.
-        divides: whether states are divided.
+        device: Device of this process.
+        mesh: The user's mesh; None creates one.
+        devices: One device of each process, by rank.
+        divides: Whether states are sharded.
 
     Attributes:
-        mesh, axis: rows are divided along this axis of it.
-        n_shards: among how many devices.
-        is_plain: whether arrays are simply on the device.
-        is_host: whether that is the CPU, which computes from arrays of NumPy as they are.
-        everywhere: the sharding of what each device has.
-        whole: gives an array that is everywhere.
+        mesh, axis: Mesh, and the axis that rows are sharded along.
+        n_shards: Number of devices along this axis.
+        is_plain: Whether arrays are on a single device.
+        is_host: Whether this device is the CPU, which takes NumPy arrays unchanged.
+        everywhere: Sharding of replicated arrays.
+        whole: Function that returns a replicated array.
     """
 
     def __init__(self, device: Any, mesh: Mesh | None, devices: Sequence[Any], *, divides: bool) -> None:
@@ -421,7 +425,7 @@ class _Placing:
         self.whole = jax.jit(lambda array: array, out_shardings=self.everywhere)
 
     def put(self, array: Any, sharding: Any) -> Any:
-        """An array that all processes have alike, as a global one: each keeps its part, and nothing is exchanged."""
+        """Return an array that all processes have as a global array: each keeps its part, and nothing is exchanged."""
         if self.is_plain:
             return jax.device_put(array, self._device)
         if isinstance(array, jax.Array):
@@ -433,14 +437,14 @@ class _Placing:
         return make(array.shape, sharding, lambda index: np.array(array[index]))
 
     def rows(self, array: np.ndarray) -> Any:
-        """The rows of a batch over the devices: divided if that goes, else on each."""
+        """Return the rows of a batch over the devices: sharded if possible, otherwise replicated."""
         if self.is_host:
             return array
         divides = array.ndim > 0 and array.shape[0] > 0 and array.shape[0] % self.n_shards == 0
         return self.put(array, self._rows if divides else self.everywhere)
 
     def divided(self, leaf: Any) -> Any:
-        """Where a leaf of a state goes: divided along its longest axis that can be, if states are divided."""
+        """Return the sharding of a leaf of a state: along its longest possible axis, if states are sharded."""
         axes = [axis for axis, size in enumerate(leaf.shape) if size and size % self.n_shards == 0]
         if not self._divides or not axes:
             return self.everywhere
@@ -453,28 +457,28 @@ class _States:
     """The states that a loop has prepared, and whether it knows the newest.
 
     Args:
-        iterations, loaders: of the loop.
-        count_step: called after each update.
+        iterations, loaders: Iterations and loaders of the loop.
+        count_step: Called after each update.
 
     Attributes:
-        prepared: in their order.
-        n_losses: how many losses of `value_and_grad` were traced.
+        prepared: Prepared states in order.
+        n_losses: Number of traced losses of `value_and_grad`.
     """
 
     def __init__(self, iterations: Any, loaders: Sequence[LoopLoader], count_step: Callable[[], object]) -> None:
         self.prepared: list[_Prepared] = []
         self.n_losses = 0
         self._iterations, self._loaders, self._count_step = iterations, loaders, count_step
-        self._told: dict[Any, int] = {}  # how many batches had been given when the newest state came
+        self._told: dict[Any, int] = {}  # number of batches at the time of the newest state
         self._is_loaded = False
         self._n_steps = 0
 
     def count_loss(self) -> None:
-        """A loss is traced."""
+        """Count a traced loss."""
         self.n_losses += 1
 
     def tell(self, newest: Iterable[tuple[_Prepared, Any]]) -> None:
-        """An update is done, and gave these."""
+        """Record the new states of an update."""
         for prepared, value in newest:
             prepared.value = value
         self._n_steps += 1
@@ -484,17 +488,17 @@ class _States:
         self._told = self._counts() if loader is None else {loader: loader.count}
 
     def loaded(self) -> None:
-        """They are those of a checkpoint."""
+        """Note that the states come from a checkpoint."""
         self._told, self._is_loaded = self._counts(), True
 
     def _counts(self) -> dict[Any, int]:
         return {loader: loader.count for loader in self._loaders}
 
     def check_told(self) -> None:
-        """Check that the newest states are here.
+        """Check that the newest states are known.
 
         Raises:
-            StateError: a batch was given after them.
+            StateError: A batch was returned after them.
         """
         told = self._told or dict.fromkeys(self._loaders, 0)
         is_old = any(loader.count != count for loader, count in told.items())
@@ -505,7 +509,7 @@ class _States:
             )
 
     def explained(self, error: Exception) -> Exception:
-        """An error of a step, in other words if that was given a state which is not there any more."""
+        """Return an error of a step, with another message if the step received a state that no longer exists."""
         if not any(text in str(error) for text in _DELETED):
             return error
         if self._is_loaded:
@@ -522,7 +526,7 @@ class _States:
 
 
 class _CompiledStep:
-    """A step of a user's own, compiled when it is first called."""
+    """A custom step, compiled at its first call."""
 
     def __init__(
         self,
@@ -536,7 +540,7 @@ class _CompiledStep:
         self._step, self._settings, self._states, self._placing = step, settings, states, placing
         self._casts = precision == "bf16-mixed"
         self._call: Callable[..., Any] | None = None
-        self._told: list[tuple[_Prepared, int]] = []  # each with the place of its new value in what the step gives
+        self._told: list[tuple[_Prepared, int]] = []  # each with the position of its new value in the step's result
 
     def __call__(self, *args: Any, **settings: Any) -> Any:
         if self._call is None:
@@ -594,7 +598,7 @@ class _CompiledStep:
         return f"the step {getattr(self._step, '__name__', type(self._step).__name__)!r}"
 
     def _states_in(self, args: Sequence[Any]) -> dict[int, _Prepared]:
-        """The prepared states among the arguments, by position."""
+        """Return the prepared states among the arguments, by position."""
         states: dict[int, _Prepared] = {}
         for position, value in enumerate(args):
             for prepared in self._states.prepared:
@@ -604,7 +608,7 @@ class _CompiledStep:
         return states
 
     def _places(self, given: Any, trees: Sequence[_Prepared]) -> list[tuple[_Prepared, int]]:
-        """Where the new values of states are in what a step gives; -1 is all of it."""
+        """Return the positions of new states in a step's result; -1 means the whole result."""
         if len(trees) == 1 and trees[0].is_like(given):
             return [(trees[0], -1)]
         values = list(given) if isinstance(given, (tuple, list)) else []
@@ -623,7 +627,7 @@ class _CompiledStep:
         return places
 
     def _where_they_were(self, given: Any) -> Any:
-        """What a step gives, with new states on the devices that the prepared ones are on."""
+        """Return a step's result, with new states on the devices of the prepared ones."""
         for prepared, place in self._told:
             value = _mapped_with(_pinned, given if place < 0 else given[place], prepared.value)
             if place < 0:
@@ -637,7 +641,7 @@ class _Prepared:
     """A state that was prepared.
 
     Attributes:
-        value: the newest.
+        value: The newest value.
     """
 
     def __init__(self, value: Any) -> None:
@@ -646,7 +650,7 @@ class _Prepared:
         self._shapes = [np.shape(leaf) for leaf in jax.tree.leaves(value) if _is_value(leaf)]
 
     def is_like(self, value: Any) -> bool:
-        """Whether a value may be a newer one of this state."""
+        """Return whether a value may be a newer value of this state."""
         if self._structure is None or is_nnx(value):
             return value is self.value
         if jax.tree.structure(value) != self._structure:
@@ -654,10 +658,10 @@ class _Prepared:
         return [np.shape(leaf) for leaf in jax.tree.leaves(value) if _is_value(leaf)] == self._shapes
 
     def check(self, saved: Mapping[str, Any]) -> None:
-        """Check that a checkpoint is of such a state.
+        """Check that a checkpoint belongs to such a state.
 
         Raises:
-            StateError: it is not, with the first name that differs.
+            StateError: It does not; the message has the first name that differs.
         """
         own = _named(self.value)
         hint = "make the state as it was made for the run that wrote the checkpoint"
@@ -679,11 +683,11 @@ class _Prepared:
 
 
 class _Padding:
-    """Rows of a batch that count nowhere.
+    """Padding rows of a batch, which do not count.
 
     Attributes:
-        mask: which rows of the batch are real.
-        is_read: whether the loop has asked.
+        mask: Whether each row of the batch is real.
+        is_read: Whether the loop has read the mask.
     """
 
     def __init__(self, mask: Any) -> None:
@@ -699,7 +703,7 @@ class JaxLoader(LoopLoader):
     """A loader whose batches are global arrays of all rows, in each process.
 
     Attributes:
-        count: how many batches it has given in all epochs.
+        count: Number of batches in all epochs so far.
     """
 
     ways: ClassVar[tuple[str, ...]] = (*LoopLoader.ways, "padded")
@@ -717,7 +721,7 @@ class JaxLoader(LoopLoader):
 
     @property
     def mask(self) -> Any:
-        """[rows], which rows of the batch that was given last are real; the others are padding."""
+        """Whether each row of the last batch is real, [rows]; the others are padding."""
         share = self.share
         if share is None or share.rows is None:
             raise StateError("no batch was given yet that has rows", hint="ask for loader.mask within the loop")
@@ -805,7 +809,7 @@ class JaxLoader(LoopLoader):
 
 
 def _on_host(batch: Any) -> Any:
-    """A batch with NumPy arrays in place of tensors of any framework; global arrays stay."""
+    """Return a batch with NumPy arrays instead of tensors of any framework; global arrays stay."""
 
     if _holds_arrays(batch):
         return batch
@@ -823,7 +827,7 @@ def _rows_of(batch: Any) -> int | None:
 
 
 def _holds_arrays(batch: Any) -> bool:
-    """Whether a batch is simply a tuple or list of arrays; most are, and need not be searched."""
+    """Return whether a batch is a plain tuple or list of arrays, which needs no search."""
     return type(batch) in (tuple, list) and len(batch) > 0 and all(type(item) is np.ndarray for item in batch)
 
 
@@ -838,7 +842,7 @@ def _check_preparable(given: Any) -> None:
 
 
 def _contents(value: Any) -> Any:
-    """A pytree with all that a state holds."""
+    """Return a pytree with all contents of a state."""
     if is_nnx(value):
         from flax import nnx
 
@@ -847,7 +851,7 @@ def _contents(value: Any) -> Any:
 
 
 def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
-    """A state with `function` applied to its leaves; NNX objects are changed."""
+    """Return a state with `function` applied to its leaves; NNX objects are changed in place."""
     if is_nnx(value):
         from flax import nnx
 
@@ -857,7 +861,7 @@ def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def _mapped_with(function: Callable[[Any, Any], Any], value: Any, other: Any) -> Any:
-    """As `_mapped`, with two states of the same structure."""
+    """Apply `function` like `_mapped`, to two states of the same structure."""
     if is_nnx(value):
         from flax import nnx
 
@@ -867,7 +871,7 @@ def _mapped_with(function: Callable[[Any, Any], Any], value: Any, other: Any) ->
 
 
 def _pinned(new: Any, old: Any) -> Any:
-    """An array on the devices that another is on, while tracing."""
+    """Return an array on the devices of another, while tracing."""
     pin: Any = jax.lax.with_sharding_constraint
     return pin(new, old.sharding) if isinstance(new, jax.Array) and isinstance(old, jax.Array) else new
 
@@ -877,7 +881,7 @@ def _is_value(leaf: Any) -> bool:
 
 
 def _named(value: Any) -> dict[str, Any]:
-    """The arrays and numbers of a state, by their path in it."""
+    """Return the arrays and numbers of a state, by their path in it."""
     paths = jax.tree_util.tree_flatten_with_path(_contents(value))[0]
     values = [(path, leaf) for path, leaf in paths if _is_value(leaf)]
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in values]

@@ -43,7 +43,7 @@ _LONGEST = 6000  # characters of a parameter that MLflow's stores take
 
 @dataclass(frozen=True)
 class Target:
-    """Where runs go; without a name to MLflow's current experiment."""
+    """Experiment of the runs; without a name, MLflow's current experiment."""
 
     name: str | None
     log_model: bool = False
@@ -77,7 +77,7 @@ class MLflowRun(Tracker):
             ) from error
 
     def _new(self, run: Any, name: str | None) -> str:
-        """Start a run in an experiment, which is made if there is none of that name."""
+        """Start a run in an experiment, which is created if it does not exist."""
         tags = {"anyaccel.experiment": run.experiment or run.graph.label, "anyaccel.kind": run.phase.kind}
         if name is None:
             return started(self._mlflow, self._label, tags)
@@ -137,7 +137,7 @@ def phase_start(run: Any) -> None:
     """Open a run if tracking is on.
 
     Raises:
-        PhaseError: it cannot be started.
+        PhaseError: The run cannot be started.
     """
     _switch.phase_start(run)
 
@@ -165,7 +165,7 @@ def log_to(experiment: str | None, *, log_model: bool = False) -> TrackingScope:
     """Track every phase that begins from now on in this process; as a context manager, those that begin in the block.
 
     Args:
-        experiment: Name of the MLflow experiment. None turns tracking off, whatever the environment says.
+        experiment: Name of the MLflow experiment. None turns tracking off, regardless of the environment.
         log_model: Whether to log the trained graph of each TrainPhase as artifacts.
 
     Raises:
@@ -211,7 +211,7 @@ class MLflowLogger(TrackerCallback):
 
 
 class LoopRun:
-    """What an `anyaccel.Loop` with a log folder logs, in the active run or in a new one."""
+    """The values that an `anyaccel.Loop` with a log folder logs, in the active run or in a new one."""
 
     def __init__(self, mlflow: Any, run_id: str, *, closes: bool) -> None:
         self._mlflow, self._client = mlflow, mlflow.MlflowClient()

@@ -26,14 +26,14 @@ def save_model(
     input_example: Any = None,
     signature: Any = None,
 ) -> None:
-    """Save what `aa.fit` returned as a folder in MLflow's format, without pickle.
+    """Save a fitted model as a folder in MLflow's format, without pickle.
 
     Args:
-        fitted: a `FittedModel`.
-        path: a folder that does not exist yet.
+        fitted: A `FittedModel`.
+        path: A folder that does not exist yet.
         mlflow_model: MLflow's description of the model, which this function completes; a new one by default.
-        input_example: some rows, as for `fitted.predict`, from which the signature is inferred.
-        signature: an `mlflow.models.ModelSignature`, instead of one that is inferred.
+        input_example: Some rows, as for `fitted.predict`, to infer the signature from.
+        signature: An `mlflow.models.ModelSignature`, instead of an inferred one.
 
     Raises:
         ConfigError: `fitted` is not a `FittedModel`, or the folder exists.
@@ -56,13 +56,13 @@ def save_model(
 
 
 def log_model(fitted: Any, name: str = "model", *, input_example: Any = None, signature: Any = None) -> Any:
-    """Log what `aa.fit` returned as a model of the active run, and return MLflow's `ModelInfo`.
+    """Log a fitted model as a model of the active run, and return MLflow's `ModelInfo`.
 
     Args:
-        fitted: a `FittedModel`.
+        fitted: A `FittedModel`.
         name: Name of the logged model.
-        input_example: some rows, from which the signature is inferred.
-        signature: an `mlflow.models.ModelSignature`, instead of one that is inferred.
+        input_example: Some rows, to infer the signature from.
+        signature: An `mlflow.models.ModelSignature`, instead of an inferred one.
 
     Raises:
         ConfigError: `fitted` is not a `FittedModel`.
@@ -79,17 +79,17 @@ def load_model(uri: str, models: Mapping[str, Any] | None = None) -> Any:
     """Load a model that `log_model` or `save_model` wrote, as a `FittedModel`.
 
     Args:
-        uri: such as `models:/NAME/1`, `runs:/RUN/model`, or a folder.
-        models: `{"model": net}` with the module, built as it was for `fit`; not needed for one with a registered name.
+        uri: Location such as `models:/NAME/1`, `runs:/RUN/model`, or a folder.
+        models: `{"model": net}` with the module, built as for `fit`; not needed for a model with a registered name.
 
     Raises:
-        ConfigError, StateError: as of `aa.load`.
+        ConfigError, StateError: See `aa.load`.
     """
     return aa.load(Path(mlflow.artifacts.download_artifacts(uri), _FOLDER), models=models)
 
 
 class _Served:
-    """What MLflow calls to predict."""
+    """The object that MLflow calls to predict."""
 
     def __init__(self, fitted: Any) -> None:
         self._fitted = fitted

@@ -1,6 +1,6 @@
-"""Models larger than a device: which device computes which of their blocks, and where weights rest.
+"""Models larger than a device: which device computes each block, and where its weights are stored.
 
-Offers `plan_blocks` with what it takes and gives, and the capability `OffloadModels` of backends. Tools of frameworks
+Offers `plan_blocks` with its inputs and results, and the capability `OffloadModels` of backends. Tools of frameworks
 are in `anyaccel_offload.torch` and `anyaccel_offload.jax`. Importing this imports no framework.
 """
 

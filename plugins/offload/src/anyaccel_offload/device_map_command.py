@@ -1,4 +1,4 @@
-"""Declares `anyaccel device-map`."""
+"""The command `anyaccel device-map`."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def device_map(
     inputs: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Show which device computes each block of a model, where its weights rest, and what a step costs.
+    """Show the device of each block of a model, the place of its weights, and the cost of a step.
 
-    FACTORY is a function without arguments that makes the model. The module is run, which the command says; the model
+    FACTORY is a function without arguments that returns the model. The command runs its module, and says so; the model
     is built without memory for its weights, and nothing is placed. The exit status is 0 if it fits, and 1 if not.
 
     \b
@@ -71,34 +71,34 @@ def device_map(
     sys.exit(run_device_map(reference, machine, offload=offload, training=training, inputs=inputs, as_json=as_json))
 
 
-# -- What `anyaccel device-map` prints: where the blocks of a model go that is larger than a device --------------------
+# -- The output of `anyaccel device-map`: the places of the blocks of a model that is larger than a device -------------
 
 
 FITS, DOES_NOT_FIT = 0, 1
-"""Exit statuses; 2 is that of other errors."""
+"""Exit statuses; 2 means another error."""
 _SPEC = re.compile(r"([a-z]+[0-9]*)\[([0-9]+(?:,[0-9]+)*)\]")
 
 
 def run_device_map(
     reference: str, inventory: Any, *, offload: str, training: bool, inputs: Sequence[str], as_json: bool
 ) -> int:
-    """Print where the blocks of a model go, and return the exit status.
+    """Print the places of a model's blocks, and return the exit status.
 
     Args:
-        reference: `module:object`: a model, or a function without arguments that makes one.
-        inventory: the machine.
-        offload: where weights may rest that do not fit: `"no"`, `"cpu"` or `"disk"`.
-        training: whether gradients, optimizer state and activations count.
-        inputs: of a call, such as `"int64[1,128]"`.
-        as_json: for programs.
+        reference: `module:object`: a model, or a function without arguments that returns one.
+        inventory: Machine to plan for.
+        offload: Where weights that do not fit may be offloaded: `"no"`, `"cpu"` or `"disk"`.
+        training: Whether gradients, optimizer state and activations are included.
+        inputs: Inputs of a call, such as `"int64[1,128]"`.
+        as_json: Whether to print JSON.
 
     Raises:
-        AnyaccelError: no model, or one that its framework cannot divide.
+        AnyaccelError: There is no model, or its framework cannot split it.
     """
     specs = tuple(map(_spec, inputs))
     model = _model(reference)
     backend = _dividing(model, inventory)
-    # Bytes of each device that computes; those of the host where the CPU does.
+    # Bytes of each device that computes; those of the host if the CPU computes.
     found = {
         str(e.device): e.nbytes for e in inventory.devices if e.device.kind in backend.kinds and e.device.kind != "cpu"
     }
@@ -137,7 +137,7 @@ def _spec(text: str) -> TensorSpec:
 
 
 def _model(reference: str) -> Any:
-    """A model of a module, built without memory for its weights where it is made here."""
+    """Return a model of a module, without memory for its weights if it is built here."""
     _, found = load_object(reference)
     if not isinstance(found, type) and registry().owners(found):
         return found
@@ -162,7 +162,7 @@ def _model(reference: str) -> Any:
 
 
 def _dividing(model: Any, inventory: Any) -> Any:
-    """The backend that divides a model on the devices of a machine."""
+    """Return the backend that splits a model over the devices of a machine."""
     framework = registry().owners(model)[0]
     kinds = [each.device.kind for each in inventory.devices]
     serving = [each for each in registry().backends if each.framework == framework and set(each.kinds) & set(kinds)]

@@ -1,4 +1,4 @@
-"""Device maps of nodes: their settings, where the blocks of a model go as its backend plans it, and placement."""
+"""Device maps of nodes: their settings, the plan of a node's backend, and placement."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from anyaccel.segment import TensorSpec
 from anyaccel_offload.planner import OffloadModels, OffloadPlan, OffloadRequest, memory_size
 from anyaccel_offload.planner.capability import TIERS
 
-_ROWS = 2  # of the call that shows in which order blocks compute
+_ROWS = 2  # of the call that determines the order of blocks
 _OFFLOADS = ("no", *TIERS)
 _EXAMPLE = "{'embed': 'gpu:0', 'layers': 'cpu'}"
 
 
 class DeviceMaps(Layout):
-    """Blocks of a model are on several devices, or their weights rest in host memory or in files."""
+    """A layout with blocks of a model on several devices, or with weights in host memory or files."""
 
     def settings(self, where: str, device_map: Any, max_memory: Any, offload: Any) -> tuple[Any, Any, Any]:
-        """A map is planned if `max_memory` or `offload` is given alone."""
+        """Check the settings; a map is planned if only `max_memory` or `offload` is set."""
         check(GraphError, where, "offload", offload, _OFFLOADS.__contains__, "'no', 'cpu' or 'disk'", "'cpu'")
         limits = None if max_memory is None else _limits(where, max_memory)
         if device_map is None and (limits is not None or offload != "no"):
@@ -47,7 +47,7 @@ class DeviceMaps(Layout):
     def assign(
         self, node: ModelNode, assignment: Assignment, request: Request, registry: Registry, shapes: Shapes
     ) -> Assignment:
-        """As the node's backend plans it."""
+        """Assign the blocks according to the plan of the node's backend."""
         problem = f"node {node.label!r} has a device_map"
         backend = None if node.kind.fixed else assignment.backend.capability(OffloadModels)
         if backend is None:
@@ -85,11 +85,11 @@ class DeviceMaps(Layout):
         return replace(assignment, offload=plan)
 
     def read(self, plain: Any) -> OffloadPlan:
-        """The plan that its `to_dict` described."""
+        """Rebuild the plan from the output of its `to_dict`."""
         return OffloadPlan.from_dict(plain)
 
     def place(self, node: ModelNode, backend: Any, device: Device, plan: OffloadPlan | None) -> Any:
-        """Where a phase leaves a model it is an ordinary one again."""
+        """Place a model; after a phase, it is an ordinary one again."""
         capability = backend.capability(OffloadModels)
         if capability is None:
             return backend.place(node.model, device)
@@ -99,7 +99,7 @@ class DeviceMaps(Layout):
 
 
 DEVICE_MAPS = DeviceMaps()
-"""What core asks where a node has a device map."""
+"""The layout of nodes with a device map, for core."""
 
 
 def _entries(where: str, device_map: Mapping[Any, Any]) -> dict[str, str | int]:
@@ -119,7 +119,7 @@ def _limits(where: str, max_memory: Any) -> dict[str | int, int]:
 
 
 def _place(where: str, name: str, value: Any) -> str | int:
-    """A device as text or as its index, or a tier."""
+    """Return a device as text or as its index, or a tier."""
     fits = lambda it: isinstance(it, str | Device) or (is_integer(it) and it >= 0)  # noqa: E731
     check(GraphError, where, name, value, fits, "a device, 'cpu' or 'disk'", "'gpu:0'")
     return int(value) if is_integer(value) or str(value).isdecimal() else str(value)
@@ -155,7 +155,7 @@ def _wanted(
 
 
 def _text_of(where: str, name: str, value: Any, kind: str) -> str:
-    """A device as text, or the name of a tier; a number is the index of a device of the node's kind."""
+    """Return a device as text, or the name of a tier; a number is the index of a device of the node's kind."""
     if value in TIERS:
         return str(value)
     try:
@@ -167,7 +167,7 @@ def _text_of(where: str, name: str, value: Any, kind: str) -> str:
 
 
 def _free(assignment: Assignment, registry: Registry, devices: Iterable[Device]) -> dict[str, int | None]:
-    """Bytes that are free on each device and in host memory, where weights may take half."""
+    """Return the free bytes of each device and of host memory, which weights may use half of."""
     framework = assignment.framework
     host = host_memory()[1] // 2 if registry.is_of_this_machine else registry.free_memory(framework, Device("cpu"))
     return {**{str(device): registry.free_memory(framework, device) for device in devices}, "cpu": host, "disk": None}

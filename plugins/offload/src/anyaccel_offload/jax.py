@@ -1,6 +1,6 @@
-"""Chains of blocks that are larger than a device: parameters rest in page-locked host memory and come ahead of use.
+"""Chains of blocks larger than a device: parameters stay in pinned host memory and are copied before they are needed.
 
-JAX calls such memory `pinned_host`; a device that does not have it is refused.
+JAX calls this memory `pinned_host`; a device without it is refused.
 """
 
 from __future__ import annotations
@@ -26,27 +26,34 @@ Function = Callable[..., Any]
 
 @constructor_hints
 class OffloadedChain:
-    """A chain of blocks, of which as many as fit stay on a device; the others are copied there one after the other.
+    """A chain of blocks: as many as fit stay on a device; the others are copied there one at a time.
 
-    While a block computes, the next is copied: at most two are on the device beside those that stay. What a block
-    computes is what its function computes with parameters on the device. Calls of several threads do not disturb each
-    other, as long as none of them is `update`.
+    While a block computes, the next is copied: in addition to the blocks that stay, at most two are on the device. A
+    block computes the same as its function with parameters on the device. Several threads may call the chain at the
+    same time, except for `update`.
+
+    >>> import jax.numpy as jnp
+    >>> from anyaccel_offload.jax import OffloadedChain
+    >>> chain = OffloadedChain(lambda parameters, x: x * parameters, [jnp.array(2.0), jnp.array(3.0)])
+    >>> float(chain(jnp.array(5.0)))
+    30.0
 
     Args:
-        functions: a pure function for each block, or one for all: `function(parameters, x)` gives the next `x`.
-        parameters: of each block, a tree of arrays.
-        device: of JAX; None for the first.
-        max_memory: bytes of the device, or text such as `"20GiB"`, for parameters; None if none of them stays there.
+        functions: A pure function for each block, or one for all: `function(parameters, x)` returns the next `x`.
+        parameters: Parameters of each block, a tree of arrays.
+        device: JAX device; None for the first.
+        max_memory: Memory of the device for parameters, in bytes or as text such as `"20GiB"`; None if no parameters
+            stay there.
 
     Attributes:
-        parameters: of each block, where they rest.
-        plan: which blocks stay; None without `max_memory`.
+        parameters: Parameters of each block, in their places.
+        plan: Plan of the blocks that stay; None without `max_memory`.
 
     Raises:
-        CapabilityError: the device has no page-locked host memory.
-        ConfigError: a wrong argument.
+        CapabilityError: The device has no pinned host memory.
+        ConfigError: An argument is wrong.
         MoveError: JAX lacks the dtype of an array, or would narrow it.
-        OutOfMemoryError: not even one block has room.
+        OutOfMemoryError: Not even one block fits.
     """
 
     def __init__(
@@ -80,21 +87,22 @@ class OffloadedChain:
         self.parameters = [self._at_rest(i, jax.tree.map(_owned, tree)) for i, tree in enumerate(trees)]
 
     def __call__(self, x: Any) -> Any:
-        """The output of the last block for the input of the first."""
+        """Return the output of the last block for the input of the first."""
         return self._forward(x, keep=False)[0]
 
     def value_and_gradients(self, loss: Function, x: Any, *args: Any) -> tuple[Any, list[Any]]:
-        """The value of a loss, and its gradients with respect to the parameters of each block.
+        """Return the value of a loss, and its gradients with respect to the parameters of each block.
 
-        Each block is computed again in the backward pass, from its input. Gradients rest where their parameters do.
+        The backward pass computes each block again from its input. Gradients are in the same memory as their
+        parameters.
 
         Args:
-            loss: a pure function of the output of the last block and `args` that gives a scalar.
-            x: input of the first block.
-            args: what else the loss is called with, such as targets.
+            loss: A pure function of the output of the last block and `args` that returns a scalar.
+            x: Input of the first block.
+            args: Additional arguments of the loss, such as targets.
 
         Raises:
-            ConfigError: a parameter is not floating.
+            ConfigError: A parameter is not floating.
         """
         self._check_trained()
         output, inputs = self._forward(x, keep=True)
@@ -107,18 +115,18 @@ class OffloadedChain:
             arriving = self._copied(order[position + 1]) if position + 1 < len(order) else None
             weights, gradient = _backward(self._functions[i])(here, inputs.pop(), gradient)
             made[i] = self._at_rest(i, weights)
-            _finished(gradient)  # the memory of this block is free before the one after next comes
+            _finished(gradient)  # the memory of this block is free before the block after the next is copied
         return value, made
 
     def map(self, function: Function, *trees: Sequence[Any]) -> list[Any]:
-        """What a pure function gives for the parameters of each block, block by block on the device.
+        """Apply a pure function to the parameters of each block, block by block on the device.
 
         Args:
-            function: of the parameters of a block and, from each of `trees`, what belongs to it.
-            trees: an item for each block, such as gradients.
+            function: Function of the parameters of a block, and of its item in each of `trees`.
+            trees: Lists with an item for each block, such as gradients.
 
         Returns:
-            an item for each block, which rests where its parameters do.
+            The result for each block, in the same memory as its parameters.
         """
         for tree in trees:
             check(
@@ -134,14 +142,15 @@ class OffloadedChain:
         """Replace the parameters of each block, as an optimizer does.
 
         Args:
-            function: as of `map`; it gives the new parameters, or a tuple of these and what else to return.
-            trees: as of `map`.
+            function: Function as for `map`, which returns the new parameters, or a tuple of them and additional
+                results.
+            trees: Lists as for `map`.
 
         Returns:
-            for each further item of that tuple, a list with an item for each block.
+            For each additional result, a list with an item for each block.
 
         Raises:
-            ConfigError: what it gives is not like the parameters; they are as before.
+            ConfigError: The new parameters do not match the old ones, which are kept.
         """
         made = [each if isinstance(each, tuple) else (each,) for each in self.map(function, *trees)]
         for i, (each, before) in enumerate(zip(made, self.parameters, strict=True)):
@@ -165,7 +174,7 @@ class OffloadedChain:
         return x, inputs
 
     def _copied(self, i: int) -> Any:
-        """The parameters of a block on the device; they may be on their way."""
+        """Return the parameters of a block on the device; the copy may still run."""
         return jax.device_put(self.parameters[i], self._there) if self._rests[i] else self.parameters[i]
 
     def _at_rest(self, i: int, tree: Any) -> Any:
@@ -186,12 +195,12 @@ class OffloadedChain:
 
 
 def _finished(value: Any) -> Any:
-    """A value, once it is computed: its memory and what it was computed from are then no longer in use."""
+    """Wait until a value is computed, so that the memory of its inputs is no longer in use, and return it."""
     return jax.block_until_ready(value)  # type: ignore[no-untyped-call]
 
 
 def memory_kinds(device: Any) -> list[str]:
-    """The kinds of memory that JAX can address with a device."""
+    """Return the kinds of memory that JAX can address with a device."""
     return sorted(memory.kind for memory in device.addressable_memories())
 
 
@@ -222,7 +231,7 @@ def _likeness(tree: Any) -> Any:
 
 
 def _owned(leaf: Any) -> Any:
-    """An array that its user cannot change: JAX may keep the memory of one of NumPy."""
+    """Return an array that the user cannot change: JAX may share the memory of a NumPy array."""
     return copy_on_host(leaf) if isinstance(leaf, np.ndarray) else leaf
 
 

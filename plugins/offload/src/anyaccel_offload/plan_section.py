@@ -1,4 +1,4 @@
-"""What a plan says of models that are larger than a device: their blocks, where weights rest, and what a step costs."""
+"""The section of a plan about models that are larger than a device: blocks, places of weights, and cost of a step."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from anyaccel.html import size
 from anyaccel_offload.planner import OffloadPlan, PlacedBlock
 
 TIERS = {"": "stays", "cpu": "host memory", "disk": "disk"}
-"""Where weights rest, in words."""
+"""Place of weights, as text."""
 
 
 def section_of(node: str, plan: OffloadPlan) -> Section:
-    """The blocks of a node."""
+    """Return the section about the blocks of a node."""
     title, summary, rows = f"blocks of {node}", _summary(plan), tuple(_rows(plan))
     return Section(
         title=title,
@@ -27,7 +27,7 @@ def section_of(node: str, plan: OffloadPlan) -> Section:
 
 
 def _summary(plan: OffloadPlan) -> str:
-    """What rests where, what is copied in a step, and its expected time, as a sentence."""
+    """Return a sentence about offloaded weights, copied bytes in a step, and its expected time."""
     counts = {tier: sum(block.tier == tier for block in plan.blocks) for tier in TIERS}
     rests = [f"{counts[tier]} in {name}" for tier, name in TIERS.items() if tier and counts[tier]]
     where = f"{counts['']} of {len(plan.blocks)} blocks stay on devices" + (f", {', '.join(rests)}" if rests else "")
@@ -37,7 +37,7 @@ def _summary(plan: OffloadPlan) -> str:
 
 
 def _rows(plan: OffloadPlan) -> Iterator[tuple[str, str, str, str, str]]:
-    """Blocks that follow each other in the same place, in one row: names, device, where they rest, bytes, a step."""
+    """Yield rows for adjacent blocks in the same place: names, device, place of weights, bytes, a step."""
     for _, group in groupby(plan.blocks, key=lambda block: (block.device, block.tier)):
         run = list(group)
         yield (

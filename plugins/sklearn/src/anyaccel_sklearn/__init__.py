@@ -1,8 +1,8 @@
-"""scikit-learn's side of anyaccel: estimators as models of nodes, fitted in a FitPhase or batch by batch; transforms of
-columns, splits by strata and groups, samplers of pairs and triplets, and metrics.
+"""scikit-learn for anyaccel: estimators as models of nodes, fitted in a FitPhase or batch by batch.
 
-Estimators and transforms are any objects that have `fit` and `predict`, or `transform`. Importing this package imports
-no scikit-learn: metrics and scalers by name do when they are used. Core asks for a part of it when that is used.
+The package also has transforms of columns, splits by strata and groups, samplers of pairs and triplets, and metrics.
+Estimators and transforms are any objects with `fit` and `predict`, or `transform`. Importing this package does not
+import scikit-learn: metrics and named scalers import it when they are used. Core loads the parts that it uses.
 """
 
 from anyaccel.lazy_attributes import lazy_attributes

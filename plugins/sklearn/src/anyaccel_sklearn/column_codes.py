@@ -21,9 +21,9 @@ class ComparedColumn:
     """The values of a column that a condition compares.
 
     Attributes:
-        values: numbers or codes [n].
-        missing: where there is no value, bool [n].
-        distinct: the values that codes stand for, if the condition compares these; else None.
+        values: Numbers or codes [n].
+        missing: Whether a value is missing, bool [n].
+        distinct: Values of the codes if the condition compares codes, or None.
     """
 
     values: np.ndarray
@@ -31,17 +31,17 @@ class ComparedColumn:
     distinct: np.ndarray | None = None
 
     def at(self, rows: np.ndarray) -> ComparedColumn:
-        """The same for some rows."""
+        """Return the values of some rows."""
         return ComparedColumn(self.values[rows], self.missing[rows], self.distinct)
 
 
 def find_column(condition: object, name: str, rows: Mapping[str, Rows]) -> tuple[Rows, str]:
-    """The rows and the column that a name means: the only feature set that has it, or `"FEATURE_SET.COLUMN"`.
+    """Return the rows and the column of a name: the only feature set that has it, or `"FEATURE_SET.COLUMN"`.
 
     Args:
-        condition: that names it, for messages.
-        name: the name.
-        rows: the feature sets, by label.
+        condition: Condition that names it, for messages.
+        name: The name.
+        rows: The feature sets, by label.
     """
     matches = [source for source in rows.values() if name in source.columns]
     if len(matches) == 1:
@@ -60,7 +60,7 @@ def find_column(condition: object, name: str, rows: Mapping[str, Rows]) -> tuple
 
 
 def single_values(rows: Rows, name: str) -> np.ndarray:
-    """The numbers of a column, one for each row."""
+    """Return the numbers of a column, one for each row."""
     array = rows.array(name)
     if math.prod(array.shape[1:]) != 1:
         raise SamplerError(
@@ -72,7 +72,7 @@ def single_values(rows: Rows, name: str) -> np.ndarray:
 
 
 def encoded(rows: Rows, name: str) -> ComparedColumn:
-    """A code for each different value of a column, int64 [n]."""
+    """Return a code for each different value of a column, int64 [n]."""
     column = rows.column(name)
     if is_numeric(column.type) and not column.null_count:
         values = single_values(rows, name)
@@ -86,7 +86,7 @@ def encoded(rows: Rows, name: str) -> ComparedColumn:
             hint=f"make a column of text or numbers of it, or use Where({name!r}, function)",
         ) from None
     codes = dictionary.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-    if pa.types.is_floating(dictionary.dictionary.type):  # Arrow tells 0.0 from -0.0, and takes NaN for a value
+    if pa.types.is_floating(dictionary.dictionary.type):  # Arrow distinguishes 0.0 from -0.0, and treats NaN as a value
         distinct = dictionary.dictionary.to_numpy(zero_copy_only=False)
         merged = np.where(np.isnan(distinct), -1, np.unique(distinct, return_inverse=True)[1].reshape(-1))
         codes = np.append(merged, -1)[codes]
@@ -94,12 +94,12 @@ def encoded(rows: Rows, name: str) -> ComparedColumn:
 
 
 def python_values(column: Any) -> np.ndarray:
-    """The values of an Arrow column as Python objects, an object array [n]."""
+    """Return the values of an Arrow column as Python objects, an object array [n]."""
     values = np.empty(len(column), dtype=object)
     values[:] = column.to_pylist()
     return values
 
 
 def hashable(value: Any) -> Any:
-    """A value as a key of a dict; lists and mappings, which cannot be keys, as text."""
+    """Return a value as a key of a dict; lists and mappings, which cannot be keys, as text."""
     return str(value) if isinstance(value, (list, dict)) else value

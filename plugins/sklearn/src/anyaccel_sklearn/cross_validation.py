@@ -1,4 +1,4 @@
-"""cross_validate: a model made and trained anew for each fold of a table, and its predictions for all rows."""
+"""cross_validate: train a new model for each fold of a table, and predict all rows."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _SCORE, _LOSS = "score", "loss"
 @class_hints
 @dataclass(frozen=True, eq=False)
 class CrossValidation:
-    """What `cross_validate` measured.
+    """The results of `cross_validate`.
 
     Attributes:
-        metrics: by name the value of each fold, [folds]: `"score"` (accuracy for classes, R2 for numbers), `"loss"` and
-            the metrics that were asked for, over the rows that the fold was not trained on.
-        folds: for each fold the numbers of the rows that it was tested on.
-        classes: names of the classes, in the order of the columns of `probabilities`; None for numbers.
-        models: the model of each fold.
+        metrics: Values of each metric by name, [folds]: `"score"` (accuracy for classes, R2 for numbers), `"loss"` and
+            the requested metrics, over the test rows of each fold.
+        folds: Numbers of the test rows of each fold.
+        classes: Names of the classes, in the order of the columns of `probabilities`; None for numbers.
+        models: Model of each fold.
     """
 
     metrics: Mapping[str, np.ndarray]
@@ -51,36 +51,36 @@ class CrossValidation:
         return f"CrossValidation({len(self.folds)} folds, {', '.join(texts)})"
 
     def mean(self, name: str = _SCORE) -> float:
-        """The mean of a metric over the folds.
+        """Return the mean of a metric over the folds.
 
         Raises:
-            ResultError: there is no metric of this name.
+            ResultError: There is no metric with this name.
         """
         return float(self._metric(name).mean())
 
     def std(self, name: str = _SCORE) -> float:
-        """The standard deviation of a metric over the folds.
+        """Return the standard deviation of a metric over the folds.
 
         Raises:
-            ResultError: there is no metric of this name.
+            ResultError: There is no metric with this name.
         """
         return float(self._metric(name).std())
 
     @property
     def predictions(self) -> np.ndarray:
-        """For each row what the model predicts that was not trained on it, in the order of the rows.
+        """Prediction for each row by the model that was not trained on it, in the order of the rows.
 
         Raises:
-            ResultError: a row was tested in no fold, or in several.
+            ResultError: A row was tested in no fold, or in several.
         """
         return self._in_order(self._predictions)
 
     @property
     def probabilities(self) -> np.ndarray:
-        """Likewise the probability of each class, [n, classes], in the order of `classes`.
+        """Class probabilities for each row by the model that was not trained on it, [n, classes], as in `classes`.
 
         Raises:
-            ResultError: the predictions are no classes; a row was tested in no fold, or in several.
+            ResultError: The predictions are not classes; or a row was tested in no fold, or in several.
         """
         if self.classes is None:
             raise ResultError("these models predict numbers, which have no probabilities", hint="see predictions")
@@ -119,26 +119,26 @@ def cross_validate(
     progress: Any = "none",
     **fit_arguments: Any,
 ) -> CrossValidation:
-    """Train a model for each fold of a table on the other folds, and measure it on the rows that it has not seen.
+    """Train a model for each fold of a table on the other folds, and evaluate it on the rows of the fold.
 
     Args:
-        model: `"mlp"`, or a function or class of (n_features, n_outputs), which makes a new model for each fold. A
-            model itself is refused: it would have learned from the rows that it is tested on.
-        data: a table as for `fit`, or a FeatureSet.
-        target: as for `fit`.
-        cv: the number of folds, shuffled by the seed, with shares of the classes alike for classes, and groups kept
-            together where there are `groups`; a splitter of scikit-learn; or pairs of numbers of rows (train, test).
-        groups: the column with the group of each row, which is no feature then, or an array, for splitters that keep
-            groups together. A share to validate on keeps those of a column together, too.
-        metrics: measured on each fold, as of an EvalPhase.
-        loss: as for `fit`.
-        seed: of the folds, and of each `fit`.
-        progress: as for `fit`.
-        fit_arguments: all other arguments of `fit`, such as `epochs=20` and `validation=0.2`, which are rows of the
-            other folds.
+        model: `"mlp"`, or a function or class of (n_features, n_outputs), which builds a new model for each fold. A
+            model object is refused: it would be trained on its test rows.
+        data: Table as for `fit`, or a FeatureSet.
+        target: Target as for `fit`.
+        cv: Number of folds, shuffled by the seed. Folds have equal fractions of the classes, and keep groups together
+            if you pass `groups`. Or a scikit-learn splitter, or pairs of row numbers (train, test).
+        groups: Column with the group of each row, which is then not a feature, or an array; for splitters that keep
+            groups together. With a column, a validation fraction keeps its groups together too.
+        metrics: Metrics to compute on each fold; see `EvalPhase`.
+        loss: Loss as for `fit`.
+        seed: Seed of the folds and of each `fit`.
+        progress: Progress display as for `fit`.
+        fit_arguments: All other arguments of `fit`, such as `epochs=20` and `validation=0.2`; validation rows are taken
+            from the training folds.
 
     Raises:
-        PhaseError: a model that was made already, folds that do not fit the rows, or whatever `fit` raises.
+        PhaseError: The model was built already, the folds do not match the rows, or `fit` fails.
 
     Example:
         >>> import anyaccel as aa, numpy as np
@@ -199,7 +199,7 @@ def cross_validate(
 
 
 class _Table:
-    """Rows of a table or of a feature set, to be taken by their numbers."""
+    """Rows of a table or of a feature set, selected by their numbers."""
 
     def __init__(self, data: Any) -> None:
         self.data = data
@@ -218,18 +218,18 @@ class _Table:
         return () if is_table(self.data) else tuple(self.data.targets)
 
     def values(self, name: str) -> np.ndarray:
-        """A column, [n]."""
+        """Return a column, [n]."""
         column = self.data[name] if is_table(self.data) else self.data.column(name)
         return np.asarray(column.to_numpy() if hasattr(column, "to_numpy") else column)
 
     def without(self, name: str) -> _Table:
-        """The table without a column."""
+        """Return the table without a column."""
         if isinstance(self.data, Mapping):
             return _Table({key: values for key, values in self.data.items() if key != name})
         return _Table(self.data.drop_columns([name]))
 
     def take(self, rows: np.ndarray) -> Any:
-        """Some rows, as `fit` takes them."""
+        """Return some rows for `fit`."""
         if isinstance(self.data, Mapping):
             return {name: _taken(values, rows) for name, values in self.data.items()}
         return self.data.take(rows) if is_table(self.data) else self.data.view().take(rows)
@@ -260,10 +260,10 @@ def _is_of_classes(loss: Any, data: Any, target: Names) -> bool:
 def _splits(
     cv: Any, rows: _Table, classes: np.ndarray | None, groups: Any, seed: int
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Numbers of the rows to train on and to test on, of each fold.
+    """Return the row numbers to train on and to test on, for each fold.
 
     Raises:
-        PhaseError: they cannot be made of these rows.
+        PhaseError: These rows cannot be split like this.
     """
     from sklearn import model_selection
 
@@ -281,7 +281,7 @@ def _splits(
         else:
             cv = model_selection.KFold(folds, shuffle=True, random_state=seed)
     try:
-        with warnings.catch_warnings():  # of classes with few rows, which are checked after that
+        with warnings.catch_warnings():  # for classes with few rows, which are checked after that
             warnings.filterwarnings("ignore", "The least populated class", UserWarning)
             made = list(cv.split(np.zeros(rows.count), classes, groups) if hasattr(cv, "split") else cv)
     except (ValueError, TypeError) as error:

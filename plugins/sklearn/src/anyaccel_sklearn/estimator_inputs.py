@@ -16,7 +16,7 @@ from anyaccel_sklearn.estimators import Estimator
 
 
 def estimators(graph: ModelGraph) -> dict[str, Estimator]:
-    """The estimators of a graph, by label. Builds the graph."""
+    """Return the estimators of a graph, by label. Builds the graph."""
     graph.build()
     models = {label: getattr(node, "model", None) for label, node in graph.nodes.items()}
     return {label: model for label, model in models.items() if isinstance(model, Estimator)}
@@ -25,7 +25,7 @@ def estimators(graph: ModelGraph) -> dict[str, Estimator]:
 def inputs_of(
     label: str, graph: ModelGraph, outputs: Mapping[str, np.ndarray], rows: Mapping[str, Rows]
 ) -> list[np.ndarray]:
-    """What an estimator's node takes, in host memory: columns, and outputs of the nodes that feed it."""
+    """Return the inputs of an estimator's node, in host memory: columns, and outputs of the nodes before it."""
     return [array for upstream in graph[label].upstreams for array in _arrays(upstream, graph, outputs, rows)]
 
 
@@ -39,16 +39,16 @@ def _arrays(
 
 
 def targets_of(label: str, graph: ModelGraph, rows: Mapping[str, Rows]) -> np.ndarray | None:
-    """The targets of the data that feed a node, in host memory; None if there are none."""
+    """Return the targets of the data that feed a node, in host memory; None if there are no targets."""
     chosen = chosen_targets(label, graph)
     return None if chosen is None else joined_array(rows[chosen.feature_set.label], chosen.names)
 
 
 def chosen_targets(label: str, graph: ModelGraph) -> ColumnSelection | None:
-    """The target columns of the data that feed a node; None if there are none.
+    """Return the target columns of the data that feed a node, or None.
 
     Raises:
-        ColumnError: there are several, and it is not clear which are meant.
+        ColumnError: There are several, and the choice is ambiguous.
     """
     try:
         return target_columns(AppliedLoss("mse", on=label), graph.nodes)

@@ -1,4 +1,4 @@
-"""Estimator: an object in the scikit-learn style as a module, fitted to data and never trained by gradients."""
+"""Estimator: an object in scikit-learn's style as a module, fitted to data and never trained by gradients."""
 
 from __future__ import annotations
 
@@ -26,21 +26,29 @@ from anyaccel.suggestions import did_you_mean
 class Estimator(Module, ModelKind):
     """An estimator as the model of a node: NumPy arrays in, NumPy arrays out. The user's object is fitted in place.
 
-    An object with `fit` and `predict` may be given to a node as it is; wrap it to choose another output method:
+    You can pass an object with `fit` and `predict` to a node directly. Wrap it to choose another output method:
 
-        ModelNode("pca", Estimator(PCA(8), method="transform"), data.reference())
-        ModelNode("head", Estimator(LogisticRegression(), method="predict_proba"), "pca")
+        ModelNode("pca", Estimator(PCA(8), method="transform"), data.reference()) ModelNode("head",
+        Estimator(LogisticRegression(), method="predict_proba"), "pca")
+
+    >>> import numpy as np
+    >>> from sklearn.linear_model import LinearRegression
+    >>> from anyaccel_sklearn import Estimator
+    >>> line = Estimator(LinearRegression())
+    >>> line.fit([np.array([[0.0], [1.0]])], np.array([1.0, 3.0]))
+    >>> line.compute([np.array([[2.0]])]).round(6)
+    array([5.])
 
     Args:
-        estimator: an object with `fit(features, targets)` (or `partial_fit`, or both) and the method. Features are
-            [n, k]: all inputs flattened per sample and concatenated; targets are [n] or [n, k], and left out if there
-            are none or `fit` takes none.
-        method: `predict`, `predict_proba`, `decision_function`, `transform`, or any other that takes features and
-            returns numbers [n] or [n, ...]; sparse matrices become dense arrays.
-        output_dtype: cast floating outputs to this floating dtype; by default they are as the method returns them.
+        estimator: Object with the output method and `fit(features, targets)` (or `partial_fit`, or both). Features are
+            [n, k]: all inputs flattened per sample and concatenated. Targets are [n] or [n, k], and omitted if
+            the data have none or `fit` takes none.
+        method: `predict`, `predict_proba`, `decision_function`, `transform`, or any other method that takes features
+            and returns numbers [n] or [n, ...]; sparse matrices become dense arrays.
+        output_dtype: Floating dtype to cast floating outputs to; by default they are returned unchanged.
 
     Raises:
-        EstimatorError: the object is a class, has no such method, or cannot be fitted.
+        EstimatorError: The object is a class, has no such method, or cannot be fitted.
     """
 
     differentiable = False
@@ -63,7 +71,7 @@ class Estimator(Module, ModelKind):
         self.method = method
         self.output_dtype = output_dtype
         self.awaits_fit = False
-        """Set by a running phase that has not refitted it yet: its present outputs do not count."""
+        """Set by a running phase that has not refitted it yet: its current outputs are ignored."""
         self.partially_fitted = False
         """Whether `partial_fit` was called since the last `fit`."""
         self._fitted = False
@@ -81,7 +89,7 @@ class Estimator(Module, ModelKind):
 
     @property
     def input_hint(self) -> str:  # type: ignore[override]
-        """Without rows that it was fitted to, it was tried with zeros."""
+        """Hint for inputs: without fitted rows, zeros were tried."""
         if self._example is not None or not self.has_fit:
             return Module.input_hint
         return "it was tried with zeros: give it unfitted (sklearn.base.clone), so that a FitPhase tries its rows"
@@ -90,7 +98,7 @@ class Estimator(Module, ModelKind):
 
     @property
     def is_fitted(self) -> bool:
-        """Fitted here or before: by `__sklearn_is_fitted__`, or by attributes that end in an underscore."""
+        """Whether it is fitted, here or before, by `__sklearn_is_fitted__` or attributes that end in an underscore."""
         if self.awaits_fit or self._failed:
             return False
         if self._fitted:
@@ -136,7 +144,7 @@ class Estimator(Module, ModelKind):
         return self.estimator
 
     def check_inputs(self, node: Any) -> None:
-        """An estimator is fitted to so many numbers a row; a batch that is padded to its own length has others."""
+        """Refuse inputs of varying width, as in padded batches: an estimator is fitted to a fixed width."""
         references = [upstream for upstream in node.upstreams if isinstance(upstream, Reference)]
         for feature_set, name in ((one.feature_set, name) for one in references for name in one.features):
             if feature_set.is_ragged(name):
@@ -157,18 +165,18 @@ class Estimator(Module, ModelKind):
         """Fit the estimator to whole columns in host memory; targets [n, 1] become [n].
 
         Raises:
-            EstimatorError: it requires targets, and there are none.
+            EstimatorError: The estimator requires targets, and there are none.
         """
         self._learn("fit", inputs, targets)
         self.partially_fitted = False
 
     def partial_fit(self, inputs: Sequence[np.ndarray], targets: np.ndarray | None, classes: Any = None) -> None:
-        """Update the estimator with a batch in host memory; raises as `fit`.
+        """Update the estimator with a batch in host memory; raises the errors of `fit`.
 
         Args:
-            inputs: [batch, ...] each.
-            targets: [batch] or [batch, k]; None where there are none.
-            classes: all classes, for an estimator that takes them (`takes_classes`); None leaves them out.
+            inputs: Inputs, [batch, ...] each.
+            targets: Targets, [batch] or [batch, k], or None.
+            classes: All classes, for an estimator that takes them (`takes_classes`); None leaves them out.
         """
         more = {} if classes is None else {"classes": classes}
         self._learn("partial_fit", inputs, targets, **more)
@@ -196,27 +204,27 @@ class Estimator(Module, ModelKind):
         self.home = self.home or Device("cpu")
 
     def mark_failed(self) -> None:
-        """Record that fitting failed: whatever attributes the estimator has, it is not fitted."""
+        """Record that fitting failed: the estimator is not fitted, regardless of its attributes."""
         self._fitted, self._failed = False, True
 
     def snapshot(self) -> Any:
-        """A deep copy of the estimator.
+        """Return a deep copy of the estimator.
 
         Raises:
-            EstimatorError: it cannot be copied.
+            EstimatorError: It cannot be copied.
         """
         try:
             return copy.deepcopy(self.estimator), self._fitted, self._failed, self.partially_fitted
         except ENVIRONMENT_ERRORS:
             raise
-        except Exception as error:  # whatever the user's object raises
+        except Exception as error:  # any error of the user's object
             raise EstimatorError(
                 f"{self.name} cannot be copied for a snapshot: {type(error).__name__}: {error}",
                 hint="freeze its node, or use no snapshots (EarlyStopping(restore_best=True) takes them)",
             ) from error
 
     def restore(self, snapshot: Any) -> None:
-        """Go back to a snapshot; the user's object is replaced if not all of its state is in `__dict__`."""
+        """Restore a snapshot; the user's object is replaced if some of its state is not in `__dict__`."""
         kept, self._fitted, self._failed, self.partially_fitted = snapshot
         fresh = copy.deepcopy(kept)
         if is_plain(self.estimator):
@@ -228,17 +236,17 @@ class Estimator(Module, ModelKind):
     # -- computing -------------------------------------------------------------------------------------------------
 
     def example(self, inputs: Sequence[TensorSpec]) -> tuple[Array, ...]:
-        """Two rows that it was fitted to, as one input: an encoder refuses zeros that are no category of its own."""
+        """Return two fitted rows as one input: an encoder refuses zeros unless they are one of its categories."""
         width = sum(math.prod(spec.shape) for spec in inputs)
         if self._example is None or self._example.shape[1] != width:
             return super().example(inputs)
         return (np.resize(self._example, (2, width)),)
 
     def compute(self, inputs: Sequence[np.ndarray]) -> np.ndarray:
-        """The output of the estimator's method for columns in host memory: numbers [n] or [n, ...], a copy.
+        """Return the output of the estimator's method for columns in host memory: numbers [n] or [n, ...], a copy.
 
         Raises:
-            EstimatorError: it returned something else: text, a list for several targets.
+            EstimatorError: It returned something else: text, or a list for several targets.
         """
         features = _features(inputs)
         outputs = self._numbers(getattr(self.estimator, self.method)(features))
@@ -247,7 +255,7 @@ class Estimator(Module, ModelKind):
         return outputs
 
     def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
-        """The output; no output before it is fitted.
+        """Return the output, which does not exist before the estimator is fitted.
 
         The pullback raises PhaseError.
         """
@@ -303,12 +311,12 @@ class Estimator(Module, ModelKind):
 
 
 def flat(targets: np.ndarray) -> np.ndarray:
-    """Targets as estimators take them: [n] if there is one number per sample."""
+    """Return targets in the form for estimators: [n] if there is one number per sample."""
     return targets.reshape(len(targets)) if targets.size == len(targets) else targets
 
 
 def _copied_array(outputs: Any) -> np.ndarray | None:
-    """A copy, as the next call may overwrite the memory; None of what is not an array."""
+    """Return a copy, as the next call may overwrite the memory; None if the value is not an array."""
     try:
         return np.array(outputs)
     except (TypeError, ValueError):
@@ -316,42 +324,42 @@ def _copied_array(outputs: Any) -> np.ndarray | None:
 
 
 def _features(inputs: Sequence[np.ndarray]) -> np.ndarray:
-    """Inputs [n, k] side by side, in memory that an estimator may write to (`copy=False`) without harm."""
+    """Return inputs [n, k] side by side, in memory that an estimator can safely overwrite (`copy=False`)."""
     arrays = [np.asarray(x).reshape(len(x), -1) for x in inputs]
     if len(arrays) == 1:
         return arrays[0].copy() if arrays[0].flags.writeable else arrays[0]
     return np.concatenate(arrays, axis=1)
 
 
-# -- which methods an object in the scikit-learn style has, and errors for what it lacks -------------------------------
+# -- methods of objects in scikit-learn's style, and errors for missing methods ----------------------------------------
 
 
 OUTPUT_METHODS = ("predict", "predict_proba", "predict_log_proba", "decision_function", "transform", "score_samples")
-"""The usual output methods of estimators; any other method that takes features may be named, too."""
+"""Usual output methods of estimators; you can also name any other method that takes features."""
 
 _FLOATS = ("float16", "float32", "float64")
 
 
 def is_estimator(obj: Any) -> bool:
-    """Whether an object (not a class) has `predict`, and `fit` or `partial_fit`."""
+    """Return whether an object (not a class) has `predict`, and `fit` or `partial_fit`."""
     return is_fittable(obj) and has(obj, "predict")
 
 
 def is_fittable(obj: Any) -> bool:
-    """Whether an object (not a class) has `fit` or `partial_fit`."""
+    """Return whether an object (not a class) has `fit` or `partial_fit`."""
     return not isinstance(obj, type) and any(has(obj, name) for name in ("fit", "partial_fit"))
 
 
 def methods_of(obj: Any) -> list[str]:
-    """Those of `OUTPUT_METHODS` that an object has."""
+    """Return the methods of an object that are in `OUTPUT_METHODS`."""
     return [name for name in OUTPUT_METHODS if has(obj, name)]
 
 
 def model_of(obj: Any) -> Estimator | None:
-    """The model of a node for an object in the scikit-learn style; None for another object.
+    """Return the node model for an object in scikit-learn's style; None for another object.
 
     Raises:
-        EstimatorError: it can be fitted and has no `predict`.
+        EstimatorError: The object can be fitted, but has no `predict`.
     """
     if not is_fittable(obj):
         return None
@@ -361,7 +369,7 @@ def model_of(obj: Any) -> Estimator | None:
 
 
 def no_predict_error(obj: Any) -> EstimatorError:
-    """The error for an object that can be fitted and has no `predict`."""
+    """Return the error for an object that can be fitted, but has no `predict`."""
     name, methods = type(obj).__name__, methods_of(obj)
     fitting = [method for method in ("fit", "partial_fit") if has(obj, method)]
     example = f"give Estimator({name}(...), method={methods[0]!r})" if methods else ""
@@ -373,7 +381,7 @@ def no_predict_error(obj: Any) -> EstimatorError:
 
 
 def _no_output_hint(obj: Any) -> str:
-    """What to do with an object that has no method for new rows."""
+    """Return a hint for an object that has no method for new rows."""
     advice = "give an object with fit and predict, or fit and transform"
     only = next((name for name in ("fit_predict", "fit_transform") if has(obj, name)), "")
     return f"{only} knows the rows that it is fitted to and no others: {advice}" if only else advice
@@ -383,7 +391,7 @@ def check(obj: Any, method: Any, output_dtype: Any) -> None:
     """Check the arguments of `Estimator`.
 
     Raises:
-        EstimatorError: the object cannot be fitted or lacks the method, or the dtype is not a floating one.
+        EstimatorError: The object cannot be fitted or lacks the method, or the dtype is not floating.
     """
     if isinstance(obj, type):
         raise EstimatorError(
@@ -416,9 +424,9 @@ def _is_output(method: str) -> bool:
 
 
 def has(obj: Any, name: str) -> bool:
-    """Whether an object has a method of this name, or will have it when it is fitted.
+    """Return whether an object has a method with this name, or will have it when it is fitted.
 
-    Stacking estimators ask for it the estimator that they end with, which is None until they make one in fitting.
+    Stacking estimators ask their final estimator for it, which is None until they create it in fitting.
     """
     try:
         return callable(getattr(obj, name))
@@ -427,7 +435,7 @@ def has(obj: Any, name: str) -> bool:
 
 
 def parts_of(obj: Any) -> Sequence[Any]:
-    """The parameters of an estimator in scikit-learn's style, and those of the estimators in it; none of another."""
+    """Return the parameters of a scikit-learn estimator and of its inner estimators; () for other objects."""
     try:
         return list(obj.get_params(deep=True).values())
     except Exception:  # of any class: this only looks for mistakes
@@ -435,7 +443,7 @@ def parts_of(obj: Any) -> Sequence[Any]:
 
 
 def parameters_of(function: Callable[..., Any]) -> Sequence[str]:
-    """Names of the parameters of a function; none if it has no signature."""
+    """Return the names of a function's parameters; an empty sequence if it has no signature."""
     try:
         return list(inspect.signature(function).parameters)
     except (TypeError, ValueError):  # compiled functions need not have a signature
@@ -443,7 +451,7 @@ def parameters_of(function: Callable[..., Any]) -> Sequence[str]:
 
 
 def accepts(function: Callable[..., Any], *arguments: Any) -> bool:
-    """Whether a function can be called with these arguments; True if it has no signature."""
+    """Return whether a function can be called with these arguments; true if it has no signature."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -456,6 +464,6 @@ def accepts(function: Callable[..., Any], *arguments: Any) -> bool:
 
 
 def is_plain(obj: Any) -> bool:
-    """Whether all state of an object is in its `__dict__`."""
+    """Return whether all state of an object is in its `__dict__`."""
     slots = any(getattr(base, "__slots__", ()) for base in type(obj).__mro__)
     return hasattr(obj, "__dict__") and not slots and not isinstance(obj, (dict, list, set))

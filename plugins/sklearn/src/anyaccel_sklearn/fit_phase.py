@@ -32,36 +32,43 @@ from anyaccel_sklearn.transforms.sklearn_calls import by_position, columns_by_na
 
 @constructor_hints
 class FitPhase(Phase):
-    """Fits estimators (`fit`, `predict`) once to the outputs of the nodes before them, and freezes their nodes.
+    """Fit estimators (`fit`, `predict`) once to the outputs of the nodes before them, and freeze their nodes.
+
+    >>> import anyaccel as aa, numpy as np
+    >>> from sklearn.linear_model import LinearRegression
+    >>> x = np.arange(8, dtype="float32").reshape(8, 1)
+    >>> data = aa.FeatureSet.from_dict("line", {"x": x, "y": 2 * x}, ["x"], ["y"])
+    >>> graph = aa.ModelGraph([aa.ModelNode("net", LinearRegression(), data)])
+    >>> graph.run(aa.FitPhase("fit", data=data), progress="none").nodes
+    ('net',)
 
     Args:
-        label: name of the phase in results.
-        data: name of a split that every feature set has, a FeatureSet or view, or a mapping from the label of each
+        label: Name of the phase in results.
+        data: Name of a split that every feature set has, a FeatureSet or view, or a mapping from the label of each
             feature set to one of these. Also a source, or anything that IterableSource or MapSource takes (a
             DataLoader, a dataset, a generator function), which is read into memory.
-        nodes: labels of the nodes to fit; by default every estimator that is not fitted yet.
-        batch_size: samples per forward pass of the nodes before them.
-        accelerator: where nodes without an accelerator of their own are computed: an Accelerator, a Device, or text
-            such as `"gpu:0"`; `"auto"` is the best device on which all frameworks of the graph run. A node whose
-            framework has no backend for this kind of device runs on the CPU; the plan notes it and a FallbackWarning
-            is issued once.
-        strict: raise an error instead of falling back to the CPU.
-        policy: name of a plugin's placement policy, for nodes without an accelerator of their own.
+        nodes: Labels of the nodes to fit; by default every estimator that is not fitted yet.
+        batch_size: Samples per forward pass of the nodes before them.
+        accelerator: Device for nodes without an accelerator: an Accelerator, a Device, or text such as `"gpu:0"`.
+            `"auto"` is the best device on which all frameworks of the graph run. A node whose framework has no backend
+            for this kind of device runs on the CPU; the plan notes it and a FallbackWarning is issued once.
+        strict: Raise an error instead of falling back to the CPU.
+        policy: Name of a plugin's placement policy for nodes without an accelerator.
         callbacks: Callback objects.
-        final_device: device to which the nodes are moved when the phase ends; by default they stay where they are.
-        compile: `"auto"` compiles training steps if that pays off, with the reason in `results.events`; `"off"` never
-            compiles nor imports a compiler; `"steps"` compiles whole training steps before the first one. All give the
-            same numbers within rounding.
-        residency: `"resident"` keeps all rows on the devices; `"streamed"` keeps them in host memory and copies them
-            ahead of the compute; `"auto"` decides by free memory, and logs it in `results.events`. All give the same
-            numbers.
-        precision: in which nodes without one of their own are computed: `"float32"`, `"bf16-mixed"`, `"fp16-mixed"`
-            (with scaled losses in training), `"bf16"` or `"float64"`; None for the dtypes of the models. Parameters and
-            what goes from node to node keep their dtypes.
-        matmul_precision: the framework's own setting for matrix products while the phase runs: `"highest"`, `"high"` or
-            `"medium"` (torch), those of `jax.default_matmul_precision`, or whether TensorFlow uses TF32, True or False;
-            a dict by framework where there are several.
-        losses: none; estimators have their own.
+        final_device: Device to which the nodes are moved when the phase ends. By default they stay where they are.
+        compile: `"auto"` compiles training steps if that is faster, and gives the reason in `results.events`. `"off"`
+            never compiles and never imports a compiler. `"steps"` compiles whole training steps before the first one.
+            All three compute the same numbers within rounding.
+        residency: `"resident"` keeps all rows on the devices. `"streamed"` keeps them in host memory and copies them
+            before they are needed. `"auto"` decides by free memory and logs the decision in `results.events`. All three
+            compute the same numbers.
+        precision: Precision of nodes without a precision: `"float32"`, `"bf16-mixed"`, `"fp16-mixed"` (with scaled
+            losses in training), `"bf16"` or `"float64"`; None for the dtypes of the models. Parameters and values
+            between nodes keep their dtypes.
+        matmul_precision: The framework's own setting for matrix multiplication while the phase runs: `"highest"`,
+            `"high"` or `"medium"` (torch), the values of `jax.default_matmul_precision`, or True or False for TF32 in
+            TensorFlow; a dict by framework if the graph has several.
+        losses: Must be empty; estimators have their own losses.
     """
 
     kind = "fit"
@@ -92,7 +99,7 @@ class FitPhase(Phase):
         matmul_precision: Any = None,
         losses: tuple[()] = (),
     ) -> None:
-        """Check the settings, and keep them."""
+        """Check and store the settings."""
 
     @classmethod
     @of_split
@@ -114,11 +121,11 @@ class FitPhase(Phase):
         matmul_precision: Any = None,
         losses: tuple[()] = (),
     ) -> Self:
-        """A FitPhase over the split of this name, in every feature set that the graph uses.
+        """Create a FitPhase over the split with this name, in every feature set that the graph uses.
 
         Args:
-            label: name of the phase.
-            split: name of the split.
+            label: Name of the phase.
+            split: Name of the split.
         """
 
     def check_settings(self) -> None:
@@ -126,11 +133,11 @@ class FitPhase(Phase):
             raise PhaseError(f"phase {self.label!r} is a FitPhase, which takes no losses", hint="leave losses out")
 
     def next_to_fit(self, graph: ModelGraph, done: Collection[str]) -> list[str]:
-        """Of the nodes left to fit, those that need none of the others.
+        """Return the unfitted nodes that depend on no other unfitted node.
 
         Raises:
-            PhaseError: there is none, one cannot be fitted, or it is not clear which.
-            GraphError: a node that is not in the graph.
+            PhaseError: There is no such node, an estimator cannot be fitted, or the choice is ambiguous.
+            GraphError: A node is not in the graph.
         """
         waiting = self._left_to_fit(graph, done)
         if not waiting and not done:
@@ -145,7 +152,7 @@ class FitPhase(Phase):
         return [label for label in waiting if not (ancestors([label], graph.nodes) - {label}) & set(waiting)]
 
     def _left_to_fit(self, graph: ModelGraph, done: Collection[str]) -> list[str]:
-        """Labels of all nodes that are yet to be fitted."""
+        """Return the labels of all nodes that are not fitted yet."""
         models = estimators(graph)
         if self.nodes is None:
             _check_unambiguous(self, graph, models)
@@ -171,7 +178,7 @@ class FitPhase(Phase):
         return (f"fits {', then '.join(order)}, on the host",)
 
     def execute(self, execution: PhaseExecution) -> EvaluationValues | None:
-        """As often as estimators need outputs of each other, which are known only when these are fitted."""
+        """Run rounds until all estimators are fitted: the outputs of an estimator are known only after it is fitted."""
         run = execution.run
         with _awaiting_fit(self._left_to_fit(run.graph, ()), run.graph):
             values = execution.round()
@@ -225,7 +232,7 @@ def _check_ancestors_fitted(
 
 
 def _check_unambiguous(phase: FitPhase, graph: ModelGraph, models: Mapping[str, Estimator]) -> None:
-    """Estimators that learned in a TrainPhase might be kept or be fitted anew: the user has to say which."""
+    """Refuse estimators that learned in a TrainPhase: the user must choose whether to keep or to refit them."""
     learned = [label for label, model in models.items() if model.partially_fitted and label not in graph.frozen]
     if learned:
         unfitted = [label for label, model in models.items() if not model.is_fitted]
@@ -239,7 +246,7 @@ def _check_unambiguous(phase: FitPhase, graph: ModelGraph, models: Mapping[str, 
 def _check_shared_inputs(
     phase: FitPhase, labels: Sequence[str], graph: ModelGraph, models: Mapping[str, Estimator]
 ) -> None:
-    """Nodes may share an estimator, with different methods, say; what it is fitted to must be clear."""
+    """Check that nodes with a shared estimator have equal inputs; they may use different methods of it."""
     first: dict[int, str] = {}
     for label in labels:
         other = first.setdefault(id(models[label].estimator), label)
@@ -252,7 +259,7 @@ def _check_shared_inputs(
 
 @contextlib.contextmanager
 def _awaiting_fit(labels: Sequence[str], graph: ModelGraph) -> Iterator[None]:
-    """While this lasts, what these estimators were fitted to before does not count, until each is fitted anew."""
+    """Ignore earlier fits of these estimators in this context, until each is fitted again."""
     models = [model for label, model in estimators(graph).items() if label in labels]
     for model in models:
         model.awaits_fit = True
@@ -273,11 +280,11 @@ def _fit_nodes(
     """Fit each node's estimator and freeze the node; from then on the graph knows its output.
 
     Args:
-        labels: the nodes, none of which depends on another.
-        graph: where they are.
-        outputs: values of the nodes that feed them, by name.
-        rows: the data in host memory, by feature set.
-        done: receives what was fitted, node by node.
+        labels: Labels of the nodes, none of which depends on another.
+        graph: Graph of the nodes.
+        outputs: Values of the nodes before them, by name.
+        rows: Data in host memory, by feature set.
+        done: Receives the fitted nodes, one by one.
     """
     for label in labels:
         if label in [fitted.node for fitted in done]:
@@ -313,6 +320,6 @@ def _fit(
 
 
 def _sharing(model: Estimator, graph: ModelGraph) -> list[ModelNode]:
-    """The nodes that have the same estimator, whatever methods of it they call."""
+    """Return the nodes that have the same estimator, regardless of their methods."""
     nodes = [node for node in graph.nodes.values() if isinstance(node, ModelNode)]
     return [node for node in nodes if isinstance(node.model, Estimator) and node.model.estimator is model.estimator]

@@ -1,4 +1,4 @@
-"""Results of a FitPhase: which nodes were fitted, on how many rows, how fast."""
+"""Results of a FitPhase: the fitted nodes, their numbers of rows, and the times."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FitResults(PhaseResults):
     """Results of a FitPhase: one entry of `fitted` for each node, in the order of fitting.
 
     `plan` is the plan of the last round if estimators waited for each other. A FitPhase computes no losses, metrics or
-    predictions: `loss` is NaN, the others are empty. The remaining fields are those of PhaseResults.
+    predictions: `loss` is NaN, the others are empty. See PhaseResults for the other fields.
     """
 
     fitted: tuple[Fitted, ...]
@@ -70,7 +70,7 @@ class FitResults(PhaseResults):
         return {}
 
     def to_arrow(self) -> Any:
-        """A table with a row per node: `node`, `estimator` (its class), `rows` and `seconds`."""
+        """Return a table with a row per node: `node`, `estimator` (its class), `rows` and `seconds`."""
         import pyarrow as pa
 
         types = {"node": pa.string(), "estimator": pa.string(), "rows": pa.int64(), "seconds": pa.float64()}
@@ -79,5 +79,5 @@ class FitResults(PhaseResults):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
+        """Return plain data, ready for JSON."""
         return {"label": self.label, "fitted": [asdict(entry) for entry in self.fitted], **self.run_record()}

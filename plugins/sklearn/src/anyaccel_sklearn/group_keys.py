@@ -16,11 +16,11 @@ from anyaccel.errors import ColumnError, SplitError
 
 @dataclass(frozen=True)
 class GroupKeys:
-    """Which rows have the same values in some columns.
+    """Groups of rows with the same values in some columns.
 
     Attributes:
-        codes: int64 [n], a number for each row, from 0 on; rows of one number have the same values.
-        columns: for each column its name, its distinct values, and by code which of them, int64 [len(self)].
+        codes: Group number of each row, int64 [n], from 0; rows with the same number have the same values.
+        columns: Name of each column, its distinct values, and the index of the value for each code, int64 [len(self)].
     """
 
     codes: np.ndarray
@@ -30,17 +30,17 @@ class GroupKeys:
         return len(self.columns[0][2])
 
     def shown(self, code: int) -> str:
-        """The values of a code, for a message: `label=3, who='x'`."""
+        """Return the values of a code for a message: `label=3, who='x'`."""
         return ", ".join(f"{name}={_shown(values[int(which[code])])}" for name, values, which in self.columns)
 
 
 def group_keys(rows: Rows, by: Names, argument: str) -> GroupKeys:
-    """Group rows by one column or several, of any role and any type whose values are scalars.
+    """Group rows by one or several columns, of any role and any type with scalar values.
 
     Args:
-        rows: whose columns they are.
-        by: name of the column, or several.
-        argument: the argument that named them, for messages.
+        rows: Rows with these columns.
+        by: Name of the column, or several.
+        argument: Argument with the names, for messages.
     """
     names = names_of(by)
     if not names:
@@ -59,7 +59,7 @@ def group_keys(rows: Rows, by: Names, argument: str) -> GroupKeys:
 
 
 def _encoded(rows: Rows, name: str, argument: str) -> tuple[np.ndarray, Any]:
-    """A code for each row, int64 [n], and the values by code."""
+    """Return a code for each row, int64 [n], and the values by code."""
     rows.role(name)
     column = rows.column(name)
     _check_values(name, column.is_null().to_numpy(), argument)
@@ -82,7 +82,7 @@ def _encoded_objects(name: str, column: Any, argument: str) -> tuple[np.ndarray,
 
 
 def _decoded(column: Any) -> Any:
-    """Plain values of a dictionary or extension type, which Arrow does not encode."""
+    """Return the plain values of a dictionary or extension type, which Arrow does not encode."""
     if pa.types.is_dictionary(column.type):
         return column.cast(column.type.value_type)
     if isinstance(column.type, pa.BaseExtensionType):
@@ -113,5 +113,5 @@ def _shown(value: Any) -> str:
         return repr(value.item())
     try:
         return repr(value.as_py())
-    except ValueError:  # nanoseconds, which Python's own times do not have
+    except ValueError:  # nanoseconds, which Python's own times do not support
         return str(pa.array([value]).cast(pa.string())[0])

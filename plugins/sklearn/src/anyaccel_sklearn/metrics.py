@@ -1,8 +1,8 @@
-"""The named metrics that core has not, by scikit-learn's functions, which are imported when one is computed.
+"""The named metrics that core does not have, with scikit-learn's functions, which are imported when they are used.
 
-What outputs and targets mean, and what a metric gives where it is not defined, is the same as for the metrics of core;
-scikit-learn's functions get classes and scores that it takes, and say nothing themselves. Numbers that are not finite
-are computed with, not refused, so that a model that diverges ends no training.
+Outputs and targets mean the same as for the metrics of core, and undefined metrics have the same value. scikit-learn's
+functions receive classes and scores that they accept, and issue no messages. Numbers that are not finite are computed
+with, not refused, so that a diverging model does not end the training.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ AVERAGES = ("macro", "micro", "weighted")
 
 
 def computed(function: str, truth: np.ndarray, outputs: np.ndarray, **settings: Any) -> float:
-    """What a function of `sklearn.metrics` gives."""
+    """Return the result of a function of `sklearn.metrics`."""
     import sklearn
     from sklearn import metrics
 
@@ -45,7 +45,7 @@ def computed(function: str, truth: np.ndarray, outputs: np.ndarray, **settings: 
 
 
 def _of_classes(name: str, function: str, outputs: np.ndarray, targets: np.ndarray, **settings: Any) -> float:
-    """A function of true and predicted classes, which may be of any kind."""
+    """Compute a function of true and predicted classes of any kind."""
     predicted, truth = classes(name, outputs, targets)
     labels, indices = np.unique(np.concatenate([predicted, truth]), return_inverse=True)
     if function == "cohen_kappa_score" and len(labels) == 1:
@@ -70,7 +70,7 @@ def _are_0_and_1(values: np.ndarray) -> bool:
 
 
 def _averaged(name: str) -> tuple[NamedMetric, ...]:
-    """A metric of class 1, and its averages over classes."""
+    """Return a metric of class 1, and its averages over classes."""
     measures: list[Measure] = [partial(_of_class_1, name)]
     for average in AVERAGES:
         settings: dict[str, Any] = {"average": average, "zero_division": 0}
@@ -96,12 +96,13 @@ cohen_kappa = _class_metric("cohen_kappa", "cohen_kappa_score")
 
 
 def scored_classes(name: str, outputs: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scores [n, classes] or those of class 1 alone, [n], and true classes [n]; see `class_values.classes`.
+    """Return scores [n, classes] or those of class 1, [n], and true classes [n]; see `class_values.classes`.
 
-    Of two classes the score is the probability of class 1 if rows are probabilities, else the difference of both.
+    For two classes, the score is the probability of class 1 if rows are probabilities, and the difference of both
+    scores otherwise.
 
     Raises:
-        SpecError: as for `classes`; or the outputs are classes, which have no scores.
+        SpecError: See `classes`; or the outputs are classes, which have no scores.
     """
     if outputs.dtype.kind not in "fc":
         raise SpecError(
@@ -120,10 +121,10 @@ def scored_classes(name: str, outputs: np.ndarray, targets: np.ndarray) -> tuple
 
 
 def probabilities(outputs: np.ndarray) -> np.ndarray:
-    """The probability of each class, [n, classes]; of one logit, classes 0 and 1.
+    """Return the probability of each class, [n, classes]; for one logit, of classes 0 and 1.
 
-    Rows that are probabilities already (none negative, with a sum of 1) keep their values and dtype; of other scores
-    the softmax is taken, of one logit the sigmoid, in float64.
+    Rows that are probabilities already (none negative, with a sum of 1) keep their values and dtype. Other scores are
+    converted by the softmax, one logit by the sigmoid, in float64.
     """
     if is_scores(outputs):
         if is_distribution(outputs):
@@ -137,7 +138,7 @@ def probabilities(outputs: np.ndarray) -> np.ndarray:
 
 
 def _area(scores: np.ndarray, positive: np.ndarray) -> float:
-    """Area under the receiver operating characteristic; only the order of scores counts, also that of infinite ones."""
+    """Compute the area under the receiver operating characteristic from the order of scores, also infinite ones."""
     if positive.all() or not positive.any():
         return UndefinedValue(float("nan"), f"all targets are of class {int(positive.any())}")
     return computed("roc_auc_score", positive, np.unique(scores, return_inverse=True)[1].reshape(-1))
@@ -163,9 +164,9 @@ def _roc_auc(outputs: np.ndarray, targets: np.ndarray) -> float:
 def _over_classes(
     name: str, area: Callable[[np.ndarray, np.ndarray], float], weighted: bool, outputs: np.ndarray, targets: np.ndarray
 ) -> float:
-    """The mean over classes; one without targets makes it undefined, unless it has no weight.
+    """Compute the mean over classes; a class without targets makes it undefined, unless it has no weight.
 
-    Averaged here: scikit-learn refuses targets that lack a class, or not, by version.
+    Averaged here: scikit-learn refuses targets that lack a class in some versions.
     """
     scores, truth = scored_classes(name, outputs, targets)
     if scores.ndim == 1:
@@ -178,7 +179,7 @@ def _over_classes(
 
 
 def _over_pairs(name: str, weighted: bool, outputs: np.ndarray, targets: np.ndarray) -> float:
-    """The mean over the pairs of the classes that targets have; averaged here as in `_over_classes`."""
+    """Compute the mean over the pairs of classes in the targets; averaged here as in `_over_classes`."""
     scores, truth = scored_classes(name, outputs, targets)
     if scores.ndim == 1:
         return _area(scores, truth == 1)
@@ -198,9 +199,9 @@ def _absent(counts: np.ndarray) -> str:
 
 
 def _log_loss(outputs: np.ndarray, targets: np.ndarray) -> float:
-    """Mean negative logarithm of the probability of the true class.
+    """Compute the mean negative logarithm of the probability of the true class.
 
-    An own formula: how scikit-learn rounds probabilities of float32 depends on its version.
+    A separate formula: scikit-learn's rounding of float32 probabilities depends on its version.
     """
     _, truth = scored_classes("log_loss", outputs, targets)
     chances = probabilities(outputs)
@@ -209,9 +210,9 @@ def _log_loss(outputs: np.ndarray, targets: np.ndarray) -> float:
 
 
 def _brier_score(outputs: np.ndarray, targets: np.ndarray) -> float:
-    """Mean squared error of probabilities, summed over classes; of two classes, that of class 1.
+    """Compute the mean squared error of probabilities, summed over classes; for two classes, that of class 1.
 
-    An own formula: scikit-learn has one for several classes from 1.7 on.
+    A separate formula: scikit-learn supports several classes only from 1.7.
     """
     _, truth = scored_classes("brier_score", outputs, targets)
     chances = probabilities(outputs).astype(np.float64)
@@ -220,7 +221,7 @@ def _brier_score(outputs: np.ndarray, targets: np.ndarray) -> float:
 
 
 def _top_k(k: int, outputs: np.ndarray, targets: np.ndarray) -> float:
-    """How often the true class is among the `k` with the highest scores; of equal scores, the last class first."""
+    """Compute how often the true class is among the `k` highest scores; for equal scores, later classes come first."""
     _, truth = scored_classes("top_k_accuracy", outputs, targets)
     n_classes = outputs.shape[1] if is_scores(outputs) else 2
     if n_classes <= k:
@@ -247,25 +248,25 @@ brier_score = _score_metric(_brier_score, higher_is_better=False)
 
 
 def _of_numbers(function: str, outputs: np.ndarray, targets: np.ndarray) -> float:
-    """A function of numbers, the mean over outputs of a sample."""
+    """Compute a function of numbers, the mean over outputs of a sample."""
     predicted, truth = columns_of(outputs, targets)
     return computed(function, truth, predicted)
 
 
 def _explained_variance(outputs: np.ndarray, targets: np.ndarray) -> float:
-    """As r2, but a constant error does not count; scikit-learn makes a number of what is not finite."""
+    """Compute r2 without the effect of a constant error; scikit-learn replaces results that are not finite."""
     predicted, truth = columns_of(outputs, targets)
     return computed("explained_variance_score", truth, predicted) if np.isfinite(predicted - truth).all() else np.nan
 
 
 def _max_error(outputs: np.ndarray, targets: np.ndarray) -> float:
-    """Largest absolute error, over all outputs of a sample."""
+    """Compute the largest absolute error, over all outputs of a sample."""
     predicted, truth = columns_of(outputs, targets)
     return computed("max_error", truth.reshape(-1), predicted.reshape(-1))
 
 
 def _of_logarithms(function: str, outputs: np.ndarray, targets: np.ndarray) -> float:
-    """A function of log(1 + value). A model may give values that have none: they end no training."""
+    """Compute a function of log(1 + value); undefined logarithms of a model's outputs do not end the training."""
     predicted, truth = columns_of(outputs, targets)
     for whose, values in (("outputs", predicted), ("targets", truth)):
         if (values <= -1).any():

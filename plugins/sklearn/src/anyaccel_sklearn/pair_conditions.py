@@ -26,7 +26,7 @@ from anyaccel_sklearn.column_codes import (
 )
 
 MaskFunction = Callable[[Any, np.ndarray], Any]
-"""From an anchor's value and an array of candidates' values to a bool mask of the candidates."""
+"""Function from an anchor's value and an array of candidates' values to a bool mask of the candidates."""
 
 
 @constructor_hints
@@ -48,22 +48,22 @@ class PairCondition(ABC):
 
     @abstractmethod
     def read(self, rows: Mapping[str, Rows]) -> ComparedColumn:
-        """The values that are compared, from rows by label of their feature set.
+        """Return the values to compare, from rows by label of their feature set.
 
         Raises:
-            ColumnError: no feature set has the column.
-            SamplerError: several have it, or its values cannot be compared so.
+            ColumnError: No feature set has the column.
+            SamplerError: Several feature sets have it, or its values cannot be compared like this.
         """
 
     @abstractmethod
     def mask(self, compared: ComparedColumn, anchors: np.ndarray) -> np.ndarray:
-        """Which rows fit which anchors: bool [k, n] for the numbers of `k` rows."""
+        """Return which rows match which anchors: bool [k, n] for the numbers of `k` rows."""
 
     def get_config(self) -> dict[str, Any]:
-        """A plain dict that `condition_from_config` reads back.
+        """Return a plain dict that `condition_from_config` reads.
 
         Raises:
-            ConfigError: the condition is a function.
+            ConfigError: The condition is a function.
         """
         return {"condition": self.kind, **{name: getattr(self, name) for name in field_names(self)}}
 
@@ -74,7 +74,7 @@ class _Equality(PairCondition):
         return f"{type(self).__name__}({self.column!r})"
 
     def read(self, rows: Mapping[str, Rows]) -> ComparedColumn:
-        """A code for each different value."""
+        """Return a code for each different value."""
         return encoded(*find_column(self, self.column, rows))
 
 
@@ -86,7 +86,7 @@ class Same(_Equality):
     kind = "same"
 
     def mask(self, compared: ComparedColumn, anchors: np.ndarray) -> np.ndarray:
-        """Equal values."""
+        """Return which values are equal."""
         return np.asarray(compared.values[anchors, None] == compared.values[None])
 
 
@@ -98,7 +98,7 @@ class Different(_Equality):
     kind = "different"
 
     def mask(self, compared: ComparedColumn, anchors: np.ndarray) -> np.ndarray:
-        """Unequal values."""
+        """Return which values are unequal."""
         return np.asarray(compared.values[anchors, None] != compared.values[None])
 
 
@@ -117,7 +117,7 @@ class _Distance(PairCondition):
         return f"{type(self).__name__}({self.column!r}, {self.distance:g})"
 
     def read(self, rows: Mapping[str, Rows]) -> ComparedColumn:
-        """The numbers, float64."""
+        """Return the numbers as float64."""
         source, name = find_column(self, self.column, rows)
         if not is_numeric(source.schema.field(name).type):
             raise SamplerError(
@@ -129,7 +129,7 @@ class _Distance(PairCondition):
         return ComparedColumn(numbers, np.isnan(numbers))
 
     def window(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The least and the greatest number within the distance of each value."""
+        """Return the lowest and the highest number within the distance of each value."""
         return values - self.distance, values + self.distance
 
     def _near(self, values: np.ndarray, anchors: np.ndarray) -> np.ndarray:
@@ -145,7 +145,7 @@ class Within(_Distance):
     kind = "within"
 
     def mask(self, compared: ComparedColumn, anchors: np.ndarray) -> np.ndarray:
-        """Near values."""
+        """Return which values are near."""
         return self._near(compared.values, anchors)
 
 
@@ -157,19 +157,19 @@ class Beyond(_Distance):
     kind = "beyond"
 
     def mask(self, compared: ComparedColumn, anchors: np.ndarray) -> np.ndarray:
-        """Values that are not near."""
+        """Return which values are not near."""
         return ~self._near(compared.values, anchors)
 
 
 @constructor_hints
 @dataclass(frozen=True, slots=True)
 class Where(PairCondition):
-    """A function decides which candidates fit, each by its value alone.
+    """A function selects the matching candidates, each by its value alone.
 
     Args:
-        column: whose values.
-        function: is called with an anchor's value and an array of the candidates' distinct values, and returns a bool
-            mask of these. Tags that are not numeric come in object arrays.
+        column: Column whose values are compared.
+        function: Function of an anchor's value and an array of the candidates' distinct values, which returns a bool
+            mask of these. Tags that are not numeric are passed as object arrays.
     """
 
     kind = "where"
@@ -187,7 +187,7 @@ class Where(PairCondition):
         return f"Where({self.column!r}, {getattr(self.function, '__name__', 'function')})"
 
     def read(self, rows: Mapping[str, Rows]) -> ComparedColumn:
-        """A code for each distinct value, and these values; none counts as missing."""
+        """Return a code for each distinct value, and these values; no value counts as missing."""
         source, name = find_column(self, self.column, rows)
         is_number = is_numeric(source.schema.field(name).type)
         values = single_values(source, name) if is_number else python_values(source.column(name))
@@ -197,7 +197,7 @@ class Where(PairCondition):
         return ComparedColumn(codes, np.zeros(len(codes), dtype=bool), values[first])
 
     def mask(self, compared: ComparedColumn, anchors: np.ndarray) -> np.ndarray:
-        """The masks of the function, called once for each distinct anchor."""
+        """Return the masks of the function, called once for each distinct anchor."""
         codes, candidates = compared.values, compared.distinct
         assert candidates is not None
         chosen, back = np.unique(codes[anchors], return_inverse=True)
@@ -215,10 +215,10 @@ class Where(PairCondition):
         return mask
 
     def get_config(self) -> dict[str, Any]:
-        """A function has no configuration.
+        """Refuse a configuration: a function has none.
 
         Raises:
-            ConfigError: always.
+            ConfigError: Always.
         """
         raise ConfigError(f"{self} is a function and has no configuration", hint="use Same, Different, Within, Beyond")
 
@@ -227,7 +227,7 @@ Conditions = PairCondition | Iterable[PairCondition]
 
 
 def conditions_of(argument: str, given: Any) -> tuple[PairCondition, ...]:
-    """One condition or several as a tuple."""
+    """Return one condition or several as a tuple."""
     several = (given,) if isinstance(given, PairCondition) else given
     conditions = tuple(several) if isinstance(several, Iterable) and not isinstance(several, str) else (several,)
     for condition in conditions:
@@ -243,12 +243,12 @@ def conditions_of(argument: str, given: Any) -> tuple[PairCondition, ...]:
 
 
 def field_names(value: Any) -> tuple[str, ...]:
-    """Names of the fields of a dataclass or an object of it."""
+    """Return the field names of a dataclass or of an instance."""
     return tuple(field.name for field in fields(value))
 
 
 def condition_from_config(config: Any) -> PairCondition:
-    """Read what `get_config` of a condition wrote."""
+    """Rebuild a condition from the output of `get_config`."""
     kind = config.get("condition") if isinstance(config, Mapping) else None
     cls = _CLASSES.get(kind) if isinstance(kind, str) else None
     if cls is None or set(config) != {"condition", *field_names(cls)}:

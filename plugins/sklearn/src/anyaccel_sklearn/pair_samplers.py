@@ -1,4 +1,4 @@
-"""PairSampler and TripletSampler: rows drawn together, by conditions between them."""
+"""PairSampler and TripletSampler: draw rows together, with conditions between them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from anyaccel_sklearn.pair_conditions import (
 
 @constructor_hints
 class _ConditionSampler(Sampler):
-    """Samplers by conditions: how they are written as configurations and read.
+    """Samplers by conditions, with their configurations.
 
     The settings named in `conditions` hold conditions; those in `optional` may hold none.
     """
@@ -43,10 +43,10 @@ class _ConditionSampler(Sampler):
     optional: ClassVar[tuple[str, ...]] = ()
 
     def get_config(self) -> dict[str, Any]:
-        """A plain dict that `from_config` reads back.
+        """Return a plain dict that `from_config` reads.
 
         Raises:
-            ConfigError: a condition is a function.
+            ConfigError: A condition is a function.
         """
         settings = {name: getattr(self, name) for name in field_names(self)}
         settings.update({name: [each.get_config() for each in settings[name]] for name in self.conditions})
@@ -54,11 +54,11 @@ class _ConditionSampler(Sampler):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Read what `get_config` wrote.
+        """Rebuild the sampler from the output of `get_config`.
 
         Raises:
-            ConfigError: not such a configuration.
-            SamplerError: an invalid setting.
+            ConfigError: It is not such a configuration.
+            SamplerError: A setting is invalid.
         """
         known, needed = field_names(cls), {"batch_size", *cls.conditions} - {*cls.optional}
         given = dict(config) if isinstance(config, Mapping) else {}
@@ -81,25 +81,33 @@ class _ConditionSampler(Sampler):
 class PairSampler(_ConditionSampler):
     """Pairs of an anchor and a partner that meet conditions; streams `anchor` and `pair`.
 
-    Each row that has a partner is the anchor of `per_anchor` pairs in an epoch; rows without partners are never
-    anchors. Partners are drawn uniformly and independently among all that fit, anew in each epoch. A row is never its
-    own partner; in a view that holds a row twice, the two may be each other's.
+    In an epoch, each row with a partner is the anchor of `per_anchor` pairs; rows without partners are never anchors.
+    Partners are drawn uniformly and independently among all matching rows, again in each epoch. A row is never its own
+    partner. If a view holds a row twice, the two copies may be partners.
+
+    >>> import anyaccel as aa, numpy as np
+    >>> table = {"x": np.arange(6.0), "who": np.array([0, 0, 1, 1, 2, 2])}
+    >>> data = aa.FeatureSet.from_dict("people", table, ["x"], tags=["who"])
+    >>> sampler = aa.PairSampler(batch_size=3, match=aa.Same("who"), seed=0)
+    >>> anchors, partners = sampler.epoch_orders({"people": data}).orders(0)
+    >>> anchors, partners
+    (array([0, 1, 2, 3, 4, 5]), array([1, 0, 3, 2, 5, 4]))
 
     Args:
-        batch_size: pairs in a batch, at least 1.
-        match: the condition between the two rows of a pair, or several, all of which must hold: Same, Different,
-            Within, Beyond, Where.
-        unlike: conditions of pairs of a second kind, for losses that tell matching pairs from others by their columns;
-            each row that has such a partner is the anchor of `unlike_per_anchor` of them. None: no such pairs.
-        per_anchor: matching pairs of each anchor.
-        unlike_per_anchor: pairs of the second kind of each anchor.
-        shuffle: shuffle the pairs in every epoch; otherwise they are in the order of their anchors' rows, matching ones
-            first.
-        drop_last: leave the last batch out if it is not full.
-        seed: of partners and orders; the same on every machine and backend.
+        batch_size: Pairs per batch, at least 1.
+        match: Condition between the two rows of a pair, or several that must all hold: Same, Different, Within, Beyond,
+            Where.
+        unlike: Conditions of a second kind of pairs, for losses that distinguish both kinds by their columns. Each row
+            with such a partner is the anchor of `unlike_per_anchor` of them. None draws no such pairs.
+        per_anchor: Matching pairs of each anchor.
+        unlike_per_anchor: Pairs of the second kind of each anchor.
+        shuffle: Whether to shuffle the pairs in every epoch; otherwise they are in the order of their anchors' rows,
+            matching pairs first.
+        drop_last: Whether to leave out the last batch if it is not full.
+        seed: Seed of partners and orders; the same on every machine and backend.
 
     Raises:
-        SamplerError: a setting of the wrong type or out of range.
+        SamplerError: A setting has the wrong type or is out of range.
     """
 
     kind: ClassVar[str] = "pair"
@@ -137,8 +145,8 @@ class PairSampler(_ConditionSampler):
         """Find the partners of every row.
 
         Raises:
-            SamplerError: no row has a partner, or none of the second kind.
-            ColumnError: a condition names a column that is not there.
+            SamplerError: No row has a partner, or none of the second kind.
+            ColumnError: A condition names a column that does not exist.
         """
         kinds = [(pair_index(self.match, rows, "partner"), self.per_anchor)]
         if self.unlike:
@@ -158,23 +166,23 @@ class PairSampler(_ConditionSampler):
 @constructor_hints
 @dataclass(frozen=True, slots=True, init=False)
 class TripletSampler(_ConditionSampler):
-    """An anchor, a row that fits it and one that does not; streams `anchor`, `positive` and `negative`.
+    """An anchor, a matching row and a row that does not match; streams `anchor`, `positive` and `negative`.
 
-    Each row that has both is the anchor of `per_anchor` triplets in an epoch; others are never anchors. Both are drawn
-    uniformly among all that meet the conditions, anew in each epoch. A row is never its own partner.
+    In an epoch, each row with both is the anchor of `per_anchor` triplets; other rows are never anchors. Both are drawn
+    uniformly among all rows that meet the conditions, again in each epoch. A row is never its own partner.
 
     Args:
-        batch_size: triplets in a batch, at least 1.
-        positive: the condition between anchor and positive, or several, all of which must hold: Same, Different,
-            Within, Beyond, Where.
-        negative: the same between anchor and negative.
-        per_anchor: triplets of each anchor.
-        shuffle: shuffle the triplets in every epoch; otherwise they are in the order of their anchors' rows.
-        drop_last: leave the last batch out if it is not full.
-        seed: of partners and orders; the same on every machine and backend.
+        batch_size: Triplets per batch, at least 1.
+        positive: Condition between anchor and positive, or several that must all hold: Same, Different, Within, Beyond,
+            Where.
+        negative: Condition between anchor and negative, or several.
+        per_anchor: Triplets of each anchor.
+        shuffle: Whether to shuffle the triplets in every epoch; otherwise they are in the order of their anchors' rows.
+        drop_last: Whether to leave out the last batch if it is not full.
+        seed: Seed of partners and orders; the same on every machine and backend.
 
     Raises:
-        SamplerError: a setting of the wrong type or out of range.
+        SamplerError: A setting has the wrong type or is out of range.
     """
 
     kind: ClassVar[str] = "triplet"
@@ -209,8 +217,8 @@ class TripletSampler(_ConditionSampler):
         """Find the positives and negatives of every row.
 
         Raises:
-            SamplerError: no row has both.
-            ColumnError: a condition names a column that is not there.
+            SamplerError: No row has both.
+            ColumnError: A condition names a column that does not exist.
         """
         positive = pair_index(self.positive, rows, "positive")
         negative = pair_index(self.negative, rows, "negative")
@@ -241,34 +249,34 @@ def _without_both(rows: Mapping[str, Rows], positive: PairIndex, negative: PairI
     )
 
 
-# -- which rows each anchor may be drawn together with, computed once and drawn from in every epoch --------------------
+# -- possible partners of each anchor, computed once and drawn from in every epoch -------------------------------------
 
 
-_CELLS = 2**22  # of a mask of anchors by candidates that is held at once
-_KINDS = 2048  # distinct combinations of values for which every pair of them is kept
+_CELLS = 2**22  # of a mask of anchors by candidates that is in memory
+_KINDS = 2048  # distinct combinations of values for which all pairs are stored
 
 
 class PairIndex(ABC):
     """The partners of each row: the rows that meet some conditions, except the row itself.
 
     Attributes:
-        counts: the number of partners of each row, int64 [n].
+        counts: Number of partners of each row, int64 [n].
     """
 
     counts: np.ndarray
 
     @abstractmethod
     def at(self, anchors: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """For each of `anchors` its partner number `places`, int64 [k]; each place is below the anchor's count."""
+        """Return partner number `places` of each of `anchors`, int64 [k]; each number is below the anchor's count."""
 
     def draw(self, key: int, anchors: np.ndarray) -> np.ndarray:
-        """A partner for each of `anchors`, uniformly: int64 [k]. All of them must have one."""
+        """Return a random partner for each of `anchors`, drawn uniformly: int64 [k]. All of them must have one."""
         words, counts = rng.bits(key, len(anchors)) >> np.uint64(32), self.counts[anchors].astype(np.uint64)
         return self.at(anchors, ((words * counts) >> np.uint64(32)).astype(np.int64))
 
 
 def pair_index(conditions: Sequence[PairCondition], rows: Mapping[str, Rows], partner: str) -> PairIndex:
-    """The partners by some conditions, all of which must hold; messages call them `partner`."""
+    """Return the partners by conditions that must all hold; messages call them `partner`."""
     n = len(next(iter(rows.values())))
     compared = [condition.read(rows) for condition in conditions]
     index = _built(conditions, compared, n)
@@ -285,8 +293,10 @@ def pair_index(conditions: Sequence[PairCondition], rows: Mapping[str, Rows], pa
 
 
 def _built(conditions: Sequence[PairCondition], compared: Sequence[ComparedColumn], n: int) -> PairIndex:
-    """By ranges of a sorted order, which costs no more than sorting. If the conditions are not ranges, by distinct
-    values; by masks if there are too many of these."""
+    """Build an index by ranges of a sorted order, which costs no more than sorting.
+
+    If the conditions are not ranges, build it by distinct values, or by masks if there are too many values.
+    """
     eligible = np.flatnonzero(~np.any([column.missing for column in compared], axis=0))
     pairs = [(condition, column.at(eligible)) for condition, column in zip(conditions, compared, strict=True)]
     windows = [pair for pair in pairs if isinstance(pair[0], (Different, Within, Beyond))]
@@ -298,7 +308,7 @@ def _built(conditions: Sequence[PairCondition], compared: Sequence[ComparedColum
 
 
 class _RangeIndex(PairIndex):
-    """Rows sorted so that the candidates of each are a range, or a range without another one inside it."""
+    """Rows in an order in which the candidates of each row are a range, or a range without another one inside it."""
 
     def __init__(
         self,
@@ -336,7 +346,7 @@ class _RangeIndex(PairIndex):
 
 
 def _numbered(columns: Sequence[np.ndarray], n: int) -> np.ndarray:
-    """A number for each distinct combination of values, int64 [n]."""
+    """Return a number for each distinct combination of values, int64 [n]."""
     numbers = np.zeros(n, dtype=np.int64)
     for values in columns:
         codes = np.unique(values, return_inverse=True)[1].reshape(-1)
@@ -347,7 +357,7 @@ def _numbered(columns: Sequence[np.ndarray], n: int) -> np.ndarray:
 def _ranked(
     window: PairCondition | None, compared: ComparedColumn | None, n: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Each row's rank by value, the least rank that is near it, and the first rank beyond."""
+    """Return each row's rank by value, the lowest rank that is near it, and the first rank beyond."""
     if compared is None:
         zeros = np.zeros(n, dtype=np.int64)
         return zeros, zeros, zeros + 1
@@ -360,7 +370,7 @@ def _ranked(
 
 
 class _ValueIndex(PairIndex):
-    """Rows of equal values are of one kind: only kinds are compared, each with each, and counted by their rows."""
+    """Partners by kinds of rows, which have equal values: only kinds are compared, weighted by their rows."""
 
     def __init__(
         self, n: int, eligible: np.ndarray, pairs: Sequence[tuple[PairCondition, ComparedColumn]], kinds: np.ndarray
@@ -392,7 +402,7 @@ class _ValueIndex(PairIndex):
 
 
 class _MaskIndex(PairIndex):
-    """Every anchor against every candidate, some anchors at a time; only the counts are kept."""
+    """Every anchor compared with every candidate, in chunks of anchors; only the counts are stored."""
 
     def __init__(
         self, n: int, eligible: np.ndarray, pairs: Sequence[tuple[PairCondition, ComparedColumn]], kinds: np.ndarray
@@ -413,7 +423,7 @@ class _MaskIndex(PairIndex):
         return partners
 
     def _masks(self, anchors: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-        """Chunks of the anchors, and bool [k, candidates] of their partners."""
+        """Yield chunks of the anchors, and bool [k, candidates] of their partners."""
         size = max(1, _CELLS // max(1, len(self._eligible)))
         for start in range(0, len(anchors), size):
             own = self._place[anchors[start : start + size]]

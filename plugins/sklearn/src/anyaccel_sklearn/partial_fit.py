@@ -1,4 +1,4 @@
-"""Estimator partial_fit: estimators that are not frozen learn batch by batch while a TrainPhase runs, on the host."""
+"""Estimator partial_fit: unfrozen estimators learn batch by batch during a TrainPhase, on the host."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ToHost = Callable[[str, Any], np.ndarray]
 
 
 def learning_nodes(phase_label: str, losses: Sequence[AppliedLoss], graph: ModelGraph) -> list[str]:
-    """As `Learning.nodes`, of those that have `partial_fit` and are not frozen."""
+    """Return `Learning.nodes` of the estimators that have `partial_fit` and are not frozen."""
     models = estimators(graph)
     labels = [label for label in graph.shapes.order if label in models and models[label].has_partial_fit]
     labels = [label for label in labels if label not in graph.frozen]
@@ -68,13 +68,13 @@ def _check_shared(phase_label: str, label: str, graph: ModelGraph, models: Mappi
 
 
 def _sharing(label: str, models: Mapping[str, Estimator]) -> list[str]:
-    """Labels of all nodes that have the same estimator as this one."""
+    """Return the labels of all nodes that share this node's estimator."""
     return [other for other, model in models.items() if model.estimator is models[label].estimator]
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A training step: its values on their devices, the row orders, its rows, and what copies a value to the host."""
+    """A training step: its values on devices, the row orders, its rows, and a function that copies to the host."""
 
     values: Mapping[str, Any]
     orders: RowOrders
@@ -90,7 +90,7 @@ class _HostColumn:
     array: np.ndarray
 
     def of(self, step: _Step) -> np.ndarray | None:
-        """The rows of a step; None if it has none of this feature set."""
+        """Return the rows of a step; None if it has none of this feature set."""
         span = step.span_of(self.stream[0])
         return None if span is None else self.array[step.orders[self.stream][slice(*span)]]
 
@@ -102,16 +102,16 @@ class _NodeOutput:
     name: str
 
     def of(self, step: _Step) -> np.ndarray | None:
-        """What a step gave; None if it had no rows for the node."""
+        """Return the node's output in a step; None if the step had no rows for the node."""
         value = step.values[self.name]
         return None if value is None else np.asarray(step.to_host(self.name, value))
 
 
 @dataclass(frozen=True, slots=True)
 class _Learner:
-    """One estimator, what it learns from, and the models that share it.
+    """One estimator, its inputs, and the models that share it.
 
-    `classes` are all classes of the phase, where the estimator needs to know them.
+    `classes` are all classes of the phase, if the estimator requires them.
     """
 
     label: str
@@ -121,7 +121,7 @@ class _Learner:
     classes: Any
 
     def learn(self, step: _Step) -> None:
-        """Learn from a step, if it has what is needed."""
+        """Learn from a step, if it has the required values."""
         inputs = [array for source in self.inputs if (array := source.of(step)) is not None]
         targets = None if self.targets is None else self.targets.of(step)
         if len(inputs) < len(self.inputs) or (self.targets is not None and targets is None):
@@ -140,13 +140,13 @@ class PartialFitEstimators(Learners):
     """The estimators that learn in one phase, all on the host.
 
     Args:
-        labels: of their nodes; see `learning_nodes`.
-        graph: where they are.
-        rows: the data of the phase, by feature set.
-        streams: names of the streams of each feature set's sampler.
+        labels: Labels of their nodes; see `learning_nodes`.
+        graph: Graph of the nodes.
+        rows: Data of the phase, by feature set.
+        streams: Names of the streams of each feature set's sampler.
 
     Raises:
-        SamplerError, EstimatorError: one that cannot learn from these data.
+        SamplerError, EstimatorError: An estimator cannot learn from these data.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class PartialFitEstimators(Learners):
         return _Learner(label, (model, *others), tuple(inputs), targets, _classes(label, model, targets))
 
     def before_steps(self, chunk: Chunk, runner: ChunkRunner, steps: StepRange) -> None:
-        """Take rows of the orders of a chunk from now on, in host memory."""
+        """Use the row orders of a chunk from now on, in host memory."""
         self._orders = chunk.host_orders
 
     def step(self, values: Mapping[str, Any], span_of: SpanOf, to_host: ToHost) -> None:
@@ -195,10 +195,10 @@ class PartialFitEstimators(Learners):
         return self._models[label].compute(inputs_of(label, self._graph, outputs, rows))
 
     def snapshot(self) -> list[Any]:
-        """Copies of the estimators.
+        """Return copies of the estimators.
 
         Raises:
-            EstimatorError: one cannot be copied.
+            EstimatorError: An estimator cannot be copied.
         """
         return [learner.models[0].snapshot() for learner in self._learners]
 
@@ -210,10 +210,10 @@ class PartialFitEstimators(Learners):
 
 
 def _classes(label: str, model: Estimator, targets: _HostColumn | None) -> Any:
-    """All classes of the phase, for an estimator that needs to know them and does not yet.
+    """Return all classes of the phase, for an estimator that requires them and does not know them yet.
 
     Raises:
-        EstimatorError: it knows others.
+        EstimatorError: The estimator knows other classes.
     """
     if targets is None or not model.takes_classes:
         return None

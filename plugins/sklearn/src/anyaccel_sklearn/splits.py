@@ -1,4 +1,4 @@
-"""Splits by strata, which are cut alike, and by groups, which stay together."""
+"""Splits by strata, which are split in equal proportions, and by groups, which stay together."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from anyaccel.errors import SplitError
 from anyaccel_sklearn.group_keys import GroupKeys, group_keys
 
 _DENOMINATOR = 10**6
-_MANY = 20  # strata; fewer do not come from a continuous column
+_MANY = 20  # strata; a continuous column has more than this
 
 
 class SplitConstraints:
-    """What splits of some rows keep to: `stratify_by` and `group_by` of a FeatureSet.
+    """The constraints of a split: `stratify_by` and `group_by` of a FeatureSet.
 
-    Own formulas: scikit-learn's splitters draw from other random streams, so that splits would not be those of 0.1.
-    They also make two parts, not several, and do not bring groups near the ratios.
+    Separate formulas: scikit-learn's splitters draw from other random streams, so splits would differ from those of
+    0.1. They also create two parts instead of several, and do not bring groups near the ratios.
 
     Args:
-        rows: to be split.
-        stratify_by, group_by: names of columns; None for none.
+        rows: Rows to split.
+        stratify_by, group_by: Names of columns, or None.
 
     Raises:
-        SplitError, ColumnError: a column that is not there, has nulls or NaN, or is not scalar.
+        SplitError, ColumnError: A column does not exist, has nulls or NaN, or is not scalar.
     """
 
     def __init__(self, rows: Rows, stratify_by: Names = None, group_by: Names = None) -> None:
@@ -38,17 +38,17 @@ class SplitConstraints:
         self._groups = None if group_by is None else group_keys(rows, group_by, "group_by")
 
     def cut(self, label: str, order: np.ndarray, shares: Mapping[str, Fraction]) -> dict[str, np.ndarray]:
-        """The positions of each split, in the order of `order`.
+        """Return the positions of each split, in the order of `order`.
 
-        Each stratum is cut by the shares; groups are assigned in the order in which they come first.
+        Each stratum is split by the fractions; groups are assigned in the order of their first rows.
 
         Args:
-            label: of the feature set.
-            order: positions of the rows, int64 [n].
-            shares: of the splits, adding up to 1.
+            label: Label of the feature set.
+            order: Positions of the rows, int64 [n].
+            shares: Fractions of the splits, adding up to 1.
 
         Raises:
-            SplitError: a stratum or the groups are too few, or a group is in two strata.
+            SplitError: A stratum is too small, there are too few groups, or a group is in two strata.
         """
         shares = _simplest(shares)
         counts = np.array([list(rounded_counts(label, len(order), shares).values())])
@@ -68,14 +68,14 @@ class SplitConstraints:
         return {split: order[split_of_row == number] for number, split in enumerate(shares)}
 
     def check_together(self, label: str, positions: Mapping[str, np.ndarray]) -> None:
-        """Check that no group has rows in two splits; a group may have rows in none.
+        """Check that no group has rows in two splits; a group may have rows in no split.
 
         Args:
-            label: of the feature set.
-            positions: of each split, int [k] into its rows.
+            label: Label of the feature set.
+            positions: Positions of each split, int [k] into its rows.
 
         Raises:
-            SplitError: one has; names it.
+            SplitError: A group has rows in two splits; the message names it.
         """
         groups = self._groups
         if groups is None:
@@ -97,12 +97,12 @@ class SplitConstraints:
 
 
 def split_groups(strata: np.ndarray, groups: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The split of each row, int64 [n], the same for all rows of a group, with about `counts` rows by stratum.
+    """Return the split of each row, int64 [n], equal for all rows of a group, with about `counts` rows by stratum.
 
     Args:
-        strata: stratum of each row, int [n], the same for all rows of a group.
-        groups: group of each row, int [n], 0 to groups - 1; groups are assigned in the order of their first rows.
-        counts: rows by stratum and split, int [strata, splits]; a stratum has at least as many groups as splits.
+        strata: Stratum of each row, int [n], the same for all rows of a group.
+        groups: Group of each row, int [n], 0 to groups - 1; groups are assigned in the order of their first rows.
+        counts: Rows by stratum and split, int [strata, splits]; a stratum has at least as many groups as splits.
     """
     first, sizes = np.unique(groups, return_index=True)[1], np.bincount(groups)
     turn = np.argsort(first)
@@ -115,15 +115,15 @@ def split_groups(strata: np.ndarray, groups: np.ndarray, counts: np.ndarray) -> 
 
 
 def assign_groups(sizes: np.ndarray, wanted: Sequence[int]) -> np.ndarray:
-    """The split of each group, int64 [groups], so that the splits have about `wanted` rows.
+    """Return the split of each group, int64 [groups], so that the splits have about `wanted` rows.
 
-    Each group in turn goes to the split that lacks most; then single groups are moved, and pairs of groups exchanged
-    between two splits, as long as that reduces the sum of squared differences. Every split with `wanted` rows keeps at
-    least one group.
+    Each group in turn goes to the split that lacks most rows. Then single groups are moved, and pairs of groups
+    exchanged between two splits, while that reduces the sum of squared differences. Every split with `wanted` rows
+    keeps at least one group.
 
     Args:
-        sizes: rows of each group, int [groups]; at least as many groups as splits.
-        wanted: rows of each split, adding up to those of all groups.
+        sizes: Rows of each group, int [groups]; at least as many groups as splits.
+        wanted: Rows of each split, adding up to those of all groups.
     """
     splits = _first_assignment(sizes, wanted)
     excess = np.bincount(splits, weights=sizes, minlength=len(wanted)).astype(np.int64) - np.asarray(wanted)
@@ -152,7 +152,7 @@ def _first_assignment(sizes: np.ndarray, wanted: Sequence[int]) -> np.ndarray:
 def _best_swap(
     sizes: np.ndarray, splits: np.ndarray, excess: np.ndarray, wanted: Sequence[int]
 ) -> tuple[int, int, int, int] | None:
-    """Giver, taker, size of the group that moves, and of the group that moves back (0: none)."""
+    """Return giver, taker, size of the group that moves, and of the group that moves in exchange (0: none)."""
     best_gain, best = 0, None
     held = [np.unique(sizes[splits == split]) for split in range(len(wanted))]
     has_one = [int((splits == split).sum()) < 2 and count > 0 for split, count in enumerate(wanted)]
@@ -186,7 +186,7 @@ def _check_nested(label: str, groups: GroupKeys, strata: GroupKeys) -> None:
 
 
 def _simplest(shares: Mapping[str, Fraction]) -> dict[str, Fraction]:
-    """The fractions that were meant (0.1 is 1/10, which no float is), adding up to 1."""
+    """Return the intended fractions (0.1 as 1/10, which no float represents), adding up to 1."""
     least = Fraction(1, _DENOMINATOR)
     meant = {name: max(share.limit_denominator(_DENOMINATOR), least) for name, share in shares.items()}
     return {name: share / sum(meant.values()) for name, share in meant.items()}
@@ -220,16 +220,16 @@ def _continuous(label: str, sizes: np.ndarray, strata: GroupKeys) -> SplitError:
 
 
 def apportion(sizes: Sequence[int], shares: Sequence[Fraction], totals: Sequence[int]) -> np.ndarray:
-    """Rows by stratum and split, int64 [strata, splits].
+    """Return the rows by stratum and split, int64 [strata, splits].
 
-    Each is a stratum's size times a split's share, rounded up or down, and so is each sum over all strata. Rows left
-    over by rounding go to the splits to which the strata before owe most. The sums are `totals` whenever some such
-    rounding gives them.
+    Each is a stratum's size times a split's fraction, rounded up or down, and so is each sum over all strata. Remaining
+    rows after rounding go to the splits that earlier strata have rounded down most. The sums are `totals` if any such
+    rounding reaches them.
 
     Args:
-        sizes: rows of each stratum.
-        shares: of the splits, adding up to 1.
-        totals: rows of each split, each its share of all rows rounded up or down, adding up to all rows.
+        sizes: Rows of each stratum.
+        shares: Fractions of the splits, adding up to 1.
+        totals: Rows of each split, its fraction of all rows rounded up or down, adding up to all rows.
     """
     ideal = [[share * size for share in shares] for size in sizes]
     base = np.array([[math.floor(count) for count in row] for row in ideal], dtype=np.int64)
@@ -243,11 +243,11 @@ def apportion(sizes: Sequence[int], shares: Sequence[Fraction], totals: Sequence
 
 
 def split_strata(strata: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The split of each row, int64 [n]: the first rows of a stratum go into the first split, and so on.
+    """Return the split of each row, int64 [n]: the first rows of a stratum go into the first split, and so on.
 
     Args:
-        strata: stratum of each row, int [n].
-        counts: rows by stratum and split, int [strata, splits].
+        strata: Stratum of each row, int [n].
+        counts: Rows by stratum and split, int [strata, splits].
     """
     split_of_row = np.empty(len(strata), np.int64)
     splits = np.tile(np.arange(counts.shape[1]), len(counts))
@@ -258,7 +258,7 @@ def split_strata(strata: np.ndarray, counts: np.ndarray) -> np.ndarray:
 def _round_up(
     sizes: Sequence[int], ideal: Sequence[Sequence[Fraction]], base: np.ndarray, fractional: np.ndarray
 ) -> np.ndarray:
-    """Which counts are rounded up, bool [strata, splits], so that every stratum has all its rows."""
+    """Return which counts are rounded up, bool [strata, splits], so that every stratum has all its rows."""
     rounded_up = np.zeros(base.shape, dtype=bool)
     owed = [Fraction(0)] * base.shape[1]
     for stratum, size in enumerate(sizes):
@@ -275,7 +275,7 @@ def _settle(
 ) -> None:
     """Exchange counts rounded up until each split has `low` to `high` of them, and `wanted` if possible.
 
-    The bounds can always be met: the unrounded shares meet them, and a table with whole sums that can be rounded at
+    The bounds can always be met: the unrounded fractions meet them, and a table with whole sums that can be rounded at
     all can be rounded so.
     """
     for bound in (high, low, wanted):
@@ -284,7 +284,7 @@ def _settle(
 
 
 def _shift(rounded_up: np.ndarray, fractional: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> bool:
-    """Take one row from a split of `starts` and give one to a split of `ends`, by way of others if necessary."""
+    """Take one row from a split of `starts` and add one to a split of `ends`, by way of others if necessary."""
     if not starts.any() or not ends.any():
         return False
     free = fractional & ~rounded_up
@@ -296,7 +296,7 @@ def _shift(rounded_up: np.ndarray, fractional: np.ndarray, starts: np.ndarray, e
 
 
 def _path(steps: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> list[int]:
-    """The shortest path along `steps` (bool [from, to]) from a start to an end, empty if there is none."""
+    """Return the shortest path along `steps` (bool [from, to]) from a start to an end, empty if there is none."""
     paths = [[int(start)] for start in np.flatnonzero(starts)]
     seen = set(np.flatnonzero(starts).tolist())
     for path in paths:  # grows during the loop: breadth first

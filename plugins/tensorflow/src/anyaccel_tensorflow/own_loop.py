@@ -1,4 +1,4 @@
-"""Own loops of TensorFlow: gradients of a GradientTape over all processes, and optimizers that step once an update."""
+"""Custom loops of TensorFlow: a GradientTape's gradients over all processes; optimizers step once an update."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _FUNCTION_HINT = "write @loop.function in place of @tf.function"
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError, tf.errors.CancelledError)
 _MANY_TRACES = 6
 _NO_SEED = 87654321
-"""What TensorFlow takes beside the seed of an operation where no seed is set for all: with it, these stay the same."""
+"""TensorFlow's default global seed for operations with a seed; setting it leaves their numbers unchanged."""
 _DIGESTED = 4096
-"""So many elements of each tensor tell batches apart."""
+"""Number of elements of each tensor that identify a batch."""
 _prepared: WeakValueDictionary[int, Any] = WeakValueDictionary()
 """By id: a tf.Variable has no hash."""
 
 
 class TensorFlowLoops(OwnLoops):
-    """Loops of TensorFlow."""
+    """The custom loops of TensorFlow."""
 
     @property
     def loop(self) -> type[Loop]:
@@ -50,8 +50,8 @@ class TensorFlowLoops(OwnLoops):
 class TensorFlowLoop(Loop):
     """A loop of TensorFlow with a `GradientTape`, in processes that TensorFlow's collective operations join.
 
-    `prepare` gives the very models and optimizers that it is given, and a loader in place of a `tf.data.Dataset`.
-    Gradients are summed by `gradient`, in one message with the last batch of an update.
+    `prepare` returns the same models and optimizers, and a loader for a `tf.data.Dataset`. With the last batch of an
+    update, `gradient` sums the gradients of all processes in one message.
 
     ```python
     loop = aa.Loop(framework="tensorflow")
@@ -77,10 +77,10 @@ class TensorFlowLoop(Loop):
         self._optimizers: list[_PreparedOptimizer] = []
         self._others: list[Any] = []
         self._window = Window()
-        self._pending: frozenset[int] = frozenset()  # variables whose gradients no optimizer was given yet
+        self._pending: frozenset[int] = frozenset()  # variables whose gradients no optimizer has received yet
         self._sites: dict[Any, _Site] = {}
-        self._positions: dict[int, int] = {}  # of the variables that are trained, by id
-        self._traced: _Traced | None = None  # what is called, and perhaps traced, just now
+        self._positions: dict[int, int] = {}  # positions of the trained variables, by id
+        self._traced: _Traced | None = None  # the function that is being called, and perhaps traced
         self._n_functions = 0
         self._n_calls = Counter[tuple[int, int]]()  # of `gradient` for the same variables, in this batch
         self._row_tensors: dict[float | None, Any] = {}
@@ -90,7 +90,7 @@ class TensorFlowLoop(Loop):
         self._check_settings()
         self._is_plain = self.num_processes == 1 and self.accumulation_steps == 1
         if self.num_processes > 1 and tf.compat.v1.random.get_seed(0)[0] == _NO_SEED:
-            tf.random.set_seed(_NO_SEED)  # models, and the order of data sets, are to be alike in all processes
+            tf.random.set_seed(_NO_SEED)  # models, and the order of data sets, must be equal in all processes
         self._is_begun = True
 
     def _check_settings(self) -> None:
@@ -127,10 +127,10 @@ class TensorFlowLoop(Loop):
             )
 
     def _seed_framework(self, seed: int) -> None:
-        if not self._is_begun:  # later it would change the order of data sets that are made, in one process alone
+        if not self._is_begun:  # later, it would change the order of new data sets in one process only
             tf.random.set_seed(seed % 2**31)
 
-    # -- what is prepared ------------------------------------------------------------------------------------------
+    # -- prepare ---------------------------------------------------------------------------------------------------
 
     def _make_loader(self, loader: Any, *settings: Any) -> LoopLoader:
         return (
@@ -211,7 +211,7 @@ class TensorFlowLoop(Loop):
             )
         self.accelerator.place(optimizer)
         own = _PreparedOptimizer(optimizer)
-        if own.is_scaling and not optimizer.built:  # a step traced before would keep the first scale for ever
+        if own.is_scaling and not optimizer.built:  # an earlier trace would keep the first scale forever
             trained = [variable for model in self._models for variable in model.trained]
             if len(self._optimizers) > 0 or not trained:
                 raise ConfigError(
@@ -241,9 +241,9 @@ class TensorFlowLoop(Loop):
     # -- steps -----------------------------------------------------------------------------------------------------
 
     def function(self, function: Callable[..., Any] | None = None, **settings: Any) -> Any:
-        """A step of the loop as a `tf.function`, which is traced for the first batch, and once for any number of rows.
+        """Return a step as a `tf.function`, traced for the first batch, and again once for any number of rows.
 
-        Where batches are accumulated there are two of it: for those that end an update, and for the others; `is_update`
+        If batches are accumulated, it is traced twice: for batches that end an update, and for the others. `is_update`
         is a plain bool in each.
 
         ```python
@@ -252,11 +252,11 @@ class TensorFlowLoop(Loop):
         ```
 
         Args:
-            function: computes one batch.
-            settings: of `tf.function`; `reduce_retracing` is on.
+            function: Function that computes one batch.
+            settings: Settings of `tf.function`; `reduce_retracing` is on.
 
         Raises:
-            ConfigError: `jit_compile` in several processes.
+            ConfigError: `jit_compile` is set in several processes.
         """
         if function is None:
             return partial(self.function, **settings)
@@ -271,7 +271,7 @@ class TensorFlowLoop(Loop):
 
     @contextmanager
     def accumulate(self, *models: Any) -> Iterator[None]:
-        """Around what is done with one batch of an update; needed where the batch is of no prepared loader."""
+        """Mark the code for one batch of an update; needed if the batch comes from no prepared loader."""
         share = self._iterations.training_share
         if not self._window.is_current(share, within=False):
             self._begin(share)
@@ -315,7 +315,7 @@ class TensorFlowLoop(Loop):
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def gradient(self, tape: Any, loss: Any, variables: Any, count: Any = None) -> Any:
-        """The gradients of the mean over all rows of the update, in all processes; as `tape.gradient`.
+        """Return gradients like `tape.gradient`, of the mean over all rows of the update in all processes.
 
         ```python
         gradients = loop.gradient(tape, loss, model.trainable_variables)  # a mean over the rows of the batch
@@ -323,20 +323,20 @@ class TensorFlowLoop(Loop):
         ```
 
         Args:
-            tape: a `tf.GradientTape` that has recorded the loss.
-            loss: a mean over the rows of the batch; with `count`, a sum.
-            variables: of prepared models, also nested.
-            count: over how many terms the loss is a sum, a number or a tensor: the sums of all batches of the update,
-                and of all processes, are divided by their count.
+            tape: A `tf.GradientTape` that has recorded the loss.
+            loss: A mean over the rows of the batch; with `count`, a sum.
+            variables: Variables of prepared models, which may be nested.
+            count: Number of terms in the sum, a number or a tensor. The total of the sums, over all batches of the
+                update and all processes, is divided by the total of the counts.
 
         Returns:
-            for each variable its gradient; zeros for a batch that is not the last of its update, after which optimizers
+            The gradient of each variable; zeros for a batch that is not the last of its update, after which optimizers
             do nothing.
 
         Raises:
-            ConfigError: called where the loop cannot know the batch, or of variables that are not prepared.
-            DataError: the loss is no scalar.
-            FrameworkError: another process has ended, or does not answer.
+            ConfigError: The loop cannot know the batch of this call, or variables are not prepared.
+            DataError: The loss is not a scalar.
+            FrameworkError: Another process has ended, or does not answer.
         """
         traced = self._current()
         if traced is None:
@@ -369,7 +369,7 @@ class TensorFlowLoop(Loop):
         return tf.nest.pack_sequence_as(variables, gradients)
 
     def _site(self, keys: Sequence[int], traced: _Traced | None, *, is_counted: bool) -> _Site:
-        """The place of this call in the code, by what is alike in all processes."""
+        """Return the site of this call in the code, identified by values that are equal in all processes."""
         variables = (self._positions[keys[0]] if keys else 0, len(keys))
         number = self._n_calls[variables]
         self._n_calls[variables] += 1
@@ -387,7 +387,7 @@ class TensorFlowLoop(Loop):
         return site
 
     def _current(self) -> _Traced | None:
-        """The function that is traced; None where nothing is."""
+        """Return the function that is being traced, or None."""
         if tf.executing_eagerly():
             return None
         if self._traced is None or self._traced.graph is not tf.compat.v1.get_default_graph():
@@ -410,7 +410,7 @@ class TensorFlowLoop(Loop):
                 )
 
     def _rows_of(self, share: Share | None) -> float:
-        """How many rows this process has of a batch; NaN where nothing says it."""
+        """Return the number of rows of this process in a batch; NaN if unknown."""
         return math.nan if share is None or share.rows is None or share.total is None else float(share.rows)
 
     def _of_update(
@@ -423,7 +423,7 @@ class TensorFlowLoop(Loop):
         is_closing = self._window.is_closing if traced is None else traced.is_closing
         if count is None:
             weight = terms = rows
-        else:  # what a process without rows is given counts nowhere
+        else:  # the row of a process without rows does not count
             weight = tf.cast(tf.not_equal(rows, 0.0), tf.float32)
             terms = weight * tf.cast(count, tf.float32)
         results = [
@@ -463,7 +463,7 @@ class TensorFlowLoop(Loop):
             return group.sum_of_all(message, call, device)
 
     def _average_statistics(self, site: _Site, rows: Any) -> None:
-        """Moving averages of layers become their means over processes: the same in all."""
+        """Replace moving averages of layers by their means over processes, so that all have the same."""
         for i, model in enumerate(self._models):
             if not model.norm or model.keys.isdisjoint(site.keys):
                 continue
@@ -478,7 +478,7 @@ class TensorFlowLoop(Loop):
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _apply(self, own: _PreparedOptimizer, grads: Any, trainable_variables: Any = None) -> None:
-        """What `optimizer.apply`, and with it `apply_gradients`, does: nothing until an update is full."""
+        """Replace `optimizer.apply`, and with it `apply_gradients`: do nothing until an update is complete."""
         traced, optimizer = self._current(), own.optimizer
         grads = list(grads)
         if trainable_variables is None:
@@ -516,7 +516,7 @@ class TensorFlowLoop(Loop):
     # -- calls of steps --------------------------------------------------------------------------------------------
 
     def call(self, function: LoopFunction, args: Any, kwargs: Any) -> Any:
-        """Call a step, which is traced if it must be, and note what it has done."""
+        """Call a step, trace it if necessary, and record its effects."""
         share = self._iterations.training_share
         rows = self._rows_of(share)
         traced = function.traced(is_closing=self._will_close())
@@ -530,7 +530,7 @@ class TensorFlowLoop(Loop):
                 self._processes.group.attempt("average the gradients", partial(_raise, error))
             raise
         except Exception as error:
-            if isinstance(error.__context__, AnyaccelError):  # which autograph has put into an error of its own
+            if isinstance(error.__context__, AnyaccelError):  # which autograph has wrapped in another error
                 raise error.__context__ from None
             raise
         finally:
@@ -554,19 +554,19 @@ class TensorFlowLoop(Loop):
         return result
 
     def begin_trace(self, rows: Any) -> None:
-        """The function that is being called is traced."""
+        """Note that the called function is being traced."""
         assert self._traced is not None
         self._traced.begin(rows)
         self._n_calls.clear()
 
     @property
     def is_plain(self) -> bool:
-        """Whether a batch in this process is all of an update."""
+        """Whether an update consists of one batch in this process alone."""
         return self._is_plain
 
     @property
     def device_name(self) -> str:
-        """TensorFlow's name of the device of the loop."""
+        """TensorFlow's name of the loop's device."""
         return self.accelerator.device_string("tensorflow")
 
     def _tensor(self, rows: float) -> Any:
@@ -576,7 +576,7 @@ class TensorFlowLoop(Loop):
         return self._row_tensors[key]
 
     def _count(self, own: _PreparedOptimizer) -> None:
-        """An optimizer has updated variables."""
+        """Count an optimizer's update of variables."""
         if own.is_scaling and own.was_skipped():
             return
         if own is self._optimizers[0]:
@@ -585,7 +585,7 @@ class TensorFlowLoop(Loop):
     # -- state -----------------------------------------------------------------------------------------------------
 
     def unwrap(self, model: Any) -> Any:
-        """The model that was prepared: it is never wrapped."""
+        """Return the prepared model, which is never wrapped."""
         return model
 
     def _model_states(self) -> dict[str, Any]:
@@ -652,10 +652,10 @@ class LoopFunction:
     """A step of a loop as a `tf.function`; see `TensorFlowLoop.function`.
 
     Args:
-        loop: that it is of.
-        function: computes one batch.
-        number: of the function within the loop, from 1.
-        settings: of `tf.function`.
+        loop: Loop of the step.
+        function: Function that computes one batch.
+        number: Number of the function within the loop, from 1.
+        settings: Settings of `tf.function`.
     """
 
     def __init__(self, loop: TensorFlowLoop, function: Callable[..., Any], number: int, settings: Any) -> None:
@@ -673,32 +673,32 @@ class LoopFunction:
         return self._loop.call(self, args, kwargs)
 
     def traced(self, *, is_closing: bool) -> _Traced:
-        """What is called for a batch; one that computes no gradients is traced for all alike."""
+        """Return the traced step for a batch; a step without gradients is traced only once."""
         of_updates = self._of_updates
         return of_updates if is_closing or (not of_updates.is_new and not of_updates.has_gradients) else self._of_others
 
     def experimental_get_tracing_count(self) -> int:
-        """How often it was traced, as of `tf.function`."""
+        """Return the number of traces, as in `tf.function`."""
         count: int = sum(traced.run.experimental_get_tracing_count() for traced in (self._of_updates, self._of_others))
         return count
 
 
 class _Traced:
-    """A step for batches that end an update, or for the others, and what it does to gradients.
+    """A step for batches that end an update, or for the others, with its effects on gradients.
 
     Attributes:
-        run: the tf.function; where a loop is not plain, its first argument are the rows that this process has.
-        is_closing: whether batches end an update.
-        number: of the function.
-        graph: that was traced last.
-        rows: tensor of it.
-        is_new: whether it was traced since `finish`.
-        computed, given: variables whose gradients are computed, and given to optimizers, as far as it is traced.
-        applied: optimizers that are called.
-        sites: where gradients are computed, if they are added up.
-        leaves, takes: variables whose gradients are left to others, or taken from others.
-        has_gradients: whether gradients are computed.
-        needs_rows: whether a loss is a mean over the rows of a batch.
+        run: The tf.function; if a loop is not plain, its first argument is the number of rows of this process.
+        is_closing: Whether batches end an update.
+        number: Number of the function.
+        graph: Graph that was traced last.
+        rows: Its tensor with the number of rows.
+        is_new: Whether it was traced since `finish`.
+        computed, given: Variables whose gradients were computed, and passed to optimizers, in the trace so far.
+        applied: Optimizers that are called.
+        sites: Sites that compute gradients, if they are accumulated.
+        leaves, takes: Variables whose gradients are left to other functions, or taken from them.
+        has_gradients: Whether gradients are computed.
+        needs_rows: Whether a loss is a mean over the rows of a batch.
     """
 
     def __init__(
@@ -729,13 +729,13 @@ class _Traced:
         self.run = tf.function(partial(step if loop.is_plain else counted_step), **settings)
 
     def begin(self, rows: Any) -> None:
-        """It is traced."""
+        """Begin a trace."""
         self.graph, self.rows, self.is_new = tf.compat.v1.get_default_graph(), rows, True
         self.computed, self.given, self.applied, self.sites = set(), set(), [], []
         self.needs_rows = False
 
     def finish(self) -> None:
-        """It was traced."""
+        """End a trace."""
         self.is_new = False
         self.leaves, self.takes = frozenset(self.computed - self.given), frozenset(self.given - self.computed)
         self.has_gradients = bool(self.computed)
@@ -750,16 +750,16 @@ class _Traced:
 
 
 class _Site:
-    """One place in the code that computes gradients, and their sums in the window that goes on.
+    """One site in the code that computes gradients, and their sums in the current window.
 
     Args:
-        place: number of the function, and of the call in it.
-        keys: ids of the variables.
-        is_counted: whether it says over how many terms its loss is a sum.
+        place: Number of the function, and of the call in it.
+        keys: Ids of the variables.
+        is_counted: Whether the call passes the number of terms of its loss.
 
     Attributes:
-        is_open: whether something is added up.
-        n_batches: of the update, in which it was called.
+        is_open: Whether sums are being accumulated.
+        n_batches: Number of batches of the update with this call.
     """
 
     def __init__(self, place: Any, keys: Sequence[int], *, is_counted: bool) -> None:
@@ -768,10 +768,10 @@ class _Site:
         self._sums: dict[Any, tf.Variable] = {}
 
     def check(self, keys: Sequence[int], *, is_counted: bool) -> None:
-        """It is called alike each time.
+        """Check that each call is equal.
 
         Raises:
-            ConfigError: it is not.
+            ConfigError: The calls differ.
         """
         if self.keys != tuple(keys):
             raise ConfigError(
@@ -787,10 +787,10 @@ class _Site:
             )
 
     def check_batches(self, first: _Site) -> None:
-        """It was called in as many batches of the update as the first call for the same variables.
+        """Check that the call was made in as many batches of the update as the first call for the same variables.
 
         Raises:
-            ConfigError: it was not, so that one of them has added up losses of both.
+            ConfigError: It was not, so one of them has accumulated losses of both.
         """
         if self.n_batches != first.n_batches:
             raise ConfigError(
@@ -801,7 +801,7 @@ class _Site:
             )
 
     def sums_of(self, message: Any, variable: Any) -> Any:
-        """The variable that adds up what is exchanged, on the device of a variable of the model."""
+        """Return the variable for the accumulated sums of an exchange, on the device of a variable of the model."""
         dtype = message.dtype
         if dtype not in self._sums:
             with tf.init_scope(), tf.device(tf_variable(variable).device):
@@ -809,7 +809,7 @@ class _Site:
         return self._sums[dtype]
 
     def clear(self) -> None:
-        """A window begins."""
+        """Begin a window."""
         self.is_open, self.n_batches = False, 0
         for sums in self._sums.values():
             sums.assign(tf.zeros_like(sums))
@@ -819,14 +819,14 @@ class _Model:
     """A prepared model.
 
     Attributes:
-        model: as placed.
-        trained: its variables that gradients change.
-        keys: of the same.
-        device: TensorFlow's name of where they are.
-        generators: variables that hold random states, by path; each process has its own.
-        variables: all others, by path.
-        norm: name of a layer that takes statistics over the rows of a process; else empty.
-        statistics: variables of such layers.
+        model: The placed model.
+        trained: Its variables that gradients change.
+        keys: Ids of these variables.
+        device: TensorFlow's name of their device.
+        generators: Variables that hold random states, by path; they differ between processes.
+        variables: All other variables, by path.
+        norm: Name of a layer with statistics over the rows of a process, or `""`.
+        statistics: Variables of such layers.
     """
 
     def __init__(self, model: Any, frozen: bool, norm: str) -> None:
@@ -843,7 +843,7 @@ class _Model:
         self.statistics = [v for v in buffers.values() if id(v) in held and tf.as_dtype(v.dtype).is_floating]
 
     def set_apart(self, rank: int) -> None:
-        """Random numbers of the process of this rank are its own."""
+        """Make random numbers different in the process of this rank."""
         for state in self.generators.values():
             value = read(state).numpy()
             seed = [rank, *(int(number) % 2**32 for number in value.flat)]
@@ -851,13 +851,13 @@ class _Model:
 
 
 class _PreparedOptimizer:
-    """An optimizer that steps when an update is full.
+    """An optimizer that steps when an update is complete.
 
     Attributes:
-        optimizer: as prepared.
-        apply: its own method.
-        is_scaling: whether it undoes a loss scale.
-        has_scaled: whether a loss was multiplied by it since the last update.
+        optimizer: The prepared optimizer.
+        apply: Its original method.
+        is_scaling: Whether it undoes a loss scale.
+        has_scaled: Whether a loss was multiplied by the scale since the last update.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -868,7 +868,7 @@ class _PreparedOptimizer:
         self._n_updates = 0
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Make the variables of an optimizer that has none, outside of what is traced."""
+        """Create the variables of an optimizer that has none, outside of a trace."""
         if self.optimizer.built:
             return
         with tf.init_scope():
@@ -879,23 +879,23 @@ class _PreparedOptimizer:
                 self.load(saved)
 
     def was_skipped(self) -> bool:
-        """Whether the last update was not done, as gradients were not finite."""
+        """Return whether the last update was skipped, as gradients were not finite."""
         before, self._n_updates = self._n_updates, int(self.optimizer.iterations.numpy())
         self.optimizer.was_skipped = before == self._n_updates
         return bool(self.optimizer.was_skipped)
 
     def state(self) -> Mapping[str, Any]:
-        """Its variables in their order; none where it is not built."""
+        """Return its variables in order; empty if it is not built."""
         if not self.optimizer.built:
             return self._saved or {"names": [], "values": []}
         variables = list(self.optimizer.variables)
         return {"names": [variable.path for variable in variables], "values": [read(v) for v in variables]}
 
     def check_state(self, saved: Mapping[str, Any]) -> None:
-        """Compare with what is loaded.
+        """Compare with a loaded state.
 
         Raises:
-            StateError: it is of another optimizer.
+            StateError: The state belongs to another optimizer.
         """
         if not saved["names"] or not self.optimizer.built:
             return
@@ -916,7 +916,7 @@ class _PreparedOptimizer:
                 )
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Set what `state` gave, at once or when it is built."""
+        """Set the result of `state`, now or when the optimizer is built."""
         if not saved["names"]:
             return
         if not self.optimizer.built:
@@ -928,7 +928,7 @@ class _PreparedOptimizer:
 
 
 class DatasetLoader(LoopLoader):
-    """A `tf.data.Dataset`, whose order follows from how often it was iterated over; its first batch tells it."""
+    """A `tf.data.Dataset`, whose order depends on the number of iterations, and shows in its first batch."""
 
     def __init__(self, loader: Any, *settings: Any) -> None:
         super().__init__(loader, *settings)
@@ -940,7 +940,7 @@ class DatasetLoader(LoopLoader):
         self._expected: str | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Refused: the order of a data set cannot be set."""
+        """Refuse an epoch: the order of a data set cannot be set."""
         raise ConfigError(
             "set_epoch() of a tf.data.Dataset, whose order follows from its seed and how often it was iterated over",
             hint="make a data set for the epoch: dataset.shuffle(n, seed=epoch, reshuffle_each_iteration=False)",
@@ -975,11 +975,11 @@ class DatasetLoader(LoopLoader):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it is."""
+        """Return the position."""
         return {**super().state_dict(), "begun": self._n_epochs, "first": self._first if self.given else ""}
 
     def load_state_dict(self, state: Mapping[str, Any], *settings: Any) -> None:
-        """Go on there with the next iteration."""
+        """Resume from this position in the next iteration."""
         super().load_state_dict(state, *settings)
         for _ in range(self._n_epochs, state["begun"] - bool(state["given"])):
             iter(self.loader)  # each has the next order
@@ -1009,7 +1009,7 @@ def _check_preparable(given: Any) -> None:
 
 
 def _compute_in_bfloat16(model: Any) -> list[Callable[[], object]]:
-    """Let layers compute in bfloat16; gives what undoes it."""
+    """Let layers compute in bfloat16, and return functions that undo it."""
     layers = [part for part in parts(model) if keras().is_layer(part)]
     if not layers:
         raise ConfigError(
@@ -1043,7 +1043,7 @@ def _no_rows() -> ConfigError:
 
 
 def _wide(gradient: Any) -> Any:
-    """The dtype that gradients are added up in."""
+    """Return the dtype in which gradients are accumulated."""
     if gradient.dtype.is_complex:
         raise CapabilityError(
             "loop.gradient() of complex variables, which TensorFlow's collective operations do not add up",
@@ -1060,7 +1060,7 @@ def _divided(gradient: Any, count: Any) -> Any:
 
 
 def _digest_of(batch: Any) -> str:
-    """Of some elements of each tensor of a batch."""
+    """Return a digest of some elements of each tensor of a batch."""
     arrays = [np.asarray(leaf) for leaf in tf.nest.flatten(batch, expand_composites=True)]
     return _digest([array.reshape(-1)[:: max(1, array.size // _DIGESTED)] for array in arrays])
 

@@ -1,4 +1,4 @@
-"""Own loops of torch: backward passes whose gradients are exchanged, optimizers that step when a window is full."""
+"""Custom loops of torch: backward passes exchange gradients, and optimizers step when an update is complete."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _prepared: WeakSet[nn.Module] = WeakSet()
 
 
 class TorchLoops(OwnLoops):
-    """Loops of torch."""
+    """The custom loops of torch."""
 
     @property
     def loop(self) -> type[Loop]:
@@ -47,10 +47,10 @@ class TorchLoops(OwnLoops):
 
 
 class TorchLoop(Loop):
-    """A loop of torch, on its own engines: DistributedDataParallel, FSDP2, autocast, GradScaler.
+    """A loop of torch, on torch's own engines: DistributedDataParallel, FSDP2, autocast, GradScaler.
 
-    `prepare` gives the very modules, optimizers and schedules that it is given: a module is trained through whichever
-    of its methods is called. Gradients are exchanged in `backward`, in the last batch of an update.
+    `prepare` returns the same modules, optimizers and schedules. You can train a module through any of its methods.
+    With the last batch of an update, `backward` exchanges the gradients.
     """
 
     framework: ClassVar[str] = "torch"
@@ -59,7 +59,7 @@ class TorchLoop(Loop):
         self._models: list[_Model] = []
         self._optimizers: list[_PreparedOptimizer] = []
         self._others: list[Any] = []
-        self._renewed: dict[Tensor, Tensor] = {}  # divided parameters, by what they were made of
+        self._renewed: dict[Tensor, Tensor] = {}  # sharded parameters, by their original parameters
         self._norms: list[SynchronizedNorm] = []
         self._named: tuple[nn.Module, ...] = ()
         self._is_within = False  # `accumulate`
@@ -89,7 +89,7 @@ class TorchLoop(Loop):
     def _seed_framework(self, seed: int) -> None:
         torch.manual_seed(seed)
 
-    # -- what is prepared ------------------------------------------------------------------------------------------
+    # -- prepare ---------------------------------------------------------------------------------------------------
 
     def _is_loader(self, given: Any) -> bool:
         return isinstance(given, DataLoader) or super()._is_loader(given)
@@ -153,11 +153,11 @@ class TorchLoop(Loop):
             self._processes,
             self.options,
             is_divided=self.sharding == "full" and self.num_processes > 1,
-            overlaps=not self._norms,  # their own collectives within the pass would mix with those of gradients
+            overlaps=not self._norms,  # other collectives within the pass would mix with those of gradients
         )
         self._models.append(model)
         self._undo.append(lambda: self._models.remove(model))
-        if not model.is_divided:  # the parameters of a divided one are no longer those that it was made with
+        if not model.is_divided:  # a sharded module no longer has its original parameters
             self._undo.append(lambda: _prepared.discard(module))
 
     def _check_alike(self, module: nn.Module) -> None:
@@ -228,7 +228,7 @@ class TorchLoop(Loop):
         self._undo += [partial(self._optimizers.remove, own), own.restore]
 
     def _gate(self, target: Any, name: str, is_open: Callable[[], bool]) -> None:
-        """Let a method of an object do nothing while an update is accumulated, or after one that was skipped."""
+        """Make a method of an object a no-op while an update is accumulated, or after a skipped update."""
         if self._updates.is_plain:
             return
         kind = type(target)
@@ -237,7 +237,7 @@ class TorchLoop(Loop):
         def gated(self: Any, *args: Any, **settings: Any) -> Any:
             return inner(self, *args, **settings) if is_open() else None
 
-        # of a class: what an object holds is in the state of a schedule
+        # of a class: methods of an object are in the state of a schedule
         target.__class__ = type(kind.__name__, (kind,), {name: gated, "__module__": kind.__module__})
         self._undo.append(partial(setattr, target, "__class__", kind))
 
@@ -247,12 +247,12 @@ class TorchLoop(Loop):
     # -- autocast --------------------------------------------------------------------------------------------------
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Around what is computed in the precision of the loop beside calls of a prepared model, such as a loss."""
+        """Return a context that computes in the loop's precision outside of prepared models, such as in a loss."""
         dtype = self._autocast_dtype
         return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
 
     def _autocast_calls(self, module: nn.Module) -> None:
-        """Calls of the model, and of its parts from outside it, are computed within autocast."""
+        """Run the model within autocast when it, or a part of it, is called from outside."""
         for part in (module, *module.children()):
             own = vars(part).get("forward")
 
@@ -284,10 +284,10 @@ class TorchLoop(Loop):
 
     @contextmanager
     def accumulate(self, *models: nn.Module) -> Iterator[None]:
-        """Around what is done with one batch of an update; needed where the batch is of no prepared loader.
+        """Mark the code for one batch of an update; needed if the batch comes from no prepared loader.
 
         Args:
-            models: whose gradients `backward` computes; by default those of all that are trained.
+            models: Models whose gradients `backward` computes; by default all trained models.
         """
         share = self._iterations.training_share
         if not self._updates.is_plain and not self._updates.window.is_current(share, within=False):
@@ -300,7 +300,7 @@ class TorchLoop(Loop):
             self._named, self._is_within = before
 
     def backward(self, loss: Tensor, *models: nn.Module, count: Any = None, retain_graph: bool = False) -> None:
-        """Compute gradients, as `loss.backward()`; with the last batch of an update they are those of all processes.
+        """Compute gradients like `loss.backward()`; with the last batch of an update, they include all processes.
 
         ```python
         loop.backward(loss)  # a mean over the rows of the batch
@@ -308,17 +308,16 @@ class TorchLoop(Loop):
         ```
 
         Args:
-            loss: a mean over the rows of the batch that was given last; with `count`, a sum.
-            models: whose gradients are computed; by default those of all models that are trained, or of those that
-                `accumulate` was given.
-            count: over how many terms the loss is a sum: the sums of all batches of the update, and of all processes,
-                are divided by their count.
-            retain_graph: as of torch.
+            loss: A mean over the rows of the last batch; with `count`, a sum.
+            models: Models whose gradients are computed; by default all trained models, or those passed to `accumulate`.
+            count: Number of terms in the sum. The total of the sums, over all batches of the update and all processes,
+                is divided by the total of the counts.
+            retain_graph: See `torch.Tensor.backward`.
 
         Raises:
-            ConfigError: the loss is of no prepared loader's batch and has no count; or several optimizers accumulate,
-                and no model is named.
-            FrameworkError: another process has ended, or does not answer.
+            ConfigError: The loss belongs to no batch of a prepared loader and has no count; or several optimizers
+                accumulate, and no model is named.
+            FrameworkError: Another process has ended, or does not answer.
         """
         models = models or self._named
         if self._updates.is_plain and not models:
@@ -333,14 +332,14 @@ class TorchLoop(Loop):
         chosen = self._chosen(models)
         weight = self._weight(share, count)
         factor = self.num_processes * weight / window.unit
-        vars(loss)["anyaccel_share"] = share  # for `reduce`, when other batches were given meanwhile
+        vars(loss)["anyaccel_share"] = share  # for `reduce`, if other batches follow
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
         has_rows = share is None or share.rows != 0
         roots = [loss * factor] if has_rows else [loss * 0.0] if self._always_runs else []
         left_out = [model for model in self._models if model.parameters and model not in chosen]
         inputs: list[Tensor] | None = None
-        if left_out and not any(model.is_divided for model in self._models):  # of those, leaves are made in each pass
+        if left_out and not any(model.is_divided for model in self._models):  # leaves are created for them in each pass
             inputs = [parameter for model in chosen for parameter in model.parameters if parameter.requires_grad]
         kept = [(parameter, parameter.grad) for model in left_out for parameter in model.parameters]
         for model in chosen:
@@ -375,11 +374,11 @@ class TorchLoop(Loop):
         return chosen
 
     def _weight(self, share: Share | None, count: Any) -> float:
-        """What a loss is multiplied by."""
+        """Return the factor of a loss."""
         if count is not None:
-            if self.accumulation_steps > 1:  # divided when all batches are in
+            if self.accumulation_steps > 1:  # divided after all batches
                 return 1.0
-            # Now, as a model may have several losses with counts of their own.
+            # Now, as a model may have several losses with different counts.
             own = 0.0 if share is not None and share.rows == 0 else float(count)
             return self._updates.window.unit / (sum(self._processes.gather_plain(own)) or 1.0)
         if share is None or share.rows is None or share.total is None:
@@ -391,7 +390,7 @@ class TorchLoop(Loop):
 
     @property
     def _always_runs(self) -> bool:
-        """Whether the backward pass itself has collectives, in which a process without rows takes part."""
+        """Whether the backward pass itself has collectives, so that a process without rows must take part."""
         return self.sharding == "full" or bool(self._norms)
 
     def _exchange(
@@ -419,19 +418,19 @@ class TorchLoop(Loop):
                 self._processes.group.average(model.parameters)
 
     def clip_grad_norm_(self, target: Any, max_norm: float, norm_type: float = 2.0) -> Tensor | None:
-        """Clip gradients by their global norm, as `torch.nn.utils.clip_grad_norm_`; nothing until an update is full.
+        """Clip gradients by global norm like `torch.nn.utils.clip_grad_norm_`; a no-op until an update is complete.
 
         Args:
-            target: a model or parameters.
-            max_norm, norm_type: as of torch.
+            target: A model or parameters.
+            max_norm, norm_type: See `torch.nn.utils.clip_grad_norm_`.
 
         Returns:
-            the norm over all processes, of gradients without the loss scale; None where no update is due.
+            The norm over all processes, of gradients without the loss scale; None if the update is not complete.
         """
         return self._clipped(target, lambda p: torch.nn.utils.clip_grad_norm_(p, max_norm, norm_type))
 
     def clip_grad_value_(self, target: Any, clip_value: float) -> None:
-        """Clip gradients by value, as `torch.nn.utils.clip_grad_value_`; nothing until an update is full."""
+        """Clip gradients by value like `torch.nn.utils.clip_grad_value_`; a no-op until an update is complete."""
         self._clipped(target, lambda p: torch.nn.utils.clip_grad_value_(p, clip_value))
 
     def _clipped(self, target: Any, clip: Callable[[list[Tensor]], Tensor | None]) -> Tensor | None:
@@ -450,7 +449,7 @@ class TorchLoop(Loop):
     # -- state -----------------------------------------------------------------------------------------------------
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """The module that was prepared, without what `torch.compile` has put around it."""
+        """Return the prepared module, without the wrapper of `torch.compile`."""
         return getattr(model, "_orig_mod", model)
 
     def _state(self) -> dict[str, Any]:
@@ -544,18 +543,18 @@ class TorchLoop(Loop):
 
 
 class _Updates:
-    """The update that goes on: its batches, the loss scale, and what its gradients are divided by.
+    """The current update: its batches, the loss scale, and the divisor of its gradients.
 
     Args:
-        processes: share it.
-        steps: how many batches it has.
-        scaler: of losses; None does not scale.
-        count_step: called after an update of the first optimizer.
+        processes: Processes that share it.
+        steps: Number of batches.
+        scaler: Scaler of losses, or None.
+        count_step: Called after an update of the first optimizer.
 
     Attributes:
-        window: its batches.
-        is_plain: whether a backward pass and a step are all of an update.
-        awaits_step: whether no optimizer has stepped since gradients of the last batch were computed.
+        window: Its batches.
+        is_plain: Whether an update is only a backward pass and a step.
+        awaits_step: Whether no optimizer has stepped since the gradients of the last batch.
     """
 
     def __init__(self, processes: LoopProcesses, steps: int, scaler: Any, count_step: Callable[[], object]) -> None:
@@ -567,12 +566,12 @@ class _Updates:
         self._processes = processes
 
     def begin(self, share: Share | None) -> None:
-        """A batch begins."""
+        """Begin a batch."""
         self.update_scale()
         self.window.begin(share, self.steps)
 
     def update_scale(self) -> None:
-        """All optimizers have stepped."""
+        """Update the loss scale after all optimizers have stepped."""
         if self.has_stepped:
             self.has_stepped = False
             self.scaler.update()
@@ -598,10 +597,10 @@ class _Updates:
 
 
 class _Window(Window):
-    """The batches of one update, and what the sums of their gradients are divided by.
+    """The batches of one update, and the divisor of their gradient sums.
 
     Attributes:
-        unit: what sums are divided by as they are added up, so that they stay of the size of means.
+        unit: Divisor of the sums while they are accumulated, so that they have the size of means.
     """
 
     def __init__(self) -> None:
@@ -609,7 +608,7 @@ class _Window(Window):
         self.unit = 1.0
         self._rows: dict[_Model, float] = {}
         self._counts: dict[_Model, Any] = {}  # of this process, by the user
-        self._added: set[_Model] = set()  # that have a loss of the batch that has begun last
+        self._added: set[_Model] = set()  # models with a loss of the current batch
         self._factors: dict[_Model, float] = {}
 
     def begin(self, share: Share | None, steps: int) -> None:
@@ -620,12 +619,12 @@ class _Window(Window):
         self._added.clear()
 
     def add(self, models: Iterable[_Model], share: Share | None, count: Any) -> None:
-        """A backward pass of the batch is done.
+        """Add the finished backward pass of a batch.
 
         Args:
-            models: that have gradients of it.
-            share: of the batch.
-            count: over how many terms its loss is a sum, where these are divided by the counts of the window.
+            models: Models with gradients of the batch.
+            share: `Share` of the batch.
+            count: Number of terms in its loss, if sums are divided by the counts of the window.
         """
         for model in models:
             is_first = model not in self._added
@@ -649,7 +648,7 @@ class _Window(Window):
             self._factors.pop(model, None)
 
     def factor(self, model: _Model, processes: LoopProcesses) -> float:
-        """What gradients of a model are multiplied by when all batches are in: alike in all processes."""
+        """Return the factor of a model's gradients after all batches: equal in all processes."""
         if model not in self._factors:
             total = self._rows.get(model, 0.0)
             if model in self._counts:
@@ -659,13 +658,13 @@ class _Window(Window):
 
 
 class _Model:
-    """A module that is trained, and how its gradients are exchanged.
+    """A trained module, and how its gradients are exchanged.
 
     Attributes:
-        module: as prepared.
-        parameters: those that are trained.
-        ddp: around them where their gradients are more than a message; None where one message follows the pass.
-        is_divided: whether the engine exchanges gradients itself, as it divides parameters.
+        module: The prepared module.
+        parameters: Its trained parameters.
+        ddp: Wrapper around them if the gradients take several messages; None if one message follows the pass.
+        is_divided: Whether the engine exchanges gradients itself, as it shards parameters.
     """
 
     def __init__(
@@ -689,20 +688,20 @@ class _Model:
             self.ddp = DistributedDataParallel(Roots(parameters), init_sync=False, **{**settings, **options})
 
     def set_exchanging(self, exchanging: bool) -> None:
-        """Whether the next pass is the last of an update."""
+        """Set whether the next pass is the last of an update."""
         if self.is_divided:
             self.module.set_requires_gradient_sync(exchanging)  # type: ignore[operator]
 
 
 class _PreparedOptimizer:
-    """An optimizer that steps when the update is full.
+    """An optimizer that steps when the update is complete.
 
     Attributes:
-        parameters: all of it.
-        models: whose they are.
-        frozen: those that needed no gradients when it was prepared.
-        is_stepped: whether its last call of `step` has changed them.
-        is_finished: whether gradients are divided and without loss scale.
+        parameters: All its parameters.
+        models: Models that own them.
+        frozen: Parameters that needed no gradients when it was prepared.
+        is_stepped: Whether its last call of `step` has changed them.
+        is_finished: Whether gradients are divided and unscaled.
     """
 
     def __init__(self, updates: _Updates, optimizer: Optimizer, models: Iterable[_Model], *, is_first: bool) -> None:
@@ -723,7 +722,7 @@ class _PreparedOptimizer:
         def step(_: Optimizer, closure: Any = None) -> Any:
             return self._step(closure)
 
-        if hasattr(self._inner_step, _BY_SCHEDULE):  # else a schedule that was made before warns of the change
+        if hasattr(self._inner_step, _BY_SCHEDULE):  # otherwise an earlier schedule warns of the change
             setattr(step, _BY_SCHEDULE, True)
         optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
         optimizer.zero_grad = MethodType(  # type: ignore[method-assign]
@@ -731,7 +730,7 @@ class _PreparedOptimizer:
         )
 
     def restore(self) -> None:
-        """Let the optimizer step whenever it is called, as before."""
+        """Let the optimizer step at each call, as before `prepare`."""
         self._hook.remove()
         if not self._updates.is_plain:
             self.optimizer.step, self.optimizer.zero_grad = self._inner_step, self._inner_zero  # type: ignore[method-assign]
@@ -745,7 +744,7 @@ class _PreparedOptimizer:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Around calls of torch that step to make the state, which is no update."""
+        """Return a context for calls of torch that step to create the state, which are not updates."""
         self._is_apart = True
         try:
             yield
@@ -753,7 +752,7 @@ class _PreparedOptimizer:
             self._is_apart = False
 
     def backward_done(self, models: Iterable[_Model]) -> None:
-        """Gradients of these models were computed."""
+        """Note that gradients of these models were computed."""
         if any(not self.parameters.isdisjoint(model.parameters) for model in models):
             self._has_gradients = self._accumulates = True
             self._is_full, self.is_finished = self._updates.window.is_closing, False
@@ -798,10 +797,10 @@ class _PreparedOptimizer:
 
 
 class TensorLoader(LoopLoader):
-    """Batches of tensors, which need no search; on a CPU they are where they are to be."""
+    """A loader of tensor batches, which need no search; on a CPU they are not moved."""
 
     def __iter__(self) -> Iterator[Any]:
-        # An evaluation adds up what it counts itself: there a process without rows is given none.
+        # An evaluation counts rows itself, so a process without rows receives none.
         self._stand_in_rows = int(torch.is_grad_enabled())
         return super().__iter__()
 
@@ -820,12 +819,12 @@ class TensorLoader(LoopLoader):
 
 
 def _is_plain(batch: Any) -> bool:
-    """Whether a batch is a list or tuple of tensors with rows."""
+    """Return whether a batch is a list or tuple of tensors with rows."""
     return type(batch) in (list, tuple) and len(batch) > 0 and all(type(part) is Tensor and part.ndim for part in batch)
 
 
 class TorchLoader(TensorLoader):
-    """A DataLoader of which each process reads its own rows alone."""
+    """A loader for a DataLoader that reads only the rows of this process."""
 
     def __init__(self, loader: DataLoader[Any], *settings: Any) -> None:
         super().__init__(loader, *settings)
@@ -893,7 +892,7 @@ class TorchLoader(TensorLoader):
 
 
 class _OwnRows:
-    """The indices of the rows of this process, batch by batch; notes the share of each."""
+    """The row indices of this process, batch by batch, which also records the `Share` of each batch."""
 
     def __init__(self, batches: Any, loader: TorchLoader) -> None:
         self._batches, self._loader = batches, loader
@@ -908,7 +907,9 @@ class _OwnRows:
         self.shares.clear()
         skipped, self.skipped = self.skipped, 0
         is_finite = hasattr(type(self._batches), "__len__")
-        batches = list(self._batches) if processes.size > 1 and is_finite else self._batches  # at once, and so alike
+        batches = (
+            list(self._batches) if processes.size > 1 and is_finite else self._batches
+        )  # at once, so equal in all processes
         groups = iter(_joined(iter(batches), processes.size if loader.batch == "per_replica" else 1))
         ahead = next(groups, None)
         number = -1
@@ -927,7 +928,7 @@ class _OwnRows:
 
 
 def _joined(batches: Iterator[Sequence[Any]], size: int) -> Iterator[list[Any]]:
-    """As many batches put together each time, and what is left."""
+    """Yield `size` batches joined, and finally the remaining ones."""
     together: list[Any] = []
     count = 0
     for batch in batches:
@@ -941,7 +942,7 @@ def _joined(batches: Iterator[Sequence[Any]], size: int) -> Iterator[list[Any]]:
 
 
 class _KeyedIndices(list[Any]):
-    """Indices, and what the random numbers of their rows follow from."""
+    """Indices, and the key of their rows' random numbers."""
 
     def __init__(self, indices: Iterable[Any], seed: int) -> None:
         super().__init__(indices)
@@ -952,7 +953,7 @@ class _KeyedIndices(list[Any]):
 
 
 class _KeyedDataset(Dataset[Any]):
-    """A data set whose rows draw random numbers that follow from seed, epoch and batch, in whichever worker."""
+    """A data set whose rows draw random numbers that depend on seed, epoch and batch, but not on the worker."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -1008,7 +1009,7 @@ def _check_fits(saved: Mapping[str, Any], module: nn.Module) -> None:
 
 
 def _blocks(module: nn.Module) -> list[nn.Module]:
-    """Members of lists of layers, which are divided one by one."""
+    """Return the members of lists of layers, which are sharded one by one."""
     return [
         block
         for part in module.modules()
@@ -1024,7 +1025,7 @@ def _digest(tensor: Tensor) -> str:
 
 
 def _plain(state: Any) -> Any:
-    """A state dict as plain dicts."""
+    """Return a state dict as plain dicts."""
     if isinstance(state, Mapping):
         return {name: _plain(value) for name, value in state.items()}
     if isinstance(state, (list, tuple)):
@@ -1039,7 +1040,7 @@ def _tensor(array: Any) -> Tensor:
 
 
 def _tensors(state: Any) -> Any:
-    """A state with tensors in place of arrays."""
+    """Return a state with tensors instead of arrays."""
     if isinstance(state, Mapping):
         return {name: _tensors(value) for name, value in state.items()}
     if isinstance(state, (list, tuple)):
@@ -1052,7 +1053,7 @@ def _whole_dtype(precision: str | None) -> str:
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """A tensor with the parts of all processes, if it is divided; DTensor is not imported for it."""
+    """Return a tensor with the parts of all processes if it is sharded; DTensor is not imported for this."""
     full = getattr(tensor, "full_tensor", None)
     return tensor if full is None else cast("Tensor", full())
 

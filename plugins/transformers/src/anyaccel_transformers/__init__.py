@@ -1,4 +1,4 @@
-"""Models of transformers in `anyaccel.fit`: labels, padding, what counts in the loss, names of classes, saving."""
+"""transformers models in `anyaccel.fit`: labels, padding, which labels count in the loss, class names, saving."""
 
 from anyaccel_transformers.pretrained import PretrainedLoss
 

@@ -1,4 +1,4 @@
-"""PretrainedLoss: how `fit` trains models of transformers, which compute their own loss."""
+"""PretrainedLoss: the rules of `fit` for transformers models, which compute their own loss."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from anyaccel.results import EvalResults
 from anyaccel.user_level import user_level
 
 IGNORED = -100
-"""The label that losses of transformers leave out."""
+"""Label that losses of transformers ignore."""
 CLASSIFIERS = ("SequenceClassification", "ImageClassification", "AudioClassification", "VideoClassification")
 
 
 class PretrainedLoss(ModelLoss):
-    """How a model of transformers is trained and asked.
+    """How to train and evaluate a transformers model.
 
     Args:
-        model: a PreTrainedModel with a head that computes a loss.
+        model: PreTrainedModel with a head that computes a loss.
     """
 
     mask, masked = "attention_mask", "input_ids"
-    integers = "int64"  # as its collators make them, whatever a data set stores
+    integers = "int64"  # as its collators create them, regardless of the stored dtype
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
@@ -50,16 +50,16 @@ class PretrainedLoss(ModelLoss):
             **dict.fromkeys(self.labels, IGNORED),
         }
 
-    # -- labels and what counts ------------------------------------------------------------------------------------
+    # -- labels ----------------------------------------------------------------------------------------------------
 
     def label_names(self) -> Sequence[str]:
-        """The arguments that transformers takes for labels."""
+        """Return the arguments that transformers uses for labels."""
         from transformers.utils import find_labels
 
         return tuple(find_labels(type(self.model)))
 
     def other_label_names(self, argument: str) -> Sequence[str]:
-        """`label` and `label_ids`, which the collators of transformers rename as well."""
+        """Return `label` and `label_ids`, which the collators of transformers rename too."""
         return ("label", "label_ids") if argument == "labels" else ()
 
     @property
@@ -70,8 +70,8 @@ class PretrainedLoss(ModelLoss):
     def _shifts(self) -> bool:
         """Whether the loss compares the outputs at one token with the label of the next.
 
-        Found by a call in which the first label alone counts: a model that shifts has the mean of nothing then.
-        Names do not tell: of the classes for causal language models some shift, and some expect shifted labels.
+        Determined by a call in which only the first label counts: a model that shifts then has a mean over no labels.
+        Names do not show it: some classes for causal language models shift, and some expect shifted labels.
         """
         import torch
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -86,14 +86,14 @@ class PretrainedLoss(ModelLoss):
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 loss = model(input_ids=ids, labels=labels)["loss"]
             return not bool(torch.isfinite(loss))
-        except Exception:  # of a model that needs more than tokens, or has no values yet
+        except Exception:  # a model that needs more than tokens, or has no values yet
             return self.name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
         finally:
             for module, mode in modes.items():
                 module.training = mode
 
     def counted(self, labels: np.ndarray, lengths: np.ndarray | None) -> np.ndarray | None:
-        """All that are not -100, and in a model that predicts the next token none at the first place of a row."""
+        """Return which labels are not -100, without the first of each row in a model that predicts the next token."""
         if labels.dtype.kind not in "iu" or "Segmentation" in self.name:
             return None
         counted: np.ndarray = labels != IGNORED
@@ -107,7 +107,7 @@ class PretrainedLoss(ModelLoss):
         return counted
 
     def labels_from_input(self, values: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-        """The tokens themselves, and -100 where the attention mask is 0."""
+        """Return the tokens themselves, and -100 where the attention mask is 0."""
         if not self._shifts:
             raise PhaseError(
                 f"{self.name} does not predict the next token, and would learn to repeat its input",
@@ -117,10 +117,10 @@ class PretrainedLoss(ModelLoss):
         tokens = values.astype(np.int64)
         return tokens if mask is None else np.where(mask == 0, IGNORED, tokens)
 
-    # -- what may be wrong -----------------------------------------------------------------------------------------
+    # -- checks ----------------------------------------------------------------------------------------------------
 
     def no_labels(self, columns: Sequence[str]) -> ColumnError:
-        """See ModelLoss; of a model that predicts the next token the labels may be the input."""
+        """Return the error for data without labels; a model that predicts the next token can use its input."""
         if self.labels == ("labels",) and "input_ids" in columns and self._shifts:
             return ColumnError(
                 f"{self.name} computes its loss with 'labels', and no column is called so",
@@ -130,7 +130,6 @@ class PretrainedLoss(ModelLoss):
         return super().no_labels(columns)
 
     def no_inputs(self, columns: Sequence[str]) -> ColumnError:
-        """See ModelLoss."""
         text = next((name for name in columns if name not in ("label", "label_ids", *self.labels)), "text")
         error = super().no_inputs(columns)
         if "input_ids" not in self.arguments:
@@ -139,7 +138,6 @@ class PretrainedLoss(ModelLoss):
         return ColumnError(error.problem, available=error.available, hint=hint)
 
     def no_numbers(self, argument: str, column: str, values: Any) -> DataError:
-        """See ModelLoss."""
         error = super().no_numbers(argument, column, values)
         if argument not in self.labels or "dict for each row" in error.problem:
             return error
@@ -147,7 +145,6 @@ class PretrainedLoss(ModelLoss):
         return ColumnError(error.problem, hint=hint)
 
     def nothing_counts(self, column: str, rows: np.ndarray | None, where: Any) -> DataError:
-        """See ModelLoss."""
         error = super().nothing_counts(column, rows, where)
         labels = f"row[{column!r}][1:]" if self._shifts else f"row[{column!r}]"
         hint = f"leave such rows out: dataset.filter(lambda row: any(label != -100 for label in {labels}))"
@@ -155,7 +152,7 @@ class PretrainedLoss(ModelLoss):
         return DataError(error.problem, cause=cause, hint=hint)
 
     def check(self, columns: Mapping[str, Any]) -> None:
-        """Refuse tokens that are not in the vocabulary, rows with more places than the model has, and wrong labels."""
+        """Refuse tokens outside of the vocabulary, rows with more tokens than positions, and wrong labels."""
         ids = columns.get("input_ids")
         embeddings = None if ids is None else self.model.get_input_embeddings()
         vocabulary = getattr(embeddings, "num_embeddings", None)
@@ -202,7 +199,7 @@ class PretrainedLoss(ModelLoss):
 
     @property
     def _places(self) -> int | None:
-        """How many positions the model has an embedding for; None if it computes them."""
+        """Number of positions that the model has an embedding for; None if it computes them."""
         import torch
 
         tables = [
@@ -218,7 +215,7 @@ class PretrainedLoss(ModelLoss):
         return hasattr(labels, "lengths") or labels.ndim > 1
 
     def check_metrics(self, metrics: Any) -> None:
-        """Refuse named metrics where the loss compares outputs with the next label."""
+        """Refuse named metrics if the loss compares outputs with the next label."""
         several = metrics if isinstance(metrics, (list, tuple)) else [metrics]
         named = [each for each in several if isinstance(each, (str, Metric))]
         if named and self._shifts:
@@ -229,7 +226,7 @@ class PretrainedLoss(ModelLoss):
             )
 
     def check_prediction(self) -> None:
-        """Refuse encoder-decoders, which need the tokens that they have given so far."""
+        """Refuse encoder-decoders, which need their own earlier tokens as inputs."""
         if self._is_encoder_decoder and self.name.endswith("ForConditionalGeneration"):
             raise PhaseError(
                 f"{self.name} makes its output token by token, and not in one call",
@@ -239,7 +236,7 @@ class PretrainedLoss(ModelLoss):
     # -- predictions -----------------------------------------------------------------------------------------------
 
     def outputs(self, results: EvalResults, names: Sequence[str]) -> Any:
-        """The logits if there are such, without hidden states beside them."""
+        """Return the logits if there are any, without hidden states."""
         logits = [name for name in names if name.endswith(".logits")]
         return super().outputs(results, logits or names)
 
@@ -250,10 +247,10 @@ class PretrainedLoss(ModelLoss):
         return is_named and self.model.config.num_labels > 1 and problem in (None, "single_label_classification")
 
     def classes(self) -> np.ndarray:
-        """The names of `id2label`, or numbers where nobody has named them.
+        """Return the names of `id2label`, or numbers if the model has default names.
 
         Raises:
-            PhaseError: it is no classifier with one class for a row.
+            PhaseError: The model is not a classifier with one class per row.
         """
         if not self._is_classifier:
             return super().classes()
@@ -263,11 +260,11 @@ class PretrainedLoss(ModelLoss):
         return np.array(names if is_named else range(count))
 
     def decoded(self, outputs: Any) -> Any:
-        """Classes of a classifier; numbers of another model as they are."""
+        """Return the classes of a classifier; numbers of other models unchanged."""
         if not self._is_classifier or not isinstance(outputs, np.ndarray):
             return outputs
         broken = np.isnan(outputs).any(axis=-1)
-        if broken.any():  # of a class one would not see that it was made of NaN
+        if broken.any():  # a class would hide that its scores are NaN
             problem = f"predict: the logits are NaN in {int(broken.sum())} of {len(outputs)} rows, the first in row "
             problem += f"{int(broken.argmax())}; classes there mean nothing. Hint: see predict(data, outputs=True)"
             warnings.warn(problem, NaNWarning, stacklevel=user_level())
@@ -276,7 +273,7 @@ class PretrainedLoss(ModelLoss):
     # -- folders ---------------------------------------------------------------------------------------------------
 
     def get_config(self) -> dict[str, Any]:
-        """The class and its configuration, for a class of transformers; {} for one of a user's own."""
+        """Return the class and its configuration, for a class of transformers; {} for a custom class."""
         import transformers
 
         if getattr(transformers, self.name, None) is not type(self.model):
@@ -291,7 +288,7 @@ class PretrainedLoss(ModelLoss):
 
     @classmethod
     def built(cls, config: Mapping[str, Any]) -> Any:
-        """A model of transformers with random values; no code of a folder is run, as its class is one of the library.
+        """Build a transformers model with random values; the class is in the library, so no code of a folder runs.
 
         Raises:
             ConfigError: transformers has no such model.
@@ -315,11 +312,11 @@ class PretrainedLoss(ModelLoss):
 
 
 POSITIONS = ("wpe", "position_embeddings", "embed_positions", "position_embedding")
-"""Names that embeddings of positions have in models of transformers."""
+"""Names of position embeddings in transformers models."""
 
 
 def _flat(column: Any) -> np.ndarray:
-    """All values of a column, of rows of different length too."""
+    """Return all values of a column, even if rows differ in length."""
     return np.asarray(column.values if hasattr(column, "lengths") else column).reshape(-1)
 
 
@@ -328,7 +325,7 @@ def _longest(column: Any) -> int:
 
 
 def _check_alignment(ids: Any, labels: Any) -> None:
-    """Refuse rows that have not one label for each token."""
+    """Refuse rows that do not have one label for each token."""
     lengths = [
         column.lengths if hasattr(column, "lengths") else np.full(len(column), column.shape[1])
         for column in (ids, labels)

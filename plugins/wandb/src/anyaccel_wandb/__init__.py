@@ -24,7 +24,7 @@ VARIABLE = "ANYACCEL_WANDB"
 
 @dataclass(frozen=True)
 class Project:
-    """Where runs go, and with which arguments of `wandb.init`."""
+    """Project of the runs, and arguments of `wandb.init`."""
 
     name: str | None
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -104,7 +104,7 @@ def phase_start(run: Any) -> None:
     """Open a run if tracking is on.
 
     Raises:
-        PhaseError: it cannot be started.
+        PhaseError: The run cannot be started.
     """
     _switch.phase_start(run)
 
@@ -132,7 +132,7 @@ def log_to(project: str | None, *, log_model: bool = False) -> TrackingScope:
     """Track every phase that begins from now on in this process; as a context manager, those that begin in the block.
 
     Args:
-        project: Name of the project. None turns tracking off, whatever the environment says.
+        project: Name of the project. None turns tracking off, regardless of the environment.
         log_model: Whether to log the trained graph of each TrainPhase as an artifact.
 
     Raises:
@@ -152,7 +152,7 @@ class WandbLogger(TrackerCallback):
         name: Name of the run; by default the label of the phase.
         group: Group of the run; by default the label of the experiment.
         tags: Tags of the run.
-        mode: `"online"`, `"offline"` or `"disabled"`; by default as `WANDB_MODE` says.
+        mode: `"online"`, `"offline"` or `"disabled"`; by default the value of `WANDB_MODE`.
         log_model: Whether to log the trained graph of a TrainPhase as an artifact.
 
     Raises:
@@ -189,7 +189,7 @@ def log_by(run: Any, defined: set[str], figures: Mapping[str, float], axis: str,
 
 
 class LoopRun:
-    """What an `anyaccel.Loop` with a log folder logs, in the open run or in one of the switched-on project."""
+    """The values that an `anyaccel.Loop` with a log folder logs, in the open run or in a new one."""
 
     def __init__(self, run: Any, *, closes: bool) -> None:
         self._run, self._closes = run, closes

@@ -1,6 +1,6 @@
-"""The planner: which device computes which block of a model that is larger than one of them.
+"""The planner: which device computes each block of a model that is larger than a device.
 
-Names no framework; times and sizes are given as numbers. Stands on the kernel's errors, HTML and arguments.
+It names no framework; times and sizes are numbers. Depends on the kernel's errors, HTML and arguments.
 """
 
 from anyaccel_offload.planner.capability import OffloadModels, OffloadPlan, OffloadRequest, PlacedBlock

@@ -1,4 +1,4 @@
-"""An assignment for a problem: the best contiguous split over several orders, else a packing; improved by moves."""
+"""An assignment for a problem: the best contiguous split over several orders, or a packing; improved by moves."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy as np
 from anyaccel_offload.planner.problem import Floats, Ints, Problem, Shared
 
 MOST_TRIALS = 400  # of single moves
-MOST_ASSIGNMENTS = 1024  # that are tried one by one
+MOST_ASSIGNMENTS = 1024  # to try one by one
 MOST_CUTS = 64  # of the part of one device, to give some of it to an idle one
 
 
 class Found(NamedTuple):
-    """An assignment and how it was found: `exact` if no contiguous split of the first order is better."""
+    """An assignment, and whether it is `exact`: no contiguous split of the first order is better."""
 
     assignment: Ints
     method: str
@@ -26,10 +26,10 @@ class Found(NamedTuple):
 
 
 def find_assignment(problem: Problem, objective: str) -> Found | None:
-    """The best assignment that was found with all weights on the devices; None if none fits."""
+    """Find the best assignment with all weights on the devices; return None if none fits."""
     best: Split | None = None
     exact = False
-    # Whether each unit gives its output to the next alone
+    # Whether each unit passes its output only to the next
     things, units = problem.tensors.units[:, 0], problem.tensors.units[:, 1]
     chain = bool(np.all(np.bincount(things) == 2) and np.all(np.diff(units)[::2] == 1)) if len(things) else True
     for order in unit_orders(problem)[: 1 if chain else None]:
@@ -53,18 +53,18 @@ def find_assignment(problem: Problem, objective: str) -> Found | None:
 
 
 def bottleneck(problem: Problem, assignment: Ints, objective: str) -> float:
-    """The value of the objective."""
+    """Return the value of the objective."""
     loads = problem.compute(assignment) + problem.transfer(assignment)
     return float(loads.sum() if objective == "latency" else loads.max())
 
 
 def is_small(problem: Problem, states: int = 1) -> bool:
-    """Whether all assignments can be tried, with so many states of each unit on each device."""
+    """Return whether all assignments can be tried, with `states` states of each unit on each device."""
     return bool((states * len(problem.devices)) ** len(problem.units) <= MOST_ASSIGNMENTS)
 
 
 def best_of_all(problem: Problem, assignment: Ints, objective: str) -> Ints:
-    """The best of all assignments, the given one where none is better."""
+    """Return the best of all assignments, or the given one if none is better."""
     value = bottleneck(problem, assignment, objective)
     for each in itertools.product(range(len(problem.devices)), repeat=len(problem.units)):
         other: Ints = np.array(each, dtype=np.int64)
@@ -94,7 +94,7 @@ def improve(problem: Problem, assignment: Ints, objective: str) -> Ints:
 
 
 def neighbours(assignment: Ints, loads: Floats) -> Iterator[Ints]:
-    """Assignments in which a unit of the device with the largest load is elsewhere, alone or in exchange."""
+    """Yield assignments that move a unit away from the device with the largest load, alone or in exchange."""
     units = np.flatnonzero(assignment == int(np.argmax(loads))).tolist()
     devices = np.argsort(loads, kind="stable").tolist()
     for unit, d in itertools.product(units, devices):
@@ -110,7 +110,7 @@ def neighbours(assignment: Ints, loads: Floats) -> Iterator[Ints]:
 
 
 def use_idle(problem: Problem, assignment: Ints) -> Ints:
-    """Give idle devices a part of what another has, where that leaves the bottleneck as low as it is."""
+    """Give idle devices a part of another device's units if the bottleneck does not grow."""
     limit = bottleneck(problem, assignment, "throughput") * (1 + 1e-12)
     for idle in sorted(set(range(len(problem.devices))) - set(assignment.tolist())):
         loads = problem.compute(assignment) + problem.transfer(assignment)
@@ -137,10 +137,19 @@ def use_idle(problem: Problem, assignment: Ints) -> Ints:
 # -- the best split of an order into contiguous parts, one for each device: dynamic programming over prefixes ----------
 
 
-MOST_STATES = 256  # sets of devices in use, by class, that are tried
-MOST_STEPS = 80_000  # transitions from prefixes that are tried exactly: about half a second
+MOST_STATES = 256  # sets of used devices, by class, to try
+MOST_STEPS = 80_000  # transitions from prefixes to try exactly: about half a second
 PASSED = -1  # instead of a transition: the device is left out
-WINDOWS = (1.002, 1.02, 1.1, 1.3, 1.8, 3.0, 10.0, math.inf)  # of the lower bound: the first with an answer is enough
+WINDOWS = (
+    1.002,
+    1.02,
+    1.1,
+    1.3,
+    1.8,
+    3.0,
+    10.0,
+    math.inf,
+)  # times the lower bound: the first with an answer is used
 
 
 class Split(NamedTuple):
@@ -152,7 +161,7 @@ class Split(NamedTuple):
 
 
 def best_split(problem: Problem, order: Ints, objective: str, good: float = math.inf) -> Split | None:
-    """The contiguous split of least bottleneck or latency; None if none fits or all are worse than `good`."""
+    """Return the contiguous split with the lowest bottleneck or latency; None if none fits and is below `good`."""
     bound = problem.lower_bound(objective)
     if not math.isfinite(bound):
         return None
@@ -173,7 +182,7 @@ def best_split(problem: Problem, order: Ints, objective: str, good: float = math
 def _within(
     problem: Problem, order: Ints, units: OrderedUnits, table: Table, objective: str, bound: float, good: float
 ) -> tuple[Split | None, bool]:
-    """The best split with a table, None if none is better than `good`; and whether this did not take too many steps."""
+    """Return the best split with a table, None if none is better than `good`; and whether the step limit was kept."""
     throughput = objective == "throughput"
     least = least_window(units, table, bound) if throughput else math.inf
     for factor in WINDOWS if throughput else (math.inf,):
@@ -191,7 +200,7 @@ def _within(
 
 
 def _all_sets(problem: Problem) -> Table | None:
-    """Which devices may follow in which order: all; None if they are too many."""
+    """Return all transitions between sets of devices; None if there are too many."""
     counts = np.bincount(problem.device_class, minlength=len(problem.classes))
     if math.prod(int(count) + 1 for count in counts) > MOST_STATES:
         return None
@@ -207,7 +216,7 @@ def _all_sets(problem: Problem) -> Table | None:
 
 
 def _device_orders(problem: Problem) -> list[Table]:
-    """Some fixed orders of the devices: as given, by memory, and by rate."""
+    """Return some fixed orders of the devices: as given, by memory, and by rate."""
     by_memory = sorted(range(len(problem.devices)), key=lambda d: -problem.devices[d].usable)
     by_rate = sorted(range(len(problem.devices)), key=lambda d: -problem.devices[d].rate)
     orders = [list(range(len(problem.devices))), by_memory, by_memory[::-1], by_rate, by_rate[::-1]]
@@ -219,10 +228,10 @@ def _device_orders(problem: Problem) -> list[Table]:
 
 
 class _Ranges:
-    """What the shared things cost that a range of positions touches, for growing ranges of each start.
+    """The cost of shared things for a range of positions, for growing ranges of each start.
 
-    A tensor costs a device its size if the range has some of the units that touch it, but not all. With `all_hits` it
-    costs the size if the range has any, as a tied parameter does.
+    A tensor costs a device its size if the range has some, but not all, of the units that touch it. With `all_hits` it
+    costs the size if the range has any of them, as a tied parameter does.
     """
 
     def __init__(self, shared: Shared, position: Ints, n: int, *, all_hits: bool) -> None:
@@ -245,19 +254,19 @@ class _Ranges:
         self._offsets = np.searchsorted(start[by_start], np.arange(n + 2)).tolist()
 
     def row(self, start: int, stop: int) -> Floats:
-        """The bytes of the ranges from `start` to each end up to `stop`."""
+        """Return the bytes of the ranges from `start` to each end up to `stop`."""
         made: Floats = self.bins[start:stop].cumsum()
         return made
 
     def leave(self, start: int) -> None:
-        """Go on to ranges that begin after `start`."""
+        """Continue with ranges that begin after `start`."""
         a, b = self._offsets[start], self._offsets[start + 1]
         if a < b:
             np.add.at(self.bins, self._into[a:b], self._amount[a:b])
 
 
 class _Search:
-    """One pass over all starts: the best value for each set of devices in use and each prefix of the order."""
+    """One pass over all starts: the best value for each set of used devices and each prefix of the order."""
 
     def __init__(self, problem: Problem, order: Ints, units: OrderedUnits, objective: str, window: float) -> None:
         self.problem, self.order, self.units, self.window = problem, order, units, window
@@ -271,7 +280,7 @@ class _Search:
         self.has_transient = bool(self.transient.any())
 
     def run(self, table: Table, bounds: tuple[list[int], list[int]]) -> Split | None:
-        """The best split, with classes given to devices in the order of the parts."""
+        """Return the best split, with classes assigned to devices in the order of the parts."""
         n, self.table, self.bounds = len(self.order), table, bounds
         self.best = np.full((table.states, n + 1), np.inf)
         self.best[0, 0] = 0.0
@@ -297,7 +306,7 @@ class _Search:
         return Split(self._assignment(state), float(self.best[state, n]), not table.in_order)
 
     def _pass_on(self, start: int, states: list[int]) -> None:
-        """Leave a device idle where that is better."""
+        """Leave a device idle if that is better."""
         for state in states:
             if state and self.best[state - 1, start] < self.best[state, start]:
                 self.best[state, start] = self.best[state - 1, start]
@@ -316,7 +325,7 @@ class _Search:
             self._extend(start, t, transition, loads[transition.device_class])
 
     def _load(self, c: int, start: int, stop: int, sent: Floats, tied: Floats | None) -> Floats:
-        """Seconds of the ranges from `start` up to `stop`; infinite for those that do not fit or take too long."""
+        """Return the seconds of the ranges from `start` up to `stop`; infinite if they do not fit or take too long."""
         part = slice(start + 1, stop + 1)
         load: Floats = self.units.elapsed[c, part] - self.units.elapsed[c, start]
         if self.problem.per_byte[c]:
@@ -363,7 +372,7 @@ class _Search:
 
 
 def _by_prefix(n: int, low: list[int], high: list[int]) -> list[list[int]]:
-    """The states that each prefix can be reached with and be gone on from."""
+    """Return the states in which each prefix can be reached and continued."""
     made: list[list[int]] = [[] for _ in range(n + 1)]
     for state, (first, last) in enumerate(zip(low, high, strict=True)):
         for prefix in range(first, last + 1):
@@ -379,7 +388,7 @@ _SLACK = 1 + 1e-9  # sums of times are rounded
 
 
 class Transition(NamedTuple):
-    """From one set of devices in use to that with one device more."""
+    """The step from one set of used devices to the set with one more device."""
 
     source: int
     target: int
@@ -387,7 +396,7 @@ class Transition(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Which sets of devices in use there are and how they grow; `in_order`, each may pass on without its device."""
+    """The possible sets of used devices and how they grow; if `in_order`, each may be passed on without its device."""
 
     states: int
     transitions: list[Transition]
@@ -395,12 +404,12 @@ class Table(NamedTuple):
 
 
 class OrderedUnits:
-    """The units of a problem in an order, as sums from its beginning, by class of devices.
+    """The units of a problem in an order, as cumulative sums, by class of devices.
 
     Attributes:
-        elapsed: seconds of each prefix.
-        held: bytes of each prefix.
-        barrier: the first unit from each on that a class cannot compute.
+        elapsed: Seconds of each prefix.
+        held: Bytes of each prefix.
+        barrier: First unit at or after each position that a class cannot compute.
     """
 
     def __init__(self, problem: Problem, order: Ints) -> None:
@@ -420,7 +429,7 @@ class OrderedUnits:
         return int(self.elapsed.shape[1]) - 1
 
     def stop(self, c: int, start: int, window: float) -> int:
-        """The end of the longest range from `start` that a device of a class can hold, and compute in a time."""
+        """Return the end of the longest range from `start` that a device of a class can hold, and compute in a time."""
         if start == len(self):
             return start
         most, room = self.elapsed[c, start] + window * _SLACK, self.held[c, start] + self.capacity[c]
@@ -429,7 +438,7 @@ class OrderedUnits:
         return min(by_time, by_memory, int(self.barrier[c, start]))
 
     def start(self, c: int, stop: int, window: float) -> int:
-        """The beginning of the longest range up to `stop`, as of `stop`."""
+        """Return the beginning of the longest such range that ends at `stop`."""
         least, room = self.elapsed[c, stop] - window * _SLACK, self.held[c, stop] - self.capacity[c]
         by_time = int(self.elapsed[c].searchsorted(least, side="left"))
         by_memory = int(self.held[c].searchsorted(room, side="left"))
@@ -437,9 +446,9 @@ class OrderedUnits:
 
 
 def prefix_bounds(units: OrderedUnits, table: Table, window: float) -> tuple[list[int], list[int]] | None:
-    """For each state the least prefix from which the rest is possible, and the longest that is; None if nothing is.
+    """Return for each state the shortest prefix that can be completed, and the longest one; None if impossible.
 
-    What is sent, tied or transient is left out, so that no state outside of the bounds is part of a solution.
+    Bytes that are sent, tied or transient are left out, so that no state outside of the bounds is part of a solution.
     """
     low = [len(units)] * table.states
     for source, target, c in sorted(table.transitions, key=lambda each: -each.source):
@@ -456,7 +465,7 @@ def prefix_bounds(units: OrderedUnits, table: Table, window: float) -> tuple[lis
 
 
 def least_window(units: OrderedUnits, table: Table, bound: float) -> float:
-    """About the least time of the slowest device for which `prefix_bounds` has an answer; infinite if there is none."""
+    """Return about the lowest time of the slowest device for which `prefix_bounds` has an answer, or infinity."""
     if prefix_bounds(units, table, math.inf) is None:
         return math.inf
     low, high = bound, max(bound, float(np.max(units.elapsed[:, -1])))
@@ -469,7 +478,7 @@ def least_window(units: OrderedUnits, table: Table, bound: float) -> float:
 
 
 def steps(table: Table, low: Sequence[int], high: Sequence[int]) -> int:
-    """How many transitions from prefixes are within bounds."""
+    """Return the number of transitions from prefixes within bounds."""
     return sum(max(0, high[each.source] - low[each.source] + 1) for each in table.transitions)
 
 
@@ -477,10 +486,10 @@ def steps(table: Table, low: Sequence[int], high: Sequence[int]) -> int:
 
 
 def unit_orders(problem: Problem) -> list[Ints]:
-    """Different orders: as given, each source right before its first consumer, depth first, breadth first.
+    """Return several orders: as given, each source right before its first consumer, depth first, breadth first.
 
-    Of a training graph with backward blocks, the forward pass decides; backward blocks without a forward block of their
-    group stand where their gradients flow.
+    In a training graph with backward blocks, the forward pass determines the order. Backward blocks without a forward
+    block in their group follow the flow of their gradients.
     """
     before, after = _neighbours(problem)
     n = len(problem.units)
@@ -499,7 +508,7 @@ def unit_orders(problem: Problem) -> list[Ints]:
 
 
 def _neighbours(problem: Problem) -> tuple[list[list[int]], list[list[int]]]:
-    """The units before and after each: along edges of the forward pass, against those of the backward pass."""
+    """Return the units before and after each: along edges of the forward pass, against those of the backward pass."""
     pairs: set[tuple[int, int]] = set()
     blocks = problem.blocks
     forward = {u for u, members in enumerate(problem.units) if not all(blocks[i].backward for i in members)}
@@ -520,7 +529,7 @@ def _neighbours(problem: Problem) -> tuple[list[list[int]], list[list[int]]]:
 
 
 def _depth_first(before: list[list[int]], roots: list[int], *, reverse: bool) -> list[int]:
-    """Each root after all that it needs; what is in a circle comes where it is met."""
+    """Return each root after all its predecessors; units in a cycle come where they are found."""
     seen: set[int] = set()
     order: list[int] = []
     for root in roots:
@@ -542,7 +551,7 @@ def _depth_first(before: list[list[int]], roots: list[int], *, reverse: bool) ->
 
 
 def _breadth_first(before: list[list[int]], after: list[list[int]]) -> list[int]:
-    """Units as soon as all before them are done; those in a circle last."""
+    """Return units as soon as all their predecessors are done; those in a cycle last."""
     missing = [len(each) for each in before]
     ready = deque(u for u, count in enumerate(missing) if not count)
     order: list[int] = []
@@ -558,7 +567,7 @@ def _breadth_first(before: list[list[int]], after: list[list[int]]) -> list[int]
 
 
 def _lazy_sources(order: list[int], before: list[list[int]], after: list[list[int]]) -> list[int]:
-    """The same order, with each unit that needs nothing right before the first that needs it."""
+    """Return the same order, with each unit without predecessors right before its first consumer."""
     lazy: list[int] = []
     done: set[int] = set()
     for unit in order:
@@ -572,20 +581,20 @@ def _lazy_sources(order: list[int], before: list[list[int]], after: list[list[in
     return lazy
 
 
-# -- any assignment that fits, whatever the order of the blocks: a search with going back, for where no split fits -----
+# -- any assignment that fits, regardless of the order of the blocks: a search with backtracking, if no split fits -----
 
 
 MOST_VISITS = 50_000  # of partial packings
 
 
 def pack(problem: Problem) -> Ints | None:
-    """An assignment that fits; None if there is none, or none was found in `MOST_VISITS` steps."""
+    """Return an assignment that fits; None if there is none, or none was found in `MOST_VISITS` steps."""
     room = float(problem.capacity[problem.device_class].sum())
     return None if float(problem.resident.min(axis=0).sum()) > room else _Packing(problem).run()
 
 
 class _Packing:
-    """Gives units to devices one by one, largest first, and takes the last back where the next fits nowhere."""
+    """Assigns units to devices one by one, largest first, and reverts the last if the next does not fit."""
 
     def __init__(self, problem: Problem) -> None:
         self.resident: list[list[float]] = problem.resident.tolist()
@@ -633,7 +642,7 @@ class _Packing:
         return self.resident[self.classes[d]][unit] + tied
 
     def _fits(self, unit: int, d: int) -> bool:
-        """Whether a device can take a unit; of empty devices of one class only the first."""
+        """Return whether a device can take a unit; among empty devices of one class only the first."""
         c = self.classes[d]
         if not self.count[d] and any(self.classes[e] == c and not self.count[e] for e in range(d)):
             return False

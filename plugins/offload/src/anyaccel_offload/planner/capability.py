@@ -1,4 +1,4 @@
-"""What a backend can do about models that are larger than a device. Part of the plugin contract."""
+"""The capability of backends to run models that are larger than a device. Part of the plugin contract."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ if TYPE_CHECKING:
     from anyaccel.graph.plan_entries import Section
 
 TIERS = ("cpu", "disk")
-"""Where weights may rest that do not stay on a device: host memory, and files."""
+"""Tiers for weights that do not stay on a device: host memory, and files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadRequest:
-    """What a node asks of the blocks of its model.
+    """A node's request for the blocks of its model.
 
     Attributes:
-        device_map: names of parts of the model, each with a device (`"gpu:0"`), `"cpu"` or `"disk"`; None to plan it.
-        max_memory: bytes of each device and tier that a plan may use, as the user gave them; None for the device of the
-            node with what is free there, the free host memory, and disk.
-        offload: `"no"`, `"cpu"` or `"disk"`: where a plan may let weights rest that do not fit.
-        training: whether the model is trained.
-        free: bytes of each device and tier that are free now, None where that is unknown. It changes all the time, and
-            is not compared.
-        inputs: shape and dtype of each input of a call, with the batch: objects with `shape` and `dtype`. Where they
-            are given, blocks are in the order in which such a call computes them.
-        arguments: the path of each input in the call, as of `Operation.arguments`; empty where they are positional.
-        requires_order: whether it is an error that such a call fails. If not, a note of the plan says so, and blocks
-            are in the order in which they are registered.
+        device_map: Names of parts of the model, each with a device (`"gpu:0"`), `"cpu"` or `"disk"`; None to plan it.
+        max_memory: Bytes of each device and tier that a plan may use, as the user passed them. None for the free memory
+            of the node's device, the free host memory, and disk.
+        offload: `"no"`, `"cpu"` or `"disk"`: where a plan may offload weights that do not fit.
+        training: Whether the model is trained.
+        free: Bytes of each device and tier that are free now, None if unknown. The value changes all the time, and is
+            not compared.
+        inputs: Shape and dtype of each input of a call, with the batch: objects with `shape` and `dtype`. If they are
+            set, blocks are in the order of such a call.
+        arguments: Path of each input in the call, see `Operation.arguments`; empty for positional inputs.
+        requires_order: Whether a failure of this call is an error. If not, a note of the plan reports it, and blocks
+            are in the order of registration.
     """
 
     device_map: Mapping[str, str] | None = None
@@ -49,14 +49,14 @@ class OffloadRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedBlock:
-    """A block of a model: the device that computes it, and where its weights rest.
+    """A block of a model: the device that computes it, and the place of its weights.
 
     Attributes:
-        name: of the part of the model; `""` for all of it.
-        device: that computes it.
-        tier: `"cpu"` or `"disk"` for weights that rest there; `""` for those that stay on the device.
-        nbytes: of its weights, without those that other blocks use too.
-        step_bytes: copied in each step; in training down for forward and backward, and gradients up.
+        name: Name of the part of the model; `""` for the whole model.
+        device: Device that computes it.
+        tier: `"cpu"` or `"disk"` for offloaded weights; `""` for weights that stay on the device.
+        nbytes: Bytes of its weights, without those that other blocks use too.
+        step_bytes: Bytes copied in each step; in training to the device for forward and backward, and gradients back.
     """
 
     name: str
@@ -68,15 +68,16 @@ class PlacedBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadPlan:
-    """Where the blocks of a model are, and what a step costs.
+    """The places of a model's blocks, and the cost of a step.
 
     Attributes:
-        blocks: in the order in which they are expected to compute.
-        device_bytes: of each device, as text: weights that stay, and the slots that others are copied through.
-        slots: how many of these a device has; two where it is not named.
-        copy_seconds, compute_seconds: of a step, estimated; copies run beside the compute. They depend on the machine
-            and are not compared.
-        notes: what to know about the figures.
+        blocks: Blocks in the expected order of computation.
+        device_bytes: Bytes on each device, named as text: weights that stay, and the slots that others are copied
+            through.
+        slots: Number of these slots on each device; two for devices that are not named.
+        copy_seconds, compute_seconds: Estimated seconds of a step; copies overlap with the computation. They depend on
+            the machine and are not compared.
+        notes: Notes about the figures.
     """
 
     blocks: tuple[PlacedBlock, ...]
@@ -88,22 +89,22 @@ class OffloadPlan:
 
     @property
     def step_bytes(self) -> int:
-        """Bytes that are copied in each step."""
+        """Number of bytes that are copied in each step."""
         return sum(block.step_bytes for block in self.blocks)
 
     @property
     def seconds(self) -> float:
-        """The least time of a step: the larger of copy and compute."""
+        """Minimum time of a step: the maximum of copy and compute time."""
         return max(self.copy_seconds, self.compute_seconds)
 
     def section(self, node: str) -> Section:
-        """What the plan of a phase shows of the blocks of a node."""
+        """Return the section of a phase's plan about the blocks of a node."""
         from anyaccel_offload.plan_section import section_of  # imports graphs, which the planner does without
 
         return section_of(node, self)
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as plain data, with the sums."""
+        """Return the plan as plain data, with the sums."""
         blocks = [{**asdict(block), "device": str(block.device)} for block in self.blocks]
         plain = {"blocks": blocks, "device_bytes": dict(self.device_bytes), "notes": list(self.notes)}
         plain["slots"] = dict(self.slots)
@@ -112,10 +113,10 @@ class OffloadPlan:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> OffloadPlan:
-        """The plan that `to_dict` described.
+        """Rebuild the plan from the output of `to_dict`.
 
         Raises:
-            KeyError, TypeError, ValueError: malformed.
+            KeyError, TypeError, ValueError: The data are malformed.
         """
         return cls(
             blocks=tuple(map(_block, given["blocks"])),
@@ -128,45 +129,47 @@ class OffloadPlan:
 
 
 class OffloadModels(Capability):
-    """Capability `offload`: models whose blocks are on several devices, or whose weights rest in host memory or files.
+    """Capability `offload`: models with blocks on several devices, or weights in host memory or files.
 
-    A backend without it is refused where a node has a device map.
+    A node with a device map is refused if its backend lacks this capability.
     """
 
     def empty_weights(self) -> AbstractContextManager[Any]:
-        """A context in which models are built without memory for their weights; the default builds them as ever.
+        """Return a context that builds models without memory for their weights; by default, with memory.
 
-        Such a model can be planned and not computed.
+        Such a model can be planned but not computed.
         """
         return nullcontext()
 
     @abstractmethod
     def plan_offload(self, model: Any, device: Device, request: OffloadRequest) -> OffloadPlan:
-        """Where the blocks of a built model go; nothing moves. Of a model that is there already, where they are.
+        """Plan the places of a built model's blocks; nothing moves.
+
+        For a model that is placed already, return its places.
 
         Args:
-            model: of a node.
-            device: of the node: inputs come there, and outputs leave from there.
-            request: of the node.
+            model: Model of a node.
+            device: Device of the node, for its inputs and outputs.
+            request: Request of the node.
 
         Raises:
-            CapabilityError: the model cannot be divided, or not trained with weights in files.
-            ConfigError: a map that names what the model has not, or leaves something out.
-            OutOfMemoryError: it does not fit.
+            CapabilityError: The model cannot be split, or cannot be trained with weights in files.
+            ConfigError: The map names a part that the model does not have, or leaves one out.
+            OutOfMemoryError: The model does not fit.
         """
 
     @abstractmethod
     def offload(self, model: Any, device: Device, plan: OffloadPlan) -> Any:
-        """Put a model where a plan says; **use the result**. A second call changes nothing.
+        """Place a model according to a plan; **use the result**. A second call changes nothing.
 
-        Programs are built of the result as of any model on the device, and change its values where they rest.
+        Programs are built from the result as from any model on the device, and change its values in their places.
         """
 
     @abstractmethod
     def end_offload(self, model: Any) -> Any:
-        """Make a model an ordinary one again, whose values are where they rest; **use the result**.
+        """Return an ordinary model with its values in their places; **use the result**.
 
-        Of a model that `offload` has not made, it is the model.
+        A model that `offload` has not created is returned unchanged.
         """
 
 

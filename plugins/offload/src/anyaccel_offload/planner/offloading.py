@@ -1,4 +1,4 @@
-"""Which blocks rest outside their device when not all fit: spread over depth, so that the others hide their copies."""
+"""Offloading: which blocks leave their device if not all fit, spread over depth so that others hide their copies."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from anyaccel_offload.planner.assignment import MOST_TRIALS, is_small, neighbour
 from anyaccel_offload.planner.problem import Floats, Ints, Problem
 from anyaccel_offload.planner.values import OffloadTier
 
-MOST_STARTS = 6  # that changes of single units begin from
-FEW = 100  # units, for which several starts take little time
+MOST_STARTS = 6  # starts of changes of single units
+FEW = 100  # number of units up to which several starts take little time
 SLOTS = (2, 1)  # staging slots: with two the next block is copied while one computes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Streamed:
-    """Where units are computed, in which tier some of them rest, and how many staging slots each device needs."""
+    """The devices of units, the tiers of offloaded units, and the number of staging slots of each device."""
 
     assignment: Ints
     tier: dict[int, OffloadTier]
     slots: dict[int, int]
 
     def staging(self, problem: Problem) -> Floats:
-        """Bytes of the staging slots of each device: each as large as the largest that is copied.
+        """Return the bytes of the staging slots of each device: each as large as its largest streamed unit.
 
-        In training, a slot has room for gradients, too, which leave the device while the next block computes its own.
+        In training, a slot also has room for gradients, which leave the device while the next block computes its own.
         """
         made = np.zeros(len(problem.devices))
         for u in self.tier:
@@ -39,7 +39,7 @@ class Streamed:
         return made
 
     def freed(self, problem: Problem) -> Floats:
-        """Bytes that no longer stay on each device."""
+        """Return the bytes that no longer stay on each device."""
         made = np.zeros(len(problem.devices))
         for u in self.tier:
             d = int(self.assignment[u])
@@ -47,7 +47,7 @@ class Streamed:
         return made
 
     def copy(self, problem: Problem) -> Floats:
-        """Seconds that each device copies in a step; in training weights twice and gradients once."""
+        """Return the seconds that each device copies in a step; in training weights twice and gradients once."""
         made = np.zeros(len(problem.devices))
         for u, tier in self.tier.items():
             d = int(self.assignment[u])
@@ -60,7 +60,7 @@ class Streamed:
         return made
 
     def seconds(self, problem: Problem) -> Floats:
-        """Seconds of each device in a step: copies run beside the compute where there are two slots."""
+        """Return the seconds of each device in a step: with two slots, copies overlap with the computation."""
         copy = self.copy(problem)
         busy = problem.compute(self.assignment) + problem.transfer(self.assignment)
         one = np.array([self.slots.get(d) == 1 for d in range(len(busy))])
@@ -68,7 +68,7 @@ class Streamed:
 
 
 def find_offload(problem: Problem, tiers: Sequence[OffloadTier], objective: str) -> Streamed | None:
-    """The best of some splits in which one device streams or all do; None if none fits in memory and tiers."""
+    """Return the best of some splits in which one device streams, or all do; None if none fits in memory and tiers."""
     devices = list(range(len(problem.devices)))
     sets = [devices, *([d] for d in devices if len(devices) > 1)]
     found: list[tuple[float, float, int, Streamed]] = []
@@ -94,9 +94,10 @@ def find_offload(problem: Problem, tiers: Sequence[OffloadTier], objective: str)
 
 
 def value_of(problem: Problem, made: Streamed, objective: str) -> tuple[float, float, float]:
-    """The objective, how many devices have one slot only, and the bytes that are copied: what is less is better.
+    """Return the objective, the number of devices with only one slot, and the copied bytes: lower is better.
 
-    Where times are estimated, two slots come first: blocks compute longer than that for many rows, and hide copies.
+    If times are estimated, two slots have priority: with many rows blocks compute longer than estimated, and hide
+    copies.
     """
     seconds = made.seconds(problem)
     away = sum(float(problem.weights[:, u].max()) for u in made.tier)
@@ -106,7 +107,7 @@ def value_of(problem: Problem, made: Streamed, objective: str) -> tuple[float, f
 
 
 def _fitted(problem: Problem, tiers: Sequence[OffloadTier], assignment: Ints, away: set[int]) -> Streamed | None:
-    """These units offloaded, with two slots on each device that has room for them; None if it does not fit."""
+    """Return these units offloaded, with two slots on each device that has room for them; None if it does not fit."""
     if not np.isfinite(problem.compute(assignment)).all():
         return None
     tier = _into_tiers(problem, {u: int(assignment[u]) for u in away}, tiers)
@@ -124,7 +125,7 @@ def _fitted(problem: Problem, tiers: Sequence[OffloadTier], assignment: Ints, aw
 def _best_of_all(
     problem: Problem, tiers: Sequence[OffloadTier], objective: str, best: Streamed | None
 ) -> Streamed | None:
-    """The best of all assignments and sets of offloaded units."""
+    """Return the best of all assignments and sets of offloaded units."""
     value = (math.inf,) * 3 if best is None else value_of(problem, best, objective)
     weighty = np.flatnonzero(problem.weights.max(axis=0) > 0).tolist()
     subsets = [set(each) for n in range(len(weighty) + 1) for each in itertools.combinations(weighty, n)]
@@ -138,7 +139,7 @@ def _best_of_all(
 
 
 def _refined(problem: Problem, tiers: Sequence[OffloadTier], objective: str, best: Streamed) -> Streamed:
-    """Change single units, where they compute and rest, or two at a time, while that is better."""
+    """Change the device and tier of single units, or of two at a time, while that is better."""
     value = value_of(problem, best, objective)
     trials, moved = 0, True
     while moved and trials < MOST_TRIALS:
@@ -157,7 +158,7 @@ def _refined(problem: Problem, tiers: Sequence[OffloadTier], objective: str, bes
 
 
 def _respread(problem: Problem, made: Streamed) -> set[int]:
-    """As many units offloaded on each device, evenly over depth, where those that are have one size."""
+    """Return as many offloaded units on each device, evenly over depth, if the offloaded units have one size."""
     away: set[int] = set()
     for d in made.slots:
         c = int(problem.device_class[d])
@@ -170,9 +171,9 @@ def _respread(problem: Problem, made: Streamed) -> set[int]:
 
 
 def _repaired(problem: Problem, tiers: Sequence[OffloadTier]) -> Streamed | None:
-    """All weights offloaded, with one slot, and units moved until each device has room; None if that is not reached.
+    """Offload all weights, with one slot, and move units until each device has room; return None if that fails.
 
-    Then what has room stays, as the tiers may have less.
+    Then units with room stay, as the tiers may have less.
     """
     devices = range(len(problem.devices))
     weighty = set(np.flatnonzero(problem.weights.max(axis=0) > 0).tolist())
@@ -199,7 +200,7 @@ def _repaired(problem: Problem, tiers: Sequence[OffloadTier]) -> Streamed | None
 
 
 def _missing(problem: Problem, assignment: Ints, away: set[int]) -> Floats:
-    """Bytes by which each device is too small, with one slot; infinite where it cannot compute what it is given."""
+    """Return the bytes that each device lacks, with one slot; infinite if it cannot compute its units."""
     made = Streamed(
         assignment=assignment,
         tier=dict.fromkeys(away, OffloadTier(name="cpu")),
@@ -211,7 +212,7 @@ def _missing(problem: Problem, assignment: Ints, away: set[int]) -> Floats:
 
 
 def _changes(problem: Problem, made: Streamed, loads: Floats) -> Iterator[tuple[Ints, set[int]]]:
-    """What differs in one unit of the slowest device, or in two units."""
+    """Yield changes of one unit of the slowest device, or of two units."""
     away = set(made.tier)
     slowest = np.flatnonzero(made.assignment == int(np.argmax(loads))).tolist()
     others = [] if len(problem.units) > FEW else np.flatnonzero(made.assignment != int(np.argmax(loads))).tolist()
@@ -229,20 +230,20 @@ def _changes(problem: Problem, made: Streamed, loads: Floats) -> Iterator[tuple[
 
 
 def _is_better(found: tuple[float, ...], value: tuple[float, ...]) -> bool:
-    """Whether the first figure that differs by more than rounding is less."""
+    """Return whether the first figure that differs by more than rounding is lower."""
     first = next((i for i in range(len(found)) if not math.isclose(found[i], value[i], rel_tol=1e-12)), None)
     return first is not None and found[first] < value[first]
 
 
 def least_copying(problem: Problem, tiers: Sequence[OffloadTier], objective: str) -> float:
-    """Seconds that no plan is below, as what does not fit is copied, over all links at once."""
+    """Return a lower bound of seconds for any plan, as units that do not fit are copied, over all links in parallel."""
     excess = float(problem.resident.min(axis=0).sum() + problem.ties.nbytes.sum())
     excess -= float(problem.capacity[problem.device_class].sum())
     some = problem.offloadable > 0
     if not tiers or not 0 < excess < math.inf or not some.any():
         return 0.0
     moved = problem.weights + (problem.slots if problem.settings.training else 0)
-    least = float((moved[some] / problem.offloadable[some]).min())  # bytes that are copied for one that is offloaded
+    least = float((moved[some] / problem.offloadable[some]).min())  # bytes that are copied for each offloaded byte
     links = [device.offload_link or device.link or math.inf for device in problem.devices]
     rates = [[min(link, tier.bandwidth or math.inf) for link in links] for tier in tiers]
     at_once = excess * least / sum(max(of_tier[d] for of_tier in rates) for d in range(len(links)))
@@ -275,7 +276,7 @@ def _split(
 
 
 def _by_memory(problem: Problem, streaming: list[int], alone: bool) -> Ints:
-    """Units in order: devices that keep what they have are filled, or idle, and the others share the rest."""
+    """Assign units in order: devices with resident units are filled, or idle, and the others share the rest."""
     n = len(problem.units)
     total = float(problem.resident.max(axis=0).sum())
     capacity = np.minimum(problem.capacity[problem.device_class], total + 1)
@@ -297,7 +298,7 @@ def _by_memory(problem: Problem, streaming: list[int], alone: bool) -> Ints:
 
 
 def _filled(problem: Problem, c: int, start: int) -> Floats:
-    """Bytes that a device of a class needs for the units from `start` to each; ties counted for each unit."""
+    """Return the bytes on a device of a class for the units from `start` to each; ties are counted for each unit."""
     tied = np.zeros(len(problem.units))
     np.add.at(tied, problem.ties.units[:, 1], problem.ties.nbytes[problem.ties.units[:, 0]])
     held: Floats = np.cumsum((problem.resident[c] + tied)[start:])
@@ -305,7 +306,7 @@ def _filled(problem: Problem, c: int, start: int) -> Floats:
 
 
 def _spread(problem: Problem, assignment: Ints, d: int, slots: int) -> list[int] | None:
-    """Units of a device that are offloaded, evenly over depth; None if even all of them are not enough."""
+    """Return the offloaded units of a device, evenly over depth; None if even all of them are not enough."""
     c = int(problem.device_class[d])
     units = np.flatnonzero(assignment == d)
     need = float(problem.memory(assignment)[d] - problem.capacity[c])
@@ -314,7 +315,7 @@ def _spread(problem: Problem, assignment: Ints, d: int, slots: int) -> list[int]
     units = units[problem.weights[c, units] > 0]
 
     for largest in np.unique(problem.slots[c, units])[-8:].tolist():
-        some = units[problem.slots[c, units] <= largest]  # a large block that stays makes the slots smaller
+        some = units[problem.slots[c, units] <= largest]  # a large block that stays allows smaller slots
         chosen = _evenly(some, problem.offloadable[c], problem.slots[c], slots, need)
         if chosen is not None:
             return _without_surplus(chosen, problem.offloadable[c], problem.slots[c], slots, need)
@@ -322,7 +323,7 @@ def _spread(problem: Problem, assignment: Ints, d: int, slots: int) -> list[int]
 
 
 def _evenly(units: Ints, offloadable: Floats, sizes: Floats, slots: int, need: float) -> list[int] | None:
-    """About the fewest units, evenly over depth, that free what is needed besides their slots."""
+    """Return about the fewest units, evenly over depth, that free `need` bytes in addition to their slots."""
 
     def is_enough(some: Ints) -> bool:
         return float(offloadable[some].sum() - slots * sizes[some].max(initial=0.0)) >= need
@@ -338,13 +339,13 @@ def _evenly(units: Ints, offloadable: Floats, sizes: Floats, slots: int, need: f
 
 
 def _spaced(units: Ints, count: int) -> Ints:
-    """So many of some units, evenly over depth."""
+    """Return `count` of some units, evenly over depth."""
     made: Ints = units[((np.arange(count) + 0.5) * len(units) / count).astype(int)]
     return made
 
 
 def _without_surplus(chosen: list[int], offloadable: Floats, sizes: Floats, slots: int, need: float) -> list[int]:
-    """Leave out what need not be offloaded, the largest first."""
+    """Leave out units that do not have to be offloaded, largest first."""
     free, most = float(offloadable[chosen].sum()), 0.0
     by_size = sorted(chosen, key=lambda u: (-sizes[u], u))
     out: set[int] = set()
@@ -359,7 +360,7 @@ def _without_surplus(chosen: list[int], offloadable: Floats, sizes: Floats, slot
 
 
 def _into_tiers(problem: Problem, away: dict[int, int], tiers: Sequence[OffloadTier]) -> dict[int, OffloadTier] | None:
-    """A tier with room for each unit: in order, or by size where that leaves fewer bytes for the slower tiers."""
+    """Return a tier with room for each unit: in order, or by size if that leaves fewer bytes for slower tiers."""
     size = {unit: float(problem.offloadable[int(problem.device_class[d]), unit]) for unit, d in away.items()}
     best, least = None, math.inf
     for order in (sorted(away), sorted(away, key=lambda u: (-size[u], u)), sorted(away, key=lambda u: (size[u], u))):

@@ -1,4 +1,4 @@
-"""`plan_blocks`: from blocks and devices to a plan, or an error that says what does not fit."""
+"""`plan_blocks`: returns a plan for blocks and devices, or raises an error that names the parts that do not fit."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ def plan_blocks(
     offload_buffers: bool = True,
     tiers: Sequence[OffloadTier] = (),
 ) -> BlockPlan:
-    """Plan which device computes each block of a model. Equal input gives an equal plan.
+    """Plan which device computes each block of a model. Equal input returns an equal plan.
 
     Args:
-        blocks: in the order in which they are computed. Where none has `seconds`, its time is reading its weights at
-            1 TB/s, about right for one request in decoding; the plan says so.
-        devices: what there is to compute on.
-        edges: tensors between blocks; None for a chain, in which each block gives `output_bytes` to the next.
-        objective: `"throughput"` for the least time of the slowest device, as in a pipeline that is kept full;
-            `"latency"` for the least sum of all times, as for one request that goes from device to device.
-        training: whether memory counts gradients, optimizer state and all activations.
-        optimizer_ratio: bytes of optimizer state, master weights included, for a byte of parameters.
-        tokens: that caches are planned for, over the whole batch.
-        offload: `"cpu"` or `"disk"` if weights may rest in host memory, or there and on disk, where not all fit.
-        offload_buffers: whether buffers rest with offloaded weights; they stay on the devices otherwise.
-        tiers: what is known of host memory and disk; unlimited and as fast as the device's link if left out.
+        blocks: Blocks in order of computation. If no block has `seconds`, its time is estimated as
+            reading its weights at 1 TB/s, a realistic rate for one request in decoding; the plan has a note about it.
+        devices: Devices to compute on.
+        edges: Tensors between blocks; None for a chain: each block passes `output_bytes` to the next.
+        objective: `"throughput"` minimizes the time of the slowest device, as in a full pipeline; `"latency"` minimizes
+            the sum of all times, as for one request that passes through all devices.
+        training: Whether memory includes gradients, optimizer state and all activations.
+        optimizer_ratio: Bytes of optimizer state, including master weights, for each byte of parameters.
+        tokens: Number of tokens to plan caches for, over the whole batch.
+        offload: `"cpu"` or `"disk"` allows offloading to host memory, or to both, if not all blocks fit.
+        offload_buffers: Whether buffers are offloaded with weights; by default they stay on the devices.
+        tiers: Host memory and disk; by default unlimited and as fast as the device's link.
 
     Raises:
-        ConfigError: a value is wrong, a name is unknown or given twice.
-        OutOfMemoryError: not all blocks fit, and `offload` does not allow, or the tiers have no room, to offload.
+        ConfigError: A value is wrong, or a name is unknown or occurs twice.
+        OutOfMemoryError: Not all blocks fit, and `offload` does not allow offloading, or the tiers lack room.
     """
     problem = _problem(blocks, devices, edges, _settings(training, optimizer_ratio, tokens, offload_buffers))
     check(ConfigError, WHERE, "objective", objective, OBJECTIVES.__contains__, "'throughput' or 'latency'", "'latency'")
@@ -84,7 +84,7 @@ def _problem(blocks: Any, devices: Any, edges: Any, settings: Settings) -> Probl
 
 
 def _best_plan(problem: Problem, objective: str, offload: str, tiers: list[OffloadTier]) -> BlockPlan:
-    """Resident on the devices if that is possible, else offloaded if that is allowed."""
+    """Return a plan with all weights on the devices if possible, otherwise with offloaded weights if allowed."""
     found = find_assignment(problem, objective)
     if found is not None:
         streamed = Streamed(assignment=found.assignment, tier={}, slots={})
@@ -108,7 +108,7 @@ def _settings(training: Any, optimizer_ratio: Any, tokens: Any, offload_buffers:
 
 
 def _named(given: Any, kind: type, name: str, example: str) -> list[Any]:
-    """A list of values with different names."""
+    """Return a list of values with different names."""
     wanted = f"a list of {kind.__name__}"
     fits = lambda it: isinstance(it, Iterable) and not isinstance(it, str | bytes | dict)  # noqa: E731
     values = list(check(ConfigError, WHERE, name, given, fits, wanted, example))
@@ -136,7 +136,7 @@ def _edges(given: Any, blocks: list[Block]) -> list[Edge]:
 
 
 def _tiers(offload: str, given: Any) -> list[OffloadTier]:
-    """The tiers that may be used, host memory first."""
+    """Return the tiers that may be used, host memory first."""
     fits = lambda it: isinstance(it, list | tuple) and all(isinstance(each, OffloadTier) for each in it)  # noqa: E731
     example = "[OffloadTier(name='cpu', memory=2**36)]"
     listed = check(ConfigError, WHERE, "tiers", given, fits, "a list of OffloadTier", example)
@@ -148,7 +148,7 @@ def _tiers(offload: str, given: Any) -> list[OffloadTier]:
 
 
 def _does_not_fit(problem: Problem, offload: str, tiers: list[OffloadTier]) -> OutOfMemoryError:
-    """The error with the figures of what is needed and there."""
+    """Return the error with the required and the available memory."""
     need = problem.resident.min(axis=0)
     whole = float(need.sum()) + float(problem.ties.nbytes.sum())
     rooms = [f"{each.name} {size(int(each.usable))}" for each in problem.devices if np.isfinite(each.usable)]
@@ -214,7 +214,7 @@ def _share(problem: Problem, made: Streamed, d: int, objective: str, seconds: An
 
 
 def _categories(problem: Problem, made: Streamed, d: int, total: float) -> dict[str, int]:
-    """Bytes by category; `rounding` is what an allocator adds."""
+    """Return bytes by category; `rounding` is the part that an allocator adds."""
     here = made.assignment[problem.unit_of] == d
     away = np.isin(problem.unit_of, list(made.tier))
     found: dict[str, int] = {}
@@ -251,19 +251,19 @@ def _reason(problem: Problem, made: Streamed, d: int, objective: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceShare:
-    """What one device gets.
+    """The part of one device in a plan.
 
     Attributes:
-        device: its name.
-        blocks: names of the blocks that it computes, in the order of the model.
-        offloaded: those of them whose weights rest in a tier, each with the tier's name.
-        nbytes: bytes that it needs by category, `rounding` and `staging` (for copies of offloaded weights) among them.
-        usable: bytes that it has without headroom; None for no limit.
-        compute_seconds, transfer_seconds, copy_seconds: of a step: its blocks, tensors from and to other devices, and
-            copies of offloaded weights, which run beside the other two where there are two staging slots.
-        seconds: in all.
-        staging_slots: 0 where nothing is offloaded.
-        reason: why it has these blocks, or none.
+        device: Name of the device.
+        blocks: Names of its blocks, in the order of the model.
+        offloaded: Tier of each of these blocks with offloaded weights.
+        nbytes: Required bytes by category, including `rounding` and `staging` (for copies of offloaded weights).
+        usable: Available bytes without headroom; None for no limit.
+        compute_seconds, transfer_seconds, copy_seconds: Seconds of a step for its blocks, for tensors from and to other
+            devices, and for copies of offloaded weights. With two staging slots, copies overlap with the other two.
+        seconds: Total seconds of a step.
+        staging_slots: Number of staging slots; 0 if nothing is offloaded.
+        reason: Why it has these blocks, or none.
     """
 
     device: str
@@ -280,22 +280,22 @@ class DeviceShare:
 
     @property
     def total_bytes(self) -> int:
-        """The sum over all categories."""
+        """Sum over all categories."""
         return sum(self.nbytes.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockPlan:
-    """Which device computes each block, where its weights rest, and what a step costs.
+    """The device of each block, the place of its weights, and the cost of a step.
 
     Attributes:
-        devices: a share for each device, in the order given.
+        devices: `DeviceShare` of each device, in the given order.
         objective: `throughput` or `latency`.
-        seconds: the value of the objective: of the slowest device, or the sum over all.
-        lower_bound: no assignment is faster than this.
+        seconds: Value of the objective: time of the slowest device, or the sum over all.
+        lower_bound: Lower bound of the objective for all assignments.
         method: `contiguous split`, `packing` or `offload`.
-        exact: whether no contiguous split of the blocks over the devices is better.
-        notes: what to know about the figures.
+        exact: Whether no contiguous split of the blocks over the devices is better.
+        notes: Notes about the figures.
     """
 
     devices: tuple[DeviceShare, ...]
@@ -308,16 +308,16 @@ class BlockPlan:
 
     @property
     def device_map(self) -> dict[str, str]:
-        """The device that computes each block."""
+        """Device that computes each block."""
         return {block: share.device for share in self.devices for block in share.blocks}
 
     @property
     def offloaded(self) -> dict[str, str]:
-        """The tier of each offloaded block."""
+        """Tier of each offloaded block."""
         return {block: tier for share in self.devices for block, tier in share.offloaded.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as dicts, lists, text and numbers, for JSON."""
+        """Return the plan as dicts, lists, text and numbers, for JSON."""
         made = asdict(self)
         made["notes"] = list(self.notes)
         made["devices"] = [{**share, "blocks": list(share["blocks"])} for share in made["devices"]]
@@ -325,10 +325,10 @@ class BlockPlan:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> BlockPlan:
-        """The plan that `to_dict` described.
+        """Rebuild the plan from the output of `to_dict`.
 
         Raises:
-            ConfigError: it is no such description.
+            ConfigError: The data do not describe a plan.
         """
         values = _record(cls, "plan", given)
         listed = check(ConfigError, "plan: ", "devices", values["devices"], _is_list, "a list", [])
@@ -347,7 +347,7 @@ class BlockPlan:
         return "\n".join([*lines, *self.notes])
 
     def explain(self) -> str:
-        """For each device its bytes by category, and why it has these blocks."""
+        """Return text with each device's bytes by category, and the reason for its blocks."""
         lines = []
         for share in self.devices:
             parts = [f"{name} {size(value)}" for name, value in share.nbytes.items() if value]
@@ -370,7 +370,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _is_field(kind: str, value: Any) -> bool:
-    """Whether a value is of the type that an annotation says."""
+    """Return whether a value has the type of an annotation."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     whole = isinstance(value, int) and not isinstance(value, bool)
     if kind.startswith("tuple"):
@@ -384,7 +384,7 @@ def _is_field(kind: str, value: Any) -> bool:
 
 
 def _record(kind: type, where: str, given: Any) -> dict[str, Any]:
-    """The fields of a record, all there and of their types."""
+    """Return the fields of a record, after checking that all exist and have their types."""
     names = {each.name: str(each.type) for each in fields(kind)}
     wanted = f"a dict with {', '.join(names)}, as to_dict gives it"
     fits = lambda it: isinstance(it, Mapping) and set(it) == set(names)  # noqa: E731

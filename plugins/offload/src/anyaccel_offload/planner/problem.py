@@ -18,12 +18,12 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 CATEGORIES = ("parameters", "buffers", "tied", "gradients", "optimizer", "cache", "activations")
 WEIGHTS = ("parameters", "buffers")
-ASSUMED_BANDWIDTH = 1e12  # bytes per second: a device of today reads weights so, and a decoding step is bound by that
+ASSUMED_BANDWIDTH = 1e12  # bytes per second at which a current device reads weights, the limit of a decoding step
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a step runs: see `plan_blocks`."""
+    """The settings of a step; see `plan_blocks`."""
 
     training: bool
     optimizer_ratio: float
@@ -33,33 +33,33 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """Something that several units touch: a tensor with its producer and consumers, or a tied parameter.
+    """Things that several units touch: tensors with their producers and consumers, or tied parameters.
 
     Attributes:
-        nbytes: for each of them.
-        units: which units touch each, as pairs (index of the shared thing, unit), sorted and without repetition.
+        nbytes: Bytes of each.
+        units: Units that touch each, as pairs (index of the shared thing, unit), sorted and without repetition.
     """
 
     nbytes: Floats
     units: Ints
 
     def hits(self, assignment: Ints, devices: int) -> npt.NDArray[np.bool_]:
-        """Whether a unit on a device touches it, for each shared thing and device."""
+        """Return whether a unit on a device touches it, for each shared thing and device."""
         found = np.zeros((len(self.nbytes), devices), dtype=bool)
         found[self.units[:, 0], assignment[self.units[:, 1]]] = True
         return found
 
 
 class Problem:
-    """What is placed where. A unit is a group of blocks, or a block alone.
+    """A placement problem. A unit is a group of blocks, or a single block.
 
     Attributes:
-        units: indices of the blocks of each unit.
-        device_class: the class of each device; devices of one class are equal but for their names.
-        seconds: compute time of each unit on each class.
-        resident: bytes of each unit on each class that stay during a step.
-        transient: bytes of each unit on each class that are free after it was computed.
-        tensors, ties: what units share.
+        units: Indices of the blocks of each unit.
+        device_class: Class of each device; devices of one class differ only in their names.
+        seconds: Compute time of each unit on each class.
+        resident: Bytes of each unit on each class that stay during a step.
+        transient: Bytes of each unit on each class that are freed after it was computed.
+        tensors, ties: Tensors and tied parameters that units share.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Problem:
 
     @property
     def _tie_factor(self) -> float:
-        """Bytes that a byte of a tied parameter takes: in training with gradient and optimizer state."""
+        """Bytes for each byte of a tied parameter: in training with gradient and optimizer state."""
         return 2 + self.settings.optimizer_ratio if self.settings.training else 1
 
     @cached_property
@@ -96,7 +96,7 @@ class Problem:
         return made
 
     def rounded(self, category: str, device: DeviceSpec) -> Ints:
-        """Bytes of each block in a category as the device's allocator counts them."""
+        """Return the bytes of each block in a category, rounded by the device's allocator."""
         return -(-self.block_bytes[category] // device.rounding) * device.rounding
 
     def _of_units(self, values: Any) -> Floats:
@@ -105,9 +105,9 @@ class Problem:
 
     @cached_property
     def seconds(self) -> Floats:
-        """Compute seconds of each unit on each class of devices, [classes, units]; infinite where it does not run.
+        """Compute seconds of each unit on each class of devices, [classes, units]; infinite if it cannot run there.
 
-        Estimated from the bytes of weights where no block has a time.
+        Estimated from the bytes of weights if no block has a time.
         """
         if self.estimated:
             weights = sum(self.block_bytes[name] for name in WEIGHTS) / ASSUMED_BANDWIDTH
@@ -124,7 +124,7 @@ class Problem:
 
     @cached_property
     def transient(self) -> Floats:
-        """Bytes of each unit, [classes, units], that are free once it is computed: its largest block; 0 in training."""
+        """Bytes of each unit, [classes, units], that are freed after computing it: its largest block; 0 in training."""
         made = np.zeros((len(self.classes), len(self.units)))
         if not self.settings.training:
             for c, each in enumerate(self.classes):
@@ -133,17 +133,17 @@ class Problem:
 
     @property
     def streamed(self) -> tuple[str, ...]:
-        """The categories that come and go with an offloaded unit."""
+        """Categories that are copied in and out with an offloaded unit."""
         return WEIGHTS if self.settings.offload_buffers else WEIGHTS[:1]
 
     @cached_property
     def weights(self) -> Floats:
-        """Bytes of each unit that are copied where it is offloaded, on each class, as its allocator counts them."""
+        """Bytes of each unit that are copied if it is offloaded, on each class, rounded by its allocator."""
         return self._rounded_sum(self.streamed)
 
     @cached_property
     def slots(self) -> Floats:
-        """Bytes that a staging slot needs for each unit: its weights, in training with their gradients."""
+        """Bytes of a staging slot for each unit: its weights, in training with their gradients."""
         return self._rounded_sum((*self.streamed, "gradients"))
 
     @cached_property
@@ -157,20 +157,20 @@ class Problem:
     # -- figures of an assignment: the device of each unit -----------------------------------------------------------
 
     def compute(self, assignment: Ints) -> Floats:
-        """Compute seconds of each device."""
+        """Return the compute seconds of each device."""
         times = self.seconds[self.device_class[assignment], np.arange(len(self.units))]
         made: Floats = np.bincount(assignment, weights=times, minlength=len(self.devices)).astype(np.float64)
         return made
 
     def transfer(self, assignment: Ints) -> Floats:
-        """Seconds that each device sends and receives: a tensor once for each device that has to do with it."""
+        """Return the seconds that each device sends and receives: a tensor once for each device involved."""
         hits = self.tensors.hits(assignment, len(self.devices))
         crossing = hits & (hits.sum(axis=1, keepdims=True) > 1)
         moved: Floats = self.tensors.nbytes @ crossing
         return moved * self.per_byte[self.device_class]
 
     def memory(self, assignment: Ints) -> Floats:
-        """Bytes that each device needs."""
+        """Return the bytes that each device needs."""
         held = self.resident[self.device_class[assignment], np.arange(len(self.units))]
         total = np.bincount(assignment, weights=held, minlength=len(self.devices))
         most = np.zeros(len(self.devices))
@@ -179,24 +179,24 @@ class Problem:
         return total + most + tied
 
     def fits(self, assignment: Ints) -> bool:
-        """Whether every device can hold and compute what it is given."""
+        """Return whether every device can hold and compute its units."""
         enough = self.memory(assignment) <= self.capacity[self.device_class]
         return bool(np.all(enough) and np.all(np.isfinite(self.compute(assignment))))
 
     def lower_bound(self, objective: str) -> float:
-        """No assignment is better than this: all work spread without rest, and copies that take no time."""
+        """Return a lower bound of the objective: all work spread evenly, and copies that take no time."""
         fastest = self.seconds.min(axis=0)
         if objective == "latency":
             return float(fastest.sum())
         some = (fastest > 0) & np.isfinite(fastest)
         if not some.any():
             return 0.0
-        speed = (fastest[some] / self.seconds[:, some]).max(axis=1)  # at most, for any of the units
+        speed = (fastest[some] / self.seconds[:, some]).max(axis=1)  # upper limit for any of the units
         return float(max(fastest.max(), fastest[some].sum() / speed[self.device_class].sum()))
 
 
 def _units(blocks: Sequence[Block], training: bool) -> tuple[list[list[int]], Ints]:
-    """Groups of blocks, in the order of their first; in training, blocks that share a parameter are one group."""
+    """Return groups of blocks, in the order of their first; in training, blocks with a shared parameter are one."""
     parent = list(range(len(blocks)))
 
     def root(i: int) -> int:
@@ -222,7 +222,7 @@ def _units(blocks: Sequence[Block], training: bool) -> tuple[list[list[int]], In
 
 
 def _shared(touched: dict[Any, tuple[float, set[int]]], least: int) -> Shared:
-    """Things with at least so many units, as arrays."""
+    """Return the things that at least `least` units touch, as arrays."""
     kept = [(size, units) for size, units in touched.values() if size and len(units) >= least]
     pairs = [(t, unit) for t, (_, units) in enumerate(kept) for unit in sorted(units)]
     return Shared(

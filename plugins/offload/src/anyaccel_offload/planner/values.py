@@ -1,4 +1,4 @@
-"""What the planner is given: blocks, the tensors between them, devices, and tiers that weights may rest in."""
+"""Inputs of the planner: blocks, the tensors between them, devices, and tiers for offloaded weights."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ MOST_BYTES = 2**60
 
 
 def nbytes(where: str, name: str, value: Any) -> int:
-    """A number of bytes, at most an exbibyte."""
+    """Return a number of bytes, at most an exbibyte."""
     found = integer(ConfigError, where, name, value, 0, 1024)
     return int(check(ConfigError, where, name, found, lambda it: it <= MOST_BYTES, "at most 2**60 bytes", 1024))
 
 
 def positive(where: str, name: str, value: Any) -> float:
-    """A finite number above zero."""
+    """Return a finite number above zero."""
     return float(number(ConfigError, where, name, value, lambda it: it > 0, "a number above 0", 1.0))
 
 
 def fraction(where: str, name: str, value: Any) -> float:
-    """A number from 0 to less than 1."""
+    """Return a number from 0 to less than 1."""
     return float(number(ConfigError, where, name, value, lambda it: 0 <= it < 1, "a number from 0 to below 1", 0.1))
 
 
@@ -33,22 +33,29 @@ def fraction(where: str, name: str, value: Any) -> float:
 class Block:
     """A part of a model that is computed on one device.
 
+    >>> from anyaccel_offload import Block, DeviceSpec, plan_blocks
+    >>> blocks = [Block(name=f"layer{i}", parameter_bytes=4_000_000_000) for i in range(4)]
+    >>> devices = [DeviceSpec(name=name, memory=10_000_000_000) for name in ("gpu:0", "gpu:1")]
+    >>> plan_blocks(blocks, devices).device_map
+    {'layer0': 'gpu:0', 'layer1': 'gpu:0', 'layer2': 'gpu:1', 'layer3': 'gpu:1'}
+
     Args:
-        name: unique among the blocks of a plan.
-        parameter_bytes, buffer_bytes: of all its parameters and buffers, without those in `tied`.
-        activation_bytes: memory besides these while the block computes. In inference it is free again afterwards: a
-            device needs that of its largest block. In training it is kept for the backward pass: it needs the sum.
-        cache_bytes_per_token: of a cache that grows, such as keys and values of attention.
-        seconds: compute time of a step on a device of `rate` 1: a number, or one for each kind of device
-            (`{"gpu": 0.001, "cpu": 0.02}`); it cannot be computed on a kind that is missing. None if unknown: see
+        name: Name, unique among the blocks of a plan.
+        parameter_bytes, buffer_bytes: Bytes of all its parameters and buffers, without those in `tied`.
+        activation_bytes: Additional bytes while the block computes. In inference they are freed afterwards: a device
+            needs the memory of its largest block. In training they are kept for the backward pass: a device needs the
+            sum.
+        cache_bytes_per_token: Bytes per token of a growing cache, such as keys and values of attention.
+        seconds: Compute time of a step on a device of `rate` 1: a number, or one for each kind of device (`{"gpu":
+            0.001, "cpu": 0.02}`); the block cannot be computed on a kind that is missing. None if unknown: see
             `plan_blocks`.
-        output_bytes: of its output, where the blocks are a chain; `Edge` describes other connections.
-        tied: names of shared parameters, each with its bytes. Each device that computes with one holds it once.
-        group: blocks of one group are computed on one device; empty for a block of its own.
-        backward: whether it belongs to the backward pass of a training graph.
+        output_bytes: Bytes of its output if the blocks are a chain; use `Edge` for other connections.
+        tied: Bytes of shared parameters by name. Each device that computes with one holds it once.
+        group: Name of a group, whose blocks are computed on one device; empty for a separate block.
+        backward: Whether it belongs to the backward pass of a training graph.
 
     Raises:
-        ConfigError: a value is of another type, negative, or not finite.
+        ConfigError: A value has another type, is negative, or is not finite.
     """
 
     name: str
@@ -75,7 +82,7 @@ class Block:
         check(ConfigError, where, "backward", self.backward, lambda it: isinstance(it, bool), "True or False", True)
 
     def seconds_on(self, kind: str) -> float:
-        """Compute time on a kind of device at rate 1, infinite where the block cannot be computed."""
+        """Return the compute time on a kind of device at rate 1, infinite if the block cannot be computed there."""
         if isinstance(self.seconds, Mapping):
             return self.seconds.get(kind, math.inf)
         return self.seconds or 0.0
@@ -98,17 +105,17 @@ def _seconds(where: str, given: Any) -> float | dict[str, float] | None:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A tensor that one block gives to another.
+    """A tensor that one block passes to another.
 
-    Edges of one source with the same `tensor` are one tensor, which a device sends once, however many blocks read it.
+    Edges of one source with the same `tensor` are one tensor, which a device sends once, even if many blocks read it.
 
     Args:
-        source, target: names of blocks.
-        nbytes: of the tensor.
-        tensor: tells several outputs of one block apart.
+        source, target: Names of blocks.
+        nbytes: Size of the tensor in bytes.
+        tensor: Name that distinguishes several outputs of one block.
 
     Raises:
-        ConfigError: a value is of another type, or negative.
+        ConfigError: A value has another type, or is negative.
     """
 
     source: str
@@ -129,17 +136,17 @@ class DeviceSpec:
     """A device that computes blocks.
 
     Args:
-        name: unique among the devices of a plan, such as `"gpu:0"`.
-        memory: in bytes; None for no limit.
-        kind: which of a block's `seconds` counts.
-        rate: how often faster than those.
-        link: bytes per second between this device and others; None if copies take no time.
-        offload_link: bytes per second from the tiers of offloaded weights; as `link` if None.
-        headroom: the part of the memory that stays free.
-        rounding: allocations are rounded up to a multiple of so many bytes: each category of each block.
+        name: Name, unique among the devices of a plan, such as `"gpu:0"`.
+        memory: Memory in bytes; None for no limit.
+        kind: Kind of device, which selects one of a block's `seconds`.
+        rate: Speed relative to these seconds.
+        link: Transfer rate between this device and others, in bytes per second; None if copies take no time.
+        offload_link: Transfer rate from the tiers of offloaded weights, in bytes per second; None uses `link`.
+        headroom: Fraction of the memory that stays free.
+        rounding: Number of bytes; allocations are rounded up to a multiple of it, for each category of each block.
 
     Raises:
-        ConfigError: a value is of another type or out of its range.
+        ConfigError: A value has another type or is out of range.
     """
 
     name: str
@@ -172,21 +179,21 @@ class DeviceSpec:
 
     @property
     def model(self) -> tuple[Any, ...]:
-        """All but the name: devices with equal models can stand for each other."""
+        """All fields except the name: devices with equal models are interchangeable."""
         return (self.kind, self.usable, self.rate, self.link, self.offload_link, self.rounding)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadTier:
-    """Memory that offloaded weights rest in and are copied from for each step.
+    """Memory for offloaded weights, which are copied from it in each step.
 
     Args:
         name: `"cpu"` for host memory, or `"disk"`.
-        memory: in bytes; None for no limit.
-        bandwidth: bytes per second that it can be read at; None if only the link of the device counts.
+        memory: Memory in bytes; None for no limit.
+        bandwidth: Read rate in bytes per second; None if only the link of the device limits it.
 
     Raises:
-        ConfigError: another name, or a value of another type or out of its range.
+        ConfigError: The name is unknown, or a value has another type or is out of range.
     """
 
     name: str
@@ -210,10 +217,10 @@ _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 def memory_size(error: type[AnyaccelError], where: str, name: str, value: Any) -> int:
-    """Bytes of a number, or of text such as "20GiB" or "500MB".
+    """Return the bytes of a number, or of text such as "20GiB" or "500MB".
 
     Raises:
-        AnyaccelError: an `error`, if it is neither.
+        AnyaccelError: The value is neither; its class is `error`.
     """
     if not isinstance(value, str):
         return integer(error, where, name, value, 0, 2**34)

@@ -1,6 +1,6 @@
-"""Models larger than a device: built without memory, planned, loaded, and run with weights that rest elsewhere.
+"""Models larger than a device: build them without memory, plan, load, and run them with offloaded weights.
 
-Names and arguments are those of Accelerate's big-model tools where they mean the same. Importing this module does not
+Names and arguments are those of Accelerate's big-model tools if they mean the same. Importing this module does not
 import torch; its names are loaded when they are first used.
 """
 

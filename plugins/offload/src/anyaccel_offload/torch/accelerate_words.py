@@ -1,4 +1,4 @@
-"""Arguments and names of Accelerate that are not here: ignored where they change no result, else refused with a way."""
+"""Arguments and names of Accelerate that do not exist here: ignored if they change no result, otherwise refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Arguments = ParamSpec("_Arguments")
 _Value = TypeVar("_Value")
 
 IGNORED = frozenset({"offload_state_dict", "clean_result", "fallback_allocation", "clear_cache", "place_submodules"})
-"""They say how Accelerate gets there, and change no result."""
+"""Arguments for the internals of Accelerate, which change no result."""
 
 RENAMED: Mapping[str, str] = {"keep_in_fp32_modules": "keep_in_fp32"}
 
@@ -33,7 +33,7 @@ REFUSED: Mapping[str, tuple[object, str]] = {
     "weights_map": (None, "write cpu_offload(module, execution_device, state_dict=weights)"),
     "offload_buffers": (False, "write cpu_offload(module, execution_device, offload_buffers=True)"),
 }
-"""Each with the value that means nothing, and what to write in place of others."""
+"""Refused arguments, each with the value that has no effect, and the replacement for other values."""
 
 NAMES: Mapping[str, str] = {
     "get_balanced_memory": "write infer_auto_device_map(model, max_memory), which balances",
@@ -53,14 +53,14 @@ NAMES: Mapping[str, str] = {
     "extract_model_from_parallel": "write loop.unwrap(model)",
     "calculate_maximum_sizes": "write compute_module_sizes(model)",
 }
-"""Functions and classes of Accelerate that are not here, each with what to write."""
+"""Functions and classes of Accelerate that do not exist here, each with its replacement."""
 
 
 def takes_accelerates(function: Callable[_Arguments, _Value]) -> Callable[_Arguments, _Value]:
-    """Let a function take arguments of Accelerate's that it has not, by the tables above; its signature stays.
+    """Let a function accept Accelerate's additional arguments, by the tables above; its signature stays the same.
 
     Raises:
-        ConfigError: an argument that would change the result here, with what to write.
+        ConfigError: An argument would change the result; the message contains the replacement.
     """
     known = inspect.signature(function).parameters
 

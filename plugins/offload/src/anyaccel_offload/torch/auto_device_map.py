@@ -1,4 +1,4 @@
-"""Device maps that the planner makes: which device computes each block of a model, and which weights rest elsewhere."""
+"""Device maps from the planner: the device that computes each block of a model, and which weights are offloaded."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ WHERE = "infer_auto_device_map: "
 _REFERENCE = 1e12  # bytes of weights per second of a device of rate 1
 _TIMES = "times are those of reading all weights once, about right for few rows"
 _WHOLE = "(model)"
-"""The name of a block in a plan that is the whole model."""
+"""Name of a block that is the whole model, in a plan."""
 
 
 class DeviceMap(dict[str, Any]):
     """Names of blocks with their device, `"cpu"` or `"disk"`.
 
     Attributes:
-        plan: that it was made from, which says why.
+        plan: Plan that the map was created from, which explains it.
     """
 
     def __init__(self, entries: Mapping[str, Any], plan: BlockPlan) -> None:
@@ -42,19 +42,19 @@ class DeviceMap(dict[str, Any]):
         self.plan = plan
 
     def name_of(self, block: str) -> str:
-        """What the plan calls a block."""
+        """Return the name of a block in the plan."""
         return block or _WHOLE
 
     @property
     def slots(self) -> dict[torch.device, int]:
-        """For how many blocks that come and go each device has memory."""
+        """Number of streamed blocks that each device has memory for."""
         return {torch.device(share.device): share.staging_slots for share in self.plan.devices if share.staging_slots}
 
     def device_of(self, model: nn.Module, block: str) -> torch.device:
-        """What computes a module of the model by the plan.
+        """Return the device that computes a module of the model according to the plan.
 
         Raises:
-            ConfigError: the plan knows no such module, or divides it.
+            ConfigError: The plan does not contain this module, or splits it.
         """
         computes = self.plan.device_map
         entries = {entry_for(place.name, self) for place in places(model.get_submodule(block), block)}
@@ -65,7 +65,7 @@ class DeviceMap(dict[str, Any]):
         return torch.device(found.pop())
 
     def copy(self) -> DeviceMap:
-        """The same, with its plan."""
+        """Return a copy with the same plan."""
         return DeviceMap(self, self.plan)
 
 
@@ -73,10 +73,10 @@ _planned: weakref.WeakKeyDictionary[nn.Module, DeviceMap] = weakref.WeakKeyDicti
 
 
 def plan_of(model: nn.Module, device_map: Mapping[str, Any]) -> DeviceMap | None:
-    """The plan that a map was made from: its own, or the last one of this model if the entries are equal.
+    """Return the plan of a map: its own, or the last one of this model if the entries are equal.
 
-    A map loses its plan on the way through `dict` or JSON, and says then no longer what computes blocks that rest
-    elsewhere.
+    A map loses its plan when it is converted to a `dict` or to JSON, and then lacks the devices that compute offloaded
+    blocks.
     """
     if isinstance(device_map, DeviceMap):
         return device_map
@@ -99,26 +99,34 @@ def infer_auto_device_map(
     headroom: float = 0.1,
     offload_buffers: bool = False,
 ) -> DeviceMap:
-    """Plan where the blocks of a model go, which may be empty: as many as fit stay on devices.
+    """Plan the device of each block of a model, which may be empty: as many blocks as possible stay on devices.
+
+    >>> from torch import nn
+    >>> from anyaccel_offload.torch import infer_auto_device_map, init_empty_weights
+    >>> with init_empty_weights():
+    ...     net = nn.Sequential(nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 1000))
+    >>> dict(infer_auto_device_map(net, {"cpu": "1GB"}))
+    {'0': 'cpu', '2': 'cpu'}
 
     Args:
-        model: to place.
-        max_memory: bytes, or text such as `"20GiB"`, for each device, `"cpu"` and `"disk"`; None for all devices
-            of torch's accelerator with their free memory, half of the free host memory, and disk. None as the size of
-            one means no limit.
-        no_split_module_classes: classes whose modules stay together.
-        dtype: that floating weights will be cast to when they are loaded.
-        special_dtypes: dtypes of single tensors by name, or by a module around them, which count before `dtype`.
-        offload: `"no"` to refuse a model that does not fit on the devices, `"cpu"`, or `"disk"`.
-        inputs: positional or keyword arguments of a call on torch's `meta` device, which finds the order in which
-            blocks compute; None for the order in which they are registered.
-        training: whether memory counts gradients, optimizer state and all activations.
-        headroom: the part of each device's memory that stays free, for activations and workspace.
-        offload_buffers: whether buffers rest with weights; they stay on the devices otherwise, as in `dispatch_model`.
+        model: Model to place.
+        max_memory: Memory limit of each device, `"cpu"` and `"disk"`, in bytes or as text such as `"20GiB"`; a limit of
+            None means no limit. By default all devices of torch's accelerator with their free memory, half of the free
+            host memory, and disk.
+        no_split_module_classes: Classes whose modules are not split.
+        dtype: Dtype that floating weights will be cast to when they are loaded.
+        special_dtypes: Dtypes of single tensors by name, or by a module around them; they override `dtype`.
+        offload: `"no"` refuses a model that does not fit on the devices; `"cpu"` and `"disk"` allow offloading.
+        inputs: Positional or keyword arguments of a call on torch's `meta` device, which finds the execution
+            order of blocks; None uses the order of registration.
+        training: Whether memory includes gradients, optimizer state and all activations.
+        headroom: Fraction of each device's memory that stays free, for activations and workspace.
+        offload_buffers: Whether buffers are offloaded with weights; by default they stay on the devices, as in
+            `dispatch_model`.
 
     Raises:
-        ConfigError: a wrong argument.
-        OutOfMemoryError: it does not fit.
+        ConfigError: An argument is wrong.
+        OutOfMemoryError: The model does not fit.
     """
     check(ConfigError, WHERE, "model", model, lambda it: isinstance(it, nn.Module), "a module of torch", "net")
     classes = (no_split_module_classes,) if isinstance(no_split_module_classes, str) else no_split_module_classes or ()
@@ -158,20 +166,20 @@ def planned_map(
     headroom: float = 0.1,
     offload_buffers: bool = False,
 ) -> DeviceMap:
-    """As `infer_auto_device_map`, for blocks in the order in which they compute.
+    """Plan a device map for blocks in order of computation; see `infer_auto_device_map`.
 
     Raises:
-        ConfigError: no sizes.
-        OutOfMemoryError: it does not fit.
+        ConfigError: Sizes are wrong.
+        OutOfMemoryError: The model does not fit.
     """
     memory = _memory(max_memory)
     cpu, disk = memory.pop("cpu", 0), memory.pop(DISK, None)
     blocks = _blocks(model, names, dtype, special or {})
-    if not memory:  # all computes on the CPU
+    if not memory:  # all blocks compute on the CPU
         memory, cpu = {"cpu": cpu}, 0
     there = [torch.device(each) for each in memory]
     measure = are_here(there)
-    # Devices as the planner takes them, with rates of this machine, measured or by their names.
+    # Devices for the planner, with rates measured on this machine or known by their names.
     devices = [
         DeviceSpec(
             name=name,
@@ -213,10 +221,10 @@ def _in_order(model: nn.Module, names: Sequence[str], inputs: Sequence[Any] | Ma
 
 
 def check_names(name: str, given: Any) -> tuple[str, ...]:
-    """A list of names.
+    """Return a list of names as a tuple.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: The value is not a list of names.
     """
     fits = lambda it: not isinstance(it, str) and all(isinstance(each, str) and each for each in it)  # noqa: E731
     return tuple(check(ConfigError, WHERE, name, given, fits, "a list of names", "['Layer']"))
@@ -225,9 +233,10 @@ def check_names(name: str, given: Any) -> tuple[str, ...]:
 def _blocks(
     model: nn.Module, names: Sequence[str], dtype: torch.dtype | None, special: Mapping[str, torch.dtype | None]
 ) -> list[Block]:
-    """The blocks with their bytes; what several use is tied, and what none has belongs to the next in its module.
+    """Return the blocks with their bytes.
 
-    Both stay on devices, and count as tied.
+    A tensor that several blocks use is tied. A tensor outside of all blocks belongs to the next block in its module.
+    Both stay on devices, and are counted as tied.
     """
     users: dict[int, dict[str, None]] = {}
     loose: set[int] = set()
@@ -263,7 +272,7 @@ def _blocks(
 
 
 def _remaining(model: nn.Module, made: Mapping[str, Any], plan: BlockPlan) -> dict[str, Any]:
-    """Entries for tensors outside of all blocks, and for other names of those inside: they stay on a device."""
+    """Return entries for tensors outside of all blocks, and for other names of those inside: they stay on a device."""
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     known = {id(tensor): made[block] for name, tensor in named if (block := block_around(name, made)) is not None}
     found = {}
@@ -281,7 +290,7 @@ def _nbytes(tensor: Tensor, dtype: torch.dtype | None) -> int:
 
 
 def _memory(given: Any) -> dict[str, int | None]:
-    """Bytes of each device and tier by name."""
+    """Return the bytes of each device and tier by name."""
     if given is None:
         return _memory_here()
     fits = lambda it: isinstance(it, Mapping) and bool(it)  # noqa: E731
@@ -297,7 +306,7 @@ def _memory(given: Any) -> dict[str, int | None]:
 
 
 def _memory_here() -> dict[str, int | None]:
-    """Free memory of torch's accelerator, and half of that of the host."""
+    """Return the free memory of torch's accelerator, and half of the host's free memory."""
     made: dict[str, int | None] = {}
     found = torch.accelerator.current_accelerator(check_available=True)
     if found is not None and hasattr(module := torch.get_device_module(found), "mem_get_info"):

@@ -1,4 +1,4 @@
-"""Where the blocks of a model compute and rest, from a device map; and what must hold before anything moves."""
+"""The placement of a model's blocks according to a device map, and the checks before anything moves."""
 
 from __future__ import annotations
 
@@ -28,26 +28,27 @@ def placed_blocks(
     order: Callable[[list[str]], list[str]] | None = None,
     planned: DeviceMap | None = None,
 ) -> list[BlockPlace]:
-    """The blocks of a model, each with the device that computes it and where its weights rest.
+    """Return the blocks of a model, each with the device that computes it and the place of its weights.
 
     Args:
-        model: to divide.
-        devices: a checked device map.
-        main: computes all blocks whose weights rest elsewhere; None for the device of the block before each.
-        no_split: names of classes whose modules are one block.
-        where: begins the text of an error.
-        order: gives the order in which blocks compute; None for that of a planned map, or of registration.
-        planned: the map of a plan, which says what computes blocks whose weights rest elsewhere.
+        model: Model to split into blocks.
+        devices: A checked device map.
+        main: Device that computes all blocks with offloaded weights; None for the device of the previous block.
+        no_split: Names of classes whose modules are one block.
+        where: Beginning of an error message.
+        order: Function that returns the execution order of blocks; None for the order of a planned map, or of
+            registration.
+        planned: Map of a plan, with the devices that compute offloaded blocks.
 
     Raises:
-        ConfigError: the map divides a module that computes as a whole.
+        ConfigError: The map splits a module that computes as a whole.
     """
     names = find_blocks(model, no_split, _divided(devices))
     if order is not None:
         names = order(names)
     elif all(name in devices for name in names):  # a planned map, which is in the order of computation
         names = [name for name in devices if name in set(names)]
-    # Where blocks compute and rest.
+    # The devices and places of blocks.
     values = _values(where, model, names, devices)
     computing = [value for value in values if isinstance(value, torch.device) and value != _CPU]
     current = computing[0] if computing else _CPU
@@ -64,11 +65,11 @@ def placed_blocks(
 
 
 def check_model(where: str, model: Any) -> None:
-    """Check that something is a model that can be offloaded.
+    """Check that a value is a model that can be offloaded.
 
     Raises:
-        ConfigError: no module, or one without weights.
-        StateError: it is offloaded already.
+        ConfigError: It is not a module, or has no weights.
+        StateError: It is offloaded already.
     """
     check(ConfigError, where, "model", model, lambda it: isinstance(it, nn.Module), "a module of torch", "net")
     if next(places(model), None) is None:
@@ -78,11 +79,11 @@ def check_model(where: str, model: Any) -> None:
 
 
 def checked_execution_device(where: str, model: Any, given: Any) -> torch.device:
-    """The device that computes a model; None for that of its first parameter.
+    """Return the device that computes a model; None for the device of its first parameter.
 
     Raises:
-        ConfigError: no device, or no model.
-        StateError: the model is offloaded already.
+        ConfigError: The value is not a device, or not a model.
+        StateError: The model is offloaded already.
     """
     check_model(where, model)
     if given is None:
@@ -92,10 +93,10 @@ def checked_execution_device(where: str, model: Any, given: Any) -> torch.device
 
 
 def named_device(where: str, name: str, given: Any) -> torch.device:
-    """The device of this machine that an argument names.
+    """Return the device of this machine that an argument names.
 
     Raises:
-        ConfigError: it names none that computes.
+        ConfigError: It does not name a device that computes.
     """
     found = device_in_map(where, given)
     if isinstance(found, str) or found.type == "meta":
@@ -105,10 +106,10 @@ def named_device(where: str, name: str, given: Any) -> torch.device:
 
 
 def checked_names(where: str, name: str, given: Any) -> tuple[str, ...]:
-    """Names from a list, from one alone, or from None.
+    """Return names from a list, a single name, or None.
 
     Raises:
-        ConfigError: no names.
+        ConfigError: The values are not names.
     """
     given = (given,) if isinstance(given, str) and given else given
     fits = lambda it: not isinstance(it, str) and all(isinstance(each, str) and each for each in it)  # noqa: E731
@@ -116,7 +117,7 @@ def checked_names(where: str, name: str, given: Any) -> tuple[str, ...]:
 
 
 def _divided(devices: Mapping[str, Any]) -> set[str]:
-    """Names of modules whose parts have different entries in a map."""
+    """Return the names of modules whose parts have different entries in a map."""
     found = set()
     for name, value in devices.items():
         while name:
@@ -130,10 +131,10 @@ def _divided(devices: Mapping[str, Any]) -> set[str]:
 def _values(
     where: str, model: nn.Module, blocks: Sequence[str], devices: Mapping[str, torch.device | str]
 ) -> list[torch.device | str]:
-    """What a map says of each block.
+    """Return the map's entry for each block.
 
     Raises:
-        ConfigError: it divides a module that computes as a whole.
+        ConfigError: The map splits a module that computes as a whole.
     """
     made = []
     for block in blocks:

@@ -1,4 +1,4 @@
-"""Checkpoints: the tensors of safetensors and `.bin` files, one or sharded, read one by one to where they will be."""
+"""Checkpoint files: read tensors of safetensors and `.bin` files, sharded or not, one by one to their final places."""
 
 from __future__ import annotations
 
@@ -25,42 +25,42 @@ from anyaccel_torch.weight_files import load_tensors
 SAFETENSORS = ".safetensors"
 SUFFIXES = (SAFETENSORS, ".bin", ".pt", ".pth", ".ckpt")
 PIECE = 16 * 2**20
-"""Bytes of host memory that a tensor is read through where it cannot be read to its place at once."""
+"""Bytes of the host buffer for a tensor that cannot be read directly to its final place."""
 _LARGEST_READ = 2**30  # some systems read at most 2 GiB in a call
 
 
 class SavedTensor(ABC):
-    """A tensor in a file: shape and dtype, and a way to its values."""
+    """A tensor in a file: shape, dtype, and a method to read its values."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its values in the file."""
+        """Size of its values in the file, in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @abstractmethod
     def read_into(self, target: Tensor) -> None:
-        """Write its values into a tensor of its shape, on any device, cast to that tensor's dtype.
+        """Read the values into a tensor of the same shape, on any device, cast to that tensor's dtype.
 
         Raises:
-            StateError: the file was changed or cannot be read, or a value would be infinite in that dtype.
+            StateError: The file was changed or cannot be read, or a value would be infinite in that dtype.
         """
 
     @abstractmethod
     def has_values_of(self, other: SavedTensor) -> bool:
-        """Whether another tensor has the same dtype, shape and bytes."""
+        """Return whether another tensor has the same dtype, shape and bytes."""
 
 
 class SafetensorsFile:
-    """A file of safetensors, opened once; its header is checked and read once.
+    """A safetensors file that is opened once; its header is read and checked once.
 
     Args:
-        path: of the file.
+        path: Path of the file.
 
     Raises:
-        StateError: it is damaged, or none; its tensors overlap or lie outside of it.
+        StateError: The file is damaged or not a safetensors file; or its tensors overlap or lie outside of the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -69,9 +69,7 @@ class SafetensorsFile:
             self._stream = path.open("rb", buffering=0)
             weakref.finalize(self, self._stream.close)
             self._stat = _identity(self._stream.fileno())
-            if hasattr(
-                os, "posix_fadvise"
-            ):  # it reads further ahead; telling it what comes next takes longer than that saves
+            if hasattr(os, "posix_fadvise"):  # it reads ahead; announcing the next read takes longer than that saves
                 os.posix_fadvise(self._stream.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
             entries = tensor_file.contents(self._stream, self._stat[0])
         except OSError as error:
@@ -83,10 +81,10 @@ class SafetensorsFile:
         self.tensors = {name: FileTensor(self, name, entry) for name, entry in entries.items()}
 
     def read(self, begin: int, into: memoryview) -> None:
-        """Read bytes from a position on.
+        """Read bytes from a position.
 
         Raises:
-            StateError: the file is not as it was when it was opened.
+            StateError: The file was changed after it was opened.
         """
         with self._lock:
             if _identity(self._stream.fileno()) != self._stat:
@@ -101,7 +99,7 @@ class SafetensorsFile:
 
 @dataclass(eq=False)
 class FileTensor(SavedTensor):
-    """A tensor in a file of safetensors."""
+    """A tensor in a safetensors file."""
 
     file: SafetensorsFile
     name: str
@@ -111,7 +109,7 @@ class FileTensor(SavedTensor):
         self.shape, self.dtype = self.entry.shape, getattr(torch, self.entry.dtype)
 
     def read_into(self, target: Tensor) -> None:
-        """As `SavedTensor.read_into`; straight into contiguous host memory of the same dtype, else in pieces."""
+        """Read the values: directly into contiguous host memory of the same dtype, otherwise in pieces."""
         if target.device.type == "cpu" and target.dtype == self.dtype and target.is_contiguous():
             self.file.read(self.entry.begin, bytes_of(target))
             return
@@ -125,7 +123,7 @@ class FileTensor(SavedTensor):
             target.detach().copy_(whole)
 
     def pieces(self) -> Iterator[Tensor]:
-        """Its bytes in the file, one after the other in one buffer; none for a tensor without elements."""
+        """Yield the bytes in the file piece by piece, in one buffer; nothing for a tensor without elements."""
         buffer = torch.empty(min(PIECE, self.nbytes), dtype=torch.uint8)
         for begin in range(0, self.nbytes, PIECE):
             piece = buffer[: min(PIECE, self.nbytes - begin)]
@@ -133,7 +131,7 @@ class FileTensor(SavedTensor):
             yield piece
 
     def has_values_of(self, other: SavedTensor) -> bool:
-        """As `SavedTensor.has_values_of`, piece by piece."""
+        """Compare the tensors piece by piece."""
         if (self.shape, self.dtype) != (other.shape, other.dtype) or not isinstance(other, FileTensor):
             return False
         pieces = zip(self.pieces(), other.pieces(), strict=True)
@@ -141,7 +139,7 @@ class FileTensor(SavedTensor):
 
 
 class LoadedTensor(SavedTensor):
-    """A tensor of a file of torch, whose values are read by the system when they are used."""
+    """A tensor in a file of torch, whose values the system reads when they are used."""
 
     def __init__(self, values: Tensor, name: str) -> None:
         self.values, self.name = values.detach(), name
@@ -155,7 +153,7 @@ class LoadedTensor(SavedTensor):
 
 
 def _cast(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:
-    """Values in another dtype; what a narrower floating one does not hold is an error."""
+    """Return values in another dtype; raise an error if a narrower floating dtype cannot represent them."""
     if not (values.is_floating_point() and dtype.is_floating_point):
         return values
     if torch.finfo(dtype).max >= torch.finfo(values.dtype).max:
@@ -176,20 +174,21 @@ _CONTIGUOUS = torch.contiguous_format
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor on the CPU."""
+    """Return the memory of a contiguous tensor on the CPU."""
     found: memoryview = tensor.detach().reshape(-1).view(torch.uint8).numpy().data
     return found
 
 
 def open_checkpoint(where: str, given: Any) -> Mapping[str, SavedTensor]:
-    """The tensors of a checkpoint by name; no values are read.
+    """Return the tensors of a checkpoint by name; no values are read.
 
     Args:
-        where: begins the text of an error.
-        given: a `.safetensors` file, a file of `torch.save`, an index of shards, or a folder with any of these.
+        where: Beginning of an error message.
+        given: A `.safetensors` file, a file of `torch.save`, an index of shards, or a folder with any of these.
 
     Raises:
-        StateError: nothing of this kind, or a damaged or hostile file: offsets outside of it, shards in other folders.
+        StateError: There is no such file, or it is damaged or hostile: offsets outside of it, or shards in other
+            folders.
     """
     if not isinstance(given, str | os.PathLike) or not str(given):
         raise StateError(f"{where}checkpoint={shown(given)} is no path", hint="write checkpoint='FOLDER'")
@@ -210,7 +209,7 @@ def _open_file(path: Path) -> Mapping[str, SavedTensor]:
 
 
 def _open_shards(index: Path) -> Mapping[str, SavedTensor]:
-    """The tensors of all shards of an index, which must hold what it says and nothing else."""
+    """Return the tensors of all shards of an index, which must hold exactly the tensors that it lists."""
     places = shard_map(LocalStorage(index.parent, follows_links=True), index.name, SUFFIXES)
     found: dict[str, SavedTensor] = {}
     wrong: set[str] = set()
@@ -227,6 +226,6 @@ def _open_shards(index: Path) -> Mapping[str, SavedTensor]:
 
 
 def _identity(descriptor: int) -> tuple[int, int]:
-    """Size and time of the last change of an open file."""
+    """Return the size and modification time of an open file."""
     stat = os.fstat(descriptor)
     return stat.st_size, stat.st_mtime_ns

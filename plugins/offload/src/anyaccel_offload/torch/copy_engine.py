@@ -1,4 +1,4 @@
-"""Copies of weights to the device that computes: on a stream or a thread of their own, beside the compute."""
+"""Copies of weights to the compute device, on a separate stream or thread, overlapped with the computation."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from anyaccel_offload.torch.weight_sources import Part, PinnedPart
 from anyaccel_torch.error_translation import translate_errors
 
 INLINE = 2**18
-"""Bytes up to which a copy is made at once, as another thread would cost more."""
+"""Maximum bytes of a copy in the calling thread, as another thread would cost more."""
 _CHUNK = 2**25
-"""Bytes of each of the two page-locked buffers through which other memory and files are copied to an accelerator."""
+"""Bytes of each of the two pinned buffers for copies from other memory and files to an accelerator."""
 
 
 @dataclass(eq=False)
 class Arrival:
-    """A copy of a block's weights, on its way or there.
+    """A copy of a block's weights, in progress or finished.
 
     Attributes:
-        flat: the bytes of all its tensors on the device.
-        event: of the copying stream; None where there is none, or it is not known yet.
-        pending: of the copying thread; None where the caller has copied.
+        flat: Bytes of all its tensors on the device.
+        event: Event of the copy stream; None if there is no stream, or the event is not known yet.
+        pending: Future of the copy thread; None if the caller has copied.
     """
 
     flat: Tensor
@@ -38,10 +38,10 @@ class Arrival:
     compute: Any = field(default=None, repr=False)
 
     def wait(self) -> None:
-        """What is computed from now on, on the current stream, comes after the copy.
+        """Make later computations on the current stream wait for the copy.
 
         Raises:
-            StateError: the weights could not be read.
+            StateError: The weights could not be read.
         """
         if self.pending is not None:
             self.event = self.pending.result() or self.event
@@ -51,7 +51,7 @@ class Arrival:
         self.done = True
 
     def abandon(self) -> None:
-        """Forget a copy, also one on its way: its memory is not given to others before it has ended."""
+        """Discard a copy, even in progress: its memory is not reused before the copy has ended."""
         if self.pending is not None and not self.pending.cancel():
             self.pending.exception()
         if not self.done and self.event is not None:
@@ -62,10 +62,11 @@ class CopyEngine:
     """Copies to one device.
 
     Args:
-        device: that computes.
-        pinned: page-locked memory, for copies from other memory and files.
-        pool: of host memory, where the device is the CPU.
-        slots: for how many blocks there is memory: the gradients of all but one may be leaving while others compute.
+        device: Compute device.
+        pinned: Pinned memory, for copies from other memory and files.
+        pool: Pool of host memory if the device is the CPU.
+        slots: Number of blocks that there is memory for. The gradients of all but one can be copied while others
+            compute.
     """
 
     def __init__(self, device: torch.device, pinned: PinnedMemory, pool: BufferPool, slots: int = 2) -> None:
@@ -81,11 +82,11 @@ class CopyEngine:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """End the thread; copies that are not begun are dropped."""
+        """End the thread; copies that have not begun are dropped."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def start(self, parts: Sequence[Part], nbytes: int) -> Arrival:
-        """Begin to copy parts into new memory; never waits for them where a stream or thread can copy."""
+        """Begin to copy parts into new memory; never wait for them if a stream or thread can copy."""
         with torch.inference_mode(False), torch.no_grad():
             flat = self._pool.lease(nbytes) if self._module is None else self._empty(nbytes)
             if all(isinstance(part, PinnedPart) for part in parts) and self.has_streams:
@@ -98,7 +99,7 @@ class CopyEngine:
             )
 
     def to_host(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Callable[[], object]]:
-        """Copies in host memory, page-locked as far as it lasts, and a function that waits for them."""
+        """Return copies in host memory, pinned while the budget lasts, and a function that waits for them."""
         made = [self._pinned.empty_like(tensor) for tensor in tensors]
         if not self.has_streams:
             for host, tensor in zip(made, tensors, strict=True):
@@ -112,12 +113,12 @@ class CopyEngine:
         event = self._out.record_event()
         with self._lock:
             self._leaving.append((event, tensors))
-            if len(self._leaving) >= self._slots:  # the memory of the one before is free once its copy is over
+            if len(self._leaving) >= self._slots:  # the memory of the previous copy is free once that copy has ended
                 computing.wait_event(self._leaving.pop(0)[0])
-        return made, lambda: self._left(event)  # which holds no tensor: it is called when the backward pass ends
+        return made, lambda: self._left(event)  # it holds no tensor: it is called when the backward pass ends
 
     def _left(self, event: Any) -> None:
-        """Wait for copies to the host, and give back the memory that they were made from."""
+        """Wait for copies to the host, and release their source memory."""
         event.synchronize()
         with self._lock:
             self._leaving = [entry for entry in self._leaving if entry[0] is not event]
@@ -130,14 +131,14 @@ class CopyEngine:
             return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
     def _on_stream(self, work: Callable[[], object]) -> Any:
-        """The event after some copies on the copying stream, which come after all that computes until now."""
+        """Return the event after copies on the copy stream, which start after all computation so far."""
         self._into.wait_event(self._current().record_event())
         with self._module.stream(self._into):
             work()
         return self._into.record_event()
 
     def _by_chunks(self, parts: Sequence[Part], flat: Tensor, ready: Any) -> Any:
-        """Copy from files and any memory; in the copying thread, or at once."""
+        """Copy from files and any memory, in the copy thread or directly."""
         with torch.inference_mode(False), torch.no_grad():
             if not self.has_streams:
                 _copy_all(parts, flat, False)
@@ -149,7 +150,7 @@ class CopyEngine:
             return self._into.record_event()
 
     def _chunked(self, part: Part, flat: Tensor) -> None:
-        """Copy one part through the ring of page-locked buffers, if its bytes are those on the device."""
+        """Copy one part through the ring of pinned buffers, if its bytes are those on the device."""
         if not part.is_plain:
             part.copy_into(flat, False)
             return

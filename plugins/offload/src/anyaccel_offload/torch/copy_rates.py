@@ -1,7 +1,7 @@
-"""Rates of copies, disks and compute, for plans: measured where the device or the file is here, else stated.
+"""Rates of copies, disks and computation for plans: measured if the device or the file is available, otherwise stated.
 
-Each is measured once in a process, in about a tenth of a second, and once for all devices of one model, so that devices
-that are alike are so for a plan.
+Each is measured once in a process, in about a tenth of a second. Devices of the same model are measured once, so that a
+plan treats them equally.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from anyaccel_offload.torch.stored_tensor import StoredTensor
 from anyaccel_torch.simulated.sim_device import KIND
 
 _STATED = {"cpu": 12e9, "disk": 2e9}
-"""Bytes per second from host memory (PCIe 3 with 16 lanes) and from a disk, where nothing was measured."""
+"""Bytes per second from host memory (PCIe 3 with 16 lanes) and from a disk, if not measured."""
 _WEIGHTS = {"cpu": 2e10}
-"""Bytes of weights that a kind of device reads in a second, where nothing was measured; 1 TB/s for others."""
+"""Bytes of weights that a kind of device reads per second, if not measured; 1 TB/s for other kinds."""
 _MEASURED = 2**26
-_WIDTH = 4096  # of the matrix of float32 with so many bytes
+_WIDTH = 4096  # of the float32 matrix with `_MEASURED` bytes
 _PIECE = 2**22
-_LEAST = 2**24  # bytes of a file from which on its rate is measured
-_LONGEST = 0.1  # seconds that a file is read for
+_LEAST = 2**24  # bytes of the smallest file whose rate is measured
+_LONGEST = 0.1  # maximum seconds of reading a file
 
 
 class Rate(NamedTuple):
-    """Bytes per second, and whether this machine was measured."""
+    """Bytes per second, and whether the rate was measured on this machine."""
 
     value: float
     is_measured: bool
@@ -43,19 +43,19 @@ class Rate(NamedTuple):
 
 
 def copy_rate(device: torch.device, *, measure: bool = True) -> Rate:
-    """The rate of copies from host memory to a device."""
+    """Return the rate of copies from host memory to a device."""
     found = _measured_link(*_key(device)) if measure else None
     return Rate(_STATED["cpu"], False) if found is None else Rate(found, True)
 
 
 def weight_rate(device: torch.device, *, measure: bool = True) -> Rate:
-    """The rate at which a device computes with weights, of a matrix with one row, which no batch is below."""
+    """Return the rate at which a device computes with weights, for a matrix with one row, the smallest batch."""
     found = _measured_weights(*_key(device)) if measure else None
     return Rate(_WEIGHTS.get(device.type, 1e12), False) if found is None else Rate(found, True)
 
 
 def disk_rate(model: nn.Module) -> Rate:
-    """The rate of the disk with the largest tensor of a model that rests in a file; stated where there is none."""
+    """Return the rate of the disk with the largest tensor of a model in a file, or the stated rate."""
     saved = [place.tensor.saved for place in places(model) if isinstance(place.tensor, StoredTensor)]
     files = {it.file.path: it.nbytes for it in saved if isinstance(it, FileTensor)}
     found = _measured_file(max(files, key=lambda path: files[path])) if files else None
@@ -63,14 +63,14 @@ def disk_rate(model: nn.Module) -> Rate:
 
 
 def are_here(devices: Iterable[torch.device]) -> bool:
-    """Whether this machine has all of some devices: of a machine with others, none is measured."""
+    """Return whether all of these devices are on this machine; for those of other machines, none is measured."""
     return all(_key(device)[1] for device in devices)
 
 
 def rates_note(
     devices: Iterable[torch.device], copies_to: Iterable[torch.device], disk: Rate | None, *, measure: bool = True
 ) -> str:
-    """What a plan says of the rates that it was made with."""
+    """Return the note of a plan about its rates."""
     parts = [f"{it} computes with weights at {weight_rate(it, measure=measure)}" for it in dict.fromkeys(devices)]
     parts += [f"copies to {it} {copy_rate(it, measure=measure)}" for it in dict.fromkeys(copies_to) if it.type != "cpu"]
     parts += [] if disk is None else [f"disk {disk}"]
@@ -78,7 +78,7 @@ def rates_note(
 
 
 def _key(device: torch.device) -> tuple[str, str, int]:
-    """The kind of a device and the name of its model, empty where there is none here; and the first of them."""
+    """Return the kind of a device, its model name, empty if the device is not here, and the first such device."""
     if device.type in ("meta", KIND):
         return device.type, "", 0
     if device.type == "cpu":
@@ -94,7 +94,7 @@ def _key(device: torch.device) -> tuple[str, str, int]:
 
 @lru_cache
 def _measured_link(kind: str, name: str, index: int) -> float | None:
-    """The rate of copies from page-locked memory; None for the CPU, and where no such device is here."""
+    """Return the rate of copies from pinned memory; None for the CPU, and for a device that is not here."""
     if not name or kind == "cpu":
         return None
     try:
@@ -107,7 +107,7 @@ def _measured_link(kind: str, name: str, index: int) -> float | None:
 
 @lru_cache
 def _measured_weights(kind: str, name: str, index: int) -> float | None:
-    """The rate of a product with one row, with a matrix that no cache holds; None where no such device is here."""
+    """Return the rate of a matrix multiplication with one row, beyond caches; None if no such device is here."""
     if not name:
         return None
     try:
@@ -135,7 +135,7 @@ def _least_seconds(device: torch.device, work: Any) -> float:
 
 @lru_cache
 def _measured_file(path: Path) -> float | None:
-    """The rate at which the middle of a file is read after the system has dropped it; None where it cannot drop."""
+    """Return the rate of reading the middle of a file after it left the page cache; None if it cannot be dropped."""
     if not hasattr(os, "posix_fadvise"):
         return None
     try:
@@ -150,5 +150,5 @@ def _measured_file(path: Path) -> float | None:
             while done < nbytes and time.perf_counter() - start < _LONGEST:
                 done += stream.readinto(buffer) or nbytes
             return float(min(done, nbytes) / (time.perf_counter() - start))
-    except OSError:  # it says so where it is used
+    except OSError:  # a note says so where it is used
         return None

@@ -1,4 +1,4 @@
-"""Device maps: names of modules with the device of their weights, or `"cpu"` or `"disk"` for those that rest there."""
+"""Device maps: names of modules with the device of their weights, or `"cpu"` or `"disk"` for offloaded weights."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _EXAMPLES = {"device_map": _EXAMPLE, "max_memory": "{0: '20GiB', 'cpu': '60GiB'}
 
 
 def device_in_map(where: str, given: Any, name: str = "device_map") -> torch.device | str:
-    """A value of a device map: a device with its index, or `"disk"`.
+    """Return a value of a device map: a device with its index, or `"disk"`.
 
     Args:
-        where: begins the text of an error.
-        given: a number, a device of torch or anyaccel, or text, that of a number as well.
-        name: of the argument that it is in.
+        where: Beginning of an error message.
+        given: A number, a torch or anyaccel device, or text, which may be a number.
+        name: Name of the argument that contains it.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: The value is none of these.
     """
     if isinstance(given, str) and given == DISK:
         return DISK
@@ -52,16 +52,16 @@ def _torch_words(text: str) -> str:
 
 
 def _accelerator() -> str:
-    """What a bare number counts: torch's accelerator, CUDA where there is none."""
+    """Return the kind of device that a number refers to: torch's accelerator, or CUDA without an accelerator."""
     found = torch.accelerator.current_accelerator(check_available=True)
     return "cuda" if found is None else found.type
 
 
 def checked_map(where: str, model: nn.Module, given: Any) -> dict[str, torch.device | str]:
-    """A device map for a model: each name is one of a module, parameter or buffer, and each of these has a device.
+    """Return a checked device map: each name is a module, parameter or buffer, and each tensor has a device.
 
     Raises:
-        ConfigError: a name is unknown, something has no device, or a device is none.
+        ConfigError: A name is unknown, a tensor has no device, or a value is not a device.
     """
     fits = lambda it: isinstance(it, Mapping) and it and all(isinstance(key, str) for key in it)  # noqa: E731
     check(ConfigError, where, "device_map", given, fits, "a dict of names and devices", _EXAMPLE)
@@ -82,10 +82,10 @@ def checked_map(where: str, model: nn.Module, given: Any) -> dict[str, torch.dev
 
 
 def check_is_there(where: str, device: torch.device | str) -> None:
-    """Check that the device of an entry of a map is on this machine.
+    """Check that the device of a map entry exists on this machine.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: The device does not exist.
     """
     if isinstance(device, str) or device.type in ("cpu", "meta"):
         if device == torch.device("meta"):
@@ -101,7 +101,7 @@ def check_is_there(where: str, device: torch.device | str) -> None:
 
 
 def entry_for(name: str, device_map: Mapping[str, Any]) -> str | None:
-    """The longest name of a map that is this name or one of a module around it; None if there is none."""
+    """Return the longest name in a map that is this name or a module around it, or None."""
     while name and name not in device_map:
         name = name.rpartition(".")[0]
     return name if name in device_map else None

@@ -1,4 +1,4 @@
-"""Models dispatched over devices, host memory and disk, with the names that Accelerate has for it."""
+"""Dispatch models over devices, host memory and disk, with Accelerate's names."""
 
 from __future__ import annotations
 
@@ -48,31 +48,40 @@ def dispatch_model(  # noqa: PLR0913  (the arguments of Accelerate's)
     no_split_module_classes: str | Iterable[str] | None = None,
     pinned_memory: int | None = None,
 ) -> nn.Module:
-    """Let each block of a model compute on its device; weights that rest elsewhere are copied there ahead of their use.
+    """Place each block of a model on its device, and copy offloaded weights there before they are needed.
 
-    A block whose weights rest in host memory or on disk computes where the plan of `infer_auto_device_map` says; in a
-    map of your own, on the device of the block before it (the first ones on that of the first block on a device), and
-    all on the CPU where the map has no other device.
+    A block whose weights are in host memory or on disk computes on the device in the plan of `infer_auto_device_map`.
+    In your own map, it computes on the device of the previous block. The first blocks compute on the device of the
+    first block that is on one. If the map has no device other than `"cpu"` and `"disk"`, all blocks compute on the CPU.
+
+    >>> import torch
+    >>> from anyaccel_offload.torch import dispatch_model
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    >>> net = dispatch_model(net, {"": "cpu"})
+    >>> net(torch.ones(3, 4)).shape
+    torch.Size([3, 1])
 
     Args:
-        model: with values; it is changed in place.
-        device_map: names of modules, `""` for all, each with a device, `"cpu"` or `"disk"`.
-        main_device: computes all blocks whose weights rest elsewhere.
-        state_dict: values by name, for parameters and buffers of the model that have none, or others.
-        offload_dir: an empty folder for weights on `"disk"` that are not in files of safetensors yet.
-        offload_buffers: whether buffers rest with weights; they stay on the devices otherwise.
-        skip_keys: names of arguments that are not moved to a device.
-        preload_module_classes, no_split_module_classes: classes whose modules are copied as a whole.
-        force_hooks: whether modules get hooks also where all weights stay on one device.
-        pinned_memory: bytes of page-locked host memory that each device may use; None for half of what is free now.
+        model: Model with values; it is changed in place.
+        device_map: Names of modules, `""` for all, each with a device, `"cpu"` or `"disk"`.
+        main_device: Device that computes all blocks with offloaded weights.
+        state_dict: Values by name, for parameters and buffers of the model without values, or to replace them.
+        offload_dir: An empty folder for weights on `"disk"` that are not yet in safetensors files.
+        offload_buffers: Whether buffers are offloaded with weights; by default they stay on the devices.
+        skip_keys: Names of arguments that are not moved to a device.
+        preload_module_classes, no_split_module_classes: Classes whose modules are copied as a whole.
+        force_hooks: Whether modules get hooks even if all weights stay on one device.
+        pinned_memory: Maximum pinned (page-locked) host memory for each device in bytes; None for half of the free
+            memory.
 
     Returns:
-        the model, with the map as its `hf_device_map`.
+        The model, with the map as its `hf_device_map`.
 
     Raises:
-        ConfigError: a wrong argument; a map that names what the model has not, or leaves something out; no such device.
-        StateError: the model has tensors without values, or is offloaded already; the folder has files.
-        OutOfMemoryError: a device is full.
+        ConfigError: An argument is wrong; the map names a part that the model does not have, or leaves one out; or a
+            device does not exist.
+        StateError: The model has tensors without values, or is offloaded already; or the folder has files.
+        OutOfMemoryError: A device is full.
     """
     where = "dispatch_model: "
     check_model(where, model)
@@ -93,16 +102,16 @@ def dispatch_model(  # noqa: PLR0913  (the arguments of Accelerate's)
 
 
 def _whole_classes(where: str, no_split: Any, preload: Any) -> tuple[str, ...]:
-    """Classes whose modules are copied as a whole."""
+    """Return the classes whose modules are copied as a whole."""
     names = checked_names(where, "no_split_module_classes", no_split)
     return (*names, *checked_names(where, "preload_module_classes", preload))
 
 
 def _take_values(where: str, model: nn.Module, state_dict: Mapping[str, torch.Tensor] | None) -> None:
-    """Let the tensors of a model have the values of a state dict; ties stay.
+    """Set the tensors of a model to the values of a state dict; ties are kept.
 
     Raises:
-        ConfigError: a name that the model has not, or another shape.
+        ConfigError: The model does not have a name, or has another shape.
     """
     if state_dict is None:
         return
@@ -138,19 +147,25 @@ def cpu_offload(
     no_split_module_classes: str | Iterable[str] | None = None,
     pinned_memory: int | None = None,
 ) -> nn.Module:
-    """Let all blocks of a model compute on one device while their weights rest in host memory.
+    """Run all blocks of a model on one device, with their weights offloaded to host memory.
+
+    >>> import torch
+    >>> from anyaccel_offload.torch import cpu_offload
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    >>> cpu_offload(net, "cpu")(torch.ones(3, 4)).shape
+    torch.Size([3, 1])
 
     Args:
-        model: with values; it is changed in place.
-        execution_device: that computes; None for the device of the first parameter.
-        offload_buffers, state_dict, preload_module_classes, skip_keys, no_split_module_classes, pinned_memory: as of
+        model: Model with values; it is changed in place.
+        execution_device: Device that computes; None for the device of the first parameter.
+        offload_buffers, state_dict, preload_module_classes, skip_keys, no_split_module_classes, pinned_memory: See
             `dispatch_model`.
 
     Returns:
-        the model.
+        The model.
 
     Raises:
-        ConfigError, StateError, OutOfMemoryError: as `dispatch_model`.
+        ConfigError, StateError, OutOfMemoryError: See `dispatch_model`.
     """
     where = "cpu_offload: "
     whole = _whole_classes(where, no_split_module_classes, preload_module_classes)
@@ -172,20 +187,26 @@ def disk_offload(
     no_split_module_classes: str | Iterable[str] | None = None,
     pinned_memory: int | None = None,
 ) -> nn.Module:
-    """Let all blocks of a model compute on one device while their weights rest on disk.
+    """Run all blocks of a model on one device, with their weights offloaded to disk.
+
+    >>> import torch
+    >>> from anyaccel_offload.torch import disk_offload
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    >>> disk_offload(net, "weights", "cpu")(torch.ones(3, 4)).shape
+    torch.Size([3, 1])
 
     Args:
-        model: with values; it is changed in place. Parameters that are in files of safetensors stay there.
-        offload_dir: an empty folder for the others.
-        execution_device: that computes; None for the device of the first parameter.
-        offload_buffers, preload_module_classes, skip_keys, no_split_module_classes, pinned_memory: as of
+        model: Model with values; it is changed in place. Parameters in safetensors files stay there.
+        offload_dir: An empty folder for the other parameters.
+        execution_device: Device that computes; None for the device of the first parameter.
+        offload_buffers, preload_module_classes, skip_keys, no_split_module_classes, pinned_memory: See
             `dispatch_model`.
 
     Returns:
-        the model.
+        The model.
 
     Raises:
-        ConfigError, StateError, OutOfMemoryError: as `dispatch_model`.
+        ConfigError, StateError, OutOfMemoryError: See `dispatch_model`.
     """
     where = "disk_offload: "
     whole = _whole_classes(where, no_split_module_classes, preload_module_classes)
@@ -212,26 +233,26 @@ def load_checkpoint_and_dispatch(  # noqa: PLR0913  (the arguments of Accelerate
     force_hooks: bool = False,
     pinned_memory: int | None = None,
 ) -> nn.Module:
-    """Load a checkpoint into a model, which may be empty, each tensor to where it rests; then dispatch it.
+    """Load a checkpoint into a model, each tensor directly to its final place, and dispatch the model.
 
     Args:
-        model: it is changed in place.
-        checkpoint: as of `load_checkpoint_in_model`.
-        device_map: as of `dispatch_model`; `"auto"`, `"balanced"` or `"sequential"` for what `infer_auto_device_map`
-            plans; None to load only.
-        max_memory: as of `infer_auto_device_map`, for a map that is planned.
-        no_split_module_classes: classes whose modules are neither divided between devices nor copied in parts.
-        offload_folder: an empty folder for weights on `"disk"` that a file of `torch.save` has.
-        offload_buffers, skip_keys, preload_module_classes, force_hooks, pinned_memory: as of `dispatch_model`.
-        dtype, keep_in_fp32, strict: as of `load_checkpoint_in_model`.
+        model: Model, with or without values; it is changed in place.
+        checkpoint: Checkpoint; see `load_checkpoint_in_model`.
+        device_map: Map for `dispatch_model`; `"auto"`, `"balanced"` or `"sequential"` for a plan of
+            `infer_auto_device_map`; None only loads the checkpoint.
+        max_memory: Memory limits for a planned map; see `infer_auto_device_map`.
+        no_split_module_classes: Classes whose modules are neither split over devices nor copied in parts.
+        offload_folder: An empty folder for weights on `"disk"` that come from a file of `torch.save`.
+        offload_buffers, skip_keys, preload_module_classes, force_hooks, pinned_memory: See `dispatch_model`.
+        dtype, keep_in_fp32, strict: See `load_checkpoint_in_model`.
 
     Returns:
-        the model.
+        The model.
 
     Raises:
-        ConfigError: a wrong argument, or a device map that does not fit the model.
-        StateError: no checkpoint, a damaged one, or, where strict, one that does not fit.
-        OutOfMemoryError: a device is full, or the model fits nowhere.
+        ConfigError: An argument is wrong, or the device map does not match the model.
+        StateError: There is no checkpoint, it is damaged, or, if `strict`, it does not match the model.
+        OutOfMemoryError: A device is full, or the model does not fit at all.
     """
     where = "load_checkpoint_and_dispatch: "
     check_model(where, model)
@@ -243,7 +264,7 @@ def load_checkpoint_and_dispatch(  # noqa: PLR0913  (the arguments of Accelerate
     loaded_to = None if device_map is None else checked_map(where, model, device_map)
     for value in (loaded_to or {}).values():
         check_is_there(where, value)
-    if loaded_to is not None:  # a map that divides a module is refused before anything is read
+    if loaded_to is not None:  # a map that splits a module is refused before anything is read
         whole = _whole_classes(where, no_split_module_classes, preload_module_classes)
         placed_blocks(model, loaded_to, None, whole, where=where)
     if loaded_to is not None and offload_folder is not None and not _is_safetensors(where, checkpoint):
@@ -293,7 +314,7 @@ def put_blocks(
     slots: Mapping[torch.device, int] | None = None,
     force_hooks: bool = False,
 ) -> nn.Module:
-    """Put the blocks of a model, all with values, where they compute and rest; plainly where all stay on one device."""
+    """Place the blocks of a model, all with values; without hooks if all stay on one device."""
     in_files = any(isinstance(place.tensor, StoredTensor) for place in places(model))
     if not (in_files or force_hooks) and all(block.device == blocks[0].device and not block.tier for block in blocks):
         return model.to(blocks[0].device)
@@ -302,7 +323,7 @@ def put_blocks(
 
 
 def _resting_blocks(where: str, model: nn.Module, device: Any, tier: str, no_split: Any) -> list[BlockPlace]:
-    """All blocks of a model, which compute on one device and rest in one tier."""
+    """Return all blocks of a model, computed on one device and offloaded to one tier."""
     computing = checked_execution_device(where, model, device)
     names = find_blocks(model, checked_names(where, "no_split_module_classes", no_split))
     return [BlockPlace(name=name, device=computing, tier=tier) for name in names]
@@ -318,7 +339,7 @@ def _put(
     pinned: Any,
     **settings: Any,
 ) -> nn.Module:
-    """Check the other arguments, write what is to rest on disk, and put all where it belongs."""
+    """Check the other arguments, write the weights for disk, and place all blocks."""
     budget = host_memory()[1] // 2 if pinned is None else integer(ConfigError, where, "pinned_memory", pinned, 0, 2**30)
     buffers = flag(ConfigError, where, "offload_buffers", offload_buffers)
     skipped = checked_names(where, "skip_keys", skip_keys)

@@ -1,4 +1,4 @@
-"""Dtypes as users write them: torch's objects, or their names."""
+"""Dtypes from users: torch's objects, or their names."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from anyaccel.errors import ConfigError
 
 
 def named_dtype(where: str, given: Any, name: str = "dtype", *, any_kind: bool = False) -> torch.dtype | None:
-    """A dtype of torch, of itself or of text such as `"float16"` or `"torch.float16"`; None for None.
+    """Return a torch dtype for itself or for text such as `"float16"` or `"torch.float16"`; None for None.
 
     Args:
-        where: begins the text of an error.
-        given: what the user wrote.
-        name: of the argument.
-        any_kind: whether others than floating ones are taken.
+        where: Beginning of an error message.
+        given: Value from the user.
+        name: Name of the argument.
+        any_kind: Whether to accept dtypes other than floating ones.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: The value is not a dtype.
     """
     found: Any = getattr(torch, given.removeprefix("torch."), given) if isinstance(given, str) else given
     fits = lambda it: it is None or (isinstance(it, torch.dtype) and (any_kind or it.is_floating_point))  # noqa: E731

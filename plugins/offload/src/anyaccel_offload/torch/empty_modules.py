@@ -1,7 +1,7 @@
-"""Modules built without memory for their parameters, and modules built on a device, for the code of one thread.
+"""Build modules without memory for their parameters, or directly on a device, in one thread.
 
-Parameters are moved when a module registers them, by hooks that torch calls for each registration in any thread; these
-do nothing in threads that are not inside one of the contexts below.
+Parameters are moved when a module registers them, by hooks that torch calls for each registration in any thread; the
+hooks do nothing in threads outside of the contexts below.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from anyaccel.errors import ConfigError
 
 META = torch.device("meta")
 _DRAWS = frozenset({torch.rand, torch.randn})
-"""Functions whose large results are not made: initial values of parameters, which are loaded later."""
+"""Functions whose large results are not computed: initial values of parameters, which are loaded later."""
 _LARGE = 2**16
 _state = threading.local()
 
@@ -35,16 +35,23 @@ _state = threading.local()
 @call_hints
 @contextmanager
 def init_empty_weights(include_buffers: bool = False) -> Iterator[None]:
-    """Inside, modules are built whose parameters are on torch's `meta` device: with shape and dtype, without values.
+    """Build modules with parameters on torch's `meta` device inside this context: with shape and dtype, without values.
 
-    Ties between parameters are kept. Other threads build real modules meanwhile.
+    Ties between parameters are kept. Other threads can build ordinary modules at the same time.
+
+    >>> from torch import nn
+    >>> from anyaccel_offload.torch import init_empty_weights
+    >>> with init_empty_weights():
+    ...     net = nn.Linear(1000, 1000)
+    >>> net.weight.device
+    device(type='meta')
 
     Args:
-        include_buffers: whether buffers are without values as well. Many models compute buffers that no checkpoint
-            has, such as the frequencies of rotary embeddings, so that by default buffers are really computed.
+        include_buffers: Whether buffers have no values either. By default buffers are computed, as many models have
+            buffers that are in no checkpoint, such as the frequencies of rotary embeddings.
 
     Raises:
-        ConfigError: an argument of another type; or a large buffer of random values, which was not really drawn.
+        ConfigError: The argument has another type; or a large buffer has random values, which were not drawn.
     """
     where = "init_empty_weights: "
     with _building(_Building(META, flag(ConfigError, where, "include_buffers", include_buffers))):
@@ -57,14 +64,21 @@ empty_weights = init_empty_weights
 @call_hints
 @contextmanager
 def init_on_device(device: Any, include_buffers: bool = False) -> Iterator[None]:
-    """Inside, modules are built whose parameters are on a device.
+    """Build modules with parameters on a device inside this context.
+
+    >>> import torch
+    >>> from anyaccel_offload.torch import init_on_device
+    >>> with init_on_device(torch.device("meta")):
+    ...     net = torch.nn.Linear(4, 1)
+    >>> net.weight.device
+    device(type='meta')
 
     Args:
-        device: as torch takes it, such as `"cuda:0"` or `torch.device("meta")`.
-        include_buffers: whether buffers are there as well.
+        device: Device for torch, such as `"cuda:0"` or `torch.device("meta")`.
+        include_buffers: Whether buffers are created there too.
 
     Raises:
-        ConfigError: an argument of another type, or no device.
+        ConfigError: An argument has another type, or is not a device.
     """
     target = parse_device("init_on_device: ", device)
     with _building(_Building(target, flag(ConfigError, "init_on_device: ", "include_buffers", include_buffers))):
@@ -72,10 +86,10 @@ def init_on_device(device: Any, include_buffers: bool = False) -> Iterator[None]
 
 
 def parse_device(where: str, device: Any) -> torch.device:
-    """A torch device of what torch takes as one: text, a number or a device.
+    """Return a torch device from text, a number or a device.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: The value is not a device.
     """
     plain = lambda it: isinstance(it, str | int | torch.device) and not isinstance(it, bool)  # noqa: E731
     check(ConfigError, where, "device", device, plain, "a device of torch", "'cuda:0'")
@@ -87,11 +101,11 @@ def parse_device(where: str, device: Any) -> torch.device:
 
 
 class _Building:
-    """What one context does with parameters and buffers.
+    """How one context places parameters and buffers.
 
     Attributes:
-        device: where they go.
-        buffers: whether buffers do.
+        device: Device of the parameters.
+        buffers: Whether buffers are placed there too.
     """
 
     def __init__(self, device: torch.device, buffers: bool) -> None:
@@ -100,7 +114,7 @@ class _Building:
         self._draws = WeakIdKeyDictionary()
 
     def parameter(self, given: nn.Parameter) -> nn.Parameter | None:
-        """What is registered instead of a parameter, the same for each registration; None for itself."""
+        """Return the parameter to register instead, the same for each registration; None registers the original."""
         if given.device == self.device:
             return None
         if given not in self._moved:
@@ -112,11 +126,11 @@ class _Building:
         return found
 
     def buffer(self, module: nn.Module, name: str, given: Tensor) -> Tensor | None:
-        """What is registered instead of a buffer; None for itself."""
+        """Return the buffer to register instead; None registers the original."""
         if self.buffers:
             return None if given.device == self.device else given.to(self.device)
         if given.device != META or self.device != META or torch.get_default_device() == META:
-            return None  # what is built on the meta device on purpose, as `from_pretrained` does, gets values later
+            return None  # modules built on the meta device on purpose, as by `from_pretrained`, get values later
         draw = self._draws[given] if given in self._draws else None  # noqa: SIM401  (its `get` has no types)
         if draw is None or given._version:  # noqa: SLF001  (counts writes; torch documents no other)
             raise ConfigError(
@@ -128,7 +142,7 @@ class _Building:
         return drawn
 
     def postpone(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The result of a function that draws, on `meta`; it is drawn only if it becomes a buffer."""
+        """Return the result of a random function on `meta`; it is computed only if it becomes a buffer."""
         made = function(*args, **{**kwargs, "device": META})
         real = partial(function, *args, **{**kwargs, "device": torch.get_default_device()})
         if made.numel() < _LARGE:
@@ -138,7 +152,7 @@ class _Building:
 
 
 class _Drawing(TorchFunctionMode):
-    """Functions that draw large tensors give such without values."""
+    """Makes functions that draw large tensors return tensors without values."""
 
     def __init__(self, building: _Building) -> None:
         super().__init__()
@@ -178,6 +192,6 @@ def _on_buffer(module: nn.Module, name: str, given: Any) -> Tensor | None:
     return None if building is None or given is None else building.buffer(module, name, given)
 
 
-# Registered once and for good: adding and removing them would change a dict that other threads iterate over.
+# Registered once and permanently: adding and removing hooks would change a dict that other threads iterate over.
 register_module_parameter_registration_hook(_on_parameter)  # type: ignore[arg-type]
 register_module_buffer_registration_hook(_on_buffer)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The order in which the blocks of a model compute, recorded from a call without values; else that of registration."""
+"""The execution order of a model's blocks, recorded from a call without values, or the order of registration."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from anyaccel_torch.state_guard import TrialCalls
 
 
 class BlockOrder:
-    """Puts names of blocks in the order in which a model computes them.
+    """Sorts names of blocks into the execution order of a model.
 
     Args:
-        model: of a node.
-        request: that says how it is called.
+        model: Model of a node.
+        request: Request with the inputs of a call.
 
     Attributes:
-        notes: why the order is that of registration, where it is.
+        notes: Reasons if the order of registration is used.
     """
 
     def __init__(self, model: nn.Module, request: OffloadRequest) -> None:
@@ -36,10 +36,10 @@ class BlockOrder:
         self._known: dict[tuple[str, ...], list[str]] = {}
 
     def __call__(self, names: Sequence[str]) -> list[str]:
-        """The names in order.
+        """Return the names in order.
 
         Raises:
-            ConfigError: the model cannot be called as the request says, and it requires the order.
+            ConfigError: The model cannot be called with the request's inputs, and the request requires the order.
         """
         key = tuple(names)
         if key not in self._known:
@@ -48,7 +48,7 @@ class BlockOrder:
 
     def _ordered(self, names: Sequence[str]) -> list[str]:
         current = offload_of(self._model)
-        if current is not None:  # its calls copy weights, and it is not to be called for a plan
+        if current is not None:  # its calls copy weights, so it must not be called for a plan
             known = [block.name for block in current.blocks]
             return [*(name for name in known if name in names), *(name for name in names if name not in known)]
         if not self._request.inputs:
@@ -57,7 +57,7 @@ class BlockOrder:
         try:
             args, kwargs = CallLayout(self._request.arguments).bind(inputs, torch.movedim)
             return execution_order(self._model, names, args, kwargs)
-        except Exception as error:  # of the user's code, which may do anything with tensors that have no values
+        except Exception as error:  # error of the user's code, which may do anything with tensors without values
             said = error.problem if isinstance(error, AnyaccelError) else first_line(error)
             problem = f"{type(self._model).__name__} cannot be called without values: {said}"
             if self._request.requires_order:
@@ -69,13 +69,13 @@ class BlockOrder:
 def execution_order(
     model: nn.Module, blocks: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[str]:
-    """Blocks in the order in which a call reaches them first; those that it does not reach come last.
+    """Return the blocks in the order of their first use in a call; unused blocks come last.
 
-    The model is called on torch's `meta` device in evaluation mode: nothing is computed, no file is read, and it is as
-    before afterwards.
+    The model is called on torch's `meta` device in evaluation mode. Nothing is computed, no file is read, and the model
+    is restored afterwards.
 
     Raises:
-        Exception: whatever the model's forward raises for such inputs.
+        Exception: Any error of the model's forward for such inputs.
     """
     order: dict[str, None] = {}
     on_meta = torch.utils._pytree.tree_map(_on_meta, (tuple(args), dict(kwargs)))  # noqa: SLF001  (torch's, undocumented)
@@ -100,7 +100,7 @@ def _recording(model: nn.Module, blocks: Sequence[str], order: dict[str, None]) 
 
 
 def _without_values(model: nn.Module, names: Mapping[str, str]) -> dict[str, Tensor]:
-    """Tensors without values like those of a model, by first name."""
+    """Return tensors without values like those of a model, by first name."""
     like = tensor_places(model)
     return {
         name: torch.empty(tuple(like[name].shape), dtype=like[name].dtype, device="meta") for name in names.values()

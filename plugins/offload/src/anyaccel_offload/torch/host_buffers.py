@@ -1,4 +1,4 @@
-"""Host memory for weights: page-locked within a budget, and buffers that are used again."""
+"""Host memory for weights: pinned memory within a budget, and buffers that are reused."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from anyaccel.host_memory import aligned_empty
 
 
 class PinnedMemory:
-    """Page-locked host memory within a budget; ordinary memory beyond it, or where there is none.
+    """Pinned (page-locked) host memory within a budget; ordinary memory beyond it, or if pinning is not available.
 
-    torch makes such memory in powers of two, and those are counted.
+    torch allocates pinned memory in powers of two; the budget counts these sizes.
 
     Args:
-        device: that is copied to.
-        budget: bytes.
+        device: Device that the memory is copied to.
+        budget: Budget in bytes.
 
     Attributes:
-        used: bytes that are in use now.
-        peak: the most that were.
+        used: Number of bytes in use.
+        peak: Maximum number of bytes in use.
     """
 
     def __init__(self, device: torch.device, budget: int) -> None:
         self.budget, self.used, self.peak = budget, 0, 0
         self._make, self._rounds = _maker(device)
-        self._lock = threading.RLock()  # memory is freed wherever Python frees an object
+        self._lock = threading.RLock()  # memory is freed in any place where Python frees an object
 
     def empty(self, nbytes: int) -> tuple[Tensor, bool]:
-        """Memory of its own, and whether it is page-locked."""
+        """Return new memory, and whether it is pinned."""
         counted = 1 << (nbytes - 1).bit_length() if self._rounds and nbytes else nbytes
         if self._make is None or not self._reserve(counted):
             return torch.empty(nbytes, dtype=torch.uint8), False
         try:
             made = self._make(nbytes)
-        except RuntimeError:  # the system gives no more: that is slower, and not wrong
+        except RuntimeError:  # the system has no more pinned memory: that is slower, but correct
             self._free(counted)
             return torch.empty(nbytes, dtype=torch.uint8), False
         weakref.finalize(made.untyped_storage(), self._free, counted).atexit = False
         return made, True
 
     def empty_like(self, tensor: Tensor) -> Tensor:
-        """Host memory for a copy of a tensor."""
+        """Return host memory for a copy of a tensor."""
         flat = self.empty(tensor.nbytes)[0]
         return flat.view(tensor.dtype).view(tensor.shape)
 
     def staging(self, nbytes: int) -> Tensor:
-        """A buffer for copies."""
+        """Return a buffer for copies."""
         return self.empty(nbytes)[0]
 
     def _reserve(self, nbytes: int) -> bool:
@@ -68,7 +68,7 @@ class PinnedMemory:
 
 
 def _maker(device: torch.device) -> tuple[Any, bool]:
-    """What makes page-locked memory for copies to a device, None if nothing does; and whether it rounds."""
+    """Return a function that allocates pinned memory for copies to a device, or None; and whether it rounds sizes."""
     if device.type == "cpu":
         return None, False
     module = torch.get_device_module(device)
@@ -80,10 +80,10 @@ def _maker(device: torch.device) -> tuple[Any, bool]:
 
 
 class BufferPool:
-    """Host memory that is used again once no tensor has it; new memory would be cleared by the system each time.
+    """Host memory that is reused when no tensor holds it; the system would clear new memory each time.
 
     Attributes:
-        limit: bytes that the pool keeps at most.
+        limit: Maximum number of bytes in the pool.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class BufferPool:
         self._lock = threading.RLock()
 
     def lease(self, nbytes: int) -> Tensor:
-        """Memory that comes back to the pool when its last tensor is gone."""
+        """Return memory that goes to the pool when its last tensor is freed."""
         with self._lock:
             buffer = self._take(nbytes)
         made = torch.from_numpy(buffer[:nbytes]) if nbytes else torch.empty(0, dtype=torch.uint8)

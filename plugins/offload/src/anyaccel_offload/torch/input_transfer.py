@@ -1,4 +1,4 @@
-"""Inputs of modules brought to the device of their weights, each once in a pass."""
+"""Move the inputs of modules to the device of their weights, each once in a pass."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from torch import Tensor
 
 
 class MovedInputs:
-    """Tensors that were moved in one pass. What was written to since is moved again.
+    """The tensors that were moved in one pass. A tensor that was written to since is moved again.
 
-    Other objects than tensors, lists, tuples and dicts stay as they are, such as a cache of keys and values, whose
-    tensors are on the device of the layer that made them.
+    Only tensors, lists, tuples and dicts are moved. Other objects stay unchanged, such as a cache of keys and values,
+    whose tensors are on the device of the layer that created them.
     """
 
     def __init__(self) -> None:
         self._moved: dict[tuple[int, torch.device], tuple[Tensor, int, Tensor, int]] = {}
 
     def clear(self) -> None:
-        """Forget all."""
+        """Discard all tensors."""
         self._moved.clear()
 
     def to(self, value: Any, device: torch.device, skipped: Collection[str] = ()) -> Any:
-        """A value with its tensors on a device; itself where nothing had to be moved.
+        """Return a value with its tensors on a device; the same object if nothing had to be moved.
 
         Args:
-            value: a tensor, or containers of tensors.
-            device: where to.
-            skipped: keys of the outermost dict that are left alone.
+            value: A tensor, or containers of tensors.
+            device: Target device.
+            skipped: Keys of the outermost dict that are not moved.
         """
         if isinstance(value, Tensor):
             return value if value.device == device or value.device.type == "meta" else self._tensor(value, device)
@@ -67,7 +67,7 @@ _PLAIN = frozenset({int, float, bool, str, type(None)})
 
 
 def first_device(*values: Any) -> torch.device | None:
-    """The device of the first tensor in arguments."""
+    """Return the device of the first tensor in arguments."""
     for value in values:
         if isinstance(value, Tensor):
             return value.device

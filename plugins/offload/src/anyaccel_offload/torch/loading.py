@@ -1,4 +1,4 @@
-"""Loading: checkpoints into models, each tensor straight to where it will be."""
+"""Loading: read checkpoints into models, each tensor directly to its final place."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _CPU = torch.device("cpu")
 
 
 class LoadedCheckpoint(NamedTuple):
-    """What did not fit where loading was not strict; all empty otherwise.
+    """The names that did not match in a load that was not strict; all empty otherwise.
 
     Attributes:
-        missing_keys: names in the model for which the checkpoint has nothing.
-        unexpected_keys: names in the checkpoint that the model has not.
-        mismatched_keys: names in the model whose tensor in the checkpoint has another shape, or another kind of dtype.
+        missing_keys: Names in the model without a tensor in the checkpoint.
+        unexpected_keys: Names in the checkpoint that the model does not have.
+        mismatched_keys: Names in the model whose tensor in the checkpoint has another shape, or another kind of dtype.
     """
 
     missing_keys: tuple[str, ...]
@@ -60,22 +60,36 @@ def load_checkpoint_in_model(
 ) -> LoadedCheckpoint:
     """Load a checkpoint into a model, whose parameters may be empty.
 
-    Tensors are read in the order of the files, each once, straight to their device; beside the model, at most 16 MiB
-    of host memory are used (a tensor where it is not contiguous). Nothing is loaded if something does not fit.
+    Tensors are read in the order of the files, each once, directly to their device. In addition to the model, this uses
+    at most 16 MiB of host memory (one tensor if it is not contiguous). If something does not match, nothing is loaded.
+
+    >>> import torch
+    >>> from anyaccel_offload.torch import init_empty_weights, load_checkpoint_in_model
+    >>> torch.save(torch.nn.Linear(4, 1).state_dict(), "model.bin")
+    >>> with init_empty_weights():
+    ...     net = torch.nn.Linear(4, 1)
+    >>> load_checkpoint_in_model(net, "model.bin").missing_keys
+    ()
+    >>> net(torch.ones(3, 4)).shape
+    torch.Size([3, 1])
 
     Args:
-        model: parameters on torch's `meta` device are replaced; ties are kept.
-        checkpoint: a `.safetensors` file, a file of `torch.save`, an index of shards, or a folder with one of them.
-        device_map: the device of each part; weights of parts on `"disk"` stay in their safetensors files. None to
-            load to where the model is, the CPU for empty parameters.
-        dtype: that floating tensors are cast to; None for the model's own.
-        keep_in_fp32: names of modules or tensors, or last parts of such names, that are loaded as float32.
-        strict: whether all names, shapes and kinds of dtypes must fit.
+        model: Model to load into. Parameters on torch's `meta` device are replaced; ties are kept.
+        checkpoint: A `.safetensors` file, a file of `torch.save`, an index of shards, or a folder with one of them.
+        device_map: Device of each part; weights of parts on `"disk"` stay in their safetensors files. None loads to the
+            device of the model, or to the CPU for empty parameters.
+        dtype: Dtype that floating tensors are cast to; None for the model's own.
+        keep_in_fp32: Names of modules or tensors, or last parts of such names, that are loaded as float32.
+        strict: Whether all names, shapes and kinds of dtypes must match.
+
+    Returns:
+        The names that did not match.
 
     Raises:
-        ConfigError: a wrong argument, or a device map that does not fit the model.
-        StateError: no checkpoint, a damaged one, or, where strict, one that does not fit: all is listed.
-        OutOfMemoryError: a device is full.
+        ConfigError: An argument is wrong, or the device map does not match the model.
+        StateError: There is no checkpoint, it is damaged, or, if `strict`, it does not match; the message lists
+            everything.
+        OutOfMemoryError: A device is full.
     """
     islands = _checked(model, keep_in_fp32, strict)
     wanted = named_dtype(WHERE, dtype)
@@ -104,7 +118,7 @@ load_checkpoint = load_checkpoint_in_model
 
 
 def _checked(model: Any, keep_in_fp32: Any, strict: Any) -> tuple[str, ...]:
-    """The islands, if all arguments are right."""
+    """Check the arguments, and return the names to keep in float32."""
     check(ConfigError, WHERE, "model", model, lambda it: isinstance(it, nn.Module), "a module of torch", "net")
     flag(ConfigError, WHERE, "strict", strict)
     return _names("keep_in_fp32", keep_in_fp32)
@@ -116,7 +130,7 @@ def _names(name: str, given: Any) -> tuple[str, ...]:
 
 
 def _targets(model: nn.Module) -> list[_Target]:
-    """The parameters and persistent buffers of a model, each once, with all its names in a `state_dict`."""
+    """Return the parameters and persistent buffers of a model, each once, with all its names in a `state_dict`."""
     found: dict[int, _Target] = {}
     for name, value in model.state_dict(keep_vars=True).items():
         if not isinstance(value, Tensor):
@@ -129,7 +143,7 @@ def _targets(model: nn.Module) -> list[_Target]:
 def _matched(
     model: nn.Module, saved: Mapping[str, SavedTensor], targets: list[_Target], strict: bool
 ) -> tuple[list[tuple[_Target, SavedTensor]], LoadedCheckpoint]:
-    """What is loaded from where, and what does not fit."""
+    """Match saved tensors with the model's tensors, and list the names that do not match."""
     chosen, missing, mismatched = [], [], {}
     for target in targets:
         source = next((saved[name] for name in target.names if name in saved), None)
@@ -155,7 +169,7 @@ def _matched(
 
 
 def _kind(dtype: torch.dtype) -> object:
-    """Dtypes of one kind are cast to each other; others only to themselves."""
+    """Return the kind of a dtype: dtypes of one kind are cast to each other, others only to themselves."""
     return "floating" if dtype.is_floating_point else dtype
 
 
@@ -172,7 +186,7 @@ def _dtype_for(target: _Target, dtype: torch.dtype | None, islands: tuple[str, .
 
 
 def _is_within(name: str, island: str) -> bool:
-    """Whether an island's parts follow each other in the parts of a name."""
+    """Return whether an island's parts occur one by one in the parts of a name."""
     return f".{island}." in f".{name}."
 
 
@@ -200,10 +214,10 @@ def _load(
 
 
 def replace(model: nn.Module, names: Iterable[str], value: Tensor) -> None:
-    """Put a tensor where a model has another under these names.
+    """Replace the tensor that a model has under these names.
 
     Raises:
-        StateError: a name is not that of a module's parameter or buffer.
+        StateError: A name does not belong to a parameter or buffer of a module.
     """
     for name in names:
         path, _, last = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""The blocks of a model: the modules that are placed, and streamed, as a whole."""
+"""The blocks of a model: the modules that are placed and streamed as a whole."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
 def find_blocks(model: nn.Module, no_split: Collection[str] = (), divided: Collection[str] = ()) -> list[str]:
-    """The names of a model's blocks, in the order of registration; together with `loose` tensors they have all tensors.
+    """Return the names of a model's blocks in registration order; blocks and `loose` tensors cover all tensors.
 
-    A block is a module of a class in `no_split`, an element of a list of modules, or one without modules inside.
-    Elements that are lists themselves are divided further.
+    A block is a module of a class in `no_split`, an element of a list of modules, or a module without submodules.
+    Elements that are lists themselves are split too.
 
     Args:
-        model: to divide.
-        no_split: names of classes; those that a model of transformers names are added.
-        divided: names of modules that are divided in any case, if they have modules inside.
+        model: Model to split.
+        no_split: Names of classes; those that a transformers model names are added.
+        divided: Names of modules that are always split, if they have submodules.
     """
     classes = {*no_split, *(getattr(model, "_no_split_modules", None) or ())}
     names: dict[nn.Module, str] = {}
@@ -47,7 +47,7 @@ def _blocks(
 
 
 class Place(NamedTuple):
-    """Where a tensor is: in the dict `kind` (`"_parameters"` or `"_buffers"`) of a module; `name` is its full name."""
+    """The place of a tensor: the dict `kind` (`"_parameters"` or `"_buffers"`) of a module; `name` is its full name."""
 
     module: nn.Module
     kind: str
@@ -57,7 +57,7 @@ class Place(NamedTuple):
 
 
 def places(module: nn.Module, name: str = "") -> Iterator[Place]:
-    """Every place of a tensor in a module that has this name; a module in several places is taken once."""
+    """Yield every place of a tensor in a module with this name; a module in several places is visited once."""
     for path, inner in module.named_modules():
         for kind in ("_parameters", "_buffers"):
             for key, value in vars(inner)[kind].items():
@@ -66,7 +66,7 @@ def places(module: nn.Module, name: str = "") -> Iterator[Place]:
 
 
 def shared_tensors(model: nn.Module, blocks: Collection[str]) -> set[int]:
-    """The ids of tensors that several blocks use, or modules outside of all blocks."""
+    """Return the ids of tensors that several blocks, or modules outside of all blocks, use."""
     names, users = set(blocks), dict[int, set[str]]()
     for place in places(model):
         users.setdefault(id(place.tensor), set()).add(block_around(place.name, names) or "")
@@ -74,7 +74,7 @@ def shared_tensors(model: nn.Module, blocks: Collection[str]) -> set[int]:
 
 
 def block_around(name: str, blocks: Collection[str]) -> str | None:
-    """The block that a tensor of this name is in; None if it is in none."""
+    """Return the block that contains a tensor with this name, or None."""
     path = name.rpartition(".")[0]
     while path not in blocks and path:
         path = path.rpartition(".")[0]
@@ -85,7 +85,7 @@ def check_values(where: str, model: nn.Module) -> None:
     """Check that all tensors of a model have values.
 
     Raises:
-        StateError: one has none.
+        StateError: A tensor has no values.
     """
     for place in places(model):
         if place.tensor.device.type != "meta":

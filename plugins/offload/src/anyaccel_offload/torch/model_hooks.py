@@ -1,7 +1,7 @@
-"""Hooks of Accelerate's kind, for code that builds on them: called before and after the forward of one module.
+"""Hooks with Accelerate's interface, which are called before and after the forward of a module.
 
-They are registered as torch's own hooks, so that they also run where a module's `forward` was replaced, and what was
-begun by a call that raises is ended.
+They are registered as torch hooks. They therefore run even if a module's `forward` was replaced, and are ended even if
+the call raises an error.
 """
 
 from __future__ import annotations
@@ -27,52 +27,62 @@ from anyaccel_offload.torch.offload import offload_of
 
 
 class ModelHook:
-    """Called around the forward of a module. Derive from it; each method may be left out.
+    """A hook that is called around the forward of a module. Override the methods that you need.
 
-    One hook may serve several modules and threads: keep what belongs to one call in a `threading.local`.
+    One hook may serve several modules and threads: store the data of a call in a `threading.local`.
+
+    >>> from torch import nn
+    >>> from anyaccel_offload.torch import ModelHook, add_hook_to_module
+    >>> class ShapeHook(ModelHook):
+    ...     def post_forward(self, module, output):
+    ...         print(tuple(output.shape))
+    ...         return output
+    >>> net = add_hook_to_module(nn.Flatten(), ShapeHook())
+    >>> import torch
+    >>> _ = net(torch.ones(3, 2, 2))
+    (3, 4)
 
     Attributes:
-        no_grad: whether the forward computes without gradients.
+        no_grad: Whether the forward computes without gradients.
     """
 
     no_grad: bool = False
 
     def init_hook(self, module: nn.Module) -> nn.Module:
-        """Called when it is added; **the result is used**, and must be the module."""
+        """Prepare a module when the hook is added. **The returned module is used**, and must be the same object."""
         return module
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """Called before the forward; gives its arguments."""
+        """Change the arguments before the forward, and return them."""
         return args, kwargs
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
-        """Called after the forward; gives what the call returns."""
+        """Change the output after the forward, and return it."""
         return output
 
     def on_error(self, module: nn.Module) -> None:
-        """Called in place of `post_forward` where the forward raised, or a `pre_forward` after this one."""
+        """Clean up if the forward, or a later `pre_forward`, raised; called instead of `post_forward`."""
 
     def detach_hook(self, module: nn.Module) -> nn.Module:
-        """Called when it is removed."""
+        """Clean up a module when the hook is removed."""
         return module
 
 
 @constructor_hints
 class SequentialHook(ModelHook):
-    """Several hooks as one: each gets what the one before gives."""
+    """Several hooks as one: each receives the result of the previous one."""
 
     def __init__(self, *hooks: ModelHook) -> None:
         self.hooks = tuple(_checked("SequentialHook: ", hook) for hook in hooks)
         self.no_grad = any(hook.no_grad for hook in self.hooks)
 
     def init_hook(self, module: nn.Module) -> nn.Module:
-        """As `ModelHook.init_hook`, of each."""
         for hook in self.hooks:
             module = hook.init_hook(module)
         return module
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """As `ModelHook.pre_forward`, of each; where one raises, those before it are told."""
+        """Call each hook; if one raises, call `on_error` of the hooks before it."""
         given: Mapping[str, Any] = kwargs
         for i, hook in enumerate(self.hooks):
             try:
@@ -83,17 +93,14 @@ class SequentialHook(ModelHook):
         return args, given
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
-        """As `ModelHook.post_forward`, of each."""
         for hook in self.hooks:
             output = hook.post_forward(module, output)
         return output
 
     def on_error(self, module: nn.Module) -> None:
-        """As `ModelHook.on_error`, of each."""
         _tell(self.hooks, module)
 
     def detach_hook(self, module: nn.Module) -> nn.Module:
-        """As `ModelHook.detach_hook`, of each."""
         for hook in self.hooks:
             module = hook.detach_hook(module)
         return module
@@ -101,15 +108,15 @@ class SequentialHook(ModelHook):
 
 @constructor_hints
 class AlignDevicesHook(ModelHook):
-    """Brings a module and its inputs to a device. Weights that rest elsewhere are those of `cpu_offload`.
+    """Moves a module and its inputs to a device. To offload its weights, use `cpu_offload`.
 
     Args:
-        execution_device: that computes; None to leave all where it is.
-        io_same_device: whether outputs go back to where the first input came from.
-        skip_keys: names of arguments that are not moved.
+        execution_device: Device that computes; None moves nothing.
+        io_same_device: Whether outputs are moved to the device of the first input.
+        skip_keys: Names of arguments that are not moved.
 
     Raises:
-        ConfigError: a wrong argument, or no such device.
+        ConfigError: An argument is wrong, or the device does not exist.
     """
 
     @takes_accelerates
@@ -145,27 +152,27 @@ class AlignDevicesHook(ModelHook):
             raise
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
-        """Move outputs back, where that is asked for."""
+        """Move outputs to the device of the first input, if requested."""
         came_from = self._calls.stack.pop()
         return MovedInputs().to(output, came_from) if self.io_same_device and came_from is not None else output
 
     def on_error(self, module: nn.Module) -> None:
-        """Forget the call."""
+        """Discard the data of the call."""
         self._calls.stack.pop()
 
 
 @call_hints
 def add_hook_to_module(module: nn.Module, hook: ModelHook, append: bool = False) -> nn.Module:
-    """Have a hook called around the forward of a module.
+    """Call a hook around the forward of a module.
 
     Args:
-        module: it stays the same object; its submodules have hooks of their own.
-        hook: what is called.
-        append: whether a hook that the module has is kept, and called first; it is removed otherwise.
+        module: Module, which stays the same object; hooks of its submodules are independent.
+        hook: Hook to call.
+        append: Whether to keep an existing hook of the module, which is then called first; by default it is removed.
 
     Raises:
-        ConfigError: a wrong argument.
-        StateError: the model is offloaded.
+        ConfigError: An argument is wrong.
+        StateError: The model is offloaded.
     """
     where = "add_hook_to_module: "
     check(ConfigError, where, "module", module, lambda it: isinstance(it, nn.Module), "a module of torch", "net")
@@ -185,14 +192,14 @@ def add_hook_to_module(module: nn.Module, hook: ModelHook, append: bool = False)
 
 @call_hints
 def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Module:
-    """Take the hook of a module away; nothing where it has none.
+    """Remove the hook of a module, if it has one.
 
     Args:
-        module: that has it.
-        recurse: whether those of its submodules are taken away, too.
+        module: Module to remove the hook from.
+        recurse: Whether to remove the hooks of its submodules too.
 
     Raises:
-        ConfigError: a wrong argument.
+        ConfigError: An argument is wrong.
     """
     where = "remove_hook_from_module: "
     check(ConfigError, where, "module", module, lambda it: isinstance(it, nn.Module), "a module of torch", "net")
@@ -206,20 +213,20 @@ def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Modu
 
 @call_hints
 def hook_of(module: nn.Module) -> ModelHook | None:
-    """The hook of a module; None where it has none."""
+    """Return the hook of a module, or None."""
     attached = _attached.get(module)
     return None if attached is None else attached.hook
 
 
 class _Calls(threading.local):
-    """What a thread is inside of, innermost last."""
+    """The calls that a thread is inside of, innermost last."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
 
 
 class _Attached:
-    """A hook on a module: torch's two hooks that call it."""
+    """A hook on a module: the two torch hooks that call it."""
 
     def __init__(self, module: nn.Module, hook: ModelHook) -> None:
         self.hook, self._calls = hook, _Calls()
@@ -235,7 +242,7 @@ class _Attached:
         )
 
     def detach(self) -> None:
-        """Take torch's hooks away."""
+        """Remove the torch hooks."""
         for handle in self._handles:
             handle.remove()
 

@@ -1,4 +1,4 @@
-"""Single tensors of modules, with the names that Accelerate has for it: listed, moved, set, tied, and kept in files."""
+"""Tools for single tensors of modules, with Accelerate's names: list, move, set, tie, or store them in files."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _CAST_LAYERS += (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.
 
 @call_hints
 def remove_hook_from_submodules(module: nn.Module) -> None:
-    """Take the hooks of a module and of all modules inside away, and those of an offloaded model."""
+    """Remove the hooks of a module and of all its submodules, and those of an offloaded model."""
     remove_hook_from_module(module, recurse=True)
     if offload_of(module) is not None:
         remove_offload(module)
 
 
 def _owner(where: str, module: Any, name: Any) -> tuple[nn.Module, dict[str, Any], str]:
-    """The module that has a tensor, its dict that has it, and its name there."""
+    """Return the module that has a tensor, the dict of the module, and the tensor's name in it."""
     check(ConfigError, where, "module", module, lambda it: isinstance(it, nn.Module), "a module of torch", "net")
     check(ConfigError, where, "tensor_name", name, lambda it: isinstance(it, str) and it, "a name", "'layer.weight'")
     path, _, last = name.rpartition(".")
@@ -75,17 +75,24 @@ def set_module_tensor_to_device(
 ) -> None:
     """Move a parameter or buffer of a module to a device, or set it to a value there.
 
+    >>> import torch
+    >>> from anyaccel_offload.torch import set_module_tensor_to_device
+    >>> net = torch.nn.Linear(2, 1)
+    >>> set_module_tensor_to_device(net, "bias", "cpu", value=torch.tensor([5.0]))
+    >>> net.bias.item()
+    5.0
+
     Args:
-        module: that has it, or a module around that.
-        tensor_name: with the names of the modules between, such as `"layers.0.weight"`.
-        device: where to.
-        value: of its shape; needed where it is on torch's `meta` device and is to leave it.
-        dtype: of the result, for floating tensors; None for what it has.
-        non_blocking: whether the host goes on while the copy is on its way.
+        module: Module that has the tensor, or a module around it.
+        tensor_name: Name with those of the modules between, such as `"layers.0.weight"`.
+        device: Target device.
+        value: Value in the same shape; required to move a tensor away from torch's `meta` device.
+        dtype: Dtype of the result for floating tensors; None keeps the current dtype.
+        non_blocking: Whether the host continues while the copy runs.
 
     Raises:
-        ConfigError: no such tensor or device, or a value of another shape.
-        StateError: it has no values and none is given, or the model is offloaded.
+        ConfigError: The tensor or the device does not exist, or the value has another shape.
+        StateError: The tensor has no values and `value` is missing, or the model is offloaded.
     """
     where = "set_module_tensor_to_device: "
     inner, table, name = _owner(where, module, tensor_name)
@@ -123,13 +130,18 @@ def _refuse_offloaded(where: str, module: nn.Module) -> None:
 def named_module_tensors(
     module: nn.Module, include_buffers: bool = True, recurse: bool = False, remove_non_persistent: bool = False
 ) -> Iterator[tuple[str, Tensor]]:
-    """Give the parameters of a module, then its buffers, with their names.
+    """Yield the parameters of a module, then its buffers, with their names.
+
+    >>> from torch import nn
+    >>> from anyaccel_offload.torch import named_module_tensors
+    >>> [name for name, tensor in named_module_tensors(nn.Linear(2, 1))]
+    ['weight', 'bias']
 
     Args:
-        module: that has them.
-        include_buffers: whether buffers are given.
-        recurse: whether those of modules inside are given, too.
-        remove_non_persistent: whether buffers that no checkpoint has are left out.
+        module: Module with the tensors.
+        include_buffers: Whether to include buffers.
+        recurse: Whether to include the tensors of submodules.
+        remove_non_persistent: Whether to leave out buffers that are in no checkpoint.
     """
     yield from module.named_parameters(recurse=recurse)
     if not include_buffers:
@@ -143,7 +155,7 @@ def named_module_tensors(
 
 @call_hints
 def find_tied_parameters(model: nn.Module) -> list[list[str]]:
-    """List the groups of names that stand for one parameter."""
+    """List the groups of names that refer to the same parameter."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -152,10 +164,10 @@ def find_tied_parameters(model: nn.Module) -> list[list[str]]:
 
 @call_hints
 def retie_parameters(model: nn.Module, tied_params: Iterable[Sequence[str]]) -> None:
-    """Let each group of names stand for one parameter: the first that has values.
+    """Let each group of names share one parameter: the first that has values.
 
     Raises:
-        ConfigError: a name is unknown, or parameters of a group have different shapes.
+        ConfigError: A name is unknown, or parameters of a group have different shapes.
     """
     where = "retie_parameters: "
     for group in tied_params:
@@ -171,17 +183,18 @@ def retie_parameters(model: nn.Module, tied_params: Iterable[Sequence[str]]) -> 
 @call_hints
 @contextmanager
 def align_module_device(module: nn.Module, execution_device: Any = None) -> Iterator[None]:
-    """Inside, the parameters of a module, without those of modules inside, are on a device; then where they were.
+    """Move the parameters of a module, without submodules, to a device inside this context, and back afterwards.
 
-    What was written to them meanwhile is kept.
+    Changes to them in the context are kept.
 
     Args:
-        module: of any model. Of an offloaded one, weights that rest elsewhere are copied, those in files as well.
-        execution_device: None for the device that computes a module of an offloaded model; nothing moves otherwise.
+        module: Module of any model. In an offloaded model, offloaded weights are copied, including those in files.
+        execution_device: Target device. None uses the device that computes a module of an offloaded model, and moves
+            nothing otherwise.
 
     Raises:
-        ConfigError: no such device.
-        CapabilityError: a weight that rests in a file was written to.
+        ConfigError: The device does not exist.
+        CapabilityError: A weight in a file was written to.
     """
     where = "align_module_device: "
     found = _offloaded(module)
@@ -218,7 +231,7 @@ def align_module_device(module: nn.Module, execution_device: Any = None) -> Iter
 
 
 def _offloaded(module: nn.Module) -> tuple[Offload, str] | None:
-    """How the model of a module is offloaded, and the block that the module is in."""
+    """Return the `Offload` of a module's model, and the block that the module is in."""
     for model, offload in list(offloads.items()):
         for name, inner in model.named_modules():
             if inner is module:
@@ -230,7 +243,7 @@ def _offloaded(module: nn.Module) -> tuple[Offload, str] | None:
 
 @call_hints
 def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, Tensor]:
-    """Give the values of a model, wherever they rest, in host memory; those in files are read."""
+    """Return all values of a model in host memory, wherever they are stored; values in files are read."""
     found: dict[str, Tensor] = {}
     for name, value in model.state_dict().items():
         found[name] = value.read() if isinstance(value, StoredTensor) else value.detach().to(_CPU)
@@ -239,10 +252,10 @@ def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, Tensor]:
 
 @call_hints
 def check_device_map(model: nn.Module, device_map: Mapping[str, Any]) -> None:
-    """Check that a map has a device for each parameter and buffer of a model, and names nothing else.
+    """Check that a map has a device for each parameter and buffer of a model, and no other names.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: It does not.
     """
     check(ConfigError, "check_device_map: ", "model", model, lambda it: isinstance(it, nn.Module), "a module", "net")
     checked_map("check_device_map: ", model, device_map)
@@ -255,13 +268,18 @@ def compute_module_sizes(
     special_dtypes: Mapping[str, torch.dtype | str] | None = None,
     buffers_only: bool = False,
 ) -> dict[str, int]:
-    """Give the bytes of each tensor of a model and of each module, `""` for all; ties count once for each name.
+    """Return the size in bytes of each tensor and module of a model, `""` for all; ties count once for each name.
+
+    >>> from torch import nn
+    >>> from anyaccel_offload.torch import compute_module_sizes
+    >>> compute_module_sizes(nn.Linear(10, 1))
+    {'': 44, 'weight': 40, 'bias': 4}
 
     Args:
-        model: of any kind, also without values.
-        dtype: that floating tensors will be cast to.
-        special_dtypes: dtypes of single tensors by name, which count before `dtype`.
-        buffers_only: whether only buffers count.
+        model: Model, with or without values.
+        dtype: Dtype that floating tensors will be cast to.
+        special_dtypes: Dtypes of single tensors by name; they override `dtype`.
+        buffers_only: Whether to count only buffers.
     """
     where = "compute_module_sizes: "
     wanted = named_dtype(where, dtype)
@@ -278,7 +296,7 @@ def compute_module_sizes(
     return sizes
 
 
-# -- weights by name in memory and in files, as Accelerate keeps them --------------------------------------------------
+# -- weights by name in memory and in files, in Accelerate's format ----------------------------------------------------
 
 _WIDTHS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _INDEX = "index.json"
@@ -286,13 +304,13 @@ _INDEX = "index.json"
 
 @call_hints
 def offload_state_dict(save_dir: Any, state_dict: Mapping[str, Tensor]) -> None:
-    """Write tensors to a folder as Accelerate does: a `.dat` file for each, and `index.json`.
+    """Write tensors to a folder in Accelerate's format: a `.dat` file for each, and `index.json`.
 
-    `disk_offload` and `load_checkpoint_and_dispatch` keep weights in files of safetensors instead, which need no second
-    copy. This is for code that reads such folders.
+    `disk_offload` and `load_checkpoint_and_dispatch` use safetensors files instead, which need no second copy. Use this
+    function for code that reads such folders.
 
     Raises:
-        StateError: the folder has files, whose names could be those of other weights.
+        StateError: The folder has files, which could belong to other weights.
     """
     where = "offload_state_dict: "
     folder = Path(save_dir)
@@ -309,7 +327,7 @@ def offload_state_dict(save_dir: Any, state_dict: Mapping[str, Tensor]) -> None:
 def offload_weight(
     weight: Tensor, weight_name: str, offload_folder: Any, index: dict[str, Any] | None = None
 ) -> dict[str, Any] | None:
-    """Write one tensor to `WEIGHT_NAME.dat` in a folder, and its shape and dtype to an index, which is returned."""
+    """Write one tensor to `WEIGHT_NAME.dat` in a folder, add its shape and dtype to an index, and return the index."""
     if os.sep in weight_name or weight_name in ("", ".", ".."):
         raise ConfigError(f"offload_weight: weight_name={shown(weight_name)} is no name", hint="write 'layer.weight'")
     values = weight.detach().to(_CPU).contiguous()
@@ -321,10 +339,10 @@ def offload_weight(
 
 @call_hints
 def load_offloaded_weight(weight_file: Any, weight_info: Mapping[str, Any]) -> Tensor:
-    """Read a tensor that `offload_weight` or Accelerate wrote; its memory is that of the file until it is written to.
+    """Read a tensor that `offload_weight` or Accelerate wrote; it is memory-mapped until it is written to.
 
     Raises:
-        StateError: the file has another size than the index says.
+        StateError: The size of the file differs from that in the index.
     """
     dtype, shape = named_dtype("load_offloaded_weight: ", weight_info["dtype"], any_kind=True), weight_info["shape"]
     assert dtype is not None
@@ -345,14 +363,14 @@ class OffloadedWeightsLoader(Mapping[str, Tensor]):
     """Tensors by name, from memory and from a folder; each file is opened once.
 
     Args:
-        state_dict: tensors in memory, which come first.
-        save_folder: of `offload_state_dict` or Accelerate, or one with files of safetensors.
-        index: of the weights in files: `{"dtype", "shape"}` for a `.dat` file of `save_folder`, or
-            `{"safetensors_file", "weight_name", "dtype"}`. None for that of the folder.
-        device: where tensors of files come to; None for host memory.
+        state_dict: Tensors in memory, which take precedence.
+        save_folder: Folder of `offload_state_dict` or Accelerate, or one with safetensors files.
+        index: Index of the weights in files: `{"dtype", "shape"}` for a `.dat` file of `save_folder`, or
+            `{"safetensors_file", "weight_name", "dtype"}`. None reads the index in the folder.
+        device: Device of tensors from files; None for host memory.
 
     Raises:
-        ConfigError: nothing is given.
+        ConfigError: No argument was passed.
     """
 
     def __init__(
@@ -404,7 +422,7 @@ class OffloadedWeightsLoader(Mapping[str, Tensor]):
 
 @call_hints
 def extract_submodules_state_dict(state_dict: Mapping[str, Any], submodule_names: Iterable[str]) -> dict[str, Any]:
-    """Give the tensors of some modules out of a state dict, by their names there."""
+    """Return the tensors of some modules in a state dict, by their names in it."""
     names = list(submodule_names)
     prefixes = tuple(f"{name}." for name in names)
     return {key: value for key, value in state_dict.items() if key in names or key.startswith(prefixes)}
@@ -412,11 +430,11 @@ def extract_submodules_state_dict(state_dict: Mapping[str, Any], submodule_names
 
 @call_hints
 def load_state_dict(checkpoint_file: Any, device_map: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
-    """Read a file of weights, each tensor to its device in a map; those on `"disk"`, or without a map, to host memory.
+    """Read a file of weights, each tensor to its device in a map; to host memory for `"disk"`, or without a map.
 
     Raises:
-        ConfigError: a device is none.
-        StateError: the file cannot be read.
+        ConfigError: A value is not a device.
+        StateError: The file cannot be read.
     """
     where = "load_state_dict: "
     targets = {name: device_in_map(where, value) for name, value in (device_map or {"": "cpu"}).items()}
@@ -435,20 +453,20 @@ def load_state_dict(checkpoint_file: Any, device_map: Mapping[str, Any] | None =
 
 @constructor_hints
 class LayerwiseCastingHook(ModelHook):
-    """Keeps the weights of a layer in one dtype, and casts them to another while it computes."""
+    """Stores the weights of a layer in one dtype, and casts them to another while it computes."""
 
     def __init__(self, storage_dtype: torch.dtype, compute_dtype: torch.dtype, non_blocking: bool = False) -> None:
         self.storage_dtype, self.compute_dtype, self.non_blocking = storage_dtype, compute_dtype, non_blocking
 
     def init_hook(self, module: nn.Module) -> nn.Module:
-        """Cast to the dtype that is kept."""
+        """Cast to the storage dtype."""
         return module.to(dtype=self.storage_dtype, non_blocking=self.non_blocking)
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """Cast to the dtype that computes.
+        """Cast to the compute dtype.
 
         Raises:
-            CapabilityError: gradients are wanted, which would be those of weights that are gone.
+            CapabilityError: Gradients are requested, which would be those of weights that no longer exist.
         """
         if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters()):
             raise CapabilityError(
@@ -459,12 +477,12 @@ class LayerwiseCastingHook(ModelHook):
         return args, kwargs
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
-        """Cast back; weights get the values that they had."""
+        """Cast to the storage dtype again; weights get their earlier values."""
         self.init_hook(module)
         return output
 
     def on_error(self, module: nn.Module) -> None:
-        """Cast back."""
+        """Cast to the storage dtype again."""
         self.init_hook(module)
 
 
@@ -477,22 +495,22 @@ def attach_layerwise_casting_hooks(
     skip_modules_classes: tuple[type[nn.Module], ...] | None = None,
     non_blocking: bool = False,
 ) -> None:
-    """Keep the weights of linear and convolution layers in a narrow dtype, and compute in a wider one.
+    """Store the weights of linear and convolution layers in a narrow dtype, and compute in a wider one.
 
-    Weights are rounded to the narrow dtype once, now. It is for inference: calls that want gradients of them are
-    refused.
+    Weights are rounded to the narrow dtype once, in this call. Use it for inference: calls that require gradients of
+    these weights are refused.
 
     Args:
-        module: its layers get hooks, after those that they have.
-        storage_dtype: such as `torch.float8_e4m3fn`.
-        compute_dtype: such as `torch.bfloat16`.
-        skip_modules_pattern: regular expressions; modules whose names they are found in are left as they are.
-        skip_modules_classes: classes whose modules are left as they are.
-        non_blocking: whether the host goes on while casts are on their way.
+        module: Module whose layers get hooks, in addition to existing ones.
+        storage_dtype: Storage dtype, such as `torch.float8_e4m3fn`.
+        compute_dtype: Compute dtype, such as `torch.bfloat16`.
+        skip_modules_pattern: Regular expressions; modules whose names match are left unchanged.
+        skip_modules_classes: Classes whose modules are left unchanged.
+        non_blocking: Whether the host continues while casts run.
 
     Raises:
-        ConfigError: a wrong argument.
-        StateError: a weight would be infinite in the narrow dtype; nothing was cast.
+        ConfigError: An argument is wrong.
+        StateError: A weight would be infinite in the narrow dtype; nothing was cast.
     """
     where = "attach_layerwise_casting_hooks: "
     check(ConfigError, where, "module", module, lambda it: isinstance(it, nn.Module), "a module of torch", "net")

@@ -1,4 +1,4 @@
-"""Models of graph nodes whose blocks are on several devices or rest elsewhere: planned, put there, and taken back."""
+"""Models of graph nodes with blocks on several devices or offloaded weights: planned, placed, and restored."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from anyaccel_torch.tree_utils import check_dtypes
 WHERE = "device_map: "
 _REMEMBERED = 8
 Native = Callable[[Device], torch.device]
-"""From a device to torch's."""
+"""Function from a device to torch's device."""
 _Known = tuple[Device, OffloadRequest, OffloadPlan]
 _plans: weakref.WeakKeyDictionary[nn.Module, list[_Known]] = weakref.WeakKeyDictionary()
 
 
 class TorchOffload(OffloadModels):
-    """Modules whose blocks are on several devices, or whose weights rest in host memory or files."""
+    """Modules with blocks on several devices, or with weights in host memory or files."""
 
     def empty_weights(self) -> AbstractContextManager[Any]:
-        """Parameters are on torch's `meta` device."""
+        """Return a context with parameters on torch's `meta` device."""
         return init_empty_weights()
 
     def plan_offload(self, model: nn.Module, device: Device, request: OffloadRequest) -> OffloadPlan:
-        """A block is an element of a list of modules, or a module without others inside.
+        """Plan the places of a module's blocks: the elements of module lists, and modules without submodules.
 
-        Weights rest on disk in files of safetensors, which they were loaded from. A model that was put somewhere by an
-        equal request stays there, though less is free now.
+        Weights on disk stay in the safetensors files that they were loaded from. A model that was placed by an equal
+        request stays there, even if less memory is free now.
 
         Raises:
-            CapabilityError: the model was dispatched already, or is of Keras.
+            CapabilityError: The model was dispatched already, or is a Keras model.
         """
         if keras.outermost(model):
             raise CapabilityError(
@@ -68,7 +68,7 @@ class TorchOffload(OffloadModels):
         order = BlockOrder(model, request)
         given = _entries(model, device, request, self.backend.native_device, order)
         blocks = _blocks(model, given, self.backend.native_device(device), order)
-        # Weights on disk are those in files of safetensors already, and they are not trained.
+        # Weights on disk are already in safetensors files, and are not trained.
         on_disk = [block.name for block in blocks if block.tier == DISK]
         shared = shared_tensors(model, [block.name for block in blocks])
         for name in on_disk:
@@ -91,7 +91,7 @@ class TorchOffload(OffloadModels):
         return plan
 
     def offload(self, model: nn.Module, device: Device, plan: OffloadPlan) -> nn.Module:
-        """Change the module in place."""
+        """Place the module in place."""
         check_dtypes(model, device, self.backend.unsupported_dtypes)
         blocks = _places(plan, self.backend.native_device)
         current = offload_of(model)
@@ -104,12 +104,12 @@ class TorchOffload(OffloadModels):
         return put_blocks(model, blocks, pinned_memory=host_memory()[1] // 2, slots=slots)
 
     def end_offload(self, model: nn.Module) -> nn.Module:
-        """Also of a model that its user has dispatched."""
+        """Restore a module, including one that its user has dispatched."""
         return model if offload_of(model) is None else remove_offload(model)
 
 
 def _current(model: nn.Module, native: Native) -> _Known | None:
-    """The plan by which a model is offloaded; None where it is not, or not by a plan."""
+    """Return the plan of an offloaded model, or None."""
     current = offload_of(model)
     if current is None:
         return None
@@ -124,7 +124,7 @@ def _places(plan: OffloadPlan, native: Native) -> list[BlockPlace]:
 def _entries(
     model: nn.Module, device: Device, request: OffloadRequest, native: Native, order: BlockOrder
 ) -> Mapping[str, str]:
-    """The map that is asked for, or a planned one, with torch's names of devices."""
+    """Return the requested map, or a planned one, with torch's names of devices."""
     if request.device_map is not None:
         return {name: _native_text(value, native) for name, value in request.device_map.items()}
     own = {str(device): request.free.get(str(device))}
@@ -138,7 +138,10 @@ def _entries(
 
 
 def _blocks(model: nn.Module, given: Mapping[str, str], device: torch.device, order: BlockOrder) -> list[BlockPlace]:
-    """The places of a map. What rests elsewhere computes where a plan says, else on the device of the block before."""
+    """Return the blocks of a map.
+
+    Offloaded blocks compute on the plan's device, or on the device of the previous block.
+    """
     entries = checked_map(WHERE, model, given)
     computes = any(isinstance(value, torch.device) and value.type != "cpu" for value in entries.values())
     main = None if computes or device.type == "cpu" else device
@@ -191,7 +194,7 @@ def _described(
 def _on_devices(
     model: nn.Module, blocks: Sequence[PlacedBlock], shared: set[int], slots: Mapping[str, int]
 ) -> dict[str, int]:
-    """Bytes of each device: weights that stay, and the slots of its largest block that comes and goes."""
+    """Return the bytes on each device: weights that stay, and the slots for its largest streamed block."""
     stays, staging = dict.fromkeys((str(block.device) for block in blocks), 0), dict[str, int]()
     for block in blocks:
         name = str(block.device)
@@ -205,7 +208,7 @@ def _on_devices(
 
 
 def _nbytes(model: nn.Module, block: str, shared: set[int]) -> int:
-    """Bytes of the parameters that a block uses alone."""
+    """Return the bytes of the parameters that only this block uses."""
     own = {
         id(place.tensor): place.tensor
         for place in places(model.get_submodule(block), block)
@@ -215,7 +218,7 @@ def _nbytes(model: nn.Module, block: str, shared: set[int]) -> int:
 
 
 def _tier_rate(block: BlockPlace, disk: Rate) -> float:
-    """Bytes per second from where the weights of a block rest to where it computes; a CPU reads files straight."""
+    """Return the bytes per second from the place of a block's weights to its device; a CPU reads files directly."""
     if block.tier != DISK:
         return copy_rate(block.device).value
     return disk.value if block.device.type == "cpu" else min(disk.value, copy_rate(block.device).value)

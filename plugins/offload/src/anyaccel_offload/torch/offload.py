@@ -1,4 +1,4 @@
-"""Offload: a model whose blocks compute on devices while weights of some of them rest in host memory or in files."""
+"""Offload: a model whose blocks compute on devices, while some weights stay in host memory or in files."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, kw_only=True)
 class BlockPlace:
-    """Where a block computes, and where its weights rest.
+    """The device that computes a block, and the place of its weights.
 
     Attributes:
-        name: of its module.
-        device: that computes it.
-        tier: `"cpu"` or `"disk"` for weights that rest there; `""` for those that stay on the device.
+        name: Name of its module.
+        device: Device that computes it.
+        tier: `"cpu"` or `"disk"` for offloaded weights; `""` for weights that stay on the device.
     """
 
     name: str
@@ -45,7 +45,7 @@ class BlockPlace:
 
 @dataclass(kw_only=True)
 class _Home:
-    """A tensor, all its places, the blocks that use it in the order of their registration, and whether it stays."""
+    """A tensor, all its places, the blocks that use it in registration order, and whether it stays on the device."""
 
     tensor: Tensor
     where: list[Place] = field(default_factory=list)
@@ -53,7 +53,7 @@ class _Home:
     stays: bool = False
 
     def settle(self) -> None:
-        """Move it to where it rests; what several blocks use stays on the device of the first."""
+        """Move the tensor to its place; a tensor of several blocks stays on the device of the first."""
         first = next(iter(self.blocks.values()))
         device = first.device if self.stays or len(self.blocks) > 1 else _CPU
         stays_in_file = isinstance(self.tensor, StoredTensor) and first.tier == DISK and len(self.blocks) == 1
@@ -69,18 +69,19 @@ class Offload:
     """The hooks of an offloaded model.
 
     Args:
-        model: with values.
-        blocks: all its blocks, in the order in which they compute.
-        pinned_memory: bytes of page-locked host memory for each device that streams.
-        offload_buffers: whether buffers of streamed blocks rest with their weights; they stay on the device otherwise.
-        skipped: names of arguments that are not moved to a device.
-        slots: for how many streamed blocks there is memory on a device, 1 or 2; 2 on those that are not named.
-        attach: whether modules get hooks; else the caller enters the blocks.
+        model: Model with values.
+        blocks: All its blocks, in execution order.
+        pinned_memory: Pinned host memory in bytes for each device that streams.
+        offload_buffers: Whether buffers of streamed blocks are offloaded with their weights; by default they stay on
+            the device.
+        skipped: Names of arguments that are not moved to a device.
+        slots: Number of streamed blocks, 1 or 2, that each device has memory for; 2 for devices that are not named.
+        attach: Whether modules get hooks; otherwise the caller enters the blocks.
 
     Attributes:
-        blocks: as given.
-        stagings: by device, for those that stream.
-        pinned: by device, the memory used for that.
+        blocks: All blocks.
+        stagings: `Staging` of each device that streams.
+        pinned: Pinned memory for each device.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Offload:
         self.stagings: dict[torch.device, Staging] = {}
         self._handles: list[RemovableHandle] = []
         self._place_tensors(model)
-        # The blocks with tensors that rest elsewhere than on their device.
+        # The blocks with tensors outside of their device.
         counts: dict[torch.device, int] = {}
         made = {}
         for place in self.blocks:
@@ -124,22 +125,22 @@ class Offload:
 
     @property
     def device(self) -> torch.device:
-        """The device of the first block, where inputs go."""
+        """The device of the first block, for inputs."""
         return self.blocks[0].device
 
     def device_of(self, name: str) -> torch.device:
-        """The device that computes a block."""
+        """Return the device that computes a block."""
         return next(place.device for place in self.blocks if place.name == name)
 
     def adopt(self, handles: Sequence[RemovableHandle]) -> None:
-        """Hooks that are taken away with the others."""
+        """Add hooks that `remove` removes with the others."""
         self._handles += handles
 
     def remove(self) -> None:
-        """Take the hooks away; weights stay where they rest.
+        """Remove the hooks; weights stay in their places.
 
         Raises:
-            StateError: a thread is calling the model.
+            StateError: A thread is calling the model.
         """
         for staging in self.stagings.values():
             staging.close()
@@ -157,10 +158,10 @@ class Offload:
                 raise StateError(f"this {type(inner).__name__} is offloaded already", hint="call remove_offload first")
         check_values("", model)
 
-    # -- where tensors rest --------------------------------------------------------------------------------------------
+    # -- places of tensors ---------------------------------------------------------------------------------------------
 
     def _place_tensors(self, model: nn.Module) -> None:
-        """Move each tensor to where it stays; those of several blocks, and of none, stay on a device."""
+        """Move each tensor to its place; tensors of several blocks, or of none, stay on a device."""
         homes: dict[int, _Home] = {}
         by_name = {place.name: place for place in self.blocks}
         for where in places(model):
@@ -174,7 +175,7 @@ class Offload:
             home.settle()
 
     def _block_of(self, name: str, by_name: Mapping[str, BlockPlace]) -> tuple[BlockPlace, bool]:
-        """The block that a tensor is in, and True; for one of none the next block inside its module, and False."""
+        """Return the block of a tensor, and True; for a tensor outside of blocks the next in its module, and False."""
         block = block_around(name, by_name)
         if block is not None:
             return by_name[block], True
@@ -211,16 +212,16 @@ class Offload:
 
 @call_hints
 def offload_of(model: nn.Module) -> Offload | None:
-    """How a model is offloaded; None if it is not."""
+    """Return the `Offload` of a model, or None if the model is not offloaded."""
     return offloads.get(model)
 
 
 @call_hints
 def remove_offload(model: nn.Module) -> nn.Module:
-    """Take the hooks of an offloaded model away; its weights stay where they rest.
+    """Remove the hooks of an offloaded model; its weights stay in their places.
 
     Raises:
-        StateError: it is not offloaded, or a thread is calling it.
+        StateError: The model is not offloaded, or a thread is calling it.
     """
     offload = offloads.get(model)
     if offload is None:
@@ -230,7 +231,7 @@ def remove_offload(model: nn.Module) -> nn.Module:
 
 
 def _scopes(blocks: Sequence[str]) -> list[str]:
-    """The names of all modules around blocks, inner ones first, and of the model."""
+    """Return the names of all modules around blocks, inner ones first, and of the model."""
     found = {""}
     for name in blocks:
         while name:
@@ -240,7 +241,7 @@ def _scopes(blocks: Sequence[str]) -> list[str]:
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor on a device; a parameter stays the same object where torch can do that."""
+    """Return a tensor on a device; a parameter stays the same object if torch supports it."""
     if isinstance(tensor, StoredTensor):
         return nn.Parameter(tensor.read().to(device), requires_grad=tensor.requires_grad)
     if isinstance(tensor, nn.Parameter):

@@ -1,4 +1,4 @@
-"""Offload folders: weights written to files of safetensors, to be read from there whenever they are needed."""
+"""Offload folders: safetensors files with offloaded weights, which are read whenever they are needed."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _CPU = torch.device("cpu")
 
 
 def checked_folder(where: str, given: Any) -> Path:
-    """An offload folder that is empty, or is not there yet.
+    """Return an offload folder that is empty, or does not exist yet.
 
     Raises:
-        StateError: it is none, or has files: those of another model would be taken for this one's.
+        StateError: The path is not a folder, or it has files, which could belong to another model.
     """
     if not isinstance(given, str | os.PathLike) or not str(given):
         raise StateError(f"{where}offload_dir={shown(given)} is no path", hint="write offload_dir='FOLDER'")
@@ -43,16 +43,16 @@ def checked_folder(where: str, given: Any) -> Path:
 
 
 def is_unwritten(place: Place, shared: Collection[int]) -> bool:
-    """Whether a tensor is to rest in a file and does not yet: a parameter that one block uses."""
+    """Return whether a tensor must still be written to a file: a parameter that a single block uses."""
     stays = place.kind != "_parameters" or id(place.tensor) in shared
     return not stays and not isinstance(place.tensor, StoredTensor)
 
 
 def write_blocks(model: nn.Module, blocks: Sequence[str], all_blocks: Collection[str], folder: Path) -> None:
-    """Write the parameters of some blocks to a folder, and let them rest there; those in files already stay there.
+    """Write the parameters of some blocks to a folder, and offload them; parameters in files stay there.
 
     Raises:
-        StateError: the folder cannot be written; what was begun is deleted, and the model is as it was.
+        StateError: The folder cannot be written. Partial files are deleted, and the model is unchanged.
     """
     by_tensor: dict[int, list[Place]] = {}
     shared = shared_tensors(model, all_blocks)
@@ -82,13 +82,13 @@ def write_blocks(model: nn.Module, blocks: Sequence[str], all_blocks: Collection
 def _write_block(
     folder: Path, number: int, block: str, by_tensor: dict[int, list[Place]], made: list[Path]
 ) -> tuple[Path, Mapping[str, list[Place]]]:
-    """Write one file; gives its path and the places of its tensors by name."""
+    """Write one file, and return its path and the places of its tensors by name."""
     prefix = f"{block}." if block else ""
     path = folder / f"model-{number:05d}{SAFETENSORS}"
     own = [key for key, where in by_tensor.items() if any(each.name.startswith(prefix) for each in where)]
     names = {by_tensor[key][0].name: by_tensor.pop(key) for key in own}
     if names:
-        with path.open("xb") as stream:  # never over a file of another model that came in the meantime
+        with path.open("xb") as stream:  # never overwrite a file of another model that was written in the meantime
             made.append(path)
             arrays = {name: as_array(where[0].tensor.detach().cpu().contiguous()) for name, where in names.items()}
             tensor_file.write(stream, arrays)

@@ -1,4 +1,4 @@
-"""Hooks that bring weights and inputs to a device when a module is called, and the passes of each thread."""
+"""Hooks that copy weights and inputs to a device when a module is called, and the passes of each thread."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from anyaccel_offload.torch.streamed_block import StreamedBlock
 
 
 class Passes(threading.local):
-    """What a thread is in the middle of.
+    """The state of a thread's calls.
 
     Attributes:
-        scopes: modules that contain blocks and that it is inside of, each with the device that its outputs go back to.
-        runs: the pass over the blocks of each device.
-        moved: inputs that were moved.
+        scopes: Modules with blocks that the thread is inside of, each with the device for its outputs.
+        runs: Pass over the blocks of each device.
+        moved: Inputs that were moved.
     """
 
     def __init__(self, stagings: Collection[Staging]) -> None:
@@ -32,8 +32,8 @@ class Passes(threading.local):
         self.moved = MovedInputs()
 
     def begin(self, module: nn.Module, came_from: torch.device | None) -> None:
-        """A module that contains blocks is called."""
-        if any(scope[0] is module for scope in self.scopes):  # an earlier call was broken off, as by Ctrl-C
+        """Begin a call of a module that contains blocks."""
+        if any(scope[0] is module for scope in self.scopes):  # an earlier call was interrupted, as by Ctrl-C
             self.abandon()
         if not self.scopes:
             self.runs = {staging: ForwardPass() for staging in self.stagings}
@@ -42,7 +42,7 @@ class Passes(threading.local):
         self.scopes.append((module, came_from, torch.is_grad_enabled()))
 
     def end(self, module: nn.Module) -> torch.device | None:
-        """It returns or raises; gives the device that its outputs go back to, None if they stay."""
+        """End a call, with or without an error, and return the device for its outputs; None if they stay."""
         if not self.scopes or self.scopes[-1][0] is not module:
             return None
         _, came_from, grad = self.scopes.pop()
@@ -52,7 +52,7 @@ class Passes(threading.local):
         return came_from
 
     def abandon(self) -> None:
-        """Forget calls that were broken off."""
+        """Discard calls that were interrupted."""
         self.scopes.clear()
         self._finish(False)
 
@@ -63,13 +63,13 @@ class Passes(threading.local):
         self.moved.clear()
 
     def run_for(self, staging: Staging) -> ForwardPass:
-        """The pass of this thread over the blocks of a device; one of its own for a block that is called alone."""
+        """Return this thread's pass over the blocks of a device; a separate pass for a block that is called alone."""
         if staging not in self.runs:
             self.runs[staging] = ForwardPass(ahead=False)
         return self.runs[staging]
 
     def end_alone(self, staging: Staging) -> None:
-        """A block that was called alone has ended."""
+        """End the pass of a block that was called alone."""
         run = self.runs.get(staging)
         if not self.scopes and run is not None and not run.visits:
             staging.end(self.runs.pop(staging), torch.is_grad_enabled())
@@ -88,39 +88,39 @@ class OffloadHook:
         )
 
     def attach(self, module: nn.Module) -> list[RemovableHandle]:
-        """Have it called before and after a module is."""
+        """Register the hook before and after calls of a module."""
         return [
             module.register_forward_pre_hook(self.before, prepend=True, with_kwargs=True),
             module.register_forward_hook(self.after, always_call=True),
         ]
 
     def before(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Bring the inputs to the device."""
+        """Move the inputs to the device."""
         moved = self._passes.moved
         new_args, new_kwargs = moved.to(args, self._device), moved.to(kwargs, self._device, self._skipped)
         return None if new_args is args and new_kwargs is kwargs else (new_args, new_kwargs)
 
     def after(self, module: nn.Module, args: Any, result: Any) -> Any:
-        """Nothing."""
+        """Do nothing after a call."""
 
 
 class ScopeHook(OffloadHook):
-    """Of a module that contains blocks: the outermost one begins and ends a pass."""
+    """The hook of a module that contains blocks: the outermost one begins and ends a pass."""
 
     def before(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Begin a pass, and bring the inputs to the device of the first block."""
+        """Begin a pass, and move the inputs to the device of the first block."""
         _refuse_compiling()
         self._passes.begin(module, first_device(args, kwargs))
         return super().before(module, args, kwargs)
 
     def after(self, module: nn.Module, args: Any, result: Any) -> Any:
-        """End the pass; outputs go to where the inputs came from."""
+        """End the pass, and move outputs to the device of the inputs."""
         came_from = self._passes.end(module)
         return None if came_from is None else MovedInputs().to(result, came_from)
 
 
 class BlockHook(OffloadHook):
-    """Of a block whose weights rest elsewhere."""
+    """The hook of a block with offloaded weights."""
 
     def __init__(
         self,
@@ -135,13 +135,13 @@ class BlockHook(OffloadHook):
         self._staging, self._block = staging, block
 
     def before(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Bring weights and inputs to the device."""
+        """Copy weights and inputs to the device."""
         _refuse_compiling()
         self._staging.enter(self._block, self._passes.run_for(self._staging))
         return super().before(module, args, kwargs)
 
     def after(self, module: nn.Module, args: Any, result: Any) -> Any:
-        """Put what rests back."""
+        """Put the offloaded weights into the block again."""
         self._staging.exit(self._block, self._passes.run_for(self._staging))
         self._passes.end_alone(self._staging)
 

@@ -1,4 +1,4 @@
-"""Staging: which weights of streamed blocks are on a device, and which come next."""
+"""Staging: which weights of streamed blocks are on a device, and which are copied next."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from anyaccel_offload.torch.streamed_block import StreamedBlock
 
 INFER, TRAIN, BACKWARD = range(3)
 Key = tuple[int, int]
-"""What is done with a block, and its index."""
+"""An action on a block, and the index of the block."""
 
 
 @dataclass(eq=False)
@@ -33,15 +33,15 @@ class Visit:
 
 @dataclass(eq=False)
 class ForwardPass:
-    """One call of a model by one thread, and the backward pass that belongs to it.
+    """One call of a model in one thread, and the backward pass that belongs to it.
 
     Attributes:
-        ahead: whether blocks are fetched ahead; not for one that is called outside of its model.
-        last: what was done last.
-        visits: the blocks that it is inside of.
-        leaves: beginnings of graphs, for blocks that have not been computed yet.
-        moved: inputs that were moved to a device.
-        over: whether the call has ended.
+        ahead: Whether blocks are fetched ahead; false for a block that is called outside of its model.
+        last: Last action.
+        visits: Blocks that the pass is inside of.
+        leaves: Graph inputs for blocks that have not been computed yet.
+        moved: Inputs that were moved to a device.
+        over: Whether the call has ended.
     """
 
     ahead: bool = True
@@ -54,7 +54,7 @@ class ForwardPass:
 
 @dataclass(eq=False)
 class Staged:
-    """The weights of a block on the device; `buffers` are those of the pass that is inside it, by position."""
+    """The weights of a block on the device; `buffers` are those of the current pass, by position."""
 
     arrival: Arrival
     weights_version: int
@@ -64,30 +64,30 @@ class Staged:
     buffers: list[tuple[int, Tensor, int]] = field(default_factory=list)
 
     def is_fresh(self, block: StreamedBlock) -> bool:
-        """Whether what rests is as it was when the copy began."""
+        """Return whether the offloaded weights are unchanged since the copy began."""
         return (self.weights_version, self.buffer_version) == (block.version(), block.buffer_version())
 
     @property
     def flat(self) -> Tensor:
-        """Their bytes."""
+        """Bytes of the weights."""
         return self.arrival.flat
 
 
 class Staging:
-    """Memory on one device for the weights of blocks that compute or come next.
+    """Memory on one device for the weights of blocks that compute now or next.
 
-    Blocks are copied in the order that was seen last time, at first in the one given. At most the bytes of two of the
-    largest block are in use, or of one, and more only while blocks compute inside others.
+    Blocks are copied in the order of the last pass, at first in the given order. The memory holds at most two of the
+    largest block, or one, and exceeds this only while blocks compute inside others.
 
     Args:
-        engine: that copies.
-        blocks: in the order in which they are expected to compute.
-        slots: 2, or 1 for memory that has room for one block only, so that none is copied ahead.
+        engine: Engine that copies.
+        blocks: Blocks in the expected order of computation.
+        slots: 2; or 1 for memory with room for only one block, so that none is copied ahead.
 
     Attributes:
-        capacity: bytes of the slots.
-        fetches: how many blocks were copied.
-        most_bytes: the most that were in use.
+        capacity: Bytes of the slots.
+        fetches: Number of copied blocks.
+        most_bytes: Maximum number of bytes in use.
     """
 
     def __init__(self, engine: CopyEngine, blocks: Sequence[StreamedBlock], slots: int = 2) -> None:
@@ -103,7 +103,7 @@ class Staging:
     # -- forward -------------------------------------------------------------------------------------------------------
 
     def begin(self, run: ForwardPass) -> None:
-        """A call of the model begins: what earlier calls have left is too old."""
+        """Begin a call of the model, and discard remainders of earlier calls."""
         with self._lock:
             self._drop(lambda block, staged: staged.owner.over)
         if torch.is_grad_enabled():
@@ -111,7 +111,7 @@ class Staging:
                 run.leaves[block] = resting([it for it in block.tensors if it.requires_grad])
 
     def end(self, run: ForwardPass, grad: bool) -> None:
-        """A call of the model has ended, with an error or without."""
+        """End a call of the model, with or without an error."""
         while run.visits:
             self.exit(run.visits[-1].block, run)
         run.leaves.clear()
@@ -125,11 +125,11 @@ class Staging:
                 self._drop(lambda block, staged: staged.owner is run)
 
     def enter(self, block: StreamedBlock, run: ForwardPass) -> None:
-        """Put the weights of a block into its modules, as soon as they are there.
+        """Wait for the weights of a block, and put them into its modules.
 
         Raises:
-            StateError: the model was changed, or a file cannot be read.
-            OutOfMemoryError: the device is full.
+            StateError: The model was changed, or a file cannot be read.
+            OutOfMemoryError: The device is full.
         """
         grad = torch.is_grad_enabled()
         with self._lock:
@@ -153,7 +153,7 @@ class Staging:
             visit.hooks.__enter__()
 
     def exit(self, block: StreamedBlock, run: ForwardPass) -> None:
-        """Put what rests back into the modules of a block; nothing if the pass is not inside it."""
+        """Put the offloaded tensors into the modules of a block again; do nothing if the pass is not inside it."""
         if not run.visits or run.visits[-1].block is not block:
             return
         visit = run.visits.pop()
@@ -173,10 +173,10 @@ class Staging:
                     self._lock.notify_all()
 
     def close(self) -> None:
-        """Drop everything.
+        """Drop all copies.
 
         Raises:
-            StateError: a forward pass is inside a block.
+            StateError: A forward pass is inside a block.
         """
         with self._lock:
             if self._using:
@@ -185,14 +185,14 @@ class Staging:
         self.engine.close()
 
     def _may_enter(self, block: StreamedBlock, grad: bool, run: ForwardPass) -> bool:
-        """Whether a pass need not wait for others: with gradients a block is used by one, and memory is limited."""
+        """Return whether a pass can enter a block now: memory is limited, and with gradients a block has one user."""
         if block.users:
             return not (grad or block.training)
         others = sum(each.nbytes for each in self._using)
         return bool(run.visits) or not others or others + block.nbytes <= self.capacity
 
     def _tensors(self, block: StreamedBlock, staged: Staged, run: ForwardPass, grad: bool) -> list[Tensor]:
-        """What is put into the modules."""
+        """Return the tensors to put into the modules."""
         with torch.inference_mode(False), torch.set_grad_enabled(grad):
             views = block.views(staged.flat)
             staged.buffers = []
@@ -211,7 +211,7 @@ class Staging:
             return views
 
     def _keep_writes(self, visit: Visit) -> None:
-        """What a forward pass has written to its tensors is copied to where they rest; nothing else is."""
+        """Copy the tensors that a forward pass has written to into their offloaded places; skip all others."""
         block, staged = visit.block, visit.staged
         written = staged.flat._version != staged.flat_version  # noqa: SLF001  (counts writes)
         for i, buffer, version in staged.buffers:
@@ -256,7 +256,7 @@ class Staging:
     # -- both ----------------------------------------------------------------------------------------------------------
 
     def _fetched(self, key: Key, block: StreamedBlock, run: ForwardPass) -> Staged:
-        """The weights of a block, waited for; those of the next begin to come."""
+        """Wait for the weights of a block and return them; begin to copy those of the next."""
         plan = self._plan(key, run)
         self._drop(lambda other, staged: other not in plan)
         staged = self._staged.get(block)
@@ -264,7 +264,7 @@ class Staging:
             self._drop(lambda other, staged: other is block)
             staged = None
         if staged is None:
-            if self._bytes() + block.nbytes > self.capacity:  # what other threads have fetched ahead
+            if self._bytes() + block.nbytes > self.capacity:  # blocks that other threads have fetched ahead
                 self._drop(lambda other, staged: True)
             staged = self._start(block, run)
         for other in plan[1:]:
@@ -296,7 +296,7 @@ class Staging:
                 del self._staged[block]
 
     def _plan(self, key: Key, run: ForwardPass) -> tuple[StreamedBlock, ...]:
-        """The blocks to have on the device: the one to do something with, and those that come next."""
+        """Return the blocks to have on the device: the current one, and those that follow."""
         if not run.ahead:
             return (self.blocks[key[1]],)
         if run.last is not None and self._following(run.last) != key:
@@ -324,7 +324,7 @@ class Staging:
         return tuple(made)
 
     def _following(self, key: Key) -> Key | None:
-        """What is expected after something: what came last time, or the order given."""
+        """Return the expected next action: that of the last pass, or the given order."""
         if key in self._next:
             return self._next[key]
         kind, index = key
@@ -339,21 +339,21 @@ def _unpack(kept: Tensor | SavedWeight) -> Tensor:
     return kept.value() if isinstance(kept, SavedWeight) else kept
 
 
-# -- Gradients of streamed weights: the graph holds no copy of a weight, and gradients come to where the weights rest
+# -- Gradients of streamed weights: the graph holds no copy of a weight; gradients are copied to the offloaded weights
 
 
 class Ticket:
-    """Says when the gradients of one use of a block are in host memory."""
+    """Records when the gradients of one use of a block are in host memory."""
 
     def __init__(self) -> None:
         self.wait: Callable[[], object] = lambda: None
 
 
 class _Arrive(torch.autograd.Function):
-    """A parameter at rest; its gradient is waited for.
+    """An offloaded parameter, whose gradient is waited for.
 
-    Its node is made at the beginning of a forward pass, so that a backward pass comes to it last; on accelerators it
-    runs in another thread than they do. So no computation waits for the copy of a gradient.
+    Its node is created at the beginning of a forward pass, so that a backward pass reaches it last. On accelerators it
+    runs in another thread than the other nodes. No computation therefore waits for the copy of a gradient.
     """
 
     @staticmethod
@@ -369,7 +369,7 @@ class _Arrive(torch.autograd.Function):
 
 
 class _Upload(torch.autograd.Function):
-    """Parameters at rest -> their copies on the device; gradients go the other way."""
+    """Maps offloaded parameters to their copies on the device; gradients go the other way."""
 
     @staticmethod
     def forward(ctx: Any, views: Sequence[Tensor], returned: Callable[..., Any], *_: Tensor) -> tuple[Tensor, ...]:
@@ -384,14 +384,14 @@ class _Upload(torch.autograd.Function):
 
 
 class Resting(NamedTuple):
-    """What stands in a graph for the trained tensors of a block."""
+    """The graph inputs for the trained tensors of a block."""
 
     ticket: Ticket
     leaves: tuple[Tensor, ...]
 
 
 def resting(tensors: Sequence[Tensor]) -> Resting:
-    """The beginning of a graph for tensors that require gradients."""
+    """Return the graph inputs for tensors that require gradients."""
     ticket = Ticket()
     arrive: Any = _Arrive.apply
     return Resting(ticket, tuple(it if isinstance(it, StoredTensor) else arrive(it, ticket) for it in tensors))
@@ -400,13 +400,13 @@ def resting(tensors: Sequence[Tensor]) -> Resting:
 def uploaded(
     rest: Resting, views: Sequence[Tensor], engine: CopyEngine, finished: Callable[[], object]
 ) -> tuple[Tensor, ...]:
-    """Copies on the device as part of a graph.
+    """Return copies on the device as part of a graph.
 
     Args:
-        rest: of these tensors.
-        views: the copies.
-        engine: that brings gradients back.
-        finished: called when all gradients of the block are known.
+        rest: Graph inputs of these tensors.
+        views: Copies on the device.
+        engine: Engine that copies gradients to host memory.
+        finished: Called when all gradients of the block are known.
     """
 
     def returned(grads: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -425,12 +425,12 @@ def uploaded(
 
 
 def _leaves(grad: Tensor, leaf: Tensor) -> bool:
-    """Whether a gradient goes from a device to host memory."""
+    """Return whether a gradient goes from a device to host memory."""
     return leaf.device.type == "cpu" != grad.device.type
 
 
 class SavedWeight(NamedTuple):
-    """What a graph keeps in place of a weight, or of a view of it."""
+    """A replacement for a weight, or for a view of it, in a graph."""
 
     fetch: Callable[[], Tensor]
     offset: int
@@ -439,13 +439,13 @@ class SavedWeight(NamedTuple):
     stride: tuple[int, ...]
 
     def value(self) -> Tensor:
-        """The weight, copied to the device again if it is not there."""
+        """Return the weight; copy it to the device again if necessary."""
         flat = self.fetch().view(self.dtype)
         return flat.as_strided(self.size, self.stride, self.offset // self.dtype.itemsize)
 
 
 def saved(tensor: Tensor, flat: Tensor, fetch: Callable[[], Tensor]) -> SavedWeight | None:
-    """What to keep in place of a tensor in flat memory; None if it is not there."""
+    """Return the replacement for a tensor in flat memory; None if the tensor is elsewhere."""
     if isinstance(tensor, StoredTensor) or tensor.layout is not torch.strided or tensor.device != flat.device:
         return None
     offset = tensor.data_ptr() - flat.data_ptr()

@@ -1,6 +1,6 @@
-"""StoredTensor: a weight that rests in a file. Operators that use it read it; none writes to it."""
+"""StoredTensor: a weight in a file. Operators read it when they use it; none writes to it."""
 
-# ruff: noqa: SLF001  (torch documents its way to such tensors, but not the names)
+# ruff: noqa: SLF001  (torch documents this interface of such tensors, but not the names)
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from anyaccel_offload.torch.checkpoint_files import SavedTensor
 
 
 class StoredTensor(torch.Tensor):
-    """A parameter whose values are in a file. It takes no memory; what computes with it reads it for that time.
+    """A parameter whose values are in a file. It takes no memory; an operator reads it for the time of its computation.
 
     Attributes:
-        saved: where it is in the file.
+        saved: Tensor in the file.
     """
 
     saved: SavedTensor
@@ -30,17 +30,17 @@ class StoredTensor(torch.Tensor):
             cls, saved.shape, dtype=dtype, device=device, requires_grad=requires_grad
         )
         tensor.saved = saved
-        tensor._is_param = True  # isinstance(tensor, nn.Parameter) asks for this
+        tensor._is_param = True  # isinstance(tensor, nn.Parameter) requires this
         return tensor
 
     def __init__(self, saved: SavedTensor, dtype: torch.dtype, device: torch.device, requires_grad: bool) -> None:
         super().__init__()
 
     def read(self) -> Tensor:
-        """Its values now, in new memory on its device.
+        """Return its current values in new memory on its device.
 
         Raises:
-            StateError: the file was changed or cannot be read.
+            StateError: The file was changed or cannot be read.
         """
         with torch.no_grad():
             made = torch.empty(self.shape, dtype=self.dtype, device=self.device)
@@ -51,7 +51,7 @@ class StoredTensor(torch.Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Read before tensors of other subclasses see it, which could not; other operators are dispatched below."""
+        """Read before tensors of other subclasses, which cannot read it; other operators are dispatched below."""
         kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
         if _writes(name, args) or _holds_stored(kwargs.get("out")):
             raise _written(name)
@@ -74,12 +74,12 @@ class StoredTensor(torch.Tensor):
         return func(*args, **kwargs)
 
     def likeness(self, requires_grad: bool, device: torch.device | None = None) -> StoredTensor:
-        """Another tensor for the same values in the file."""
+        """Return another tensor for the same values in the file."""
         return StoredTensor(self.saved, self.dtype, device or self.device, requires_grad)
 
     @property
     def data(self) -> Tensor:
-        """As torch's: the same values without gradients; it cannot be assigned."""
+        """The same values without gradients, as in torch; it cannot be assigned."""
         return self.likeness(False)
 
     @data.setter
@@ -87,10 +87,10 @@ class StoredTensor(torch.Tensor):
         raise _written("assigning to .data")
 
     def data_ptr(self) -> int:
-        """Refused: it has no memory.
+        """Refuse to return an address: the tensor has no memory.
 
         Raises:
-            MoveError: always.
+            MoveError: Always.
         """
         raise MoveError("this weight rests in a file and has no memory", hint="use weight.clone(), which reads it")
 
@@ -112,7 +112,7 @@ def _read(value: Any) -> Any:
 
 
 def _read_whole(value: Any) -> Any:
-    """As `_read`, where no gradient would get lost."""
+    """Read a value like `_read`, if no gradient is lost."""
     if isinstance(value, StoredTensor) and value.requires_grad and torch.is_grad_enabled():
         raise CapabilityError(
             "a weight that rests in a file is not trained",
@@ -126,7 +126,7 @@ def _holds_stored(value: Any) -> bool:
 
 
 def _writes(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether a method of torch, by its name, writes to a stored tensor, its first argument."""
+    """Return whether a torch method, by its name, writes to a stored tensor, its first argument."""
     if not args or not _holds_stored(args[0]) or name in _NOT_WRITING:
         return False
     return (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or name.startswith("__i")
@@ -137,7 +137,7 @@ _KNOWN = (Tensor, torch.nn.Parameter, StoredTensor)
 
 
 def _written(name: str) -> CapabilityError:
-    """Not a TypeError, which `a += b` would take for an operator to be looked for elsewhere."""
+    """Return an error other than a TypeError, which would make `a += b` look for another operator."""
     return CapabilityError(
         f"{name} would write to a weight that rests in a file, and files are never changed",
         hint="load the model without 'disk' in its device_map, or change a copy: weight.clone()",

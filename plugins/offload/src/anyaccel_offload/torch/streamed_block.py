@@ -1,4 +1,4 @@
-"""StreamedBlock: a part of a model whose weights rest elsewhere, and are put into its modules while it computes."""
+"""StreamedBlock: a part of a model with offloaded weights, which are put into its modules while it computes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Member:
     """A parameter or buffer of a module of a block.
 
     Attributes:
-        module, kind, key: where it is: `"_parameters"` or `"_buffers"` of a module, and its name there.
-        name: in the model.
-        rest: the tensor that is there while the block does not compute.
-        offset: in the flat memory of the block.
+        module, kind, key: Module, its dict `"_parameters"` or `"_buffers"`, and the name in that dict.
+        name: Name in the model.
+        rest: Offloaded tensor, which the module has while the block does not compute.
+        offset: Offset in the flat memory of the block.
     """
 
     module: nn.Module
@@ -40,7 +40,7 @@ class Member:
         self.table: dict[str, Any] = vars(self.module)[self.kind]
 
     def remember(self) -> None:
-        """Remember where its values are, to notice if the model is moved."""
+        """Record the place of its values, to notice if the model is moved."""
         self.address = None if isinstance(self.rest, StoredTensor) else self.rest.data_ptr()
 
 
@@ -48,16 +48,16 @@ class StreamedBlock:
     """Tensors that are copied to a device together.
 
     Args:
-        name: of its module in the model.
-        index: its position in the order in which blocks are expected to compute.
-        members: all places of its tensors; tied ones have the same tensor.
+        name: Name of its module in the model.
+        index: Position in the expected order of computation.
+        members: All places of its tensors; tied places have the same tensor.
 
     Attributes:
-        nbytes: of its flat memory.
-        tensors: each once.
-        buffers: the positions of buffers among them.
-        users: how many forward passes are inside it now.
-        training: whether these build a graph for gradients.
+        nbytes: Size of its flat memory.
+        tensors: Tensors, each once.
+        buffers: Positions of the buffers in `tensors`.
+        users: Number of forward passes that are inside the block.
+        training: Whether these passes build a graph for gradients.
     """
 
     def __init__(self, name: str, index: int, members: Sequence[Member]) -> None:
@@ -83,7 +83,7 @@ class StreamedBlock:
         self.users, self.training = 0, False
 
     def pin(self, pinned: PinnedMemory) -> bool:
-        """Let its weights rest in one piece of page-locked memory, if all are in host memory and there is enough."""
+        """Move the weights into one piece of pinned memory, if all are in host memory and there is enough."""
         if any(tensor.device.type != "cpu" or isinstance(tensor, StoredTensor) for tensor in self.tensors):
             return False
         memory, is_pinned = pinned.empty(self.nbytes) if self.nbytes else (torch.empty(0), False)
@@ -100,22 +100,22 @@ class StreamedBlock:
         return True
 
     def version(self) -> int:
-        """A number that grows when a resting parameter is written to."""
+        """Return a number that grows when an offloaded parameter is written to."""
         return sum([tensor._version for tensor in self._counted])  # noqa: SLF001  (counts writes)
 
     def buffer_version(self) -> int:
-        """A number that grows when a resting buffer is written to."""
+        """Return a number that grows when an offloaded buffer is written to."""
         return sum([tensor._version for tensor in self._counted_buffers])  # noqa: SLF001
 
     def is_training(self, position: int) -> bool:
-        """Whether a module in training mode has a tensor, so that a kernel may write to it without counting."""
+        """Return whether a tensor is in a module in training mode, so that a kernel may write to it uncounted."""
         return any(m.module.training for m in self.members if m.rest is self.tensors[position])
 
     def check(self) -> None:
-        """Check that the model is as it was when it was dispatched.
+        """Check that the model has not changed since it was dispatched.
 
         Raises:
-            StateError: a tensor was replaced, moved or converted.
+            StateError: A tensor was replaced, moved or converted.
         """
         for member in self.members:
             rest = member.rest
@@ -128,27 +128,27 @@ class StreamedBlock:
                 )
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Its tensors in flat memory, as `tensors`."""
+        """Return its tensors in flat memory, in the order of `tensors`."""
         return [extent.view(flat) for extent in self._extents]
 
     def install(self, tensors: Iterable[Tensor]) -> None:
-        """Put tensors into the modules, given as `tensors`."""
+        """Put tensors, in the order of `tensors`, into the modules."""
         by_rest = {id(rest): tensor for rest, tensor in zip(self.tensors, tensors, strict=True)}
         for member in self.members:
             member.table[member.key] = by_rest[id(member.rest)]
         self._refresh()
 
     def restore(self) -> None:
-        """Put the resting tensors back."""
+        """Put the offloaded tensors into the modules again."""
         for member in self.members:
             member.table[member.key] = member.rest
         self._refresh()
 
     def write_back(self, flat: Tensor) -> None:
-        """Keep what a forward pass has written to its parameters.
+        """Copy the changes of a forward pass to the offloaded parameters.
 
         Raises:
-            CapabilityError: it has written to a weight that rests in a file.
+            CapabilityError: The pass has written to a weight in a file.
         """
         with torch.no_grad():
             for i, view in enumerate(self.views(flat)):

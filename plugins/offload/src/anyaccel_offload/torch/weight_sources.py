@@ -1,4 +1,4 @@
-"""Where the weights of a block rest, and how their bytes come to a device: tensors in one piece of memory each."""
+"""Sources of a block's weights, and how their bytes are copied to a device: each tensor in contiguous memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from anyaccel_offload.torch.stored_tensor import StoredTensor
 
 
 class Extent(NamedTuple):
-    """Where a tensor is in the flat memory of a block, and how it is read from there."""
+    """The position of a tensor in the flat memory of a block, with its dtype and shape."""
 
     offset: int
     nbytes: int
@@ -22,38 +22,38 @@ class Extent(NamedTuple):
     shape: torch.Size
 
     def view(self, flat: Tensor) -> Tensor:
-        """The tensor in flat memory."""
+        """Return the tensor in flat memory."""
         return flat[self.offset : self.offset + self.nbytes].view(self.dtype).view(self.shape)
 
 
 def extent_of(tensor: Tensor, offset: int) -> Extent:
-    """The extent of a tensor from an offset on."""
+    """Return the extent of a tensor from an offset."""
     return Extent(offset, tensor.numel() * tensor.dtype.itemsize, tensor.dtype, tensor.shape)
 
 
 @dataclass(eq=False)
 class Part(ABC):
-    """Bytes that go to an extent of the flat memory of a block."""
+    """Bytes that are copied to an extent of the flat memory of a block."""
 
     extent: Extent
 
     @abstractmethod
     def copy_into(self, flat: Tensor, non_blocking: bool) -> None:
-        """Copy all."""
+        """Copy all bytes."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether its bytes can be read as the device is to have them."""
+        """Whether its bytes can be read in the form that the device needs."""
         return False
 
     def read_bytes(self, begin: int, into: Tensor) -> None:
-        """Copy some into host memory."""
+        """Copy some bytes into host memory."""
         raise NotImplementedError
 
 
 @dataclass(eq=False)
 class PinnedPart(Part):
-    """Page-locked memory, copied in one go."""
+    """Pinned memory, copied in one call."""
 
     memory: Tensor
 
@@ -72,7 +72,7 @@ class TensorPart(Part):
 
     @property
     def is_plain(self) -> bool:
-        """As `Part.is_plain`: in host memory and contiguous."""
+        """Whether the tensor is contiguous in host memory."""
         return self.tensor.device.type == "cpu" and self.tensor.is_contiguous()
 
     def read_bytes(self, begin: int, into: Tensor) -> None:
@@ -87,7 +87,7 @@ class FilePart(Part):
 
     @property
     def is_plain(self) -> bool:
-        """As `Part.is_plain`: a file of safetensors, and no cast."""
+        """Whether it is in a safetensors file, and needs no cast."""
         saved = self.stored.saved
         return isinstance(saved, FileTensor) and saved.dtype == self.extent.dtype
 

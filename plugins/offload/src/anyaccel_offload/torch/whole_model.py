@@ -1,4 +1,4 @@
-"""Whole models that take turns on a device: each is copied there when it is called, and given up for the next."""
+"""Whole models that take turns on a device: each is copied there when it is called, and leaves it for the next."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ from anyaccel_offload.torch.staging import ForwardPass
 def cpu_offload_with_hook(
     model: nn.Module, execution_device: Any = None, prev_module_hook: CpuOffloadHook | None = None
 ) -> tuple[nn.Module, CpuOffloadHook]:
-    """Let a model be on a device from its first call until its hook's `offload`; its weights rest in host memory.
+    """Keep a model in host memory, and move it to a device from its first call until its hook's `offload`.
 
-    Nothing is copied back, as calls do not change weights. With gradients it is on the device for each call only.
+    Nothing is copied back, as calls do not change weights. With gradients, the model is on the device only during each
+    call.
 
     Args:
-        model: with values; it is changed in place.
-        execution_device: that computes; None for the device of the first parameter.
-        prev_module_hook: of the model before this one, which leaves the device when this one is called.
+        model: Model with values; it is changed in place.
+        execution_device: Device that computes; None for the device of the first parameter.
+        prev_module_hook: Hook of the previous model, which leaves the device when this one is called.
 
     Returns:
-        the model and its hook.
+        The model and its hook.
 
     Raises:
-        ConfigError, StateError: as `cpu_offload`.
+        ConfigError, StateError: See `cpu_offload`.
     """
     where = "cpu_offload_with_hook: "
     device = checked_execution_device(where, model, execution_device)
@@ -51,7 +52,7 @@ def cpu_offload_with_hook(
 
 
 class CpuOffloadHook(OffloadHook):
-    """Of a model that takes turns with others on a device; made by `cpu_offload_with_hook`."""
+    """The hook of a model that takes turns with others on a device; `cpu_offload_with_hook` creates it."""
 
     def __init__(self, offload: Offload, device: torch.device, previous: CpuOffloadHook | None) -> None:
         super().__init__(Passes(()), device, ())
@@ -62,7 +63,7 @@ class CpuOffloadHook(OffloadHook):
         self._lock = threading.Condition(threading.RLock())
 
     def before(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """The model before leaves the device, and this one comes to it with its inputs, which every call moves."""
+        """Move the previous model off the device, and this one onto it, with the inputs of each call."""
         if self._previous is not None:
             self._previous.offload()
         with self._lock:
@@ -77,7 +78,7 @@ class CpuOffloadHook(OffloadHook):
         return moved.to(args, self._device), moved.to(kwargs, self._device)
 
     def after(self, module: nn.Module, args: Any, result: Any) -> Any:
-        """The call has ended; with gradients the model leaves the device."""
+        """End the call; with gradients, the model leaves the device."""
         with self._lock:
             self._calls = max(0, self._calls - 1)
             self._lock.notify_all()
@@ -85,7 +86,7 @@ class CpuOffloadHook(OffloadHook):
                 self.offload()
 
     def offload(self) -> None:
-        """Give the device up, as soon as no thread is calling the model."""
+        """Release the device as soon as no thread is calling the model."""
         with self._lock:
             self._lock.wait_for(lambda: not self._calls)
             run, self._run = self._run, None
@@ -94,6 +95,6 @@ class CpuOffloadHook(OffloadHook):
                 self._staging.end(run, False)
 
     def remove(self) -> None:
-        """Take the hook away; the weights stay in host memory."""
+        """Remove the hook; the weights stay in host memory."""
         self.offload()
         self._offload.remove()

@@ -1,1 +1,1 @@
-"""Tables with text, categories, dates and gaps as one matrix of numbers, by transformers of scikit-learn."""
+"""Tables with text, categories, dates and gaps as one matrix of numbers, with scikit-learn's transformers."""

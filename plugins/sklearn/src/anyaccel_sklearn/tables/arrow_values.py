@@ -1,4 +1,4 @@
-"""Values of Arrow columns of any type as numbers, parts of dates, and categories."""
+"""Convert Arrow columns of any type to numbers, date parts and categories."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anyaccel.data.arrow_columns import contiguous, is_numeric, to_numpy
 from anyaccel.errors import ColumnError
 
 NUMBER, BOOL, TEXT, DATE, EMPTY = "number", "bool", "text", "date", "empty"
-"""Families of types: all of a family can stand in one column."""
+"""Families of types: types of one family can be in the same column."""
 
 _DAY = r"\d{4}-\d{2}-\d{2}"
 _ISO_DATE = rf"^{_DAY}([T ]\d{{2}}:\d{{2}}(:\d{{2}}(\.\d+)?)?(Z|[+-]\d{{2}}:?\d{{2}})?)?$"
@@ -24,8 +24,7 @@ DATE_PARTS = ("year", "month", "day", "weekday", "hour", "seconds")
 
 
 def decoded(column: Any) -> Any:
-    """A column with its own values where it is stored as a dictionary, intervals and the like as text; another as it
-    is."""
+    """Return a dictionary column with its values, and intervals and similar types as text; other columns unchanged."""
     if not pa.types.is_dictionary(column.type):
         return column
     values = column.type.value_type
@@ -36,10 +35,10 @@ def decoded(column: Any) -> Any:
 
 
 def family_of(name: str, arrow_type: Any) -> str:
-    """The family of an Arrow type.
+    """Return the family of an Arrow type.
 
     Raises:
-        ColumnError: a type of no family, such as lists and bytes.
+        ColumnError: The type has no family, such as lists and bytes.
     """
     types = pa.types
     if types.is_dictionary(arrow_type):
@@ -65,7 +64,7 @@ def family_of(name: str, arrow_type: Any) -> str:
 
 
 def numbers(name: str, column: Any) -> np.ndarray:
-    """A column of numbers as float64 [n, k], NaN where it has no value; durations and times of day in seconds."""
+    """Return a column of numbers as float64 [n, k], NaN for missing values; durations and times of day in seconds."""
     kind = column.type
     if pa.types.is_null(kind):
         return np.full((len(column), 1), np.nan)
@@ -81,7 +80,7 @@ def numbers(name: str, column: Any) -> np.ndarray:
 
 
 def dates(column: Any) -> Any:
-    """A column of dates, or of text that ISO 8601 reads as dates, as timestamps; None if a text is no date."""
+    """Return a column of dates, or of text in ISO 8601, as timestamps; None if a text is not a date."""
     if pa.types.is_null(column.type):
         return column.cast(pa.timestamp("us"))
     if pa.types.is_timestamp(column.type):
@@ -99,7 +98,7 @@ def dates(column: Any) -> Any:
 
 
 def date_numbers(column: Any, parts: tuple[str, ...] = DATE_PARTS) -> np.ndarray:
-    """Parts of timestamps as float64 [n, parts], NaN where there is none; seconds count from 1970."""
+    """Return parts of timestamps as float64 [n, parts], NaN for missing values; seconds count from 1970."""
     made = []
     for part in parts:
         if part == "seconds":
@@ -112,7 +111,7 @@ def date_numbers(column: Any, parts: tuple[str, ...] = DATE_PARTS) -> np.ndarray
 
 
 def categories(column: Any) -> np.ndarray:
-    """The values of a column as Python objects, None where there is none: an object array [n]."""
+    """Return the values of a column as Python objects, None for missing values: an object array [n]."""
     values = np.empty(len(column), dtype=object)
     values[:] = column.to_pylist()
     if pa.types.is_floating(column.type):
@@ -121,13 +120,13 @@ def categories(column: Any) -> np.ndarray:
 
 
 def share_like(column: Any, what: str) -> float:
-    """The share of the texts of a column that look like numbers or like dates."""
+    """Return the fraction of a column's texts that look like numbers or like dates."""
     pattern = {NUMBER: _LIKE_A_NUMBER, DATE: _LIKE_A_DATE}[what]
     return compute.mean(compute.match_substring_regex(column, pattern).cast(pa.uint8())).as_py() or 0.0
 
 
 def other_family(name: str, column: Any, expected: str) -> ColumnError:
-    """The error for a column that held another family of values where the model was trained."""
+    """Return the error for a column with another family of values than in training."""
     place = next((row for row, value in enumerate(column.to_pylist()) if value is not None), 0)
     words = {NUMBER: "numbers", BOOL: "booleans", TEXT: "text", DATE: "dates"}
     hints = {

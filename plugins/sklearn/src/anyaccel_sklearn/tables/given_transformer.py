@@ -1,4 +1,4 @@
-"""GivenTransformer: a transformer of the user's own, in the style of scikit-learn, for the columns of a table."""
+"""GivenTransformer: a custom transformer in scikit-learn's style for the columns of a table."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from anyaccel_sklearn.tables.arrow_values import BOOL, DATE, EMPTY, NUMBER, TEXT
 from anyaccel_sklearn.transforms.sklearn_calls import check_transform
 from anyaccel_sklearn.transforms.table_transform import TableTransform
 
-_LARGE = 1e6  # numbers beyond are no scaled ones, but seconds since 1970, say
+_LARGE = 1e6  # larger numbers are not scaled, but for example seconds since 1970
 _KINDS = {NUMBER: "number", BOOL: "category", TEXT: "category", DATE: "date", EMPTY: "dropped"}
 
 
 class GivenTransformer(TableTransform):
-    """A ColumnTransformer, a Pipeline or another transformer, which gets a data frame with the columns by name.
+    """A ColumnTransformer, a Pipeline or another transformer, which receives a data frame with the columns by name.
 
-    What is missing in text, categories and booleans is NaN in the frame, as `pandas.read_csv` gives it.
+    Missing text, categories and booleans are NaN in the frame, as in `pandas.read_csv`.
 
     Args:
-        transformer: of which a copy is fitted.
-        table: Arrow table of the features in the rows to train on.
-        target: of the rows to train on, for transformers that learn from it; None for none.
+        transformer: Transformer; a copy of it is fitted.
+        table: Arrow table of the features in the training rows.
+        target: Target of the training rows, for transformers that use it, or None.
     """
 
     cardinalities: tuple[int, ...] = ()
@@ -47,17 +47,17 @@ class GivenTransformer(TableTransform):
 
     @property
     def columns(self) -> list[TableColumn]:
-        """What became of each column of the table."""
+        """Treatment of each column of the table."""
         return [
             TableColumn(name, _KINDS[self.families[name]], self.parts[name], self.n_missing[name])
             for name in self.names
         ]
 
     def fit_table(self, table: Any, rows: np.ndarray) -> np.ndarray:
-        """Fit to the rows to train on, and transform all; these rows as `fit_transform` does, cross-fitted where it is.
+        """Fit to the training rows, and transform all rows; training rows use `fit_transform`, which may cross-fit.
 
         Raises:
-            TransformError: it fails, gives other rows, or leaves gaps.
+            TransformError: The transformer fails, returns other rows, or leaves gaps.
         """
         frame = self._frame(table)
         train = frame.iloc[rows]
@@ -94,11 +94,11 @@ class GivenTransformer(TableTransform):
         return numbers
 
     def transform_table(self, table: Any) -> np.ndarray:
-        """The output for another table, float32 [n, k].
+        """Transform another table: float32 [n, k].
 
         Raises:
-            ColumnError: a column holds other values than in training.
-            TransformError: it fails, or leaves gaps.
+            ColumnError: A column holds other values than in training.
+            TransformError: The transformer fails, or leaves gaps.
         """
         frame = self._frame(table)
         try:
@@ -130,7 +130,7 @@ class GivenTransformer(TableTransform):
                 column = column.cast(pa.float64())
             values = column.to_pandas()
             if values.dtype == object:
-                values = values.where(values.notna(), np.nan)  # None is no gap for SimpleImputer
+                values = values.where(values.notna(), np.nan)  # SimpleImputer does not treat None as a gap
             columns[name] = values
         return pd.DataFrame(columns)
 
@@ -159,7 +159,7 @@ class GivenTransformer(TableTransform):
         return numbers
 
     def _name_parts(self) -> None:
-        """Which transformer of a ColumnTransformer takes each column; and its columns by name, not by a function."""
+        """Find the transformer of a ColumnTransformer for each column, and replace column selectors by names."""
         from sklearn.compose import ColumnTransformer
 
         for kind, names in getattr(self.transformer, "kind_to_columns_", {}).items():  # of skrub
@@ -178,7 +178,7 @@ class GivenTransformer(TableTransform):
 
 
 def _names(columns: Any, names: Sequence[str]) -> list[str]:
-    """Names of columns that a ColumnTransformer has chosen by names, positions, a slice or a mask."""
+    """Return the column names that a ColumnTransformer selected by names, positions, a slice or a mask."""
     if isinstance(columns, str):
         return [columns]
     if isinstance(columns, slice):

@@ -1,4 +1,4 @@
-"""treatment_of: which transform makes the features of a table, and what becomes of each of its columns."""
+"""treatment_of: choose the transform that builds the features of a table, and the treatment of each column."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from anyaccel_sklearn.tables.arrow_values import (
 from anyaccel_sklearn.tables.given_transformer import GivenTransformer
 from anyaccel_sklearn.tables.treatment import FEW, TableTreatment
 
-_UNIQUE, _FEWEST = 0.95, 10  # of a text column: the share of different values, and rows, from which it tells rows apart
+_UNIQUE, _FEWEST = 0.95, 10  # of a text column: fraction of different values, and rows, from which it identifies rows
 _FEWEST_NUMBERED = 50  # rows from which different integers look like row numbers
 
 
@@ -46,20 +46,20 @@ def treatment_of(
     embeds: bool,
     seed: int,
 ) -> TableTreatment | GivenTransformer:
-    """The treatment of the columns of a table, not fitted yet.
+    """Return the treatment of the columns of a table, not fitted yet.
 
     Args:
-        preprocess: `"auto"`, or a transformer in the style of scikit-learn.
-        table: Arrow table of the features in the rows to train on.
-        target: of these rows, one number or class for each; None where there is no such.
-        as_categories: names of columns that are categories, whatever they hold.
-        embed: names of the columns whose categories become codes; True for all; False for none; `"auto"` for those
-            with many categories, where the model embeds.
-        embeds: whether the model embeds codes.
-        seed: of all that is drawn.
+        preprocess: `"auto"`, or a transformer in scikit-learn's style.
+        table: Arrow table of the features in the training rows.
+        target: Target of these rows, one number or class each, or None.
+        as_categories: Names of columns to treat as categories, regardless of their values.
+        embed: Names of the columns whose categories become codes; True for all; False for none; `"auto"` for those with
+            many categories if the model embeds.
+        embeds: Whether the model embeds codes.
+        seed: Seed of all random numbers.
 
     Raises:
-        ColumnError: a column of which no feature can be made, or none is left.
+        ColumnError: A column cannot become a feature, or no column is left.
     """
     if not isinstance(preprocess, str) or preprocess != "auto":
         return _given(preprocess, table, target, as_categories, embed)
@@ -104,11 +104,11 @@ def treatment_of(
 def _given(
     preprocess: Any, table: Any, target: np.ndarray | None, as_categories: Sequence[str], embed: Any
 ) -> GivenTransformer:
-    """A transformer of the user's own, which says itself what it does with each column.
+    """Return a custom transformer, which itself defines the treatment of each column.
 
     Raises:
-        PhaseError: a name, or further arguments that say what is done.
-        TransformError: it has no fit and transform.
+        PhaseError: It is a name, or other arguments also define a treatment.
+        TransformError: It has no fit and transform.
     """
     if isinstance(preprocess, str):
         problem = f"fit has preprocess={preprocess!r}, which is no way to make features"
@@ -122,7 +122,7 @@ def _given(
 
 
 Described = tuple[str, TableColumn, Any]
-"""The part of a treatment that takes a column, if any; what is reported of it; and parts of a date."""
+"""The part of a treatment for a column, if any; its report; and parts of a date."""
 
 
 def _number(name: str, column: Any) -> Described:
@@ -196,7 +196,7 @@ def _is_dictionary(arrow_type: Any) -> bool:
 
 
 def _says_nothing(name: str, column: Any, present: np.ndarray, n_missing: int) -> TableColumn | None:
-    """The report of a column of numbers or dates that is the same in all rows; None for another."""
+    """Return the report of a constant column of numbers or dates; None for any other column."""
     if present.size and (n_missing or (present != present[0]).any()):
         return None
     value = compute.drop_null(column)[0].as_py() if present.size else None
@@ -204,7 +204,7 @@ def _says_nothing(name: str, column: Any, present: np.ndarray, n_missing: int) -
 
 
 def _counts_rows(column: Any) -> bool:
-    """Whether a column of integers may number the rows: all differ, and lie close together."""
+    """Return whether a column of integers may be row numbers: all differ and are close together."""
     count = len(column)
     if count < _FEWEST_NUMBERED or not pa.types.is_integer(column.type) or column.null_count:
         return False
@@ -218,10 +218,10 @@ def _dropped(name: str, n_missing: int, n_rows: int, value: Any) -> TableColumn:
 
 
 def _check_text(name: str, column: Any) -> None:
-    """Refuse text that is mostly numbers or dates: as categories it would mean nothing in silence.
+    """Refuse text that is mostly numbers or dates, which would be wrong as categories without notice.
 
     Raises:
-        ColumnError: more than half of the texts look so.
+        ColumnError: More than half of the texts are numbers or dates.
     """
     hints: dict[str, Callable[[str], str]] = {
         NUMBER: lambda name: f"pandas.to_numeric(table[{name!r}], errors='coerce')",
@@ -239,7 +239,7 @@ def _check_text(name: str, column: Any) -> None:
 
 
 def _first_other(column: Any, family: str) -> tuple[int, Any]:
-    """The first row whose text does not look like this family, or the first of all."""
+    """Return the first row whose text does not look like this family, or the first row."""
     for place in range(len(column)):
         value = column.slice(place, 1)
         if not value.null_count and not share_like(value, family):

@@ -1,4 +1,4 @@
-"""TableTreatment: what `preprocess="auto"` makes of the columns of a table, by transformers of scikit-learn."""
+"""TableTreatment: the features that `preprocess="auto"` builds from table columns, with scikit-learn's transformers."""
 
 from __future__ import annotations
 
@@ -29,29 +29,31 @@ from anyaccel_sklearn.tables.arrow_values import (
 from anyaccel_sklearn.transforms.table_transform import TableTransform
 
 FEW = 40
-"""So many categories become a column each; more are encoded by the target, or as codes for a model that embeds."""
+"""Maximum number of one-hot encoded categories; more are encoded by the target, or as codes for a model that embeds."""
 CLIP = 5.0
 """Scaled numbers beyond this many standard deviations are cut."""
 _FOLDS = 5
 
 
 class TableTreatment(TableTransform):
-    """Numbers, dates and categories of a table as one matrix: scaled numbers, target encodings, indicators of gaps,
-    one column for each category, and at last codes of categories for a model that embeds them (0: missing or unseen).
+    """The numbers, dates and categories of a table as one matrix.
+
+    It holds scaled numbers, target encodings, gap indicators, one column for each category, and last the category codes
+    for a model that embeds them (0: missing or unknown).
 
     Args:
-        numbers: names of columns of numbers.
-        dates: parts that are taken of columns of dates, by name.
-        one_hot: names of columns of which each category becomes a column.
-        encoded: names of columns whose categories become means of the target, cross-fitted where it is trained.
-        codes: names of columns whose categories become codes.
-        families: of the values, by column.
-        columns: what became of each column of the table.
-        target: of the rows to train on [n], for encodings; classes as integers, or numbers.
-        seed: of the folds of the encodings.
+        numbers: Names of number columns.
+        dates: Parts to extract from date columns, by name.
+        one_hot: Names of columns that are one-hot encoded.
+        encoded: Names of columns whose categories become means of the target, cross-fitted in training.
+        codes: Names of columns whose categories become codes.
+        families: Family of the values of each column.
+        columns: Treatment of each column of the table.
+        target: Target of the training rows [n], for encodings; classes as integers, or numbers.
+        seed: Seed of the folds of the encodings.
     """
 
-    __slots__ = ("_lookups",)  # made of the attributes, and not among those that are saved
+    __slots__ = ("_lookups",)  # built from the attributes, and not saved with them
 
     _lookups: dict[str, list[dict[Any, int]]]
 
@@ -86,12 +88,12 @@ class TableTreatment(TableTransform):
 
     @property
     def cardinalities(self) -> tuple[int, ...]:
-        """For each column of codes, how many there are; code 0 stands for missing and unseen ones."""
+        """Number of codes of each code column; code 0 means missing or unknown."""
         known = [] if self.ordinal_encoder is None else self.ordinal_encoder.categories_
         return tuple(1 + sum(value == value for value in values.tolist()) for values in known)  # NaN is missing
 
     def fit_table(self, table: Any, rows: np.ndarray) -> np.ndarray:
-        """Learn from the rows to train on, and transform all; encodings of these rows come from other folds."""
+        """Fit to the training rows, and transform all rows; encodings of training rows come from other folds."""
         from sklearn.impute import SimpleImputer
         from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 
@@ -121,7 +123,7 @@ class TableTreatment(TableTransform):
         return output
 
     def transform_table(self, table: Any) -> np.ndarray:
-        """The matrix of another table; warns of what was not there in training, and counts it."""
+        """Return the matrix of another table; count values that were not in training, and warn of them."""
         values, gap_columns = self._numbers(table)
         texts = self._categories(table)
         places = self._places(texts)
@@ -132,7 +134,7 @@ class TableTreatment(TableTransform):
     # -- parts of the matrix -------------------------------------------------------------------------------------------
 
     def _numbers(self, table: Any) -> tuple[np.ndarray, dict[int, str]]:
-        """Numbers and parts of dates side by side, and the places that tell of a gap, with their columns."""
+        """Return numbers and date parts side by side, and the positions of gap indicators with their columns."""
         parts, place = [np.empty((len(table), 0))], 0
         places: dict[int, str] = {}
         for name in self.numbers:
@@ -155,7 +157,7 @@ class TableTreatment(TableTransform):
         return np.concatenate(parts, axis=1), places
 
     def _column(self, table: Any, name: str) -> Any:
-        """A column in the family that it had in training; dates as timestamps."""
+        """Return a column in its family of the training; dates as timestamps."""
         column, expected = decoded(table.column(name)), self.families[name]
         family = family_of(name, column.type)
         made = column
@@ -174,7 +176,7 @@ class TableTreatment(TableTransform):
         }
 
     def _categories(self, table: Any) -> dict[str, np.ndarray]:
-        """The values of the columns of categories, object arrays [n, columns], for each kind of encoder."""
+        """Return the values of category columns, object arrays [n, columns], for each kind of encoder."""
         made = {}
         for part, (names, _) in self._encoders().items():
             made[part] = np.empty((len(table), len(names)), dtype=object)
@@ -183,9 +185,9 @@ class TableTreatment(TableTransform):
         return made
 
     def _places(self, texts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The places of values among the categories that were fitted, int64 [n, columns]; -1 for unseen ones.
+        """Return the indices of values among the fitted categories, int64 [n, columns]; -1 for unknown values.
 
-        The encoders do the same, in a millisecond for a single row.
+        The encoders return the same, but take a millisecond for a single row.
         """
         try:
             lookups = self._lookups
@@ -217,15 +219,15 @@ class TableTreatment(TableTransform):
         folds = min(_FOLDS, len(target) if is_number else int(counts.max()))
         if tuple(map(int, sklearn.__version__.split(".")[:2])) < (1, 9):
             drawn = {"cv": folds, "random_state": self.seed}
-        else:  # which takes the same folds as an object, and will not take the seed
+        else:  # an object for the same folds, since the encoder will not accept the seed
             drawn = {"cv": (KFold if is_number else StratifiedKFold)(folds, shuffle=True, random_state=self.seed)}
         self.target_encoder = TargetEncoder(target_type=kind, **drawn)
-        with warnings.catch_warnings():  # a rare class is not in each of the folds: it is then no part of their means
+        with warnings.catch_warnings():  # a rare class is not in every fold, so its means leave it out
             warnings.simplefilter("ignore")
             return np.asarray(self.target_encoder.fit_transform(values, target))
 
     def _filled(self, values: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Numbers with medians in their gaps, and beside them the means of the target of some categories."""
+        """Return numbers with medians in their gaps, and next to them the target means of some categories."""
         filled = values if self.imputer is None else np.where(np.isnan(values), self.imputer.statistics_, values)
         if not self.encoded:
             return filled
@@ -252,7 +254,7 @@ class TableTreatment(TableTransform):
             parts.append(np.where(is_known, places["codes"] + 1, 0))
         return np.concatenate([part.astype(np.float32) for part in parts], axis=1)
 
-    # -- what was not there in training --------------------------------------------------------------------------------
+    # -- values that were not in training ------------------------------------------------------------------------------
 
     def _warn_of_news(
         self,

@@ -14,15 +14,20 @@ from anyaccel.errors import TransformError
 class ClassEncoder:
     """A transform of one column of class labels (text, bools or integers) to int64 indices, in sorted order.
 
-    `classes_` has the labels, an array [k] in the order of their indices. Made by `anyaccel.fit` for targets that are
-    text.
+    `classes_` has the labels, an array [k] in the order of their indices. `anyaccel.fit` creates it for text targets.
+
+    >>> import numpy as np
+    >>> from anyaccel_sklearn.transforms.class_encoder import ClassEncoder
+    >>> labels = np.array([["b"], ["a"], ["b"]], object)
+    >>> ClassEncoder().fit(labels).transform(labels).tolist()
+    [[1], [0], [1]]
     """
 
     def fit(self, x: np.ndarray) -> ClassEncoder:
         """Learn the labels of `x` [n, 1].
 
         Raises:
-            TransformError: a label is missing, or they are of several kinds.
+            TransformError: A label is missing, or labels are of several kinds.
         """
         labels = x.reshape(-1).tolist()
         if any(label is None or label != label for label in labels):
@@ -40,10 +45,10 @@ class ClassEncoder:
         return self
 
     def transform(self, x: np.ndarray) -> np.ndarray:
-        """The indices of labels [n, 1], int64 [n, 1].
+        """Return the indices of labels [n, 1], int64 [n, 1].
 
         Raises:
-            TransformError: a label that was not there in fitting.
+            TransformError: A label was not in the fitted data.
         """
         index = {label: number for number, label in enumerate(self.classes_.tolist())}
         labels = x.reshape(-1).tolist()
@@ -57,10 +62,11 @@ class ClassEncoder:
         return np.array([index[label] for label in labels], dtype=np.int64).reshape(-1, 1)
 
     def inverse_transform(self, y: Any) -> np.ndarray:
-        """The labels of indices [n, 1], an object array [n, 1]; values are rounded to the nearest index.
+        """Return the labels of indices [n, 1], an object array [n, 1]; values are rounded to the nearest index.
 
         Raises:
-            TransformError: NaN, or an index of no class, as of a model that has more outputs than there are classes.
+            TransformError: A value is NaN or not an index of a class, for example if a model has more outputs than
+                classes.
         """
         indices, last = np.rint(np.asarray(y, dtype=np.float64)), len(self.classes_) - 1
         wrong = indices[~((indices >= 0) & (indices <= last))]

@@ -1,4 +1,4 @@
-"""The transforms of a feature set: what `FeatureSet.fit_transform` and `transform_like` do, and reading saved ones."""
+"""The transforms of a feature set: `FeatureSet.fit_transform` and `transform_like`, and reading saved transforms."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fit_transform(
     role: str | None,
     into: str | None,
 ) -> tuple[Any, Transforms]:
-    """A table with columns transformed, fitted to some rows and applied to all, and its transforms.
+    """Return a table with columns transformed, fitted to some rows and applied to all, and its transforms.
 
     See `FeatureSet.fit_transform` for the arguments.
     """
@@ -54,7 +54,7 @@ def fit_transform(
         view = rows.split(fit_on)
     else:
         raise _no_fit_rows(fit_on, [*rows.splits, ALL], what)
-    # What fills the places behind a row would be fitted as if it were data
+    # The padding of a row would be fitted as if it were data
     padded = next((name for name in names if padding_of(rows.schema.field(name)) is not None), None)
     if padded is not None:
         raise TransformError(
@@ -80,7 +80,7 @@ def fit_transform(
 
 
 def _result_role(rows: Rows, columns: Sequence[str], role: str | None, into: str | None, what: str) -> str | None:
-    """The requested role, or for a new column that of its sources; None if each column keeps its own."""
+    """Return the requested role, or for a new column the role of its sources; None keeps the role of each column."""
     if role not in (None, *ROLES):
         raise TransformError(
             f"{what}: role={shown(role)} is not a role", available=listed(ROLES), hint="name one of these"
@@ -102,7 +102,7 @@ def _result_role(rows: Rows, columns: Sequence[str], role: str | None, into: str
 
 
 def _check_tags(rows: Rows, names: Sequence[str], output: np.ndarray, what: str) -> None:
-    """Numbers made of a text tag are mostly meant as a feature; as a tag no model would ever see them."""
+    """Refuse numbers built from a text tag without a role: no model would see them as a tag."""
     texts = [name for name in names if rows.role(name) == "tag" and not is_numeric(rows.schema.field(name).type)]
     if texts and output.dtype.kind in KINDS:
         raise TransformError(
@@ -113,7 +113,7 @@ def _check_tags(rows: Rows, names: Sequence[str], output: np.ndarray, what: str)
 
 
 def transform_like(rows: Rows, transforms: Transforms, wanted: Sequence[FittedTransform]) -> tuple[Any, Transforms]:
-    """A table to which fitted transforms are applied, and its transforms; see `FeatureSet.transform_like`."""
+    """Return a table with fitted transforms applied, and its transforms; see `FeatureSet.transform_like`."""
     if set(wanted) & set(transforms.fitted):
         problem = f"{rows.label!r} has these transforms already"
         raise TransformError(problem, cause=listed(transforms.fitted), hint="apply them once")
@@ -128,7 +128,7 @@ def transform_like(rows: Rows, transforms: Transforms, wanted: Sequence[FittedTr
 
 
 def _is_skipped(fitted: FittedTransform, table: Any, what: str) -> bool:
-    """Whether a transform of targets or tags is skipped because these are missing."""
+    """Return whether a transform of targets or tags is skipped because these are missing."""
     missing = [name for name in fitted.columns if name not in table.column_names]
     if not missing:
         return False
@@ -142,12 +142,12 @@ def _is_skipped(fitted: FittedTransform, table: Any, what: str) -> bool:
 
 
 def _no_fit_rows(fit_on: Any, splits: Sequence[str], what: str) -> TransformError:
-    """The error where `fit_on` is neither the name of a split nor a view of the feature set.
+    """Return the error for `fit_on` that is neither the name of a split nor a view of the feature set.
 
     Args:
-        fit_on: what was given; None for nothing.
-        splits: names that would do.
-        what: is to be fitted.
+        fit_on: Value of the argument, or None.
+        splits: Names that are valid.
+        what: Transform to fit.
     """
     is_view = isinstance(fit_on, Rows) and fit_on.base is not fit_on
     given = "a view of another feature set" if is_view else repr(fit_on)
@@ -160,6 +160,6 @@ def _no_fit_rows(fit_on: Any, splits: Sequence[str], what: str) -> TransformErro
 
 
 def read_transforms(configs: Sequence[Any], arrays: Mapping[str, np.ndarray], allow: Iterable[type] = ()) -> Transforms:
-    """The transforms that `get_config` of each wrote; see `anyaccel.data.transforms.read_transforms`."""
+    """Return the transforms from the results of their `get_config`; see `anyaccel.data.transforms.read_transforms`."""
     reader = TransformReader(arrays, allow)
     return log_of(tuple(AppliedTransform(read_transform(config, reader), {}) for config in configs))

@@ -1,4 +1,4 @@
-"""Fitted transforms as values: which columns they take and make, and the way back for predictions."""
+"""Fitted transforms as values: the columns that they take and create, and their inverse for predictions."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class FittedTransform:
-    """A transform as it was fitted to columns of a feature set; `data.transforms` has them, the oldest first.
+    """A transform that was fitted to columns of a feature set; `data.transforms` lists them, oldest first.
 
     Attributes:
-        transform: the fitted object, a copy of the given one.
-        columns: names of the columns that it takes, joined in this order.
-        results: names of the columns that it makes: the same, or the one given as `into=`.
-        fit_on: name of the split or view whose rows it was fitted to; `"all"` for all rows.
-        role: the role requested for its results; None: each keeps that of its column.
-        makes_features: whether a result is a feature of the data that it was fitted to.
-        shapes: shape per sample of each of `columns`; `()` for text.
-        result_shapes: shape per sample of each of `results`.
+        transform: The fitted object, a copy of the user's object.
+        columns: Names of the columns that it takes, joined in this order.
+        results: Names of the columns that it creates: the same, or the one passed as `into=`.
+        fit_on: Name of the split or view whose rows it was fitted to; `"all"` for all rows.
+        role: The role requested for its results; None keeps the role of each column.
+        makes_features: Whether a result is a feature of the data that it was fitted to. shapes: Shape per sample of
+            each of `columns`; `()` for text.
+        result_shapes: Shape per sample of each of `results`.
     """
 
     transform: Any
@@ -46,7 +46,7 @@ class FittedTransform:
     makes_features: bool
     shapes: tuple[Shape, ...]
     result_shapes: tuple[Shape, ...]
-    fillers: np.ndarray = field(repr=False)  # [3, numbers], each in the range of the output in fitting
+    fillers: np.ndarray = field(repr=False)  # [3, numbers], all in the range of the output in fitting
 
     def __repr__(self) -> str:
         into = "" if self.results == self.columns else f" into {', '.join(self.results)}"
@@ -55,30 +55,31 @@ class FittedTransform:
 
     @property
     def class_labels(self) -> tuple[Any, ...]:
-        """The labels that it encodes as indices of classes; `()` for another transform."""
+        """Labels that it encodes as class indices; `()` for other transforms."""
         return tuple(self.transform.classes_) if isinstance(self.transform, ClassEncoder) else ()
 
     @property
     def width(self) -> int:
-        """How many numbers a row of its results has."""
+        """Number of numbers in a row of its results."""
         return sum(map(math.prod, self.result_shapes))
 
     def is_like(self, other: FittedTransform) -> bool:
-        """Whether another does the same: it is this one, or was fitted to the same state for the same columns."""
+        """Return whether another transform does the same: it is this one, or has an equal state and columns."""
         own, others = ((each.columns, each.results, each.shapes, each.result_shapes) for each in (self, other))
         return own == others and same_state(self.transform, other.transform)
 
     def get_config(self, arrays: dict[str, np.ndarray], prefix: str) -> dict[str, Any]:
-        """This transform as plain data; its arrays of numbers are added to `arrays`, under `prefix`.
+        """Return this transform as plain data; its number arrays are added to `arrays`, under `prefix`.
 
-        `state` is None if the class of the transform is not known or its state is not plain. It can be compared then,
-        by `fillers`, which are in the range of its output, but not be read. `probe` is its output for made-up numbers.
+        `state` is None if the class of the transform is not known or its state is not plain. The transform can then be
+        compared by `fillers`, which are in the range of its output, but it cannot be read. `probe` is its output for
+        artificial rows.
         """
         own: dict[str, np.ndarray] = {}
         try:
             state: Any = plain_attributes(self.transform, own, prefix)
         except (NotPlainError, TypeError, RecursionError) as error:
-            if isinstance(self.transform, TableTransform):  # raw rows could not be predicted for without it
+            if isinstance(self.transform, TableTransform):  # raw rows could not be predicted otherwise
                 raise ConfigError(
                     f"what preprocess= made of the columns {listed(self.columns)} cannot be saved: {error}",
                     cause="a folder holds transformers of scikit-learn whose state is numbers and text, and no pickle",
@@ -102,12 +103,12 @@ class FittedTransform:
         }
 
     def undo(self, pieces: Mapping[str, np.ndarray], label: str) -> dict[str, np.ndarray]:
-        """Columns as they were before this transform, [n, *shape] by name, from some of its results and others.
+        """Return the columns before this transform, [n, *shape] by name, from some of its results and other columns.
 
-        Results that are not among `pieces` are filled with values of their range; if these matter, it is an error.
+        Results that are not in `pieces` are filled with values of their range; if these matter, an error is raised.
 
         Raises:
-            TransformError: it has no inverse, or none for these columns alone.
+            TransformError: It has no inverse, or none for these columns alone.
         """
         what = described(self.transform, self.columns, label)
         given = [name for name in self.results if name in pieces]
@@ -147,7 +148,7 @@ class FittedTransform:
 def result_layout(
     columns: Sequence[str], shapes: Sequence[Shape], width: int, into: str | None, what: str
 ) -> tuple[tuple[str, ...], tuple[Shape, ...]]:
-    """Names and shapes of the columns that a transform makes, of `width` numbers a row together."""
+    """Return names and shapes of the columns that a transform creates, of `width` numbers per row together."""
     same = width == sum(map(math.prod, shapes))
     if into is not None or len(columns) == 1:
         return (into or columns[0],), (shapes[0] if same and len(columns) == 1 else (width,),)
@@ -161,7 +162,7 @@ def result_layout(
 
 
 def fillers_of(output: np.ndarray) -> np.ndarray:
-    """Three rows [3, k] in the range of each of the k numbers of `output` [n, k]: least, any, greatest."""
+    """Return three rows [3, k] in the range of each of the k numbers of `output` [n, k]: lowest, any, highest."""
     if output.dtype == np.object_ or output.dtype.kind in "US":
         output = np.array([sorted(column, key=str) for column in output.T.tolist()], dtype=object).T
         return output[[0, len(output) // 2, -1]]
@@ -169,14 +170,14 @@ def fillers_of(output: np.ndarray) -> np.ndarray:
 
 
 def split_flat(flat: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
-    """Columns [n, *shape] from their numbers side by side, [n, numbers]."""
+    """Return columns [n, *shape] from their numbers side by side, [n, numbers]."""
     ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
     parts = np.split(flat, ends, axis=1)
     return [part.reshape(len(flat), *shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def split_joined(values: np.ndarray, shapes: Sequence[Shape], what: str) -> list[np.ndarray]:
-    """Columns [n, *shape] from one array of them, joined along the last axis as models take and give them."""
+    """Return columns [n, *shape] from one array that joins them along the last axis, as in models."""
     leads = {_as_tensor(shape)[:-1] for shape in shapes}
     joined = shapes[0] if len(shapes) == 1 else (*min(leads), sum(_as_tensor(shape)[-1] for shape in shapes))
     if not values.ndim or len(leads) > 1 or _without_ones(values.shape[1:]) != _without_ones(joined):
@@ -208,7 +209,7 @@ def _same(first: np.ndarray, second: np.ndarray) -> bool:
 
 
 def same_state(first: Any, second: Any) -> bool:
-    """Whether two objects are the same, or of one type and in the same state: arrays by value, others by attributes.
+    """Return whether two objects are the same, or equal in type and state: arrays by value, others by attributes.
 
     Objects that cannot be compared, such as one that refers to itself, count as different.
     """
@@ -238,7 +239,7 @@ def _equal(first: Any, second: Any) -> bool:
     return bool(first == second) or bool(first != first and second != second)
 
 
-# -- what a saved file has of a fitted transform -----------------------------------------------------------------------
+# -- saved files of fitted transforms ----------------------------------------------------------------------------------
 
 
 _KEYS = {
@@ -249,11 +250,11 @@ _PROBE = np.array([[0.0], [1.0], [0.5]])
 
 
 def read_transform(config: Any, reader: TransformReader) -> FittedTransform:
-    """The fitted transform of a configuration from `get_config`.
+    """Return the fitted transform of a configuration from `get_config`.
 
     Raises:
-        ConfigError: malformed, of a class that is not known, or it gives other numbers than when it was written.
-        TransformError: its library is not installed.
+        ConfigError: It is malformed, its class is not known, or it returns other numbers than when it was written.
+        TransformError: Its library is not installed.
     """
     if not isinstance(config, Mapping) or set(config) != _KEYS:
         raise ConfigError(f"{shown(config)} is not the configuration of a transform", hint="give it as it was written")
@@ -279,14 +280,14 @@ def read_transform(config: Any, reader: TransformReader) -> FittedTransform:
 
 
 def _probe(fitted: FittedTransform) -> np.ndarray | None:
-    """The output of a transform for made-up rows, as objects, which are no array of a state; None if it takes none."""
+    """Return the output of a transform for artificial rows, as an object array; None if it refuses such rows."""
     width = sum(int(np.prod(shape)) for shape in fitted.shapes)
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             output = fitted.transform.transform(np.repeat(_PROBE, width, axis=1))
         return np.asarray(output.toarray() if hasattr(output, "toarray") else output, dtype=np.float64).astype(object)
-    except Exception:  # whatever a library raises for values that it does not know
+    except Exception:  # any error of a library for values that it does not know
         return None
 
 

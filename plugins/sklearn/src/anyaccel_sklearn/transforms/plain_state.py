@@ -1,4 +1,4 @@
-"""The state of fitted transforms as plain data and arrays, and back: no pickle, and only classes that are known."""
+"""The state of fitted transforms as plain data and arrays, and back: no pickle, and only known classes."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ _MODULES["TableTreatment"] = "anyaccel_sklearn.tables.treatment"
 
 
 def class_of(transform: Any) -> str:
-    """The class of a transform as text: its name if it is known here, else `module:qualname`."""
+    """Return the class of a transform as text: its name if it is known here, otherwise `module:qualname`."""
     cls = type(transform)
     is_known = f"{cls.__module__}.".startswith(f"{_MODULES.get(cls.__name__, 'none')}.")
     return cls.__name__ if is_known else f"{cls.__module__}:{cls.__qualname__}"
 
 
 def plain_attributes(transform: Any, arrays: Arrays, prefix: str) -> dict[str, Any]:
-    """The attributes of a transform as plain data; its arrays of numbers are added to `arrays`, under `prefix`.
+    """Return the attributes of a transform as plain data; its number arrays are added to `arrays`, under `prefix`.
 
     Raises:
-        NotPlainError: an attribute is neither plain, an array, nor a transform of a known class.
+        NotPlainError: An attribute is neither plain, an array, nor a transform of a known class.
     """
     return {name: plain(value, arrays, f"{prefix}/{name}", _nested) for name, value in sorted(vars(transform).items())}
 
@@ -63,17 +63,17 @@ def _nested(value: Any, arrays: Arrays, path: str) -> Any:
 
 
 def library_version(transform: Any) -> str:
-    """Name and version of the package that a transform comes from, such as `sklearn 1.9.1`; the name if it has none."""
+    """Return name and version of a transform's package, such as `sklearn 1.9.1`; only the name if it has no version."""
     name = type(transform).__module__.partition(".")[0]
     return f"{name} {getattr(sys.modules.get(name), '__version__', '')}".strip()
 
 
 class TransformReader(PlainReader):
-    """Reads values with the transforms among them.
+    """Reads values that include transforms.
 
     Args:
-        arrays: by the names that the plain data have for them.
-        allow: classes of transforms that may be named besides those known here; nothing else is imported.
+        arrays: Arrays by their names in the plain data.
+        allow: Additional classes of transforms that may be named; nothing else is imported.
     """
 
     def __init__(self, arrays: Mapping[str, np.ndarray], allow: Iterable[type] = ()) -> None:
@@ -81,10 +81,10 @@ class TransformReader(PlainReader):
         self._allow = {f"{cls.__module__}:{cls.__qualname__}": cls for cls in allow}
 
     def transform(self, name: str, state: Any) -> Any:
-        """A transform of this class in this state.
+        """Return a transform of this class in this state.
 
         Raises:
-            ConfigError: the class is not known, or the state is malformed.
+            ConfigError: The class is not known, or the state is malformed.
         """
         cls = self._class(name)
         if not isinstance(state, Mapping) or not all(isinstance(key, str) for key in state):

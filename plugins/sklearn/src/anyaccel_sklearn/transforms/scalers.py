@@ -1,4 +1,4 @@
-"""Scalers of `fit` by name: those of scikit-learn, imported when one is asked for."""
+"""Scalers of `fit` by name: those of scikit-learn, imported when they are requested."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SCALERS = {
 
 
 def scaler_of(given: Any) -> Any:
-    """A new scaler for a name, which may also be that of its class; what is no text as it is.
+    """Return a new scaler for a name, which may be that of its class; objects other than text unchanged.
 
     Raises:
-        PhaseError: an unknown name, or scikit-learn is not installed.
+        PhaseError: The name is unknown, or scikit-learn is not installed.
     """
     if not isinstance(given, str):
         return given

@@ -1,4 +1,4 @@
-"""Calls of the user's transforms: arrays in, checked arrays out, and errors that name transform and columns."""
+"""Calls of the user's transforms: arrays in, checked arrays out, and errors that name the transform and its columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _METHODS = ("fit", "transform")
 
 
 def described(transform: Any, columns: Sequence[str], label: str) -> str:
-    """A transform and its columns, as messages begin: `StandardScaler on x, y of 'sensors'`."""
+    """Return a transform and its columns for a message: `StandardScaler on x, y of 'sensors'`."""
     return f"{type(transform).__name__} on {listed(columns)} of {label!r}"
 
 
@@ -34,10 +34,10 @@ def check_transform(transform: Any) -> None:
 
 
 def columns_by_name(transform: Any) -> list[str]:
-    """The columns that a ColumnTransformer, or one inside an object, names by text: here they come as an array."""
+    """Return the columns that a ColumnTransformer, or one inside an object, selects by name, as errors list them."""
     try:
         parts = [transform, *transform.get_params(deep=True).values()]
-    except Exception:  # of a user's class: its fit says what is wrong
+    except Exception:  # of a user's class; its fit reports mistakes
         return []
     chosen = [
         item[2] for part in parts for item in getattr(part, "transformers", None) or () if isinstance(item, tuple)
@@ -47,7 +47,7 @@ def columns_by_name(transform: Any) -> list[str]:
 
 
 def by_position(names: Sequence[str], columns: Sequence[str]) -> str:
-    """What to write instead of columns by name, where these columns of one number each come as an array."""
+    """Return the replacement for column names in an array with one number per column."""
     positions = [columns.index(name) for name in names if name in columns]
     if len(positions) < len(names):
         return f"choose columns by their positions in the array, 0 to {len(columns) - 1} for {listed(columns)}"
@@ -55,7 +55,7 @@ def by_position(names: Sequence[str], columns: Sequence[str]) -> str:
 
 
 def fitted_copy(transform: Any, x: np.ndarray, what: str, columns: Sequence[str] | None = None) -> Any:
-    """A copy of a transform, fitted to `x` [n, numbers]; the given one stays unfitted."""
+    """Return a copy of a transform, fitted to `x` [n, numbers]; the original stays unfitted."""
     names = columns_by_name(transform)
     if names and columns is not None:
         problem = f"{what} chooses columns by name, and gets an array [n, {x.shape[1]}], which has none"
@@ -88,13 +88,13 @@ def fitted_copy(transform: Any, x: np.ndarray, what: str, columns: Sequence[str]
 
 
 def transformed(transform: Any, x: np.ndarray, owners: Sequence[str], what: str) -> np.ndarray:
-    """The output of a fitted transform for `x` [n, numbers]: [n, k], neither sparse nor a frame.
+    """Return the output of a fitted transform for `x` [n, numbers]: [n, k], neither sparse nor a frame.
 
     Args:
-        transform: has `transform(X)`.
-        x: its input.
-        owners: the column of each of the numbers of `x`, for messages.
-        what: begins messages.
+        transform: Object with `transform(X)`.
+        x: Its input.
+        owners: Column of each of the numbers of `x`, for messages.
+        what: Beginning of messages.
     """
     was_finite = _finite_rows(x)
     try:
@@ -123,7 +123,7 @@ def transformed(transform: Any, x: np.ndarray, owners: Sequence[str], what: str)
 
 
 def inverted(transform: Any, y: np.ndarray, width: int, what: str) -> np.ndarray:
-    """The output of the inverse of a fitted transform for `y` [n, k]: [n, width]."""
+    """Return the output of the inverse of a fitted transform for `y` [n, k]: [n, width]."""
     if not _has_inverse(transform):
         raise TransformError(
             f"{what} cannot be inverted: it has no inverse_transform that undoes it",
@@ -152,7 +152,7 @@ def inverted(transform: Any, y: np.ndarray, width: int, what: str) -> np.ndarray
 
 
 def narrowed(values: np.ndarray, dtype: Any) -> np.ndarray:
-    """Floating values in the floating `dtype` if that is narrower and does not overflow; everything else as it is."""
+    """Return floating values in the floating `dtype` if it is narrower and does not overflow; others unchanged."""
     target = None if dtype is None else np.dtype(dtype)
     if target is None or values.dtype.kind != "f" or target.kind != "f" or target.itemsize >= values.dtype.itemsize:
         return values
@@ -170,7 +170,7 @@ def _dense(output: Any) -> np.ndarray:
 
 
 def _as_rows(output: np.ndarray, n: int, what: str, method: str) -> np.ndarray:
-    """An array [n, k]; [n] counts as [n, 1]."""
+    """Return an array [n, k]; [n] becomes [n, 1]."""
     rows = output[:, None] if output.ndim == 1 else output
     if rows.ndim != 2 or len(rows) != n or not rows.shape[1]:
         raise TransformError(
@@ -182,7 +182,7 @@ def _as_rows(output: np.ndarray, n: int, what: str, method: str) -> np.ndarray:
 
 
 def _finite_rows(x: np.ndarray) -> np.ndarray:
-    """Which rows of [n, k] have neither NaN, infinity nor null, bool [n]."""
+    """Return which rows of [n, k] have neither NaN, infinity nor null, bool [n]."""
     if x.dtype.kind in "fc":
         return np.asarray(np.isfinite(x).all(axis=1))
     if x.dtype == np.object_:
@@ -191,7 +191,7 @@ def _finite_rows(x: np.ndarray) -> np.ndarray:
 
 
 def _has_inverse(transform: Any) -> bool:
-    """Whether a transform has an inverse; a FunctionTransformer without inverse_func would change nothing."""
+    """Return whether a transform has an inverse; a FunctionTransformer without inverse_func would change nothing."""
     if getattr(transform, "func", None) is not None and getattr(transform, "inverse_func", transform) is None:
         return False
     parts = [part for _, part in getattr(transform, "steps", ()) if part not in (None, "passthrough")]
@@ -199,7 +199,7 @@ def _has_inverse(transform: Any) -> bool:
 
 
 def _unseen(transform: Any, x: np.ndarray, owners: Sequence[str], what: str, error: Exception) -> TransformError | None:
-    """The error for categories that an encoder has not seen in fitting; None for other failures."""
+    """Return the error for categories that an encoder did not see in fitting; None for other failures."""
     steps = getattr(transform, "steps", ())
     encoder = steps[0][1] if steps else transform
     known = getattr(encoder, "categories_", ())
@@ -219,7 +219,7 @@ def _unseen(transform: Any, x: np.ndarray, owners: Sequence[str], what: str, err
 
 
 def _with_columns(what: str, error: TransformError) -> TransformError:
-    """What a transform of this library has said itself, with its columns."""
+    """Return an error that this library raised in a transform, with the columns added."""
     return TransformError(f"{what}: {error.problem}", available=error.available, hint=error.hint)
 
 

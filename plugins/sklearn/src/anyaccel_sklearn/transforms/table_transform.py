@@ -1,4 +1,4 @@
-"""TableTransform: a transform that takes columns by their names and types, and not as one matrix."""
+"""TableTransform: a transform of columns by name and type, instead of one matrix."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class TableTransform(ABC):
 
     @abstractmethod
     def fit_table(self, table: Any, rows: np.ndarray) -> np.ndarray:
-        """Learn from some rows of an Arrow table, and transform all: float32 [n, k]."""
+        """Fit to some rows of an Arrow table, and transform all: float32 [n, k]."""
 
     @abstractmethod
     def transform_table(self, table: Any) -> np.ndarray:
-        """The numbers of another table with these columns, float32 [n, k]."""
+        """Transform another table with these columns: float32 [n, k]."""

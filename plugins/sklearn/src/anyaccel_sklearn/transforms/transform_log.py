@@ -1,4 +1,4 @@
-"""Transforms applied to Arrow tables, and the log of them that takes them back."""
+"""Transforms applied to Arrow tables, and the log that undoes them."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ class AppliedTransform:
     """A fitted transform that was applied to a table.
 
     Attributes:
-        fitted: the transform.
-        sources: Arrow field and column, before it, of each column that it took; empty if it was skipped.
+        fitted: The transform.
+        sources: Arrow field and earlier values of each column that it took; empty if it was skipped.
     """
 
     fitted: FittedTransform
     sources: Mapping[str, tuple[Any, Any]]
 
     def undone(self, table: Any) -> Any:
-        """The table as it was before; columns removed since stay out, unless `into=` made the only trace of them."""
+        """Return the earlier table; columns removed since then stay removed, unless only `into=` preserved them."""
         if self.fitted.results == self.fitted.columns:
             for name in self.sources:
                 if name in table.column_names:
@@ -68,7 +68,7 @@ class AppliedTransform:
 
 
 Log = tuple[AppliedTransform, ...]
-"""Applied transforms, the oldest first."""
+"""Applied transforms, oldest first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +78,7 @@ class TransformLog(Transforms):
     applied: Log = ()
 
     def undone(self, rows: Rows, count: int | None = None) -> tuple[Any, Transforms]:
-        """The Arrow table of `rows` without the last `count` transforms, None for all, and the transforms left."""
+        """Return the Arrow table of `rows` without the last `count` (None: all) transforms, and those that remain."""
         kept = 0 if count is None else len(self.applied) - count
         table = rows.to_arrow()
         for applied in reversed(self.applied[kept:]):
@@ -86,7 +86,7 @@ class TransformLog(Transforms):
         return table, log_of(self.applied[:kept])
 
     def inverse(self, rows: Rows, values: Any, columns: Names) -> np.ndarray:
-        """Values of columns of `rows` in the units before all transforms; see `FeatureSet.inverse`."""
+        """Return values of columns of `rows` in the units before all transforms; see `FeatureSet.inverse`."""
         names = transform_columns(rows, columns, [name for fitted in self.fitted for name in fitted.results])
         array = np.asarray(values)
         relevant = relevant_transforms([applied.fitted for applied in self.applied], names)
@@ -107,22 +107,22 @@ class TransformLog(Transforms):
 
 
 def log_of(applied: Log) -> Transforms:
-    """The log of applied transforms."""
+    """Return the log of applied transforms."""
     return TransformLog(tuple(each.fitted for each in applied), applied) if applied else Transforms()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitRequest:
-    """What to fit.
+    """A request to fit a transform.
 
     Attributes:
-        transform: the given object, of which a copy is fitted.
-        columns: names of the columns that it takes.
-        fit_on: name of the rows that it is fitted to.
-        fit_rows: their numbers, int64 [k].
-        role: for the results; None if each keeps that of its column.
-        into: name of one new column for the result; None to replace the columns.
-        what: begins messages.
+        transform: The user's object; a copy of it is fitted.
+        columns: Names of the columns that it takes.
+        fit_on: Name of the rows that it is fitted to.
+        fit_rows: Numbers of these rows, int64 [k].
+        role: Role of the results; None keeps the role of each column.
+        into: Name of one new column for the result; None replaces the columns.
+        what: Beginning of messages.
     """
 
     transform: Any
@@ -135,7 +135,7 @@ class FitRequest:
 
 
 def fit(table: Any, request: FitRequest) -> tuple[FittedTransform, np.ndarray]:
-    """A fitted copy of a transform, and its output for all rows of a table."""
+    """Return a fitted copy of a transform, and its output for all rows of a table."""
     names, what = request.columns, request.what
     if isinstance(request.transform, TableTransform):
         own = copy.deepcopy(request.transform)
@@ -147,7 +147,7 @@ def fit(table: Any, request: FitRequest) -> tuple[FittedTransform, np.ndarray]:
     shapes = tuple(_sample_shape(table, name) for name in names)
     results, result_shapes = result_layout(names, shapes, output.shape[1], request.into, what)
     if isinstance(own, TableTransform):
-        result_shapes = ((output.shape[1],),)  # a matrix of one column, too
+        result_shapes = ((output.shape[1],),)  # even a matrix of one column
     roles = {request.role} if request.role else {read_roles("", table.schema)[name] for name in names}
     fitted = FittedTransform(
         transform=own,
@@ -164,7 +164,7 @@ def fit(table: Any, request: FitRequest) -> tuple[FittedTransform, np.ndarray]:
 
 
 def apply(table: Any, fitted: FittedTransform, what: str) -> np.ndarray:
-    """The output of a fitted transform for all rows of another table."""
+    """Return the output of a fitted transform for all rows of another table."""
     new = [name for name in fitted.results if name not in fitted.columns and name in table.column_names]
     if new:
         raise TransformError(
@@ -190,7 +190,7 @@ def apply(table: Any, fitted: FittedTransform, what: str) -> np.ndarray:
 
 
 def put(table: Any, log: Log, fitted: FittedTransform, output: np.ndarray, what: str) -> tuple[Any, Log]:
-    """The table with the output of a transform as columns, and the log with this transform."""
+    """Return the table with the output of a transform as columns, and the log with this transform."""
     roles = read_roles("", table.schema)
     sources = {name: (table.schema.field(name), table.column(name)) for name in fitted.columns}
     dtypes = [_dtype(table, name) for name in fitted.columns]
@@ -219,9 +219,9 @@ def _column(name: str, values: np.ndarray, role: str, what: str) -> Any:
 
 
 def _matrix(table: Any, names: Sequence[str], transform: Any) -> np.ndarray:
-    """Columns side by side as a transform takes them, [n, numbers], in new memory; of objects if one is not numeric.
+    """Return columns side by side as transforms take them, [n, numbers], in new memory; objects if one is not numeric.
 
-    What is missing is NaN, as in a data frame of pandas, and None where the transform asks for that.
+    Missing values are NaN, as in a pandas data frame, or None if the transform requires that.
     """
     missing = None if _asks_for_none(transform) else math.nan
     parts = [_flat(name, table.column(name), missing) for name in names]
@@ -230,7 +230,7 @@ def _matrix(table: Any, names: Sequence[str], transform: Any) -> np.ndarray:
 
 
 def _asks_for_none(transform: Any) -> bool:
-    """Whether a transform, or one that it is made of, has `missing_values=None`, or was fitted to None."""
+    """Return whether a transform, or a part of it, has `missing_values=None`, or was fitted to None."""
     categories = getattr(transform, "categories_", None) or ()
     if getattr(transform, "missing_values", math.nan) is None or any(
         any(value is None for value in list(seen)[-2:]) for seen in categories
@@ -258,7 +258,7 @@ def _flat(name: str, column: Any, missing: float | None) -> np.ndarray:
 
 
 def _is_exact(column: Any) -> bool:
-    """Whether float64 has all integers of a column."""
+    """Return whether float64 represents all integers of a column exactly."""
     least, most = compute.min_max(column).as_py().values()
     return least is None or max(abs(least), abs(most)) <= 2**53
 
@@ -274,5 +274,5 @@ def _dtype(table: Any, name: str) -> str | None:
 
 
 def _owners(table: Any, names: Sequence[str]) -> list[str]:
-    """The column of each number of `_matrix`."""
+    """Return the column of each number of `_matrix`."""
     return [name for name in names for _ in range(math.prod(_sample_shape(table, name)))]
