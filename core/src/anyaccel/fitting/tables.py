@@ -649,8 +649,8 @@ def _with_class_names(data: FeatureSet, loss_of: LossOf) -> FeatureSet:
         if values.ndim == 1 and len(classes) < 2:
             names = next((fitted.class_labels for fitted in data.transforms if name in fitted.results), classes)
             raise PhaseError(
-                f"the target {name!r} is {shown(names[0])} in all {len(values):,} rows: with one class there is nothing "
-                "to learn",
+                f"the target {name!r} is {shown(names[0])} in all {len(values):,} rows: with one class there is "
+                "nothing to learn",
                 hint="give rows of all classes",
             )
         if values.ndim == 1 and values.dtype.kind in "iu" and not np.array_equal(classes, np.arange(len(classes))):
