@@ -2,7 +2,7 @@
 
 The package also has `load`; `find_learning_rate`, a range test with a phase; and `prepare`, of `own_loop`.
 
-`FittedModel` exposes the graph and the experiment that `fit` built. Depends on `own_loop`, `experiment`, `results`,
+`FittedModel` exposes the graph and the experiment that `fit` built. Stands on `own_loop`, `experiment`, `results`,
 `phases`, `metrics`, `graph`, `precision`, `data`, `saved_folder` and the kernel.
 """
 

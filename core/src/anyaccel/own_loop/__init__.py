@@ -1,7 +1,7 @@
 """Your own training loops: `Loop` prepares, distributes, gathers, saves and resumes; `prepare` only places.
 
 `Loop` knows no framework. A backend's capability `OwnLoops` names a subclass of `Loop`, which computes and exchanges
-gradients. Depends on `phases`, `data`, `adapter`, `saved_folder`, `precision` and the kernel.
+gradients. Stands on `phases`, `data`, `adapter`, `saved_folder`, `precision` and the kernel.
 """
 
 from typing import TYPE_CHECKING
