@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -27,6 +28,9 @@ def fit(model="mlp", data=TABLE, **settings):
     return aa.fit(model, data, **given)
 
 
+WITH_SKLEARN = pytest.mark.skipif(not find_spec("anyaccel_sklearn"), reason="anyaccel-sklearn is not installed")
+
+
 def model_of(fitted):
     return fitted.graph.nodes["model"].model
 
@@ -43,7 +47,7 @@ def test_the_name_makes_a_model_as_wide_as_the_data_say():
         (TABLE, {"target": "a", "loss": "mse"}, (2, 1)),
         ({**TABLE, "kind": X[:, 2]}, {"target": ["a", "b"], "loss": "mae"}, (1, 2)),
         ({**TABLE, "kind": X[:, 0] > 0}, {"loss": "binary_cross_entropy"}, (2, 1)),
-        ({**TABLE, "kind": X[:, 0] > 0}, {}, (2, 2)),
+        pytest.param({**TABLE, "kind": X[:, 0] > 0}, {}, (2, 2), marks=WITH_SKLEARN),  # encodes classes
         ((X, X[:, :2]), {"target": None, "loss": "mse"}, (3, 2)),
         ((X[:, 0], X[:, 1]), {"target": None, "loss": "mse"}, (1, 1)),
         ((X.reshape(60, 3, 1), X[:, 1]), {"target": None, "loss": "mse"}, (3, 1)),

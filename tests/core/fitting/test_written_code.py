@@ -105,7 +105,6 @@ VARIANTS = {
             aa.AppliedLoss("mse", on="model", label="b", weight=2.0),
         ],
     },
-    "own scaler": {**PLAIN, "scaler": Standard()},
     "one feature": {**PLAIN, "features": "b"},
     "by name": {**PLAIN, "features": ["b", "a"]},
     "plateau": {**PLAIN, "callbacks": [aa.ReduceLROnPlateau("loss", patience=1)]},
@@ -116,6 +115,11 @@ VARIANTS = {
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_code_of_a_fit_gives_its_losses(name):
     check(NUMBERS, **VARIANTS[name])
+
+
+def test_a_scaler_of_ones_own_stands_in_it():
+    pytest.importorskip("anyaccel_sklearn")
+    check(NUMBERS, **PLAIN, scaler=Standard())
 
 
 @pytest.mark.parametrize("kinds", [KINDS, CLASSES], ids=["text", "integers"])
