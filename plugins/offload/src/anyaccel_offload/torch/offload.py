@@ -264,5 +264,7 @@ def _shown(model: nn.Module) -> list[tuple[nn.Module, str]]:
     """
     get_encoder = getattr(model, "get_encoder", None)
     encoder = get_encoder() if callable(get_encoder) else None
-    has_encoder = isinstance(encoder, nn.Module) and encoder is not model
-    return [(model, "hf_device_map"), *([(encoder, "_hf_hook")] if has_encoder else [])]
+    shown: list[tuple[nn.Module, str]] = [(model, "hf_device_map")]
+    if isinstance(encoder, nn.Module) and encoder is not model:
+        shown.append((encoder, "_hf_hook"))
+    return shown
