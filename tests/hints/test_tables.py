@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
-import torch
 from sklearn.compose import ColumnTransformer, make_column_transformer
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
@@ -142,6 +141,7 @@ def test_arguments_of_tables(hint: Any) -> None:
 
 
 def test_models_and_losses_of_tables(hint: Any) -> None:
+    torch = pytest.importorskip("torch")
     table = frame()
     with hint(
         "give the first layer {} inputs; or give a function that makes the model: lambda n_features, n_outputs: MODEL"
