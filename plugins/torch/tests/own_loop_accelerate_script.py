@@ -310,7 +310,8 @@ def batches_are_divided_and_no_row_is_repeated() -> None:
             loader = loop.prepare(made, batch=batch)
             together = loop.num_processes if batch == "per_replica" else 1
             merged = [list(itertools.chain(*some)) for some in _in_groups(list(sampler), together)]
-            shares = [loader.share.rows for _ in loader]
+            with torch.no_grad():  # where no process is given a row of another
+                shares = [loader.share.rows for _ in loader]
             of_all = loop.gather([shares])
             assert [sum(of_processes) for of_processes in zip(*of_all, strict=True)] == list(map(len, merged))
             assert all(max(parts) - min(parts) <= 1 for parts in zip(*of_all, strict=True))
