@@ -1,36 +1,8 @@
 """Trackers: the base of plugins that send the figures of runs to an experiment tracker.
 
-A plugin writes one class, a `Tracker`, and gets three switches: a call for the process, an environment variable, and a
-callback of one phase or experiment. For example:
-
-    class PrintTracker(Tracker):
-        def __init__(self, run, target):
-            print("start", run.phase.label, target)
-
-        def log(self, figures, step):
-            print(step, dict(figures))
-
-        def finish(self, error):
-            print("end")
-
-    switch = TrackerSwitch("anyaccel_print", "print", PrintTracker, "PRINT_RUNS", check=lambda it, setting: it)
-    log_to = switch.log_to
-
-    @hookimpl
-    def phase_start(run):
-        switch.phase_start(run)
-
-    @hookimpl
-    def before_placement(run):
-        switch.plan(run)
-
-    @hookimpl
-    def epoch_end(run):
-        switch.epoch(run)
-
-    @hookimpl
-    def phase_end(run, error):
-        switch.end(run, error)
+A plugin writes one class, a `Tracker`. A `TrackerSwitch` lets users turn it on for a process, by a call or an
+environment variable; `anyaccel.phases.TrackerCallback` tracks single phases. The guide "Track experiments" has a whole
+plugin. Stands on the kernel alone: a module with hooks is imported in every process.
 """
 
 from __future__ import annotations
@@ -47,8 +19,6 @@ from types import TracebackType
 from typing import Any
 
 from anyaccel.errors import ConfigError, PhaseError, PluginError
-from anyaccel.phases import Callback
-from anyaccel.registry import registry
 from anyaccel.user_level import user_level
 
 
@@ -94,6 +64,16 @@ class Tracker(ABC):
     def log_plan(self, plan: Any) -> None:
         """Log where each node runs, and why. Does nothing by default."""
 
+    def log_epoch(self, run: Any) -> None:
+        """Log the figures of the last epoch and its duration in seconds."""
+        last = run.history[-1]
+        self.log({**last.figures, "epoch_seconds": last.seconds}, last.number)
+
+    def log_evaluation(self, run: Any) -> None:
+        """Log the figures of an EvalPhase when it ends."""
+        figures = {f"{run.phase.label}_{name}": value for name, value in run.evaluation.named.items()}
+        self.log(figures, sum(run.graph.progress.values()))
+
     def log_model(self, folder: Path) -> None:
         """Log the folder that `ModelGraph.save` wrote, at the end of a TrainPhase if `saves_model` is true."""
 
@@ -103,6 +83,9 @@ class Tracker(ABC):
 
 class RunTrackers:
     """Pass the events of phases on to the trackers of any number of runs, which may be in several threads.
+
+    A PhaseError of a tracker ends the phase. After any other error you get a warning, and the training continues
+    untracked: a network, a server or a disk that fails must not cost a training.
 
     Args:
         make: Function that takes the run and the target when a phase begins, and returns a `Tracker`.
@@ -125,51 +108,53 @@ class RunTrackers:
             return  # predictions have no figures
         if run in self._trackers:
             raise PhaseError(
-                f"phase {phase.label!r} has the same callback of {self._name} twice",
+                f"phase {phase.label!r} has the same {self._name} callback twice",
                 hint="give it to the experiment or to the phase, not to both",
             )
         self._trackers[run] = self._make(run, target)
 
     def plan(self, run: Any) -> None:
         """Log the plan once it exists."""
-        self._call(run, lambda tracker: tracker.log_plan(run.plan))
+        self.call(run, lambda tracker: tracker.log_plan(run.plan))
 
     def epoch(self, run: Any) -> None:
         """Log the figures of the last epoch."""
-        last = run.history[-1]
-        figures = {**last.figures, "epoch_seconds": last.seconds}
-        self._call(run, lambda tracker: tracker.log(figures, last.number))
+        self.call(run, lambda tracker: tracker.log_epoch(run))
 
     def end(self, run: Any, error: BaseException | None) -> None:
         """Log the figures of an evaluation and the model, and close the run."""
-        if run not in self._trackers:
-            return
-        if run.evaluation is not None:
-            figures = {f"{run.phase.label}_{name}": value for name, value in run.evaluation.named.items()}
-            self._call(run, lambda tracker: tracker.log(figures, sum(run.graph.progress.values())))
-        if error is None and run.phase.kind == "train" and self._trackers[run].saves_model:
-            self._call(run, lambda tracker: _save_and_log(run, tracker))
-        self._call(run, lambda tracker: tracker.finish(error), last=True)
-        del self._trackers[run]
-        self._failed.discard(run)
+        try:
+            if run.evaluation is not None:
+                self.call(run, lambda tracker: tracker.log_evaluation(run))
+            if error is None and run.phase.kind == "train":
+                self.call(run, lambda tracker: _log_model(run, tracker))
+        finally:
+            self._failed.discard(run)  # a run that failed is closed, too
+            try:
+                self.call(run, lambda tracker: tracker.finish(error))
+            finally:
+                self._failed.discard(run)
+                self._trackers.pop(run, None)
 
-    def _call(self, run: Any, call: Callable[[Tracker], None], *, last: bool = False) -> None:
-        """Call a tracker. After its first error, warn, and continue the training without it."""
-        if run not in self._trackers or (run in self._failed and not last):
+    def call(self, run: Any, function: Callable[[Any], None]) -> None:
+        """Call a function with the tracker of a run, if the run is tracked and no call has failed."""
+        if run not in self._trackers or run in self._failed:
             return
         try:
-            call(self._trackers[run])
-        except Exception as error:  # of a network, a disk or a server: the training is worth more
-            if run not in self._failed:
-                what = f"{self._name} could not log phase {run.phase.label!r}, which goes on untracked"
-                warnings.warn(f"{what}: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=user_level())
+            function(self._trackers[run])
+        except PhaseError:
+            raise
+        except Exception as error:
             self._failed.add(run)
+            what = f"{self._name} could not log phase {run.phase.label!r}, which goes on untracked"
+            warnings.warn(f"{what}: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=user_level())
 
 
-def _save_and_log(run: Any, tracker: Tracker) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        run.graph.save(Path(folder, "model"))
-        tracker.log_model(Path(folder, "model"))
+def _log_model(run: Any, tracker: Tracker) -> None:
+    if tracker.saves_model:
+        with tempfile.TemporaryDirectory() as folder:
+            run.graph.save(Path(folder, "model"))
+            tracker.log_model(Path(folder, "model"))
 
 
 class TrackingScope:
@@ -179,13 +164,13 @@ class TrackingScope:
         target: Target of the runs; None turns logging off.
     """
 
-    def __init__(self, target: Any, calls: list[TrackingScope]) -> None:
-        self.target, self._calls = target, calls
+    def __init__(self, target: Any, given: Any, calls: list[TrackingScope]) -> None:
+        self.target, self._given, self._calls = target, given, calls
         self._before = calls[-1] if calls else None
         calls[:] = [self]
 
     def __repr__(self) -> str:
-        return f"log_to({self.target!r})"
+        return f"log_to({None if self._given is None else str(self._given)!r})"
 
     def __enter__(self) -> TrackingScope:
         return self
@@ -206,6 +191,7 @@ class TrackerSwitch(RunTrackers):
         make: See `RunTrackers`.
         variable: Environment variable that names the target.
         check: Function of the user's target and the name of the setting that returns the target, or raises ConfigError.
+        callback: How users write the callback, for messages, such as `"TensorBoard(folder)"`.
     """
 
     def __init__(
@@ -214,10 +200,11 @@ class TrackerSwitch(RunTrackers):
         name: str,
         make: Callable[[Any, Any], Tracker],
         variable: str,
-        check: Callable[[Any, str], Any],
+        check: Callable[..., Any],
+        callback: str,
     ) -> None:
         super().__init__(make, name)
-        self._module, self._variable, self._check = module, variable, check
+        self._module, self._variable, self._check, self._callback = module, variable, check, callback
         self._calls: list[TrackingScope] = []
 
     def log_to(self, target: Any, **settings: Any) -> TrackingScope:
@@ -231,15 +218,18 @@ class TrackerSwitch(RunTrackers):
             ConfigError: The target is not valid.
             PluginError: The plugin is not loaded, so no phase would be tracked.
         """
+        from anyaccel.registry import registry  # imports NumPy
+
         checked = None if target is None else self._check(target, "log_to", **settings)
         plugin = self._module.removeprefix("anyaccel_")
         if checked is not None and not registry().hooks.is_registered(import_module(self._module)):
             raise PluginError(
                 f"log_to() has no effect: the plugin {plugin!r} is not loaded",
                 available=", ".join(plugin.name for plugin in registry().plugins),
-                hint=f"add it to ANYACCEL_PLUGINS: ANYACCEL_PLUGINS={plugin}",
+                hint=f"add it to ANYACCEL_PLUGINS: ANYACCEL_PLUGINS={plugin}; or give phases the callback "
+                f"{self._callback}",
             )
-        return TrackingScope(checked, self._calls)
+        return TrackingScope(checked, target, self._calls)
 
     def target(self) -> Any:
         """Return the target for a phase that begins now, or None where tracking is off.
@@ -263,39 +253,10 @@ class TrackerSwitch(RunTrackers):
             self.start(run, target)
 
 
-class TrackerCallback(Callback):
-    """A tracker as a callback of one phase, or of all phases of an experiment.
-
-    Args:
-        make: See `RunTrackers`.
-        name: Name of the tracker, for messages.
-        target: Target, passed to `make`.
-    """
-
-    def __init__(self, make: Callable[[Any, Any], Tracker], name: str, target: Any) -> None:
-        self._trackers, self._target = RunTrackers(make, name), target
-
-    def phase_start(self, phase: Any, run: Any) -> None:
-        """Open the run."""
-        self._trackers.start(run, self._target)
-
-    def before_placement(self, phase: Any, plan: Any, run: Any) -> None:
-        """Log the plan."""
-        self._trackers.plan(run)
-
-    def epoch_end(self, run: Any) -> None:
-        """Log the figures of an epoch."""
-        self._trackers.epoch(run)
-
-    def phase_end(self, phase: Any, plan: Any, run: Any, error: BaseException | None) -> None:
-        """Log the outcome, and close the run."""
-        self._trackers.end(run, error)
-
-
 def settings_of(run: Any) -> dict[str, Any]:
     """Return the settings of an experiment, a graph and a phase as plain data.
 
-    An object without a configuration is represented by the name of its class.
+    An object without a configuration is represented by its class and the `repr` of its attributes.
     """
     graph = run.graph
     optimizer = None if graph.optimizer is None else _config(graph.optimizer)
@@ -325,7 +286,10 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _config(obj: Any) -> Any:
+    """Return settings as plain data; where an object has no configuration, the `repr` of its attributes."""
     try:
         return obj.get_config()
     except ConfigError:
-        return {"type": type(obj).__name__}
+        names = [name for cls in type(obj).__mro__ for name in getattr(cls, "__slots__", ())]
+        names = names or [name for name in vars(obj) if not name.startswith("_")]
+        return {"type": type(obj).__name__, **{name: repr(getattr(obj, name)) for name in names}}

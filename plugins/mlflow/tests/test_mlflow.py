@@ -93,11 +93,18 @@ def test_a_fit_is_one_run_with_the_figures_of_its_results(tmp_path: Path) -> Non
     assert plan == str(fitted.plan)
 
 
+def test_many_settings_are_logged_in_several_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(anyaccel_mlflow, "settings_of", lambda _: {f"setting {i}/(a)": i for i in range(150)})
+    fit(epochs=1, callbacks=[MLflowLogger()])
+    (run,) = runs(tmp_path.name)
+    assert run.data.params == {f"setting {i}__a_": str(i) for i in range(150)}
+
+
 def test_a_named_experiment_and_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with log_to("of this test"):
         fit(epochs=1)
     assert len(runs("of this test")) == 1
-    monkeypatch.setattr(anyaccel_mlflow._switch, "_calls", [])  # noqa: SLF001 - no call is in effect
+    monkeypatch.setattr(anyaccel_mlflow.switch, "_calls", [])  # no call is in effect
     monkeypatch.setenv(anyaccel_mlflow.VARIABLE, "of this test")
     fit(epochs=1)
     with log_to(None):
@@ -186,7 +193,9 @@ def test_names_of_experiments_are_checked(name: Any) -> None:
 
 def test_a_plugin_that_is_not_loaded_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anyaccel.registry._registry", [Registry(NumpyBackend, list)])
-    with pytest.raises(PluginError, match=r"the plugin 'mlflow' is not loaded.*ANYACCEL_PLUGINS=mlflow"):
+    with pytest.raises(
+        PluginError, match=r"the plugin 'mlflow' is not loaded.*ANYACCEL_PLUGINS=mlflow; or give phases the callback"
+    ):
         autolog()
 
 

@@ -16,7 +16,8 @@ import anyaccel_tensorboard
 from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.plugin_testing import entry
 from anyaccel.registry import Registry
-from anyaccel_tensorboard import log_to, switch
+from anyaccel_tensorboard import log_to
+from anyaccel_tensorboard.tracking import VARIABLE, switch
 
 
 class Oops(Exception):
@@ -29,7 +30,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
     made = Registry(NumpyBackend, lambda: [entry("tensorboard", anyaccel_tensorboard)])
     monkeypatch.setattr("anyaccel.registry._registry", [made])
     monkeypatch.setattr(switch, "_calls", [])
-    for name in ("ANYACCEL_PLUGINS", switch.VARIABLE):
+    for name in ("ANYACCEL_PLUGINS", VARIABLE):
         monkeypatch.delenv(name, raising=False)
     return made
 

@@ -27,4 +27,4 @@ def test_the_hints_work(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"Hint: it is called 'folder'"), anyaccel_tensorboard.log_to(path=tmp_path):
         pass
     with anyaccel_tensorboard.log_to(folder=None) as scope:
-        assert scope.folder is None
+        assert scope.target is None

@@ -16,7 +16,7 @@ from anyaccel.errors import PluginError
 from anyaccel.phases.hooks import HookCaller
 from anyaccel.phases.run import Run
 from anyaccel_tensorboard import TensorBoard, log_to
-from anyaccel_tensorboard.tracker import RunTracker
+from anyaccel_tensorboard.tracking import switch
 
 SCRIPT = """
 import sys
@@ -72,7 +72,7 @@ def test_log_to_holds_until_the_next_call(runs, tmp_path, folders, experiment, t
 def test_a_block_returns_to_the_setting_before(runs, tmp_path, folders, experiment, train, oops):
     ours = experiment()
     with log_to(runs) as logging:
-        assert logging.folder == runs
+        assert logging.target == runs
         with log_to(tmp_path / "inner"):
             ours.run_phase(train("inner"))
         with log_to(None):
@@ -134,7 +134,7 @@ def test_a_call_without_the_plugin_is_an_error(monkeypatch, runs):
         "log_to() has no effect: the plugin 'tensorboard' is not loaded. Available: numpy"
     )
     assert "give phases the callback TensorBoard(folder)" in str(caught.value)
-    assert log_to(None).folder is None
+    assert log_to(None).target is None
 
 
 def test_the_callback_logs_without_the_plugin(monkeypatch, runs, folders, experiment, train):
@@ -273,10 +273,8 @@ def test_all_public_names_exist():
 def test_of_several_replicas_the_first_alone_writes(tmp_path: Path) -> None:
     run = Run(aa.TrainPhase("train", data="train", losses=[aa.AppliedLoss("mse", on="net")]), None)  # type: ignore[arg-type]
     run.is_main_process = False
-    tracker = RunTracker()
-    tracker.start(run, tmp_path)
-    tracker.write_plan(run)
-    tracker.write_steps(run, None, 1)
-    tracker.write_epoch(run)
-    tracker.end(run, None)
+    switch.start(run, tmp_path)
+    switch.plan(run)
+    switch.call(run, lambda logger: logger.write_steps(None, 1))
+    switch.end(run, None)
     assert not list(tmp_path.iterdir())

@@ -151,7 +151,7 @@ def test_phases_log_into_the_open_run_which_stays_open() -> None:
 
 
 def test_the_environment_switches_it_on_and_a_call_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(anyaccel_wandb._switch, "_calls", [])  # noqa: SLF001 - no call is in effect
+    monkeypatch.setattr(anyaccel_wandb.switch, "_calls", [])  # no call is in effect
     monkeypatch.setenv(anyaccel_wandb.VARIABLE, "named")
     fit()
     with log_to(None):
@@ -222,13 +222,15 @@ def test_names_of_projects_are_checked(name: Any) -> None:
 
 def test_a_plugin_that_is_not_loaded_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anyaccel.registry._registry", [Registry(NumpyBackend, list)])
-    with pytest.raises(PluginError, match=r"the plugin 'wandb' is not loaded.*ANYACCEL_PLUGINS=wandb"):
+    with pytest.raises(
+        PluginError, match=r"the plugin 'wandb' is not loaded.*ANYACCEL_PLUGINS=wandb; or give phases the callback"
+    ):
         log_to("digits")
 
 
 def test_the_same_callback_twice_is_an_error() -> None:
     callback = WandbLogger("digits")
-    with pytest.raises(PhaseError, match=r"the same callback of Weights & Biases twice"):
+    with pytest.raises(PhaseError, match=r"the same Weights & Biases callback twice"):
         fit(callbacks=[callback, callback])
 
 

@@ -15,6 +15,7 @@ from anyaccel.phases.profile import Profile
 from anyaccel.phases.progress import HTMLProgress, LineProgress, Progress, RichProgress, progress_for
 from anyaccel.phases.run import Run, RunStats
 from anyaccel.phases.runner import Phase, execute
+from anyaccel.phases.tracker_callback import TrackerCallback
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.phases.weight_averaging import WeightAveraging
 from anyaccel.results.events import Event
@@ -39,6 +40,7 @@ __all__ = [
     "RichProgress",
     "Run",
     "RunStats",
+    "TrackerCallback",
     "TrainPhase",
     "WeightAveraging",
     "execute",

@@ -11,15 +11,17 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anyaccel.call_hints import call_hints, constructor_hints
+from anyaccel.call_hints import call_hints
 from anyaccel.errors import ConfigError, PhaseError
 from anyaccel.hookspecs import hookimpl
-from anyaccel.trackers import Tracker, TrackerCallback, TrackerSwitch, TrackingScope, flat, settings_of
+from anyaccel.trackers import Tracker, TrackerSwitch, TrackingScope, flat, settings_of
 
 if TYPE_CHECKING:
+    from anyaccel_mlflow.callback import MLflowLogger as MLflowLogger
     from anyaccel_mlflow.models import load_model as load_model
     from anyaccel_mlflow.models import log_model as log_model
     from anyaccel_mlflow.models import save_model as save_model
@@ -38,7 +40,7 @@ __all__ = [
 ]
 
 VARIABLE = "ANYACCEL_MLFLOW"
-_LONGEST = 6000  # characters of a parameter that MLflow's stores take
+_LONGEST, _MOST = 6000, 100  # characters of a parameter, and parameters of a request, that MLflow's stores take
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class MLflowRun(Tracker):
         import mlflow
 
         self.saves_model = target.log_model
-        self._label, self._mlflow = run.phase.label, mlflow
+        self._label, self._mlflow = named(run.phase.label), mlflow
         parameters = flat(settings_of(run))
         active = mlflow.active_run()
         self._is_active = active is not None
@@ -68,8 +70,9 @@ class MLflowRun(Tracker):
                 there = self._client.get_run(self._id).data.params
                 parameters = {name: value for name, value in parameters.items() if name not in there}
             entities = mlflow.entities
-            params = [entities.Param(name, str(value)[:_LONGEST]) for name, value in parameters.items()]
-            self._client.log_batch(self._id, params=params)
+            params = [entities.Param(named(name), str(value)[:_LONGEST]) for name, value in parameters.items()]
+            for first in range(0, len(params), _MOST):
+                self._client.log_batch(self._id, params=params[first : first + _MOST])
         except Exception as error:
             raise PhaseError(
                 f"phase {self._label!r} cannot be logged to MLflow at {mlflow.get_tracking_uri()!r}: {error}",
@@ -112,14 +115,23 @@ def started(mlflow: Any, name: str, tags: Mapping[str, str]) -> str:
     return run_id
 
 
+def named(name: str) -> str:
+    """Return a name that MLflow takes: letters, digits and ` _-.` stay, and other characters become `_`."""
+    return "".join(character if character.isalnum() or character in " _-." else "_" for character in name)
+
+
 def metrics_of(mlflow: Any, figures: Mapping[str, float], step: int) -> list[Any]:
-    """Return numbers as metrics of MLflow, which takes letters, digits and ` _-./:` in names."""
+    """Return numbers as metrics of MLflow."""
     now = int(time.time() * 1000)
-    taken = {"".join(c if c.isalnum() or c in " _-./:" else "_" for c in name): x for name, x in figures.items()}
-    return [mlflow.entities.Metric(name, float(value), now, step) for name, value in taken.items()]
+    return [mlflow.entities.Metric(named(name), float(value), now, step) for name, value in figures.items()]
 
 
-def _target(name: Any, setting: str, **settings: Any) -> Target:
+def target_of(name: Any, setting: str, **settings: Any) -> Target:
+    """Return the experiment with this name.
+
+    Raises:
+        ConfigError: It is not a name.
+    """
     if isinstance(name, Target):
         return name
     if not isinstance(name, str) or not name.strip():
@@ -129,7 +141,7 @@ def _target(name: Any, setting: str, **settings: Any) -> Target:
     return Target(name.strip(), **settings)
 
 
-_switch = TrackerSwitch(__name__, "MLflow", MLflowRun, VARIABLE, _target)
+switch = TrackerSwitch(__name__, "MLflow", MLflowRun, VARIABLE, target_of, "MLflowLogger(EXPERIMENT)")
 
 
 @hookimpl
@@ -139,25 +151,25 @@ def phase_start(run: Any) -> None:
     Raises:
         PhaseError: The run cannot be started.
     """
-    _switch.phase_start(run)
+    switch.phase_start(run)
 
 
 @hookimpl
 def before_placement(run: Any) -> None:
     """Log the plan."""
-    _switch.plan(run)
+    switch.plan(run)
 
 
 @hookimpl
 def epoch_end(run: Any) -> None:
     """Log the figures of an epoch."""
-    _switch.epoch(run)
+    switch.epoch(run)
 
 
 @hookimpl
 def phase_end(run: Any, error: BaseException | None) -> None:
     """Log the outcome, and close the run."""
-    _switch.end(run, error)
+    switch.end(run, error)
 
 
 @call_hints
@@ -172,7 +184,7 @@ def log_to(experiment: str | None, *, log_model: bool = False) -> TrackingScope:
         ConfigError: `experiment` is not a name.
         PluginError: The plugin is not loaded, so that no phase would be tracked.
     """
-    return _switch.log_to(experiment, log_model=log_model)
+    return switch.log_to(experiment, log_model=log_model)
 
 
 @call_hints
@@ -186,28 +198,7 @@ def autolog(*, log_models: bool = True, disable: bool = False) -> None:
     Raises:
         PluginError: The plugin is not loaded, so that no phase would be tracked.
     """
-    _switch.log_to(None if disable else Target(None, log_models))
-
-
-@constructor_hints
-class MLflowLogger(TrackerCallback):
-    """Log the phases that have this callback to MLflow.
-
-    Args:
-        experiment: Name of the MLflow experiment; None for the current one.
-        log_model: Whether to log the trained graph of a TrainPhase as artifacts.
-
-    Raises:
-        ConfigError: `experiment` is not a name.
-        PhaseError: When a phase begins: the store cannot be reached.
-    """
-
-    def __init__(self, experiment: str | None = None, *, log_model: bool = False) -> None:
-        target = Target(None, log_model) if experiment is None else _target(experiment, "MLflowLogger")
-        super().__init__(MLflowRun, "MLflow", Target(target.name, log_model))
-
-    def __repr__(self) -> str:
-        return f"MLflowLogger({self._target.name!r})"
+    switch.log_to(None if disable else Target(None, log_models))
 
 
 class LoopRun:
@@ -229,7 +220,7 @@ class LoopRun:
 
 def loop_tracker(folder: Path) -> LoopRun | None:
     """Return a tracker for the values that a loop logs, or None where tracking is off."""
-    target = _switch.target()
+    target = switch.target()
     if target is None:
         return None
     import mlflow
@@ -242,11 +233,12 @@ def loop_tracker(folder: Path) -> LoopRun | None:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("load_model", "log_model", "save_model"):
+    module = {"MLflowLogger": "callback", **dict.fromkeys(("load_model", "log_model", "save_model"), "models")}.get(
+        name
+    )
+    if module is None:
         raise AttributeError(f"module 'anyaccel_mlflow' has no attribute {name!r}")
-    from anyaccel_mlflow import models
-
-    return getattr(models, name)
+    return getattr(import_module(f"anyaccel_mlflow.{module}"), name)
 
 
 def __dir__() -> list[str]:

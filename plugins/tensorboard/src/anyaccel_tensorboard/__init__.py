@@ -10,16 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.hookspecs import hookimpl
-from anyaccel_tensorboard import switch
-from anyaccel_tensorboard.switch import log_to
-from anyaccel_tensorboard.tracker import RunTracker
+from anyaccel_tensorboard.tracking import log_to, switch
 
 if TYPE_CHECKING:
     from anyaccel_tensorboard.callback import TensorBoard as TensorBoard
 
 __all__ = ["TensorBoard", "before_placement", "epoch_end", "log_to", "phase_end", "phase_start"]
-
-_tracker = RunTracker()
 
 
 @hookimpl
@@ -29,27 +25,25 @@ def phase_start(run: Any) -> None:
     Raises:
         PhaseError: the folder cannot be written.
     """
-    folder = switch.folder()
-    if folder is not None:
-        _tracker.start(run, folder)
+    switch.phase_start(run)
 
 
 @hookimpl
 def before_placement(run: Any) -> None:
     """Write the plan and the graph."""
-    _tracker.write_plan(run)
+    switch.plan(run)
 
 
 @hookimpl
 def epoch_end(run: Any) -> None:
     """Write the figures of an epoch."""
-    _tracker.write_epoch(run)
+    switch.epoch(run)
 
 
 @hookimpl
 def phase_end(run: Any, error: BaseException | None) -> None:
     """Write the outcome of the phase, and close the file."""
-    _tracker.end(run, error)
+    switch.end(run, error)
 
 
 def __getattr__(name: str) -> Any:

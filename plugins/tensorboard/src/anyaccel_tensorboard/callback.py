@@ -7,13 +7,13 @@ from typing import Any
 
 from anyaccel.call_hints import constructor_hints
 from anyaccel.errors import PhaseError
-from anyaccel.phases import Callback
+from anyaccel.phases import TrackerCallback
 from anyaccel_tensorboard.run_dirs import as_folder
-from anyaccel_tensorboard.tracker import RunTracker
+from anyaccel_tensorboard.tracking import NAME, run_logger
 
 
 @constructor_hints
-class TensorBoard(Callback):
+class TensorBoard(TrackerCallback):
     """Log phases to TensorBoard: a phase whose callback this is, or all phases of `Experiment(..., callbacks=[...])`.
 
     Args:
@@ -28,7 +28,8 @@ class TensorBoard(Callback):
 
     def __init__(self, folder: str | os.PathLike[str], *, every_n_steps: int | None = None) -> None:
         self.folder = as_folder(folder, "TensorBoard").absolute()
-        self._tracker, self._every_n = RunTracker(), every_n_steps
+        super().__init__(run_logger, NAME, self.folder)
+        self._every_n = every_n_steps
         if every_n_steps is None:
             return
         if not isinstance(every_n_steps, int) or isinstance(every_n_steps, bool) or every_n_steps < 1:
@@ -39,21 +40,5 @@ class TensorBoard(Callback):
         steps = f", every_n_steps={self._every_n}" if self._every_n is not None else ""
         return f"TensorBoard({str(self.folder)!r}{steps})"
 
-    def phase_start(self, phase: Any, run: Any) -> None:
-        """Open an event file for the run."""
-        self._tracker.start(run, self.folder)
-
-    def before_placement(self, phase: Any, plan: Any, run: Any) -> None:
-        """Write the plan and the graph."""
-        self._tracker.write_plan(run)
-
     def _steps(self, run: Any, steps: Any) -> None:
-        self._tracker.write_steps(run, steps, self._every_n or 1)
-
-    def epoch_end(self, run: Any) -> None:
-        """Write the figures of an epoch."""
-        self._tracker.write_epoch(run)
-
-    def phase_end(self, phase: Any, plan: Any, run: Any, error: BaseException | None) -> None:
-        """Write the outcome, and close the file."""
-        self._tracker.end(run, error)
+        self.trackers.call(run, lambda logger: logger.write_steps(steps, self._every_n or 1))

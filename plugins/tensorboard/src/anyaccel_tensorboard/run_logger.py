@@ -22,13 +22,14 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from anyaccel.adapter.device_description import start_nvml
 from anyaccel.device import Device
-from anyaccel.errors import ConfigError, PhaseError
+from anyaccel.errors import PhaseError
 from anyaccel.registry import registry
 from anyaccel.specs import Optimizer, Schedule
+from anyaccel.trackers import Tracker, settings_of
 from anyaccel_tensorboard.run_dirs import create_run_dir
 
 
-class RunLogger:
+class RunLogger(Tracker):
     """The event file of one run, in its own folder: `ROOT/EXPERIMENT/PHASE-N`.
 
     Raises:
@@ -49,12 +50,14 @@ class RunLogger:
                 f"({error})",
                 hint="log to another folder, or turn logging off",
             ) from error
+        try:
+            self._file.text("settings", settings_text(run))
+        except BaseException:
+            with suppress(PhaseError):
+                self._file.close()
+            raise
 
-    def write_settings(self) -> None:
-        """Write the settings of experiment, graph and phase."""
-        self._file.text("settings", settings_text(self._run))
-
-    def write_plan(self) -> None:
+    def log_plan(self, plan: Any) -> None:
         """Write the plan and the graph. A FitPhase whose estimators depend on each other has several plans."""
         self._file.text("plan", plan_text(self._run), self._n_plans)
         self._file.text("graph", graph_text(self._run), self._n_plans)
@@ -80,9 +83,9 @@ class RunLogger:
                 }
                 self._file.scalars(self._n_epoch_steps + number, means)
 
-    def write_epoch(self) -> None:
+    def log_epoch(self, run: Any) -> None:
         """Write all figures of the last epoch, by its number, as one event."""
-        run, epoch = self._run, self._run.history[-1]
+        epoch = run.history[-1]
         if len(run.history) == 1:
             self._nvidia = nvidia_stats(run.plan)  # not earlier: device_info may initialise a device
         self._n_epoch_steps += epoch.steps
@@ -95,15 +98,21 @@ class RunLogger:
             **speed_and_memory(run.stats),
             **self._nvidia.read(),
         }
-        self._file.scalars(epoch.number, values)
+        self.log(values, epoch.number)
 
-    def end(self, error: BaseException | None) -> None:
+    def log_evaluation(self, run: Any) -> None:
+        """Write the figures of an evaluation; its step is the number of epochs the graph was trained."""
+        figures = {f"evaluation/{name}": value for name, value in run.evaluation.named.items()}
+        self.log(figures, sum(run.graph.progress.values()))
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        """Write numbers by tag."""
+        self._file.scalars(step, figures)
+
+    def finish(self, error: BaseException | None) -> None:
         """Write the outcome, and close the file."""
         run = self._run
         try:
-            if run.evaluation is not None:  # its step is the number of epochs the graph was trained
-                scalars = {f"evaluation/{name}": value for name, value in run.evaluation.named.items()}
-                self._file.scalars(sum(run.graph.progress.values()), scalars)
             if run.fitted:
                 self._file.text("fitted", fitted_text(run))
             if run.stop_reason:
@@ -336,14 +345,7 @@ def code_block(text: str) -> str:
 
 def settings_text(run: Any) -> str:
     """Return experiment, graph and phase with their settings, as JSON."""
-    graph = run.graph
-    optimizer = None if graph.optimizer is None else _config(graph.optimizer)
-    settings = {
-        "experiment": run.experiment,
-        "graph": {"label": graph.label, "seed": graph.seed, "optimizer": optimizer},
-        "phase": _config(run.phase),
-    }
-    return code_block(json.dumps(settings, indent=2, default=repr, ensure_ascii=False))
+    return code_block(json.dumps(settings_of(run), indent=2, default=repr, ensure_ascii=False))
 
 
 def plan_text(run: Any) -> str:
@@ -365,13 +367,3 @@ def fitted_text(run: Any) -> str:
 def error_text(error: BaseException) -> str:
     """Return type, message and notes of an exception."""
     return code_block("\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]))
-
-
-def _config(obj: Any) -> Any:
-    """Return settings as plain data; where an object has no configuration, the `repr` of its attributes."""
-    try:
-        return obj.get_config()
-    except ConfigError:
-        names = [name for cls in type(obj).__mro__ for name in getattr(cls, "__slots__", ())]
-        names = names or [name for name in vars(obj) if not name.startswith("_")]
-        return {"type": type(obj).__name__, **{name: repr(getattr(obj, name)) for name in names}}

@@ -7,19 +7,22 @@ first tracked phase begins.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from anyaccel.call_hints import call_hints, constructor_hints
+from anyaccel.call_hints import call_hints
 from anyaccel.errors import ConfigError, PhaseError
 from anyaccel.hookspecs import hookimpl
-from anyaccel.trackers import Tracker, TrackerCallback, TrackerSwitch, TrackingScope, settings_of
+from anyaccel.trackers import Tracker, TrackerSwitch, TrackingScope, settings_of
+
+if TYPE_CHECKING:
+    from anyaccel_wandb.callback import WandbLogger as WandbLogger
 
 __all__ = ["WandbLogger", "before_placement", "epoch_end", "log_to", "phase_end", "phase_start"]
 
-VARIABLE = "ANYACCEL_WANDB"
+NAME, VARIABLE = "Weights & Biases", "ANYACCEL_WANDB"
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,6 @@ class WandbRun(Tracker):
         artifact = wandb.Artifact(f"{self._label}-{self._run.id}", type="model")
         artifact.add_dir(str(folder))
         self._run.log_artifact(artifact)
-        artifact.wait() if self._run.settings.mode == "online" else None
 
     def finish(self, error: BaseException | None) -> None:
         """Close the run, as failed after an error; a run that was open before stays open."""
@@ -90,13 +92,18 @@ class WandbRun(Tracker):
         self._run.finish(exit_code=0 if error is None else 1)
 
 
-def _project(name: Any, setting: str, **settings: Any) -> Project:
+def project_of(name: Any, setting: str, **settings: Any) -> Project:
+    """Return the project with this name.
+
+    Raises:
+        ConfigError: It is not a name.
+    """
     if not isinstance(name, str) or not name.strip():
         raise ConfigError(f"{setting}: {name!r} is not the name of a project", hint="write the name, such as 'digits'")
     return Project(name.strip(), **settings)
 
 
-_switch = TrackerSwitch(__name__, "Weights & Biases", WandbRun, VARIABLE, _project)
+switch = TrackerSwitch(__name__, NAME, WandbRun, VARIABLE, project_of, "WandbLogger(PROJECT)")
 
 
 @hookimpl
@@ -106,25 +113,25 @@ def phase_start(run: Any) -> None:
     Raises:
         PhaseError: The run cannot be started.
     """
-    _switch.phase_start(run)
+    switch.phase_start(run)
 
 
 @hookimpl
 def before_placement(run: Any) -> None:
     """Log the plan."""
-    _switch.plan(run)
+    switch.plan(run)
 
 
 @hookimpl
 def epoch_end(run: Any) -> None:
     """Log the figures of an epoch."""
-    _switch.epoch(run)
+    switch.epoch(run)
 
 
 @hookimpl
 def phase_end(run: Any, error: BaseException | None) -> None:
     """Log the outcome, and close the run."""
-    _switch.end(run, error)
+    switch.end(run, error)
 
 
 @call_hints
@@ -139,45 +146,7 @@ def log_to(project: str | None, *, log_model: bool = False) -> TrackingScope:
         ConfigError: `project` is not a name.
         PluginError: The plugin is not loaded, so that no phase would be tracked.
     """
-    return _switch.log_to(project, log_model=log_model)
-
-
-@constructor_hints
-class WandbLogger(TrackerCallback):
-    """Log the phases that have this callback to Weights & Biases.
-
-    Args:
-        project: Name of the project; None for the default of W&B (`WANDB_PROJECT`, or the open run).
-        entity: User or team.
-        name: Name of the run; by default the label of the phase.
-        group: Group of the run; by default the label of the experiment.
-        tags: Tags of the run.
-        mode: `"online"`, `"offline"` or `"disabled"`; by default the value of `WANDB_MODE`.
-        log_model: Whether to log the trained graph of a TrainPhase as an artifact.
-
-    Raises:
-        ConfigError: `project` is not a name.
-        PhaseError: When a phase begins: W&B cannot start a run.
-    """
-
-    def __init__(
-        self,
-        project: str | None = None,
-        *,
-        entity: str | None = None,
-        name: str | None = None,
-        group: str | None = None,
-        tags: Sequence[str] = (),
-        mode: str | None = None,
-        log_model: bool = False,
-    ) -> None:
-        given = {"entity": entity, "name": name, "group": group, "tags": [*tags] or None, "mode": mode}
-        arguments = {key: value for key, value in given.items() if value is not None}
-        named = None if project is None else _project(project, "WandbLogger").name
-        super().__init__(WandbRun, "Weights & Biases", Project(named, arguments, log_model))
-
-    def __repr__(self) -> str:
-        return f"WandbLogger(project={self._target.name!r})"
+    return switch.log_to(project, log_model=log_model)
 
 
 def log_by(run: Any, defined: set[str], figures: Mapping[str, float], axis: str, step: int) -> None:
@@ -207,7 +176,7 @@ class LoopRun:
 
 def loop_tracker(folder: Path) -> LoopRun | None:
     """Return a tracker for the values that a loop logs, or None where tracking is off."""
-    target = _switch.target()
+    target = switch.target()
     if target is None:
         return None
     import wandb
@@ -215,3 +184,16 @@ def loop_tracker(folder: Path) -> LoopRun | None:
     is_open = wandb.run is not None
     run = wandb.run if is_open else wandb.init(project=target.name, name=folder.name, reinit="create_new")
     return LoopRun(run, closes=not is_open)
+
+
+def __getattr__(name: str) -> Any:
+    if name != "WandbLogger":
+        raise AttributeError(f"module 'anyaccel_wandb' has no attribute {name!r}")
+    from anyaccel_wandb.callback import WandbLogger
+
+    globals()[name] = WandbLogger
+    return WandbLogger
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
