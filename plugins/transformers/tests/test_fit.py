@@ -15,6 +15,7 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 
 import anyaccel as aa
+from anyaccel.errors import DataError
 
 from .conftest import BERT, LLAMA, QUIET, batch_of, random_rows
 
@@ -201,6 +202,20 @@ def test_validation_and_its_metrics(bert: Any, rows: list[list[int]]) -> None:
         assert fitted.results.figure("val_accuracy").size == 1
     evaluated = fitted.evaluate(other, metrics=["accuracy"])
     assert math.isclose(evaluated.loss, fitted.results.figure("val_loss")[0], rel_tol=1e-6)
+
+
+def test_a_classifier_has_probabilities_a_score_and_a_view(bert: Any, rows: list[list[int]]) -> None:
+    labels = [len(row) % 2 for row in rows]
+    data = {"input_ids": rows, "labels": labels}
+    fitted = aa.fit(bert, data, epochs=1, progress="none")
+    bert.eval()
+    with torch.no_grad():
+        by_hand = torch.cat([bert(torch.tensor([row])).logits for row in rows]).double()
+    np.testing.assert_allclose(fitted.predict_proba(data), by_hand.softmax(-1), rtol=0, atol=1e-6)
+    assert fitted.score(data) == float((by_hand.argmax(-1) == torch.tensor(labels)).double().mean())
+    assert "columns: input_ids -> labels" in repr(fitted)
+    with pytest.raises(DataError, match=r"score measures rows of a table"):
+        fitted.score([{"input_ids": torch.ones(2, 3, dtype=torch.long), "labels": torch.zeros(2, dtype=torch.long)}])
 
 
 def test_streams_are_batched_and_padded(bert: Any, rows: list[list[int]]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel import arguments
+from anyaccel.arguments import shown
 from anyaccel.call_hints import class_hints
 from anyaccel.data import FeatureSet
 from anyaccel.distributions import MODEL_LIBRARIES, load
@@ -18,11 +19,13 @@ from anyaccel.extensions import extend
 from anyaccel.fitting.fitted_model import PART, FittedModel
 from anyaccel.fitting.labelled_data import InputColumns, rows_for
 from anyaccel.fitting.model_loss import ModelLoss, library_of
+from anyaccel.fitting.probabilities import accuracy, class_probabilities
 from anyaccel.fitting.table_columns import TableColumn, TableColumns
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.phases import EvalPhase, TrainPhase
 from anyaccel.results import EvalResults, TrainResults
 from anyaccel.results.base import read_results, results_parts
+from anyaccel.specs import Loss
 
 
 @class_hints
@@ -43,7 +46,9 @@ class FittedModelLoss(FittedModel):
     def __init__(
         self, experiment: Experiment, rules: ModelLoss, inputs: InputColumns, phase: TrainPhase | None = None
     ) -> None:
-        super().__init__(experiment, None, {}, phase=phase)
+        roles = {name: {"role": "feature"} for name in inputs.inputs.values()}
+        roles |= {name: {"role": "target"} for name in inputs.labels.values()}
+        super().__init__(experiment, None, roles, phase=phase)
         self._rules, self.inputs = rules, inputs
         (self._node,) = self.graph.output_nodes
         ((_, self._data),) = self.graph.feature_sets.items()
@@ -86,10 +91,25 @@ class FittedModelLoss(FittedModel):
             DataError, ColumnError: See `predict`.
         """
         self._rules.classes()
-        logits = self.predict(data, outputs=True)
-        shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
-        probabilities: np.ndarray = shares / shares.sum(axis=-1, keepdims=True)
-        return probabilities
+        return class_probabilities(self.predict(data, outputs=True), Loss("cross_entropy"))
+
+    def score(self, data: Any) -> float:
+        """Return the accuracy of a classifier.
+
+        Args:
+            data: Data as for `fit`, with labels; not a source of batches.
+
+        Raises:
+            PhaseError: The model does not declare itself a classifier.
+            DataError, ColumnError: See `predict`.
+        """
+        classes = self._rules.classes()
+        rows, _, _ = rows_for(self._rules, self.inputs, self._chosen(data), self._node, with_labels=True)
+        if not isinstance(rows, FeatureSet):
+            problem = f"score measures rows of a table, and {shown(data)} is read in batches"
+            raise DataError(problem, hint="write evaluate(data, metrics=['accuracy'])")
+        labels = rows.array(next(iter(self.inputs.labels)))
+        return accuracy(classes[labels.reshape(-1)], self.predict(data))
 
     def predict(self, data: Any, *, outputs: bool = False) -> Any:
         """Return predictions for new rows, in their order; labels are optional.
