@@ -250,3 +250,11 @@ def test_nodes_with_parameters_without_values_have_shapes_and_are_refused_where_
     expected = nn.functional.mse_loss(net(torch.ones(8, 6)), torch.ones(8, 6)).item()
     assert graph.run(phase, progress="none").loss == pytest.approx(expected, rel=1e-5)
     assert "net/parameters/layer.weight" in graph.state()
+
+
+def test_a_tensor_that_is_larger_than_the_machine_is_not_allocated_for_a_moment() -> None:
+    with init_empty_weights():
+        net = nn.Linear(2**20, 2**22)  # 16 TiB
+    assert net.weight.device == torch.device("meta") and net.weight.shape == (2**22, 2**20)
+    with init_empty_weights(), pytest.raises(ConfigError, match="is computed from parameters, or from large random"):
+        nn.Module().register_buffer("table", torch.empty(2**28))

@@ -29,6 +29,8 @@ META = torch.device("meta")
 _DRAWS = frozenset({torch.rand, torch.randn})
 """Functions whose large results are not computed: initial values of parameters, which are loaded later."""
 _LARGE = 2**16
+_HUGE = 2**28
+"""Elements of a `torch.empty` that is not allocated even for a moment; a smaller one takes no physical memory."""
 _state = threading.local()
 
 
@@ -162,8 +164,13 @@ class _Drawing(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _DRAWS and all(kwargs.get(name) is None for name in ("device", "generator", "out")):
+        is_placed = any(kwargs.get(name) is not None for name in ("device", "generator", "out"))
+        if func in _DRAWS and not is_placed:
             return self._building.postpone(func, args, kwargs)
+        if func is torch.empty and not is_placed:
+            made = func(*args, **{**kwargs, "device": META})
+            if made.numel() >= _HUGE:
+                return made
         return func(*args, **kwargs)
 
 
