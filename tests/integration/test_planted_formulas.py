@@ -323,19 +323,22 @@ def test_weights_that_are_all_0_are_no_silent_nan(compile_: Any, framework: str)
 # -- every name that there is ------------------------------------------------------------------------------------------
 
 IMAGES = np.random.default_rng(1).normal(size=(24, 1, 6, 6)).astype("float32")
-MODELS: dict[str, dict[str, Any]] = {
-    "SequentialMLP": {"n_layers": 2, "activation": "tanh"},
-    "SequentialCNN": {"channels": (2,), "activation": "tanh"},
+TABLE = np.column_stack([IMAGES[:, 0, 0, :2], np.arange(24) % 4]).astype("float32")  # two numbers, a code
+MODELS: dict[str, tuple[np.ndarray, dict[str, Any]]] = {
+    "SequentialMLP": (IMAGES, {"output_shape": (3,), "n_layers": 2, "activation": "tanh"}),
+    "SequentialCNN": (IMAGES, {"output_shape": (3,), "channels": (2,), "activation": "tanh"}),
+    "TabularMLP": (TABLE, {"n_numbers": 2, "cardinalities": (4,), "n_outputs": 3, "hidden": (5,), "dropout": 0.0}),
 }
 
 
 def sample(framework: str, model: str, loss: str, **settings: Any) -> np.ndarray:
     """The losses of two epochs of a named model by a named loss."""
     classes = formulas.LOSSES[loss].takes_classes
-    picked = np.arange(len(IMAGES)) % 3
+    inputs, keywords = MODELS[model]
+    picked = np.arange(len(inputs)) % 3
     targets = picked if classes else np.eye(3, dtype="float32")[picked]
-    data = aa.FeatureSet.from_dict("d", {"x": IMAGES, "y": targets}, ["x"], ["y"])
-    net: Any = registry().computing(framework).models()[model](output_shape=(3,), **MODELS[model])
+    data = aa.FeatureSet.from_dict("d", {"x": inputs, "y": targets}, ["x"], ["y"])
+    net: Any = registry().computing(framework).models()[model](**keywords)
     graph = aa.ModelGraph([aa.ModelNode("net", net, data.reference())], aa.Optimizer("momentum", lr=0.02), seed=3)
     losses = [aa.AppliedLoss(loss, on="net")]
     phase = aa.TrainPhase("t", data="all", losses=losses, sampler=aa.SimpleSampler(8), epochs=2, **settings)
