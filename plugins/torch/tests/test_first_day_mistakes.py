@@ -134,7 +134,7 @@ ROWS: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
     ),
     "too few outputs": (
         lambda: train(nn.Linear(4, 2)),
-        r"class index 2; the model gives 2 classes, 0 to 1",
+        r"class index 2; the model has 2 classes, 0 to 1",
         lambda: train(nn.Linear(4, 3)),
     ),
     "layers in a list": (

@@ -79,7 +79,7 @@ def test_rows_that_drop_last_leaves_out_are_told_in_training_and_warned_of_in_an
         even = aa.fit(torch.nn.Linear(1, 1), DataLoader(DATA, 4, drop_last=True), **options)
         assert not any("leaves" in event.message for event in even.results.events)
         assert len(fitted.predict(DataLoader(DATA, 5))) == ROWS, "the hint"
-    with pytest.warns(UserWarning, match=r"read without 2 of its rows: its loader has drop_last=True.*drop_last=False"):
+    with pytest.warns(UserWarning, match=r"leaves 2 of its rows out: its loader has drop_last=True.*drop_last=False"):
         assert len(fitted.predict(DataLoader(DATA, 5, drop_last=True))) == 10
 
 

@@ -110,7 +110,10 @@ def test_an_average_that_is_empty_or_of_another_graph(data: aa.FeatureSet) -> No
         aa.WeightAveraging().apply("graph")  # type: ignore[arg-type]
     average = aa.WeightAveraging()
     train(mlp(), data, average)
-    with pytest.raises(PhaseError, match="made for node 'net', which the graph does not have"), average.applied(graph):
+    with (
+        pytest.raises(PhaseError, match="computed for node 'net', which the graph does not have"),
+        average.applied(graph),
+    ):
         pass
 
 

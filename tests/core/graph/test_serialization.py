@@ -203,7 +203,7 @@ def test_data_by_their_objects_are_named_where_they_have_a_name(table):
     fs = table()
     train = fs.split_random({"train": 0.5, "test": 0.5})["train"]
     assert EvalPhase("e", data=train).get_config()["data"] == {"fs": "train"}
-    with pytest.raises(ConfigError, match=r"the data of phase 'e' have no name to save. Hint: register a split"):
+    with pytest.raises(ConfigError, match=r"phase 'e' cannot be saved: its data have no name. Hint: register a split"):
         EvalPhase("e", data={"fs": train.feature_set.view()}).get_config()
 
 

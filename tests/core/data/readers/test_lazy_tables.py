@@ -109,7 +109,7 @@ def test_a_phase_takes_a_data_set_and_asks_for_one_of_several() -> None:
         FeatureSet.from_pandas("d", whole, "x")
     assert np.array_equal(FeatureSet.from_arrow("d", whole, "x", "y").array("x"), columns["x"])
     wide = datasets.Dataset.from_dict({name: values.tolist() for name, values in columns.items()})
-    with pytest.raises(ColumnError, match=r"float64\[\] in these data.*float32\[\]\. Hint: give data of this dtype"):
+    with pytest.raises(ColumnError, match=r"float64\[\] in these data.*float32\[\]\. Hint: cast the data"):
         trained(wide)
 
 
