@@ -29,7 +29,7 @@ def test_files_in_other_encodings(hint: Any, tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     path = tmp_path / "rows.csv"
     path.write_text("größe,y\n1.0,2.0\n", encoding="latin-1")
-    with hint("write the file as UTF-8, or give the frame of pandas.read_csv(path, encoding='latin-1')"):
+    with hint("save the file as UTF-8, or pass the frame of pandas.read_csv(path, encoding='latin-1')"):
         aa.FeatureSet.from_csv("data", path, ["größe"], ["y"])
     frame = pandas.read_csv(path, encoding="latin-1")
     assert len(aa.FeatureSet.from_pandas("data", frame, ["größe"], ["y"])) == 1

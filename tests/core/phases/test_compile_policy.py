@@ -207,7 +207,7 @@ def test_steps_that_the_phase_wants_compiled_are_compiled_after_each_change(
     result = train(10, 4, compile="steps", callbacks=[Annealing()])
     assert {kind for kind, *_ in programs.calls} == {"compiled"}
     assert [message.partition(",")[0] for message in told(result)[1:]] == [
-        "compiled steps are dropped because beta of the loss 'net' changed"
+        "compiled steps are dropped because beta of the loss 'net' has changed"
     ] * 3
 
 

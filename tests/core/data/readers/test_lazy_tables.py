@@ -103,7 +103,7 @@ def test_a_phase_takes_a_data_set_and_asks_for_one_of_several() -> None:
     for given in (by_name, dict(by_name)):
         with pytest.raises(PhaseError, match=r"Hint: choose a split of the \w+: data=splits\['train'\]"):
             trained(given)
-    with pytest.raises(DataError, match=r"is a DatasetDict, not a data frame.*Hint: use from_arrow, which makes its"):
+    with pytest.raises(DataError, match=r"is a DatasetDict, not a data frame.*Hint: use from_arrow, which keeps its"):
         FeatureSet.from_pandas("d", by_name, "x")
     with pytest.raises(DataError, match=r"is a Dataset, not a data frame.*Hint: use from_arrow, which reads its table"):
         FeatureSet.from_pandas("d", whole, "x")

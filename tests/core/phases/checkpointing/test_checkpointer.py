@@ -295,9 +295,9 @@ def test_a_generator_that_is_gone_is_refused(experiment, train, tmp_path, break_
 
     with pytest.raises(KeyboardInterrupt):
         run(Held(np.random.default_rng(0)), break_off("step_end", 2))
-    with pytest.raises(SourceError, match=r"generator '0\._draw\.rng' is not in the source any more"):
+    with pytest.raises(SourceError, match=r"generator '0\._draw\.rng' is no longer in the source"):
         run(lambda: 0.5)
-    with pytest.raises(SourceError, match=r"generator '0\._draw\.rng' does not take the state"):
+    with pytest.raises(SourceError, match=r"generator '0\._draw\.rng' does not accept its earlier state"):
         run(Held(random.Random(0)))
     run(Held(np.random.default_rng(5)))  # as the hint says
 

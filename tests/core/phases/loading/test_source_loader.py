@@ -482,7 +482,7 @@ def broken() -> Any:
 
 
 FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
-    "raises": (broken, r"batch 3 of source 'data' in epoch 1 .*could not be made: RuntimeError: the disk is on fire"),
+    "raises": (broken, r"batch 3 of source 'data' in epoch 1 .*could not be read: RuntimeError: the disk is on fire"),
     "empty": (lambda: {n: c[:0] for n, c in cut(0, 8).items()}, r"batch 3 of .* in epoch 1 .*has no rows"),
     "dtype": (lambda: {**cut(0, 8), "b": np.zeros(8, "float32")}, r"column 'b' of batch 3 of .* is float32\[\]"),
     "shape": (lambda: {**cut(0, 8), "a": np.zeros((8, 4), "float32")}, r"column 'a' of batch 3 of .*float32\[4\]"),
@@ -508,11 +508,11 @@ def test_an_error_in_the_thread_is_raised_and_leaves_nothing(fault: str, small_b
 
 def test_a_source_exhausted_in_the_second_epoch() -> None:
     experiment = Experiment("e", graph_of(table()), progress="none")
-    with pytest.raises(SourceError, match=r"is an iterator \(generator\) and was read before.*give a function"):
+    with pytest.raises(SourceError, match=r"is an iterator \(generator\) and was read before.*pass a function"):
         experiment.run_phase(phase(value_ for value_ in batches()))
     assert len(experiment.last_run.epochs) == 1
     kept = iter(batches())
-    with pytest.raises(SourceError, match=r"gave no batch in epoch 1, after it had given some before"):
+    with pytest.raises(SourceError, match=r"returned no batch in epoch 1, although it did in earlier epochs"):
         experiment.run_phase(TrainPhase("again", data=lambda: kept, losses=MSE, epochs=2))
     assert len(experiment.last_run.epochs) == 1
 
@@ -521,7 +521,7 @@ def test_a_source_shorter_or_longer_than_it_says() -> None:
     for steps, gave in ((9, "7 of the 9 batches"),):
         with pytest.raises(SourceError, match=gave):
             run(graph_of(table()), phase(source(lambda: iter(batches()), steps=steps)))
-    with pytest.raises(SourceError, match="gives no rows at all"):
+    with pytest.raises(SourceError, match="has no rows"):
         run(graph_of(table()), phase([]))
 
 

@@ -41,10 +41,10 @@ def table_from_csv(label: str, path: str | os.PathLike[str], delimiter: str = ",
     except UnicodeDecodeError as error:
         raise DataError(
             f"{label!r}: the header of {str(path)!r} is not UTF-8: {error}",
-            hint="write the file as UTF-8, or give the frame of pandas.read_csv(path, encoding='latin-1')",
+            hint="save the file as UTF-8, or pass the frame of pandas.read_csv(path, encoding='latin-1')",
         ) from error
     except (pa.ArrowException, ValueError) as error:
         raise DataError(
             f"{label!r}: {str(path)!r} cannot be read as CSV: {error}",
-            hint="check the delimiter and the header, or read it with pandas and give the frame to from_pandas",
+            hint="check the delimiter and the header, or read it with pandas and pass the frame to from_pandas",
         ) from error
