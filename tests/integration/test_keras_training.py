@@ -101,7 +101,7 @@ def test_losses_train_as_those_that_compile_is_given(make: Callable[[], Any], th
 @pytest.mark.parametrize(
     ("make", "loss", "message"),
     [
-        (probabilities, "cross_entropy", "cross_entropy takes logits, but the model ends with softmax.*leave softmax"),
+        (probabilities, "cross_entropy", "cross_entropy takes logits, but the model ends with softmax.*remove softmax"),
         (functional, "cross_entropy", "cross_entropy takes logits, but the model ends with softmax"),
         (sigmoid, "bce", "binary_cross_entropy takes logits, but the model ends with sigmoid"),
         (probabilities, losses.SparseCategoricalCrossentropy(from_logits=True), "takes logits, but .* with softmax"),

@@ -357,9 +357,9 @@ def test_a_single_number_is_the_loss_and_nan_is_warned_of(data: aa.FeatureSet) -
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"loss": torch.ones(3)}, r"gave a Tensor of shape \[3\] as the figure 'loss'.*a mean over the batch"),
-        ({3: 1.0}, r"gave 1.0 as the figure 3\. Available: a dict of names and scalars"),
-        ("good", "gave 'good' as the figure 'loss'"),
+        ({"loss": torch.ones(3)}, r"returned a Tensor of shape \[3\] as the figure 'loss'.*a mean over the batch"),
+        ({3: 1.0}, r"returned 1.0 as the figure 3\. Available: a dict of names and scalars"),
+        ("good", "returned 'good' as the figure 'loss'"),
         (
             {"val_loss": 1.0},
             r"figure 'val_loss', but the prefix `val_` is reserved for validations\. Hint: name it 'loss'",

@@ -463,7 +463,7 @@ def wrong(**batch: Any) -> Any:
         ({"collate": lambda items: items[99]}, r"could not be collated: IndexError"),
         ({"pad": {**PADS, "mask": aa.Pad(0, mask="m")}}, r"cannot create a mask of 'mask': the lengths of rows"),
         ({"pad": {**PADS, "ids": aa.Pad(0, length=4)}}, r"'ids' of .* has a row of \d+ entries.*it is padded to 4"),
-        ({"pad": {**PADS, "ids": 0.5}}, r"column 'ids' is of int64, which cannot hold 0.5"),
+        ({"pad": {**PADS, "ids": 0.5}}, r"column 'ids' is of int64, which cannot hold the padding value 0.5"),
         ({"pad": {**PADS, "kind": 0}}, r"column 'kind' of .* has the shape \[8\], which has no axis to pad"),
     ],
 )

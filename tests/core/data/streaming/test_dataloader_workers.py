@@ -157,8 +157,8 @@ def test_a_batch_of_an_ended_worker_says_what_to_do() -> None:
     with pytest.raises(SourceError) as told:
         list(IterableSource("s", Loader(), features="x").batches(3))
     assert str(told.value) == (
-        "batch 1 of source 's' in epoch 3 (both counted from 0) did not arrive: RuntimeError: DataLoader worker (pid 12) "
-        "is killed by signal: Killed. Hint: the worker was killed, often because memory ran out, or it exited: use "
+        "batch 1 of source 's' in epoch 3 (both counted from 0) did not arrive: RuntimeError: DataLoader worker (pid "
+        "12) is killed by signal: Killed. Hint: the worker was killed, often because memory ran out, or it exited: use "
         "fewer workers, or num_workers=0 to read in this process."
     )
 
