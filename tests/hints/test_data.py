@@ -307,13 +307,13 @@ def test_files_of_text(hint: Any, tmp_path: Path) -> None:
     file.write_text("a;b\n1;2\n3\n")
     with hint("write 'FILE.csv'"):
         aa.FeatureSet.from_csv("data", 3, ["a"])  # type: ignore[arg-type]
-    with hint("check the delimiter and the header, or give the frame of pandas.read_csv({}, on_bad_lines='warn')"):
+    with hint("check the delimiter and the header, or pass the frame of pandas.read_csv({}, on_bad_lines='warn')"):
         aa.FeatureSet.from_csv("data", str(file), ["a"], delimiter=";")
     pandas = pytest.importorskip("pandas")
     frame = pandas.read_csv(file, delimiter=";", on_bad_lines="warn")
     assert aa.FeatureSet.from_pandas("data", frame, ["a"]).array("a").tolist() == [1, 3]
     file.write_text("a;b\n1;2\n3;4\n")
-    with hint("give the frame of pandas.read_csv({}, sep={})"):
+    with hint("pass the frame of pandas.read_csv({}, sep={})"):
         aa.FeatureSet.from_csv("data", file, ["a"])
     assert aa.FeatureSet.from_pandas("data", pandas.read_csv(file, sep=";"), ["a"]).array("a").tolist() == [1, 3]
     assert aa.FeatureSet.from_csv("data", file, ["a"], delimiter=";").array("a").tolist() == [1, 3]
@@ -694,7 +694,7 @@ def test_files_in_other_encodings(hint: Any, tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     for encoding in ("latin-1", "utf-16"):
         path.write_text("größe,y\n1,2\n3,4\n", encoding=encoding)
-        with hint("give the frame of pandas.read_csv({}, encoding={})"):
+        with hint("pass the frame of pandas.read_csv({}, encoding={})"):
             aa.FeatureSet.from_csv("data", path, ["größe"], ["y"])
         frame = pandas.read_csv(path, encoding=encoding)
         assert aa.FeatureSet.from_pandas("data", frame, ["größe"], ["y"]).array("größe").size == 2
