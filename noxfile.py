@@ -141,7 +141,7 @@ def published(plugin: str) -> dict[str, Any]:
 
 def has_backend(plugin: str) -> bool:
     """Whether a plugin has a backend, and so publishes a Subject for the kit; the others are of hooks alone."""
-    return "anyaccel.conformance" in published(plugin)["entry-points"] and plugin not in FEATURES
+    return "anyaccel.conformance" in published(plugin).get("entry-points", {}) and plugin not in FEATURES
 
 
 def with_siblings(*plugins: str) -> list[str]:

@@ -57,6 +57,8 @@ QUERIES = (
     ("gan", "gan"),
     ("hyperparameter search", "hyperparameter-search"),
     ("optuna", "hyperparameter-search"),
+    ("ray tune", "hyperparameter-search"),
+    ("pruning", "hyperparameter-search"),
     ("ema", "weight-averaging"),
     ("profiler", "profile"),
     ("padding", "sequences"),
