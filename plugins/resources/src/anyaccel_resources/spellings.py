@@ -13,8 +13,7 @@ _ELSEWHERE = {
     "nvidia-tesla-v100": "V100-16GB",
     "nvidia-h100-mega-80gb": "H100-80GB",
     # hardware of Hugging Face's Spaces and Jobs
-    "cpu-basic": "cpu",
-    "cpu-upgrade": "cpu",
+    **dict.fromkeys(("cpu-basic", "cpu-upgrade", "cpu-performance", "cpu-xl", "sprx8"), "cpu"),
     "zero-a10g": "any",
     "a100-large": "A100-80GB",
     # how resources of Kubernetes, and of containers, are named
