@@ -307,11 +307,15 @@ def test_files_of_text(hint: Any, tmp_path: Path) -> None:
     file.write_text("a;b\n1;2\n3\n")
     with hint("write 'FILE.csv'"):
         aa.FeatureSet.from_csv("data", 3, ["a"])  # type: ignore[arg-type]
-    with hint("check the delimiter and the header, or read it with pandas and give the frame to from_pandas"):
+    with hint("check the delimiter and the header, or give the frame of pandas.read_csv({}, on_bad_lines='warn')"):
         aa.FeatureSet.from_csv("data", str(file), ["a"], delimiter=";")
-    frame = pytest.importorskip("pandas").read_csv(file, delimiter=";")
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.read_csv(file, delimiter=";", on_bad_lines="warn")
     assert aa.FeatureSet.from_pandas("data", frame, ["a"]).array("a").tolist() == [1, 3]
     file.write_text("a;b\n1;2\n3;4\n")
+    with hint("give the frame of pandas.read_csv({}, sep={})"):
+        aa.FeatureSet.from_csv("data", file, ["a"])
+    assert aa.FeatureSet.from_pandas("data", pandas.read_csv(file, sep=";"), ["a"]).array("a").tolist() == [1, 3]
     assert aa.FeatureSet.from_csv("data", file, ["a"], delimiter=";").array("a").tolist() == [1, 3]
 
 
@@ -689,10 +693,10 @@ def test_conditions_on_several_feature_sets(hint: Any) -> None:
 def test_files_in_other_encodings(hint: Any, tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_bytes("größe,y\n1,2\n3,4\n".encode("latin-1"))
-    with hint("write the file as UTF-8, or give the frame of pandas.read_csv(path, encoding='latin-1')"):
-        aa.FeatureSet.from_csv("data", path, ["größe"], ["y"])
     pandas = pytest.importorskip("pandas")
-    frame = pandas.read_csv(path, encoding="latin-1")
-    assert aa.FeatureSet.from_pandas("data", frame, ["größe"], ["y"]).array("größe").size == 2
-    path.write_text("größe,y\n1,2\n3,4\n", encoding="utf-8")
-    assert aa.FeatureSet.from_csv("data", path, ["größe"], ["y"]).array("größe").size == 2
+    for encoding in ("latin-1", "utf-16"):
+        path.write_text("größe,y\n1,2\n3,4\n", encoding=encoding)
+        with hint("give the frame of pandas.read_csv({}, encoding={})"):
+            aa.FeatureSet.from_csv("data", path, ["größe"], ["y"])
+        frame = pandas.read_csv(path, encoding=encoding)
+        assert aa.FeatureSet.from_pandas("data", frame, ["größe"], ["y"]).array("größe").size == 2

@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from anyaccel.fitting.tables import (
     columns_before_transforms,
     is_table,
     new_rows,
+    readable,
     transformed_like,
     treatment_in,
 )
@@ -389,6 +391,9 @@ class FittedModel:
         """Return new rows in the form that the graph takes."""
         if isinstance(data, str) and data in (*self._data.splits, "all"):
             return data
+        data = readable(data)
+        if isinstance(data, list) and data and isinstance(data[0], (list, Real)):
+            data = np.asarray(data)
         if not isinstance(data, (FeatureSet, FeatureSetView)):
             if not is_table(data) and not hasattr(data, "shape"):
                 return data  # a source that a phase reads

@@ -33,6 +33,7 @@ FEW = 40
 CLIP = 5.0
 """Scaled numbers beyond this many standard deviations are cut."""
 _FOLDS = 5
+_LARGEST = 1e150  # beyond, no variance is a finite number
 
 
 class TableTreatment(TableTransform):
@@ -98,6 +99,14 @@ class TableTreatment(TableTransform):
         from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 
         values, gap_columns = self._numbers(table)
+        is_huge = (np.abs(values[rows]) > _LARGEST).any(axis=0)
+        if is_huge.any():
+            place = int(is_huge.argmax())
+            name, largest = gap_columns[place], np.nanmax(np.abs(values[rows, place]))
+            raise ColumnError(
+                f"column {name!r} has numbers up to {largest:.3g}, of which the square is infinite",
+                hint=f"take their logarithm, or leave the column out: drop=[{name!r}]",
+            )
         is_gap = np.isnan(values[rows]).any(axis=0)
         self.gaps = [place for place in gap_columns if is_gap[place]]
         if values.shape[1]:
@@ -142,9 +151,9 @@ class TableTreatment(TableTransform):
             is_infinite = np.isinf(part).any(axis=1)
             if is_infinite.any():
                 raise ColumnError(
-                    f"column {name!r} is infinite in {int(is_infinite.sum())} rows, the first in row "
-                    f"{int(is_infinite.argmax())}",
-                    hint=f"leave such places empty (pandas: table[{name!r}].replace([inf, -inf], None))",
+                    f"column {name!r} is infinite in {int(is_infinite.sum()):,} of {len(table):,} rows, the first in "
+                    f"row {int(is_infinite.argmax())}",
+                    hint="leave such places empty (pandas: table.replace([float('inf'), float('-inf')], float('nan')))",
                 )
             places |= dict.fromkeys(range(place, place + part.shape[1]), name)
             parts.append(part)
