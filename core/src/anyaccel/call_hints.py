@@ -181,8 +181,8 @@ def _wrong_call(
 
 def _meant(wrong: str, parameters: Mapping[str, inspect.Parameter]) -> str:
     if not parameters:
-        return "it takes none"
+        return "it takes no arguments"
     if "optimizer" in parameters and wrong in _OF_OPTIMIZERS:
-        return f"the optimizer has it: optimizer=Optimizer({_OF_OPTIMIZERS[wrong]})"
+        return f"pass it to the optimizer: optimizer=Optimizer({_OF_OPTIMIZERS[wrong]})"
     other = next((word for word in _OTHER_WORDS.get(wrong, ()) if word in parameters and word != wrong), None)
     return f"it is called {other!r}" if other else did_you_mean(wrong, parameters, "use one of these names")
