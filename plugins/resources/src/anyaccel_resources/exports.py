@@ -74,7 +74,7 @@ def _fitting(entry: RequestEntry, names: Mapping[str, str] | None) -> list[str]:
     found = []
     for product in products():
         fits = {name: is_device_of(entry, _device(product, name, gb)) for name, gb, _ in product.drivers}
-        if all(fits.values()):
+        if fits and all(fits.values()):
             found.append(product.name)
         else:
             sizes = {gb: [fits[name] for name, other, _ in product.drivers if other == gb] for gb in product.memory_gb}
@@ -361,7 +361,8 @@ def _names(entry: RequestEntry, vendor: str) -> list[str]:
     """Return the drivers' names of all devices in the table of products that an alternative asks for."""
     names = _drivers(vendor, lambda device: is_device_of(entry, device))
     if not names:
-        raise refused(entry, "Kubernetes", "no product in the table is so", hint="ask for less")
+        why = "no driver's name in the table of products is of such a device"
+        raise refused(entry, "Kubernetes", why, hint="ask for less, or for another product")
     return names
 
 
