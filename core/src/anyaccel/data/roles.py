@@ -96,7 +96,9 @@ def names_of(given: Names) -> tuple[str, ...]:
             raise ColumnError(
                 f"{name!r} is not the name of a column",
                 cause="names of columns are text",
-                hint="rename the column (pandas: df.columns = df.columns.astype(str))",
+                hint="rename the columns (pandas: df.columns = ['_'.join(map(str, name)) for name in df.columns])"
+                if isinstance(name, tuple)
+                else "rename the column (pandas: df.columns = df.columns.astype(str))",
             )
         check_encodable(name)
     return names
@@ -206,10 +208,11 @@ def check_rest(label: str, roles: Mapping[str, str], errors: Mapping[str, Column
         return
     role = roles[next(iter(errors))]
     texts = "; of texts store token ids" if any("token ids" in (error.hint or "") for error in errors.values()) else ""
+    sparse = next((f"; or {error.hint}" for error in errors.values() if "toarray()" in (error.hint or "")), "")
     raise ColumnError(
         f"{len(errors)} of the remaining columns of {label!r} cannot be {role}s: {listed(errors)}",
         cause="; ".join(error.problem for error in list(errors.values())[:_REASONS]),
-        hint=f"name them as tags, leave them out of the data, or name the {role}s one by one{texts}",
+        hint=f"name them as tags, leave them out of the data, or name the {role}s one by one{texts}{sparse}",
     )
 
 

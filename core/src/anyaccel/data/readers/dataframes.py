@@ -70,7 +70,7 @@ def table_from_dict(label: str, data: Mapping[str, Any], given: RoleNames, pad: 
         raise ColumnError(
             f"the columns of {label!r} differ in length",
             cause=listed(f"{name}: {length}" for name, length in lengths.items()),
-            hint="give every column one entry per sample",
+            hint="give every column one entry per row",
         )
     return padded_table(stamp(pa.table(columns), roles), pads)
 
