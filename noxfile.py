@@ -344,6 +344,13 @@ def features(session: nox.Session) -> None:
 
 
 @nox.session(python=MAIN)
+def schedulers(session: nox.Session) -> None:
+    """Exports of requests beside the packages of the systems that read them, and the schema of Kubernetes."""
+    install(session, *editable("resources", "devtools"), *group("test", "schedulers"))
+    session.run("pytest", *(f"plugins/resources/tests/test_{name}.py" for name in ("exports", "exports_elsewhere")))
+
+
+@nox.session(python=MAIN)
 def apart(session: nox.Session) -> None:
     """Each feature is taken away in turn, and all tests of core and of the others run; `features` runs a sample."""
     install(session, *editable(*FEATURES), *group("test", "guests", "lint", "types"))
