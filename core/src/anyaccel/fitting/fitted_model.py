@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from anyaccel import arguments, saved_folder
-from anyaccel.adapter.output_activations import was_warned_of
 from anyaccel.arguments import shown
 from anyaccel.call_hints import call_hints, class_hints
 from anyaccel.data import FeatureSet, FeatureSetView
@@ -38,7 +37,7 @@ from anyaccel.graph import AppliedLoss, ModelGraph, Plan
 from anyaccel.graph.weight_loading import Change, Names
 from anyaccel.html import Markup, guarded, line, page
 from anyaccel.phases import EvalPhase, TrainPhase
-from anyaccel.phases.step_checks import ProbabilityCheck
+from anyaccel.phases.step_checks import warn_of_probabilities
 from anyaccel.results import EvalResults, TrainResults
 from anyaccel.results.base import read_results, results_parts
 from anyaccel.specs import Loss
@@ -383,9 +382,8 @@ class FittedModel:
 
     def _warn_of_probabilities(self, outputs: np.ndarray, loss: Loss) -> None:
         """Warn of a model that ends in a softmax, over which the loss and `predict_proba` compute another one."""
-        if not was_warned_of(self.graph.nodes[self._node].model):  # type: ignore[union-attr]  # the node of a model
-            check = ProbabilityCheck([AppliedLoss(loss, on=self._node)], {self._node: [self._node]})
-            check.look({self._node: outputs})
+        model = self.graph.nodes[self._node].model  # type: ignore[union-attr]  # the node of a model
+        warn_of_probabilities(model, AppliedLoss(loss, on=self._node), outputs)
 
     @staticmethod
     def _warn_of_nan(values: np.ndarray, call: str, what: str) -> None:
