@@ -14,8 +14,8 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 SHOWN = re.compile(r"^`{3,}\{literalinclude\} (\S+)$|\{download\}`[^`<]*<([^>`]+)>`", re.MULTILINE)
-# What tests/docs/test_own_loop_scripts.py runs, in one and two processes.
-RUN_ELSEWHERE = "examples/own-loop/"
+# What test_own_loop_scripts.py and test_coming_from.py run.
+RUN_ELSEWHERE = ("examples/own-loop/", "examples/coming-from/")
 # Nobody is told of the usage; sockets of Ray need short paths.
 SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "PYTHONWARNINGS": "ignore"}
 

@@ -113,11 +113,11 @@ def test_a_path_that_is_not_there_names_those_that_look_like_it(name, tmp_path, 
     meant = caught.value.hint.removeprefix("did you mean '").removesuffix("'?")
     assert read(meant) is not None
     with pytest.raises(
-        MissingFileError, match=r"and no folder '.*nowhere'\. Hint: write the whole path; relative ones beg"
+        MissingFileError, match=r"and no folder '.*nowhere'\. Hint: use an absolute path; relative paths start"
     ):
         read(f"nowhere/train{ending}")
     assert read(str(tmp_path / f"train{ending}")) is not None
-    with pytest.raises(MissingFileError, match="Hint: download it, and give the path of the file"):
+    with pytest.raises(MissingFileError, match="Hint: download it, and pass the path of the file"):
         read(f"https://example.org/train{ending}")
 
 

@@ -487,7 +487,7 @@ def load(
     part = saved_folder.part(folder, PART)
     if not isinstance(part, Mapping) or not isinstance(part.get("columns"), Mapping):
         problem = f"{str(folder)!r} holds {shown(part)} in place of what FittedModel.save wrote"
-        raise ConfigError(problem, hint="give the folder that save() wrote")
+        raise ConfigError(problem, hint="pass the folder that save() wrote")
     for kind, read in extensions("fitted_models"):
         if kind in part:
             fitted: FittedModel = read(
@@ -501,7 +501,7 @@ def load(
     results = part.get("results", ())
     if not isinstance(results, (list, tuple)):
         problem = f"{str(folder)!r} holds {shown(results)} in place of results"
-        raise ConfigError(problem, hint="give the folder that save() wrote")
+        raise ConfigError(problem, hint="pass the folder that save() wrote")
     runs: Iterable[Any] = (read_results(run, {}) for run in results)
     experiment.history.extend(runs)
     losses = [_read_loss(config) for config in part.get("losses", ())]

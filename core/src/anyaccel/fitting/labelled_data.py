@@ -219,7 +219,7 @@ def _first_batch(data: Any) -> Mapping[str, Any]:
     finally:
         states.load(before)
     if first is None:
-        raise SourceError("the data have no batch at all", hint="give data with at least one row")
+        raise SourceError("the data have no batch at all", hint="pass data with at least one row")
     if not isinstance(first, Mapping):
         raise ColumnError(
             f"the first {'row' if by_number else 'batch'} is a {type(first).__name__}, and a model that computes its "
@@ -406,7 +406,7 @@ def _arrow(data: Any, names: Iterable[str] | None) -> Mapping[str, Any]:
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         cause = listed(f"{name}: {length}" for name, length in lengths.items())
-        raise ColumnError("the columns differ in length", cause=cause, hint="give every column one entry per row")
+        raise ColumnError("the columns differ in length", cause=cause, hint="use one entry per row in every column")
     return columns
 
 

@@ -315,6 +315,8 @@ def _check_slurm(entry: RequestEntry, first: RequestEntry, several: bool) -> Non
     if _written(entry) != entry.product:
         raise refused(entry, "Slurm", "each site names sizes of its own", hint=by_hand)
     alike = replace(entry, product="", exact=False) == replace(first, product="", exact=False)
+    if several and entry.nodes > 1:  # sbatch --test-only of Slurm 22.05 mixes them, with [h100|a100] too
+        raise refused(entry, "Slurm", "its machines may be of several products", hint="export each wish of its own")
     if several and not (entry.product and alike):
         raise refused(entry, "Slurm", "alternatives are products of one count", hint="export each wish of its own")
 

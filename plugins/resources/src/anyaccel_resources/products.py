@@ -52,6 +52,10 @@ class Product:
         """The forms that it is sold in, such as `"SXM"` and `"PCIe"`."""
         return tuple(dict.fromkeys(form for _, _, form in self.drivers if form))
 
+    def sizes_of(self, form: str) -> tuple[int, ...]:
+        """Return the sizes in GB that a form of it has, and all for `""`."""
+        return tuple(size for size in self.memory_gb if not form or (size, form) in {it[1:] for it in self.drivers})
+
     @property
     def sm(self) -> int:
         """Its compute capability as compilers write it: 90 for 9.0; 0 if it has none."""
