@@ -117,7 +117,7 @@ class Nearest:
 
 
 def test_classes_of_numbers(hint: Any) -> None:
-    with hint("give the model one output per class; metrics of numbers are 'r2', 'mae' and 'rmse'"):
+    with hint("use a model with one output per class; metrics of numbers are 'r2', 'mae' and 'rmse'"):
         measure("accuracy")
     for metric in ("r2", "mae", "rmse"):
         assert metric in measure(metric)

@@ -161,10 +161,10 @@ def test_metrics_are_over_all_rows_whatever_the_batches(experiment, data):
     [
         (
             lambda outputs, targets: outputs.detach(),
-            r"raised  AttributeError: .*outputs float32\[6, 1\] and targets float",
+            r"raised AttributeError: .*outputs float32\[6, 1\] and targets float",
         ),
-        (lambda outputs, targets: {}["a"], r"raised  KeyError: 'a'"),
-        (lambda outputs, targets: 1 / 0, r"raised  ZeroDivisionError"),
+        (lambda outputs, targets: {}["a"], r"raised KeyError: 'a'"),
+        (lambda outputs, targets: 1 / 0, r"raised ZeroDivisionError"),
         (lambda outputs, targets: outputs, r": it returned values of shape \[6\], not one number.*Hint: average"),
         (
             lambda outputs, targets: None,
