@@ -400,10 +400,6 @@ def test_scaled_targets_come_back_in_their_units():
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (
-            {"name": [f"p{row}" for row in range(N)]},
-            r"'name' has 240 different values in 240 rows, so",
-        ),
         ({"zip": [str(row % 90) for row in range(N)]}, r"'zip' is text, and 100% of its values look like numbers"),
         (
             {"n": ["n/a" if row % 4 else "1" for row in range(N)], "zip": ["1", "2", "x"] * 80},
@@ -418,6 +414,59 @@ def test_columns_of_no_use_are_refused(more, message):
     with pytest.raises(ColumnError, match=message):
         fit(frame(**more))
     assert fit(frame(**more), drop=list(more)).columns["sex"]
+
+
+@pytest.mark.parametrize("model", [net, "mlp"])
+def test_text_with_another_value_in_each_row_is_left_out_with_a_warning(model, tmp_path):
+    framework = {"framework": "numpy"} if model == "mlp" else {}
+    data = frame(name=[f"p{row}" for row in range(N)])
+    with pytest.warns(TableWarning, match=r"are left out: 'name' \(such as 'p0'\)\. Hint: .*categories=\['name'\]"):
+        fitted = fit(data, model=model, **framework)
+    assert fitted.columns["name"].treatment == "identifies rows: 240 values in 240 rows"
+    without = fit(model=model, **framework)
+    np.testing.assert_array_equal(matrix(fitted), matrix(without))
+    np.testing.assert_array_equal(fitted.predict(data, outputs=True), without.predict(RAW, outputs=True))
+    kept = fit(data, model=model, categories=["name"], **framework)
+    assert kept.columns["name"].treatment == "mean of the target, cross-fitted, scaled"
+    assert fit(data, model=model, embed=["name"], **framework).columns["name"].n_categories == N
+    with pytest.raises(ColumnError, match=r"no feature is left.*identifies rows.*Hint: .*categories=\['name'\]"):
+        fit(data[["name", "survived"]], model=model, **framework)
+
+
+def test_numbers_for_mlp_become_places_between_quantiles():
+    fitted = fit(TABLE[["fare", "age", "alone", "survived"]], model="mlp", framework="numpy")
+    made = matrix(fitted)
+    assert fitted.columns["fare"].treatment == "scaled, 32 quantile intervals"
+    assert (fitted.columns["fare"].n_features, fitted.columns["age"].n_features) == (33, 34)
+    start = 2
+    for values in (FARE, np.where(np.isnan(AGE), np.nanmedian(AGE), AGE)):
+        edges = np.quantile(FARE if values is FARE else AGE[~np.isnan(AGE)], np.linspace(0, 1, 33))
+        places = made[:, start : start + 32]
+        assert ((places >= 0) & (places <= 1)).all() and (np.diff(places, axis=1) <= 0).all()
+        np.testing.assert_allclose(places.sum(axis=1), np.interp(values, edges, np.arange(33)), atol=1e-4)
+        start += 32
+    assert not fit(model=net).columns["fare"].treatment.endswith("intervals")
+
+
+@pytest.mark.parametrize(("width", "n_intervals"), [(1, 32), (100, 10), (256, 4), (257, 0)])
+def test_wide_tables_have_fewer_intervals(width, n_intervals):
+    data = {"x": rng.normal(size=(N, width)), "y": np.arange(N) % 2 == 0}
+    fitted = fit(data, "y", model="mlp", framework="numpy", epochs=0)
+    assert matrix(fitted).shape == (N, width * (1 + n_intervals))
+
+
+@pytest.mark.parametrize(
+    ("n_categories", "treatment"),
+    [(48, "code for an embedding; 0 if missing"), (60, "mean of the target, cross-fitted, scaled")],
+)
+def test_mlp_embeds_categories_that_have_many_rows(n_categories, treatment):
+    rows = 1000
+    data = {"c": [f"v{row % n_categories}" for row in range(rows)], "y": np.arange(rows) % 2 == 0}
+    fitted = fit(data, "y", model="mlp", framework="numpy", epochs=0)
+    assert fitted.columns["c"].treatment == treatment
+    assert (
+        fit(data, "y", model="mlp", framework="numpy", embed=["c"], epochs=0).columns["c"].treatment.startswith("code")
+    )
 
 
 def test_a_hundred_thousand_categories():
@@ -560,9 +609,9 @@ def test_a_feature_set_is_treated_for_a_model_that_is_made_for_it(model, tmp_pat
     framework = {"framework": "numpy"} if model == "mlp" else {}
     fitted = fit(data, None, model, validation="val", **framework)
     train = data["train"].array("x")
-    np.testing.assert_allclose(
-        matrix(fitted), np.clip(StandardScaler().fit(train).transform(x), -5, 5), rtol=1e-4, atol=1e-6
-    )
+    scaled = np.clip(StandardScaler().fit(train).transform(x), -5, 5)
+    np.testing.assert_allclose(matrix(fitted)[:, :3], scaled, rtol=1e-4, atol=1e-6)
+    assert matrix(fitted).shape[1] == (3 if model is net else 3 + 3 * 32)
     fitted.save(tmp_path / "saved")
     loaded = aa.load(tmp_path / "saved")
     np.testing.assert_array_equal(loaded.predict({"x": x}, outputs=True), fitted.predict({"x": x}, outputs=True))
@@ -577,7 +626,7 @@ def test_columns_of_tags_alone_become_features():
 
 
 def test_mlp_embeds_many_categories_and_predicts_what_a_new_process_does(tmp_path):
-    fitted = fit(model="mlp", framework="numpy", validation=0.2)
+    fitted = fit(model="mlp", framework="numpy", validation=0.2, embed=["cabin"])
     assert fitted.columns["cabin"].treatment == "code for an embedding; 0 if missing"
     fitted.save(tmp_path / "saved")
     np.testing.assert_array_equal(aa.load(tmp_path / "saved").predict(RAW), fitted.predict(RAW))
