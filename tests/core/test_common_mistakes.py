@@ -236,7 +236,7 @@ def test_new_data_under_another_label_are_refused_with_a_hint() -> None:
     data = source()
     new = aa.FeatureSet.from_dict("new", {"x": X, "y": X[:, 0]}, ["x"], ["y"])
     runner = experiment(aa.ModelNode("net", aa.SequentialMLP(1), data.reference()))
-    with pytest.raises(PhaseError, match=r"Hint: if 'new' are such data, say so: data=\{'data': new\}\.$"):
+    with pytest.raises(PhaseError, match=r"Hint: if 'new' are the right data, pass data=\{'data': new\}\.$"):
         runner.run_phase(aa.EvalPhase("e", data=new))
     result = runner.run_phase(aa.EvalPhase("e", data={"data": new}, metrics=["mse"]))
     assert len(result.prediction("net")) == 20 and result.to_arrow().column_names == ["prediction.net", "y"]

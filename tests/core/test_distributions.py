@@ -469,5 +469,5 @@ def test_the_direction_of_a_metric_that_is_not_installed_is_asked_for() -> None:
     validation = aa.EvalPhase("v", data="all", metrics=[recall])
     callbacks = [aa.EarlyStopping("val_recall")]
     phase = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], validation=validation)
-    with pytest.raises(PhaseError, match="whether 'val_recall' is better when it is high or low is not known"):
+    with pytest.raises(PhaseError, match="cannot tell whether a high or a low 'val_recall' is better"):
         aa.Experiment("e", graph, callbacks=callbacks, progress="none").run_phase(phase)

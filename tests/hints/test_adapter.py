@@ -54,7 +54,7 @@ def test_images(hint: Any) -> None:
         return trained(graph(node("net", model or aa.SequentialCNN(1, channels=(2, 2), **settings), data.reference())))
 
     images = np.ones((4, 8, 8), "float32")
-    with hint("store images channels first; one channel is an axis too, [1, height, width]"):
+    with hint("store images channels first; a single channel also needs an axis, [1, height, width]"):
         convolved(images)
     assert convolved(images[:, None])
     with hint("use fewer convolutions, larger images, or pool=1"):
@@ -86,7 +86,7 @@ def test_losses_that_are_classes(hint: Any) -> None:
     with hint("correct loss_kwargs"):
         with_loss(Squares, loss_kwargs={"zzz": 2.0})
     assert with_loss(Squares, loss_kwargs={"scale": 2.0})
-    with hint("give a function, a class with __call__, or a name such as 'mse'"):
+    with hint("pass a function, a class with __call__, or a name such as 'mse'"):
         with_loss(Bare)
     assert callable(Squares.__call__) and with_loss(Squares)
     assert with_loss(lambda outputs, targets: Squares()(outputs, targets)) and with_loss("mse")

@@ -60,7 +60,7 @@ def test_monitors(hint: Any) -> None:
 def test_states_of_callbacks(hint: Any) -> None:
     stopping, averaging = EarlyStopping("loss"), WeightAveraging()
     for callback in (stopping, averaging):
-        with hint("give what state_dict() of such a callback gave"):
+        with hint("pass the result of state_dict() of the same kind of callback"):
             callback.load_state_dict({"other": 1})
         experiment().run_phase(train(callbacks=[callback]))
         type(callback)().load_state_dict(callback.state_dict())

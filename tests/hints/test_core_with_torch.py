@@ -47,7 +47,7 @@ class Pair(nn.Module):
 def test_arguments_of_calls(hint: Any) -> None:
     label, model = "net", Pair()
     data = features(a=X, b=X)
-    with hint("feed every argument of its call: ModelNode(label, model, [data.reference('a'), data.reference('b')])"):
+    with hint("pass every argument of its call: ModelNode(label, model, [data.reference('a'), data.reference('b')])"):
         graph(model, data.reference("a")).build()
     node = aa.ModelNode(label, model, [data.reference("a"), data.reference("b")])
     assert trained(aa.ModelGraph([node], "sgd"))
@@ -75,7 +75,7 @@ def test_shapes_and_dtypes_of_inputs(hint: Any) -> None:
     with hint("cast the data: feature_set.cast({...: {}}, keep_splits=True)"):
         graph(nn.Linear(3, 1), feature_set.reference("i")).build()
     assert trained(graph(nn.Linear(3, 1), feature_set.cast({"i": "float32"}, keep_splits=True).reference("i")))
-    with hint("give each input its own: batch_axis={'INPUT': 1}"):
+    with hint("set it for each input: batch_axis={'INPUT': 1}"):
         graph(Pair(), {"a": DATA.reference(), "b": DATA.reference()}, batch_axis=5).build()
 
     class Turned(Pair):
@@ -102,8 +102,8 @@ def test_what_models_return(hint: Any) -> None:
         graph(Line(lambda model, output: None)).build()
     assert callable(Line().__call__) and trained(graph(Line()))
     with hint(
-        "a model that gives a list with an entry for each sample (a detector) goes into a module whose forward returns "
-        "a tensor, and is called in a step of your own, TrainPhase(step=...): docs/how-to/custom-step.md"
+        "wrap a model that returns a list with an entry for each sample (a detector) in a module whose forward "
+        "returns a tensor, and call it in a custom step, TrainPhase(step=...): docs/how-to/custom-step.md"
     ):
         graph(Line(lambda model, output: list(output))).build()
 
@@ -134,7 +134,7 @@ def test_outputs_that_differ_in_training(hint: Any) -> None:
     given.build()
     model.later = True
     with hint(
-        "return the same outputs in every call, or name all that it returns in training, those of evaluation first: "
+        "return the same outputs in every call, or name all outputs in training, starting with those of evaluation: "
         "ModelNode(..., outputs=['NAME', ...])"
     ):
         given.run(aa.EvalPhase("test", data="all", accelerator="cpu"), progress="none")

@@ -60,7 +60,7 @@ def test_words_of_others_for_training_a_graph(hint: Any) -> None:
     with hint("a TrainPhase does this: TrainPhase(..., losses=[AppliedLoss(...)])"):
         given.zero_grad()
     assert given.run(aa.TrainPhase("train", data="train", losses=[aa.AppliedLoss("mse", on="net")]), progress="none")
-    with hint("say where to a phase: TrainPhase(..., accelerator='cpu')"):
+    with hint("set it on a phase: TrainPhase(..., accelerator='cpu')"):
         given.to("cpu")
     assert given.run(aa.TrainPhase("train", data="train", losses=[LOSS], accelerator="cpu"), progress="none")
 

@@ -174,7 +174,7 @@ def test_precision_by_the_words_of_others(hint: Any) -> None:
     with hint("write precision={}"):
         phase(precision="amp")
     assert phase(precision="bf16-mixed").precision == "bf16-mixed"
-    with hint("give the dict that get_config() made"):
+    with hint("pass the dict from get_config()"):
         LossScale.from_config({"much": 3})
     assert LossScale.from_config(LossScale().get_config()) == LossScale()
 
@@ -200,7 +200,7 @@ def test_specs(hint: Any) -> None:
 
 
 def test_saved_folders(hint: Any, tmp_path: Path) -> None:
-    with hint("give the folder that save() wrote"):
+    with hint("pass the folder that save() wrote"):
         aa.ModelGraph.load(tmp_path)
     with hint("write save('FOLDER')"):
         graph().save(None)  # type: ignore[arg-type]

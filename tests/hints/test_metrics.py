@@ -211,8 +211,8 @@ def test_metrics_of_rows_that_differ_in_length(hint: Any) -> None:
     )
     net = ModelGraph([ModelNode("net", Dense(4), data.reference())], "sgd")
     with hint(
-        "leave the metric out, and compute it from results.prediction({}), which holds NaN behind each batch, and the "
-        "lengths of the rows"
+        "leave the metric out, and compute it from results.prediction({}), which is padded with NaN after each batch, "
+        "and the lengths of the rows"
     ):
         net.run(EvalPhase("test", data="all", metrics=["mse"], batch_size=2), progress="none")
     results = net.run(EvalPhase("test", data="all", batch_size=2), progress="none")

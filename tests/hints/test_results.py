@@ -68,7 +68,7 @@ def test_words_of_others_for_running(hint: Any) -> None:
     with hint("use run(phase, ...)"):
         given.start()
     assert len(given.run(train(), train())) == 2
-    with hint("say where to a phase: TrainPhase(..., accelerator='cpu')"):
+    with hint("set it on a phase: TrainPhase(..., accelerator='cpu')"):
         given.to("cpu")
     given.run(aa.TrainPhase("train", data="train", losses=[LOSS], accelerator="cpu"))
     with hint("use anyaccel.find_learning_rate(experiment.graph, phase)"):

@@ -47,7 +47,7 @@ def test_functions(hint: Any) -> None:
 
 def test_widths(hint: Any) -> None:
     n = 2
-    with hint("join the columns to one array [n, {}], numbers first, or give n_numbers and cardinalities"):
+    with hint("join the columns to one array [n, {}], numbers first, or pass n_numbers and cardinalities"):
         TabularSpec(2, (3,)).weight_shapes([(n,)])
     assert TabularSpec(2, (3,)).weight_shapes([(n + 1,)])
     assert TabularSpec(n_numbers=1, cardinalities=(3,)).weight_shapes([(n,)])

@@ -95,7 +95,7 @@ class Experiment(AttributeHints):
         "state state_dict": "use experiment.graph.state(), or save(folder)",
         "load_state load_state_dict": "use experiment.graph.load_state(state), or Experiment.load(folder)",
         "add add_phase append": "give phases to run(phase, ...)",
-        "to cuda device": "say where to a phase: TrainPhase(..., accelerator='cpu')",
+        "to cuda device": "set it on a phase: TrainPhase(..., accelerator='cpu')",
         "start execute launch run_phases run_all": "use run(phase, ...)",
         "lr_find find_lr tune": "use anyaccel.find_learning_rate(experiment.graph, phase)",
         "summary": "use plan(phase), or experiment.graph.summary()",
@@ -272,12 +272,12 @@ class Experiment(AttributeHints):
             raise ConfigError(
                 f"{shown(config)} is not the configuration of an experiment",
                 available="keys label, graph and phases",
-                hint="give the dict that get_config() made",
+                hint="pass the dict from get_config()",
             )
         phases = config.get("phases", ())
         if not isinstance(phases, (list, tuple)):
             problem = f"phases must be a list of phase configurations, got {shown(phases)}"
-            raise ConfigError(problem, hint="give the dict that get_config() made")
+            raise ConfigError(problem, hint="pass the dict from get_config()")
         graph = ModelGraph.from_config(config["graph"], **given)
         read: list[Any] = [Phase.from_config(phase) for phase in phases]
         return cls(config.get("label", "experiment"), graph, read)
@@ -370,7 +370,7 @@ def _read(folder: Any) -> tuple[Mapping[str, Any], Mapping[str, np.ndarray]]:
     part = manifest[_PART]
     keys = ("phases", "callbacks", "results")
     if not isinstance(part, Mapping) or "label" not in part or not all(isinstance(part.get(key), list) for key in keys):
-        raise ConfigError(f"{shown(part)} is not a saved experiment", hint="give the folder that save() wrote")
+        raise ConfigError(f"{shown(part)} is not a saved experiment", hint="pass the folder that save() wrote")
     return part, arrays
 
 
@@ -379,7 +379,7 @@ _KNOWN: dict[str, type[Callback]] = {
     "FrameworkSettings": FrameworkSettings,
     "Profile": Profile,
 }
-_HINT = "give the folder that save() wrote"
+_HINT = "pass the folder that save() wrote"
 
 
 def _phase_parts(phase: Phase) -> dict[str, Any]:

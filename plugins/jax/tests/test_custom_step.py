@@ -356,7 +356,7 @@ def test_a_step_that_cannot_be_traced_runs_line_by_line_and_says_so(data: Any) -
 
     expected, graph = graph_of(data), graph_of(data)
     run(expected)
-    with pytest.warns(CompileWarning, match=r"runs line by line: ConcretizationTypeError: .*Hint: make it traceable"):
+    with pytest.warns(CompileWarning, match=r"runs eagerly: ConcretizationTypeError: .*Hint: make it traceable"):
         run(graph, step)
     assert_close(model_of(graph, "net").tree, model_of(expected, "net").tree)
 

@@ -467,9 +467,7 @@ def test_estimators_fall_back_to_the_cpu(numpy_only, behind, experiment):
 
     numpy_only.register(Plugin(), "tiny")
     fit(behind)
-    with pytest.warns(
-        FallbackWarning, match=r"asks for 'tpu'.* they run on the CPU: enc \(numpy\), est \(numpy\), net"
-    ):
+    with pytest.warns(FallbackWarning, match=r"asks for 'tpu'.* run on the CPU: enc \(numpy\), est \(numpy\), net"):
         result = experiment(behind).run_phase(EvalPhase("e", data="val", accelerator="tpu"))
     assert {entry.reason for entry in result.plan.assignments} == {"fallback"}
     assert {str(member.device) for member in result.plan.assignments} == {"cpu:0"}

@@ -502,7 +502,7 @@ def test_undone_twice_is_an_error() -> None:
     undone = fs.fit_transform(Shift(), "y", fit_on="train").undo_transform()
     for again in (undone.undo_transform, undone.undo_transforms, fs.undo_transforms):
         message = refusal(again)
-        assert message.startswith("'fs' has no transform to undo; its columns are as they came. Hint: undo")
+        assert message.startswith("'fs' has no transform to undo; its columns are unchanged. Hint: undo")
 
 
 def test_splits_made_after_a_transform_stay_when_it_is_undone() -> None:

@@ -135,7 +135,7 @@ def test_fewer_groups_than_splits() -> None:
 def test_groups_without_a_value_and_columns_that_are_not_there() -> None:
     message = refusal(make(["p", None, "q"]), kind=ColumnError, group_by="who")
     assert "group_by cannot use column 'who', which has no value in 1 of 3 rows, the first in row 1" in message
-    assert "3 is not the name of a column" in refusal(make(["p", "q"]), kind=ColumnError, group_by=3)
+    assert "3 cannot be the name of a column" in refusal(make(["p", "q"]), kind=ColumnError, group_by=3)
     assert "no column 'whom'" in refusal(make(["p", "q"]), kind=ColumnError, group_by="whom")
     assert "group_by of 'fs' names no column" in refusal(make(["p", "q"]), group_by=())
 

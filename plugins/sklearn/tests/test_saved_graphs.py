@@ -109,7 +109,7 @@ def test_a_loaded_graph_has_no_rows_and_says_so(tmp_path):
 def test_rows_without_the_transforms_are_refused_by_name(tmp_path):
     trained(scaled(raw())).save(tmp_path)
     again = ModelGraph.load(tmp_path)
-    with pytest.raises(PhaseError, match=r"as it was before the transforms.*StandardScaler on x"):
+    with pytest.raises(PhaseError, match=r"without the transforms.*StandardScaler on x"):
         predicted(again, raw())
     with pytest.raises(ConfigError, match=r"the graph: StandardScaler on x; StandardScaler on y; given: no transforms"):
         ModelGraph.load(tmp_path, feature_sets=[raw()])

@@ -205,7 +205,7 @@ def test_a_step_that_cannot_be_traced_runs_line_by_line_and_says_so(data: Any) -
 
     expected, graph = graph_of(data), graph_of(data)
     run(expected)
-    with pytest.warns(CompileWarning, match=r"the step cannot be compiled, and runs line by line: .*Hint: make it"):
+    with pytest.warns(CompileWarning, match=r"the step cannot be compiled and runs eagerly: .*Hint: make it"):
         run(graph, step)
     assert_close(graph["net"].model, expected["net"].model)
 

@@ -77,7 +77,7 @@ ROWS: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
     ),
     "an input too few": (
         lambda: run(net_with(lambda self, u, v: self.layer(u))),
-        r"missing a required argument: 'v'\. Hint: feed every argument of its call: ModelNode\(label, model, \[",
+        r"missing a required argument: 'v'\. Hint: pass every argument of its call: ModelNode\(label, model, \[",
         with_two_inputs,
     ),
     "a layer of another size": (
@@ -97,7 +97,7 @@ ROWS: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
     ),
     "an optimizer of Keras that scales losses": (
         lambda: run(net(), keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())),
-        r"has inner_optimizer.*Hint: give the inner one: Optimizer\(optimizer\.inner_optimizer\)",
+        r"has inner_optimizer.*Hint: pass the inner optimizer: Optimizer\(optimizer\.inner_optimizer\)",
         lambda: run(net(), keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()).inner_optimizer),
     ),
     "a callback of Keras": (

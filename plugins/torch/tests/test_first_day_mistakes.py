@@ -134,7 +134,7 @@ ROWS: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
     ),
     "too few outputs": (
         lambda: train(nn.Linear(4, 2)),
-        r"class index 2; the model gives 2 classes, 0 to 1",
+        r"class index 2; the model has 2 classes, 0 to 1",
         lambda: train(nn.Linear(4, 3)),
     ),
     "layers in a list": (
@@ -144,7 +144,7 @@ ROWS: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
     ),
     "an input too few": (
         lambda: train(Two()),
-        r"missing 1 required positional argument: 'y'\. Hint: feed every argument of its call: ModelNode\(",
+        r"missing 1 required positional argument: 'y'\. Hint: pass every argument of its call: ModelNode\(",
         trained_with_two_inputs,
     ),
     "an array out of forward": (
@@ -194,7 +194,7 @@ ROWS: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
     ),
     "a tensor with a gradient as a column": (
         lambda: data(x=torch.tensor(X, requires_grad=True)),
-        r"column 'x' is a Tensor that does not become an array.*Hint: give its values alone: 'x': tensor\.detach\(\)",
+        r"column 'x' is a Tensor that cannot be converted to an array.*Hint: pass its values: 'x': tensor\.detach\(\)",
         lambda: train(features=data(x=torch.tensor(X, requires_grad=True).detach().cpu())),
     ),
     "a metric of tensors": (

@@ -294,7 +294,7 @@ def test_matmul_precisions_of_two_threads_are_one_or_refused() -> None:
     graph(mlp(), rows).run(phase)
     ((shared, refused, during),) = stands
     assert shared is None and during == "medium" and torch.get_float32_matmul_precision() == before
-    assert isinstance(refused, PhaseError) and "a phase of another thread has 'medium'" in str(refused)
+    assert isinstance(refused, PhaseError) and "a phase in another thread has 'medium'" in str(refused)
 
 
 def test_narrow_parameters_are_refused_in_mixed_precision() -> None:

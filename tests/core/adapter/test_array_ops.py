@@ -112,7 +112,7 @@ def test_a_dtype_of_the_frameworks_own_asks_for_a_kind_of_its_own():
         with pytest.raises(CapabilityError) as caught:
             getattr(MinimalOps(), method)(array)
         assert str(caught.value) == (
-            f"{array.dtype} is not a dtype of NumPy's. Hint: define {method}(self, array) in MinimalOps."
+            f"{array.dtype} is not a NumPy dtype. Hint: define {method}(self, array) in MinimalOps."
         )
 
 
@@ -176,7 +176,7 @@ def test_a_complex_parameter_is_refused_where_it_would_be_trained(trainable, seg
     with pytest.raises(GraphError) as caught:
         ArrayProgram(made, MinimalOps())
     assert str(caught.value) == (
-        "the parameter 'slope' of node 'n' is complex (complex128) and cannot be trained. Hint: hold its real and "
+        "the parameter 'slope' of node 'n' is complex (complex128) and cannot be trained. Hint: store its real and "
         "imaginary parts as two real parameters, or freeze the node."
     )
 

@@ -64,7 +64,7 @@ def test_settings_out_of_range_are_refused(settings, message):
 
 def test_codes_that_sixteen_bits_do_not_hold_are_a_reason():
     assert TabularSpec(1, (257,)).precision_reason("bf16-mixed") == (
-        "its codes of up to 256 are not exact in bfloat16, which ends at 256"
+        "its codes of up to 256 are not exact in bfloat16, which is exact up to 256"
     )
     assert not TabularSpec(1, (256,)).precision_reason("bf16-mixed")
     assert not TabularSpec(1, (2048,)).precision_reason("fp16-mixed")

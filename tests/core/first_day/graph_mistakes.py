@@ -153,7 +153,7 @@ GRAPH = [
     Row(
         "graph.to",
         lambda: graph().to("cpu"),
-        r"Hint: say where to a phase: TrainPhase\(\.\.\., accelerator='cpu'\)",
+        r"Hint: set it on a phase: TrainPhase\(\.\.\., accelerator='cpu'\)",
         lambda: run(train(accelerator="cpu")),
     ),
     Row(

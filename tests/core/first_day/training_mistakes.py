@@ -180,7 +180,7 @@ TRAINING = [
     Row(
         "stopping by a metric of one's own",
         lambda: run(train(validation=judge(metrics=[own_metric]), callbacks=[aa.EarlyStopping("val_own_metric")])),
-        r"better when it is high or low is not known\. Hint: write mode='max'",
+        r"is better\. Hint: write mode='max'",
         lambda: run(
             train(validation=judge(metrics=[own_metric]), callbacks=[aa.EarlyStopping("val_own_metric", mode="max")])
         ),
@@ -212,7 +212,7 @@ TRAINING = [
     Row(
         "class indices from 1",
         lambda: run(train(), graph(data(CLASSES + 1))),
-        r"has the class index 3; .*0 to 2\. Hint: class indices begin at 0: subtract 1",
+        r"has the class index 3; .*0 to 2\. Hint: class indices start at 0: subtract 1",
         lambda: run(train(), graph(data(CLASSES + 1 - 1))),
     ),
     Row(

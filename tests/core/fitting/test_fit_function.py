@@ -146,7 +146,11 @@ def test_a_graph_of_several_outputs_is_no_fitted_model():
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"target": None}, PhaseError, r"fit needs the name of the target\. Hint: write fit\(model, table, target="),
+        (
+            {"target": None},
+            PhaseError,
+            r"the target\. Available: columns: a, b, value\. Hint: write fit\(model, table, target=",
+        ),
         ({"target": "vlaue"}, ColumnError, r"'data' has no column 'vlaue'.*did you mean 'value'"),
         ({"features": ["c"]}, ColumnError, r"'data' has no column 'c'"),
         ({"validation": 1.5}, PhaseError, r"validation=1\.5 is not a share of the rows\. Hint: write validation=0\.2"),

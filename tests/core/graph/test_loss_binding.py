@@ -198,7 +198,7 @@ def test_a_class_index_out_of_range_is_caught_before_anything_moves(bad, said, m
     phase = TrainPhase("t", data="all", losses=[AppliedLoss("cross_entropy", on="a")], accelerator="sim:0")
     with pytest.raises(ColumnError) as caught:
         Experiment("e", graph).run_phase(phase)
-    assert f"fs.y has the class index {said}; the model gives 3 classes, 0 to 2" in str(caught.value)
+    assert f"fs.y has the class index {said}; the model has 3 classes, 0 to 2" in str(caught.value)
     assert sims[0].used == sims[0].transfers.into.number == 0
     assert graph.progress == {}
 
@@ -212,7 +212,7 @@ def test_the_classes_are_those_of_the_output_that_is_compared(parts):
         Experiment("e", graph).run_phase(TrainPhase("t", data="all", losses=[loss]))
 
     run("0")
-    with pytest.raises(ColumnError, match=r"fs.y has the class index 2; the model gives 2 classes, 0 to 1"):
+    with pytest.raises(ColumnError, match=r"fs.y has the class index 2; the model has 2 classes, 0 to 1"):
         run("1")
 
 

@@ -217,7 +217,7 @@ def test_where_sharing_fails_values_and_gradients_go_through_host_memory(serve, 
     told = [event.message for event in results.events if event.kind == "transfer"]
     borders = ["outputs of 'b' go from open on cpu:0 to closed", "gradients of 'a' go from open on cpu:0 to closed"]
     assert [sum(message.startswith(border) for message in told) for border in borders] == [1, 1], "once, not every step"
-    assert all(" through host memory, as sharing memory failed (" in message for message in told)
+    assert all(" through host memory, because sharing memory failed (" in message for message in told)
     assert all(message.endswith(f"({error.__name__}: no DLPack here)") for message in told), told
     assert closed.crossed.count("tried") == len(told), "it is not tried again"
 

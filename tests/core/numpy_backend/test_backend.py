@@ -362,7 +362,7 @@ def test_state_is_copied_and_loaded_in_place(device, backend, sims):
     ("change", "words"),
     [
         (lambda s: s.pop("parameters/bias"), "the state lacks parameters/bias"),
-        (lambda s: s.update(x=s["parameters/bias"]), "the state has x, which the model does not have"),
+        (lambda s: s.update(x=s["parameters/bias"]), "the state has x, which is not in the model"),
         (lambda s: s.clear(), "the state lacks parameters/weight, parameters/bias"),
         (lambda s: s.update({"parameters/bias": np.zeros(5, "f4")}), "parameters/bias of the model is float32[2]"),
         (lambda s: s.update({"parameters/bias": np.zeros(2)}), "parameters/bias in the state is float64[2]"),
@@ -379,7 +379,7 @@ def test_a_state_that_does_not_match_is_refused_as_a_whole(change, words, backen
 
 
 def test_an_unbuilt_model_refuses_a_state(backend, dense):
-    with pytest.raises(StateError, match=r"the state has .*parameters/bias.*, which the model does not have"):
+    with pytest.raises(StateError, match=r"the state has .*parameters/bias.*, which is not in the model"):
         backend.load_state(Dense(2), backend.state(dense))
 
 

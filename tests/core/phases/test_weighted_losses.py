@@ -186,7 +186,7 @@ def test_a_loss_of_ones_own_takes_its_weights_as_inputs():
 
 def test_negative_weights_are_refused():
     owed = AppliedLoss("mse", "net", ["outputs", "data.y"], sample_weight="data.owed")
-    with pytest.raises(ColumnError, match=r"data.owed has the weight -0.\d+; weights .* at least 0"):
+    with pytest.raises(ColumnError, match=r"data.owed has the weight -0.\d+; loss weights must be at least 0"):
         trained(4, losses=[owed])
 
 

@@ -147,8 +147,8 @@ def test_a_callback_of_an_unknown_class_is_not_imported(data, tmp_path):
 @pytest.mark.parametrize(
     ("phase", "reason"),
     [
-        (lambda: TrainPhase("t", data="all", step=lambda models, batch, optimizers: {}), "has a step of its own"),
-        (lambda: EvalPhase("t", data=other_data()), "the data of phase 't' have no name to save"),
+        (lambda: TrainPhase("t", data="all", step=lambda models, batch, optimizers: {}), "has a custom step"),
+        (lambda: EvalPhase("t", data=other_data()), "phase 't' cannot be saved: its data have no name"),
         (lambda: OwnPhase("t", data="all"), "it is of a class of its own, OwnPhase"),
         (lambda: train(callbacks=[Quiet()]), r"the callback .*:Quiet was not saved: it has no get_config\(\)"),
     ],

@@ -21,7 +21,15 @@ from anyaccel.fitting.model_loss import model_loss, refuse_table_settings
 from anyaccel.fitting.row_weights import RowColumns
 from anyaccel.fitting.scaled_targets import metrics_in_units
 from anyaccel.fitting.table_models import DEFAULTS, MLP_DEFAULTS, TableModel, batch_size_for
-from anyaccel.fitting.tables import Preprocessing, TrainingData, loss_of_target, raw_table, training_data, treatment_in
+from anyaccel.fitting.tables import (
+    Preprocessing,
+    TrainingData,
+    loss_of_target,
+    raw_table,
+    readable,
+    training_data,
+    treatment_in,
+)
 from anyaccel.fitting.wiring import Features, FitLosses, feature_names, inputs_of
 from anyaccel.fitting.written_code import recipe_of
 from anyaccel.graph import AppliedLoss, ModelGraph, ModelNode
@@ -163,7 +171,7 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         DataError, ColumnError: The data cannot be read as a table, or columns do not fit.
         AnyaccelError: Any other error of the training phase.
     """
-    given = data
+    given, data, validation = data, readable(data), readable(validation)
     defaults = MLP_DEFAULTS if isinstance(model, str) else DEFAULTS
     epochs = arguments.integer(PhaseError, "fit: ", "epochs", defaults["epochs"] if epochs is None else epochs, 0, 10)
     optimizer = defaults["optimizer"] if optimizer is None else optimizer

@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from anyaccel.fitting.tables import (
     columns_before_transforms,
     is_table,
     new_rows,
+    readable,
     transformed_like,
     treatment_in,
 )
@@ -389,6 +391,9 @@ class FittedModel:
         """Return new rows in the form that the graph takes."""
         if isinstance(data, str) and data in (*self._data.splits, "all"):
             return data
+        data = readable(data)
+        if isinstance(data, list) and data and isinstance(data[0], (list, Real)):
+            data = np.asarray(data)
         if not isinstance(data, (FeatureSet, FeatureSetView)):
             if not is_table(data) and not hasattr(data, "shape"):
                 return data  # a source that a phase reads
@@ -473,7 +478,7 @@ def load(
     part = saved_folder.part(folder, PART)
     if not isinstance(part, Mapping) or not isinstance(part.get("columns"), Mapping):
         problem = f"{str(folder)!r} holds {shown(part)} in place of what FittedModel.save wrote"
-        raise ConfigError(problem, hint="give the folder that save() wrote")
+        raise ConfigError(problem, hint="pass the folder that save() wrote")
     for kind, read in extensions("fitted_models"):
         if kind in part:
             fitted: FittedModel = read(
@@ -487,7 +492,7 @@ def load(
     results = part.get("results", ())
     if not isinstance(results, (list, tuple)):
         problem = f"{str(folder)!r} holds {shown(results)} in place of results"
-        raise ConfigError(problem, hint="give the folder that save() wrote")
+        raise ConfigError(problem, hint="pass the folder that save() wrote")
     runs: Iterable[Any] = (read_results(run, {}) for run in results)
     experiment.history.extend(runs)
     losses = [_read_loss(config) for config in part.get("losses", ())]

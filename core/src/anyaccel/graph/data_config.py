@@ -19,7 +19,7 @@ from anyaccel.graph.nodes import Node
 
 PREFIX = "transforms/"
 _COMPARED = ("class", "columns", "results", "shapes", "result_shapes", "state", "fillers")
-_HINT = "give the dict that get_config() made"
+_HINT = "pass the dict from get_config()"
 _SAME = "give data with the same transforms: new.transform_like(data), or let ModelGraph.load(folder) restore them"
 
 

@@ -36,7 +36,7 @@ OTHER_NAMES = {
     "eval evaluate test score": "evaluate it: graph.run(EvalPhase('test', data='all', metrics=['mse'])).metrics",
     "run_phase execute start": "use run(phase)",
     "compile": "give the optimizer to ModelGraph(nodes, 'adam') and losses to TrainPhase(..., losses=[...])",
-    "to cuda cpu gpu device place move": "say where to a phase: TrainPhase(..., accelerator='cpu')",
+    "to cuda cpu gpu device place move": "set it on a phase: TrainPhase(..., accelerator='cpu')",
     "parameters named_parameters weights": "they are in the models: graph['NODE'].model",
     "state_dict get_weights": "use state()",
     "load_state_dict set_weights": "use load_state(state)",

@@ -33,7 +33,7 @@ _MODEL_KEYS = {
 }
 _CONCAT_KEYS = {"type", "label", "upstreams", "axis"}
 _SHARED, _OWN = "shared_with", "own"
-_HINT = "give the dict that get_config() made"
+_HINT = "pass the dict from get_config()"
 _MODEL_HINT = "write {'framework': ..., 'name': ..., 'config': {...}}"
 
 

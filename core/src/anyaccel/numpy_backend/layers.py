@@ -279,7 +279,7 @@ def _check_image(layer: str, x: Array, channels: int | None = None) -> None:
     if x.ndim != 4 or channels not in (None, x.shape[1]):
         raise ShapeError(
             f"{layer} takes samples [{channels or 'channels'}, height, width], got {_shown(x)}",
-            hint="store images channels first; one channel is an axis too, [1, height, width]",
+            hint="store images channels first; a single channel also needs an axis, [1, height, width]",
         )
 
 

@@ -89,7 +89,7 @@ class LoopCheckpoint:
             )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             problem = f"the checkpoint of a loop is malformed: {type(error).__name__}: {error}"
-            raise StateError(problem, hint="take another checkpoint of the folder") from error
+            raise StateError(problem, hint="use another checkpoint of the folder") from error
 
 
 class LoopFolder(CheckpointFolder):

@@ -76,12 +76,12 @@ class EvalPhase(Phase):
             started. All of them must run the phase. 1, the default, evaluates all batches in each process. A validation
             is split like its training.
         accelerator: Device for nodes without an accelerator: an Accelerator, a Device, or text such as `"gpu:0"`.
-            `"auto"` is the best device on which all frameworks of the graph run. A node whose framework has no backend
+            `"auto"` is the best device that all frameworks of the graph support. A node whose framework has no backend
             for this kind of device runs on the CPU; the plan notes it and a FallbackWarning is issued once.
         strict: Raise an error instead of falling back to the CPU.
         policy: Name of a plugin's placement policy for nodes without an accelerator.
         callbacks: Callback objects.
-        final_device: Device to which the nodes are moved when the phase ends. By default they stay where they are.
+        final_device: Device that receives the nodes when the phase ends. By default they stay where they are.
         compile: `"auto"` compiles training steps if that is faster, and gives the reason in `results.events`. `"off"`
             never compiles and never imports a compiler. `"steps"` compiles whole training steps before the first one.
             All three compute the same numbers within rounding.

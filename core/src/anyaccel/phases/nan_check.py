@@ -47,9 +47,7 @@ def notes(
 
 
 def warn(phase: PhaseSettings, nan_notes: Sequence[str]) -> bool:
-    """Issue one NaNWarning with the notes, if there are any and the phase does not ignore NaN; return whether it
-    did.
-    """
+    """Issue one NaNWarning with the notes, if any, unless the phase ignores NaN; return whether it was issued."""
     if not nan_notes or phase.on_nan == "ignore":
         return False
     warnings.warn(printable(f"phase {phase.label!r}: {'. '.join(nan_notes)}."), NaNWarning, stacklevel=user_level())
@@ -109,5 +107,5 @@ def _hint(role: str, rows: Rows, name: str, split: str) -> str:
         return f"build the graph on {label}.fit_transform(SimpleImputer(), [{name!r}], fit_on={split!r})"
     if axes:  # a condition is one value for each row
         finite = f"lambda rows: np.isfinite(rows).all({axes})"
-        return f"train without these rows, data={label}.split({split!r}).filter({{{name!r}: {finite}}})"
-    return f"train without these rows, data={label}.split({split!r}).filter({{{name!r}: np.isfinite}})"
+        return f"train without these rows: data={label}.split({split!r}).filter({{{name!r}: {finite}}})"
+    return f"train without these rows: data={label}.split({split!r}).filter({{{name!r}: np.isfinite}})"

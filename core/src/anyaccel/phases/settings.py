@@ -313,7 +313,7 @@ def _data_config(phase: Any, data: Data) -> Any:
     registered = getattr(getattr(data, "feature_set", None), "splits", {}).get(name)
     if registered is None or registered is not data:
         raise ConfigError(
-            f"the data of phase {phase.label!r} have no name to save",
+            f"phase {phase.label!r} cannot be saved: its data have no name",
             hint="register a split and pass its name as data=",
         )
     return {data.label: name}
@@ -339,7 +339,7 @@ def _checked_losses(phase: Any, name: str, given: Any) -> tuple[AppliedLoss, ...
     if duplicates:
         raise PhaseError(
             f"phase {phase.label!r} has several losses with the label {', '.join(sorted(duplicates))}",
-            hint="give each its own: AppliedLoss(..., label='NAME')",
+            hint="give each a unique label: AppliedLoss(..., label='NAME')",
         )
     return losses
 
@@ -398,12 +398,12 @@ class PhaseSettings(AttributeHints, Runnable):
             DataLoader, a dataset, a generator function): a TrainPhase streams it, other phases read it into memory.
         losses: AppliedLoss objects, or one of them.
         accelerator: Device for nodes without an accelerator: an Accelerator, a Device, or text such as `"gpu:0"`.
-            `"auto"` is the best device on which all frameworks of the graph run. A node whose framework has no backend
+            `"auto"` is the best device that all frameworks of the graph support. A node whose framework has no backend
             for this kind of device runs on the CPU; the plan notes it and a FallbackWarning is issued once.
         strict: Raise an error instead of falling back to the CPU.
         policy: Name of a plugin's placement policy for nodes without an accelerator.
         callbacks: Callback objects.
-        final_device: Device to which the nodes are moved when the phase ends. By default they stay where they are.
+        final_device: Device that receives the nodes when the phase ends. By default they stay where they are.
         compile: `"auto"` compiles training steps if that is faster, and gives the reason in `results.events`. `"off"`
             never compiles and never imports a compiler. `"steps"` compiles whole training steps before the first one.
             All three compute the same numbers within rounding.
@@ -599,7 +599,7 @@ class PhaseSettings(AttributeHints, Runnable):
         Raises:
             AnyaccelError: the samplers cannot draw from these rows, or the steps do not fit.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not say which steps it takes")
+        raise NotImplementedError(f"{type(self).__name__} does not define the steps it takes")
 
     def plan_notes(self, graph: ModelGraph, done: Collection[str]) -> tuple[str, ...]:
         """Return notes for the plan that concern this phase alone."""
@@ -635,7 +635,7 @@ class PhaseSettings(AttributeHints, Runnable):
             load(SAVED, f"phase.{kind}")  # its class registers itself
         if not isinstance(kind, str) or kind not in PhaseSettings.kinds:
             known = sorted({*PhaseSettings.kinds, *saved_names("phase")})
-            available, hint = ", ".join(known), "give the dict that get_config() of a phase made"
+            available, hint = ", ".join(known), "pass a dict from get_config() of a phase"
             raise ConfigError(f"unknown type of phase {shown(kind)}", available=available, hint=hint)
         settings = {_RENAMED.get(key, key): value for key, value in config.items() if key != "type"}
         for key in settings:
@@ -646,7 +646,7 @@ class PhaseSettings(AttributeHints, Runnable):
             return PhaseSettings.kinds[kind](**PhaseSettings.kinds[kind].read_settings(settings))
         except TypeError as error:
             problem = f"the configuration of a phase of type {kind!r} does not fit: {getattr(error, 'problem', error)}"
-            raise ConfigError(problem, hint="give the dict that get_config() of a phase made") from None
+            raise ConfigError(problem, hint="pass a dict from get_config() of a phase") from None
 
     @classmethod
     def read_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:

@@ -152,7 +152,7 @@ class LossScale:
             return cls(**config)
         except (TypeError, SpecError) as error:
             problem = f"{shown(config)} is not the configuration of a LossScale: {getattr(error, 'problem', error)}"
-            raise ConfigError(problem, hint="give the dict that get_config() made") from None
+            raise ConfigError(problem, hint="pass the dict from get_config()") from None
 
 
 @dataclass(frozen=True, slots=True)

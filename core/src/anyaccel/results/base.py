@@ -30,7 +30,7 @@ from anyaccel.saved_folder.plain_values import Arrays, NotPlainError, PlainReade
 
 PART = "results"
 """Name of results in the manifest of a saved folder."""
-_HINT = "give the folder that save() wrote"
+_HINT = "pass the folder that save() wrote"
 _Class = TypeVar("_Class", bound=type)
 
 

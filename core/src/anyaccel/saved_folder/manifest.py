@@ -26,7 +26,7 @@ _FORMAT = "anyaccel"
 _LARGEST = 256 * 2**20
 _OWN = ("format", "schema_version", "written_by", "arrays", "sha256")
 _SHA256, _CRC32 = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{8}")
-HINT = "give the folder that save() wrote"
+HINT = "pass the folder that save() wrote"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from anyaccel.errors import PhaseError, ResultError
 from anyaccel.fitting import FittedModel, fit
 from anyaccel.fitting.probabilities import CLASSES, YES_OR_NO
 from anyaccel.fitting.table_models import TableModel
-from anyaccel.fitting.tables import LABEL, is_table, loss_of_target, named_pair, tag_table
+from anyaccel.fitting.tables import LABEL, is_table, loss_of_target, named_pair, no_target, readable, tag_table
 from anyaccel.specs import Loss
 
 _SCORE, _LOSS = "score", "loss"
@@ -156,7 +156,7 @@ def cross_validate(
     rows, target = _rows_of(data, target)
     names = names_of(target) if target is not None else rows.names_of_targets
     if not names:
-        raise PhaseError("cross_validate needs the name of the target", hint="write target='COLUMN'")
+        raise no_target(rows.names)
     for name in (*names, *((groups,) if isinstance(groups, str) else ())):
         if name not in rows.names:
             raise no_column(LABEL, name, rows.names)
@@ -242,6 +242,7 @@ def _taken(values: Any, rows: np.ndarray) -> Any:
 
 
 def _rows_of(data: Any, target: Names) -> tuple[_Table, Names]:
+    data = readable(data)
     if not (is_table(data) or isinstance(data, (FeatureSet, FeatureSetView))):
         problem = f"cross_validate splits the rows of a table, and {shown(data)} is none"
         raise PhaseError(problem, hint="give a data frame, a mapping of arrays, the path of a file, or a FeatureSet")

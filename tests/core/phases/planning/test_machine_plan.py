@@ -146,7 +146,7 @@ def test_what_does_not_fit_is_streamed_or_said():
 def test_a_plan_says_which_devices_nobody_asks_for(wish):
     with aa.simulate(2, capacity=GB):
         plan = aa.Experiment("e", one_node()).plan(train(accelerator=wish))
-    unused = "sim:0, sim:1: not used, as neither a node nor the phase asks for a device; accelerator='auto' does"
+    unused = "sim:0, sim:1: not used, because neither a node nor the phase requests a device; accelerator='auto' does"
     assert plan.notes == (() if wish else (unused,))
 
 

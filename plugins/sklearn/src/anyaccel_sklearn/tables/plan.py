@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,12 @@ from anyaccel.arguments import shown
 from anyaccel.data.roles import listed
 from anyaccel.errors import ColumnError, PhaseError, TableWarning
 from anyaccel.fitting.table_columns import TableColumn
+from anyaccel.fitting.text_values import DATES, NUMBERS, code_to_read, is_order_unknown, share_like
 from anyaccel.user_level import user_level
 from anyaccel_sklearn.tables.arrow_values import (
     BOOL,
     DATE,
     DATE_PARTS,
-    NUMBER,
     TEXT,
     categories,
     date_numbers,
@@ -27,10 +27,10 @@ from anyaccel_sklearn.tables.arrow_values import (
     decoded,
     family_of,
     numbers,
-    share_like,
 )
 from anyaccel_sklearn.tables.given_transformer import GivenTransformer
 from anyaccel_sklearn.tables.treatment import FEW, MANY_ROWS, TableTreatment
+from anyaccel_sklearn.transforms.scalers import SCALERS
 
 _UNIQUE, _FEWEST = 0.95, 10  # of a text column: fraction of different values, and rows, from which it identifies rows
 _IDENTIFIER = "identifier"
@@ -117,8 +117,9 @@ def treatment_of(
         warnings.warn(problem, TableWarning, user_level())
     counting = [name for name in parts["numbers"] if _counts_rows(table.column(name))]
     if counting:
-        problem = f"columns {listed(map(repr, counting))} hold another integer in each row, as row numbers do"
-        warnings.warn(f"{problem}; if they are some, leave them out: drop={counting}", TableWarning, user_level())
+        problem = f"the integers of {listed(map(repr, counting))} differ in all rows, as row numbers do (pandas writes "
+        problem += f"them into a CSV file without a name); if they are row numbers, leave them out: drop={counting}"
+        warnings.warn(problem, TableWarning, user_level())
     return TableTreatment(**parts, by_interval=embeds, families=families, columns=report, target=target, seed=seed)
 
 
@@ -134,6 +135,8 @@ def _given(
     if isinstance(preprocess, str):
         problem = f"fit has preprocess={preprocess!r}, which is no way to make features"
         hint = "write preprocess='auto'"
+        if preprocess in SCALERS:
+            hint = f"write scaler={preprocess!r}, which scales all features together"
         raise PhaseError(problem, available="'auto', a transformer of scikit-learn, None", hint=hint)
     if as_categories or embed not in ("auto", False):
         what = f"categories={list(as_categories)}" if as_categories else f"embed={shown(embed)}"
@@ -239,26 +242,25 @@ def _check_text(name: str, column: Any) -> None:
     Raises:
         ColumnError: More than half of the texts are numbers or dates.
     """
-    hints: dict[str, Callable[[str], str]] = {
-        NUMBER: lambda name: f"pandas.to_numeric(table[{name!r}], errors='coerce')",
-        DATE: lambda name: f"pandas.to_datetime(table[{name!r}], format=...)",
-    }
-    for family, what in ((NUMBER, "numbers"), (DATE, "dates")):
-        share = share_like(column, family)
+    for what in (NUMBERS, DATES):
+        share = share_like(column, what)
         if share > 0.5:
-            place, value = _first_other(column, family)
+            place, value = _first_other(column, what)
             others = f"; row {place} has {shown(value)}" if share < 1 else f", such as {shown(value)}"
+            hint = f"read it as {what}, table[{name!r}] = {code_to_read(name, column, what)}"
+            if what == DATES and is_order_unknown(column):
+                hint += ", with dayfirst=True if the day comes first"
             raise ColumnError(
                 f"column {name!r} is text, and {share:.0%} of its values look like {what}{others}",
-                hint=f"read it as {what} before: {hints[family](name)}; or take it as it is, categories=[{name!r}]",
+                hint=f"{hint}; or take it as categories, categories=[{name!r}]",
             )
 
 
-def _first_other(column: Any, family: str) -> tuple[int, Any]:
-    """Return the first row whose text does not look like this family, or the first row."""
+def _first_other(column: Any, what: str) -> tuple[int, Any]:
+    """Return the first row whose text does not look like this, or the first row."""
     for place in range(len(column)):
         value = column.slice(place, 1)
-        if not value.null_count and not share_like(value, family):
+        if not value.null_count and not share_like(value, what):
             return place, value[0].as_py()
     present = compute.drop_null(column)
     return 0, present[0].as_py()

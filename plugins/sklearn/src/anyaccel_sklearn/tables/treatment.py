@@ -39,6 +39,7 @@ CLIP = 5.0
 _FOLDS = 5
 _INTERVALS, _FEWEST_INTERVALS, _ROWS_OF_INTERVAL = 32, 4, 400
 _MOST_PLACES, _MOST_CELLS = 1024, 2**28  # features from intervals: in a row, and in the whole table, 1 GiB
+_LARGEST = 1e150  # beyond, no variance is a finite number
 
 
 class TableTreatment(TableTransform):
@@ -111,6 +112,14 @@ class TableTreatment(TableTransform):
         from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 
         values, gap_columns = self._numbers(table)
+        is_huge = (np.abs(values[rows]) > _LARGEST).any(axis=0)
+        if is_huge.any():
+            place = int(is_huge.argmax())
+            name, largest = gap_columns[place], np.nanmax(np.abs(values[rows, place]))
+            raise ColumnError(
+                f"column {name!r} has numbers up to {largest:.3g}, of which the square is infinite",
+                hint=f"take their logarithm, or leave the column out: drop=[{name!r}]",
+            )
         is_gap = np.isnan(values[rows]).any(axis=0)
         self.gaps = [place for place in gap_columns if is_gap[place]]
         if values.shape[1]:
@@ -157,9 +166,9 @@ class TableTreatment(TableTransform):
             is_infinite = np.isinf(part).any(axis=1)
             if is_infinite.any():
                 raise ColumnError(
-                    f"column {name!r} is infinite in {int(is_infinite.sum())} rows, the first in row "
-                    f"{int(is_infinite.argmax())}",
-                    hint=f"leave such places empty (pandas: table[{name!r}].replace([inf, -inf], None))",
+                    f"column {name!r} is infinite in {int(is_infinite.sum()):,} of {len(table):,} rows, the first in "
+                    f"row {int(is_infinite.argmax())}",
+                    hint="leave such places empty (pandas: table.replace([float('inf'), float('-inf')], float('nan')))",
                 )
             places |= dict.fromkeys(range(place, place + part.shape[1]), name)
             parts.append(part)
