@@ -37,14 +37,23 @@ def fitted(table: Any, target: Any = "y", model: Any = net, **settings: Any) -> 
 
 def test_columns_that_tell_nothing(hint: Any) -> None:
     table = frame(name=[f"name {row}" for row in range(N)])
-    with hint("leave it out, drop=[{}]; or, if these are categories, write categories=[{}]"):
-        fitted(table)
-    assert fitted(table, drop=["name"]).columns["sex"].n_categories == 2
-    assert fitted(table, categories=["name"]).columns["name"].n_categories == N
+    with hint("take them as categories: categories={}"):
+        fitted(table[["name", "y"]])
+    assert fitted(table[["name", "y"]], categories=["name"]).columns["name"].n_categories == N
     table = frame(lists=[[1, 2], [3]] * (N // 2))
     with hint("leave it out, drop=[{}], or make such columns of it first"):
         fitted(table)
     assert fitted(table, drop=["lists"]).columns
+
+
+def test_a_batch_size_for_a_source(hint: Any) -> None:
+    def batches() -> Any:
+        yield {"x": np.ones((4, 2), "float32"), "y": np.ones((4, 1), "float32")}
+
+    settings: dict[str, Any] = {"target": "y", "features": "x", "loss": "mse", "progress": "none"}
+    with hint("leave batch_size out"):
+        aa.fit(aa.SequentialMLP(), batches, **settings, batch_size=8)
+    assert aa.fit(aa.SequentialMLP(), batches, **settings).phase.batch_size
 
 
 def test_text_that_is_something_else(hint: Any) -> None:

@@ -433,26 +433,35 @@ def test_text_with_another_value_in_each_row_is_left_out_with_a_warning(model, t
         fit(data[["name", "survived"]], model=model, **framework)
 
 
-def test_numbers_for_mlp_become_places_between_quantiles():
-    fitted = fit(TABLE[["fare", "age", "alone", "survived"]], model="mlp", framework="numpy")
+def test_numbers_for_mlp_become_places_between_quantiles(tmp_path):
+    rows = 4000
+    size, when = rng.gamma(2.0, 20.0, rows), pd.date_range("2020-01-30", periods=rows, freq="31h")
+    size[::7] = np.nan
+    table = pd.DataFrame({"size": size, "flag": np.arange(rows) % 2, "when": when, "y": rng.normal(size=rows)})
+    fitted = fit(table, "y", model="mlp", framework="numpy", epochs=0)
     made = matrix(fitted)
-    assert fitted.columns["fare"].treatment == "scaled, 32 quantile intervals"
-    assert (fitted.columns["fare"].n_features, fitted.columns["age"].n_features) == (33, 34)
-    start = 2
-    for values in (FARE, np.where(np.isnan(AGE), np.nanmedian(AGE), AGE)):
-        edges = np.quantile(FARE if values is FARE else AGE[~np.isnan(AGE)], np.linspace(0, 1, 33))
-        places = made[:, start : start + 32]
-        assert ((places >= 0) & (places <= 1)).all() and (np.diff(places, axis=1) <= 0).all()
-        np.testing.assert_allclose(places.sum(axis=1), np.interp(values, edges, np.arange(33)), atol=1e-4)
-        start += 32
-    assert not fit(model=net).columns["fare"].treatment.endswith("intervals")
+    assert fitted.columns["size"].treatment == "median where missing, indicator, scaled, 10 quantile intervals"
+    assert fitted.columns["flag"].treatment == "scaled"
+    assert fitted.columns["size"].n_features == 12 and made.shape[1] == sum(it.n_features for it in fitted.columns)
+    edges = np.nanquantile(size, np.linspace(0, 1, 11))
+    start = 2 + len(fitted.columns["when"].treatment.split(", ")) - 1  # after scaled numbers and parts of dates
+    places = made[:, start : start + 10]
+    assert ((places >= 0) & (places <= 1)).all() and (np.diff(places, axis=1) <= 0).all()
+    expected = np.interp(np.where(np.isnan(size), np.nanmedian(size), size), edges, np.arange(11))
+    np.testing.assert_allclose(places.sum(axis=1), expected, atol=1e-4)
+    fitted.save(tmp_path / "saved")
+    np.testing.assert_array_equal(aa.load(tmp_path / "saved").predict(table), fitted.predict(table))
+    assert not fit(table, "y", model=net, epochs=0).columns["size"].treatment.endswith("intervals")
 
 
-@pytest.mark.parametrize(("width", "n_intervals"), [(1, 32), (100, 10), (256, 4), (257, 0)])
-def test_wide_tables_have_fewer_intervals(width, n_intervals):
-    data = {"x": rng.normal(size=(N, width)), "y": np.arange(N) % 2 == 0}
+@pytest.mark.parametrize(
+    ("rows", "width", "n_intervals"),
+    [(12_800, 1, 32), (13_200, 1, 32), (1600, 1, 4), (1599, 1, 0), (4000, 103, 9), (4000, 256, 4), (4000, 257, 0)],
+)
+def test_short_and_wide_tables_have_fewer_intervals(rows, width, n_intervals):
+    data = {"x": rng.normal(size=(rows, width)), "y": np.arange(rows) % 2 == 0}
     fitted = fit(data, "y", model="mlp", framework="numpy", epochs=0)
-    assert matrix(fitted).shape == (N, width * (1 + n_intervals))
+    assert matrix(fitted).shape == (rows, width * (1 + n_intervals))
 
 
 @pytest.mark.parametrize(
@@ -610,8 +619,7 @@ def test_a_feature_set_is_treated_for_a_model_that_is_made_for_it(model, tmp_pat
     fitted = fit(data, None, model, validation="val", **framework)
     train = data["train"].array("x")
     scaled = np.clip(StandardScaler().fit(train).transform(x), -5, 5)
-    np.testing.assert_allclose(matrix(fitted)[:, :3], scaled, rtol=1e-4, atol=1e-6)
-    assert matrix(fitted).shape[1] == (3 if model is net else 3 + 3 * 32)
+    np.testing.assert_allclose(matrix(fitted), scaled, rtol=1e-4, atol=1e-6)
     fitted.save(tmp_path / "saved")
     loaded = aa.load(tmp_path / "saved")
     np.testing.assert_array_equal(loaded.predict({"x": x}, outputs=True), fitted.predict({"x": x}, outputs=True))

@@ -10,7 +10,7 @@ from typing import Any
 from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.call_hints import call_hints
-from anyaccel.data import BatchSource, Sampler
+from anyaccel.data import BatchSource, FeatureSet, Sampler
 from anyaccel.data.roles import Names, names_of
 from anyaccel.errors import PhaseError, ShapeError
 from anyaccel.experiment import Experiment
@@ -211,12 +211,12 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         model = table_model.made_for(prepared, losses)
         inputs = inputs_of(model, prepared.data, features)
         metrics = metrics if prepared.validation is None else metrics_in_units(metrics, prepared.data)
-        if table_model.embeds and batch_size is None and sampler is None:
+        if table_model.embeds and batch_size is None and sampler is None and isinstance(prepared.data, FeatureSet):
             batch_size = batch_size_for(len(prepared.data.split(prepared.train)))
     if batch_size is not None and isinstance(prepared.train, BatchSource):
         raise PhaseError(
             f"fit has batch_size={shown(batch_size)}, and its data are a source of batches, which have their own size",
-            hint="leave batch_size out, and set it where the source is made",
+            hint="leave batch_size out",
         )
     patience = defaults.get("early_stopping") if prepared.validation is not None else None
     stopping = _stopping(patience if early_stopping is None else early_stopping, prepared)

@@ -193,8 +193,9 @@ class TableTreatment(TableTransform):
         interval_of, low, high, counts, name = [], [], [], Counter[str](), ""
         for place, column in enumerate(values[rows].T):
             name = first_places.get(place, name)
-            edges = np.unique(np.quantile(column[~np.isnan(column)], np.linspace(0, 1, n_intervals + 1)))
-            if len(edges) > 2:  # two values are told apart by the number itself
+            present = column[~np.isnan(column)]
+            edges = np.unique(np.quantile(present, np.linspace(0, 1, n_intervals + 1)))
+            if len(edges) > 2 and len(np.unique(present)) > 2:  # two values are told apart by the number itself
                 interval_of += [place] * (len(edges) - 1)
                 low.append(edges[:-1])
                 high.append(edges[1:])
