@@ -72,8 +72,10 @@ def test_shapes_and_dtypes_of_inputs(hint: Any) -> None:
     stored = features(a=X[:, 0], b=X[:, 1:2])
     assert trained(graph(Mixed(), [stored.reference("a"), stored.reference("b")]))
     feature_set = features(i=np.ones((24, 3), int))
-    with hint("cast the data: feature_set.cast({...: {}}, keep_splits=True)"):
+    with hint("convert the data, array.astype({}), or feature_set.cast({...: {}}, keep_splits=True)"):
         graph(nn.Linear(3, 1), feature_set.reference("i")).build()
+    array = np.ones((24, 3), int)
+    assert trained(graph(nn.Linear(3, 1), features(i=array.astype("float32")).reference("i")))
     assert trained(graph(nn.Linear(3, 1), feature_set.cast({"i": "float32"}, keep_splits=True).reference("i")))
     with hint("set it for each input: batch_axis={'INPUT': 1}"):
         graph(Pair(), {"a": DATA.reference(), "b": DATA.reference()}, batch_axis=5).build()

@@ -302,6 +302,15 @@ def test_frames_and_sparse_matrices_as_columns(hint: Any) -> None:
     assert inputs(z=TruncatedSVD(2).fit_transform(x)).array("z").shape == (24, 2)
 
 
+def test_names_of_columns(hint: Any) -> None:
+    pandas = pytest.importorskip("pandas")
+    df = pandas.DataFrame(X[:, :2], columns=pandas.MultiIndex.from_tuples([("a", 1), ("a", 2)]))
+    with hint("rename the columns (pandas: df.columns = ['_'.join(map(str, name)) for name in df.columns])"):
+        aa.FeatureSet.from_pandas("data", df, ...)
+    df.columns = ["_".join(map(str, name)) for name in df.columns]
+    assert aa.FeatureSet.from_pandas("data", df, ...).features == ("a_1", "a_2")
+
+
 def test_files_of_text(hint: Any, tmp_path: Path) -> None:
     file = tmp_path / "FILE.csv"
     file.write_text("a;b\n1;2\n3\n")
@@ -451,7 +460,7 @@ def test_files_of_parquet(hint: Any, tmp_path: Path) -> None:
 
 def test_roles(hint: Any) -> None:
     table = pa.table({"x": X[:, 0], "name": CLASSES.tolist(), "y": X[:, 1]})
-    with hint("name them as tags, leave them out of the data, or list the {}s explicitly{}"):
+    with hint("name them as tags, leave them out of the data, or list the {}s explicitly{}{}"):
         aa.FeatureSet.from_arrow("data", table, ..., ["y"])
     assert aa.FeatureSet.from_arrow("data", table, ..., ["y"], ["name"]).features == ("x",)
     assert aa.FeatureSet.from_arrow("data", table.drop_columns("name"), ..., ["y"]).features == ("x",)
@@ -552,8 +561,12 @@ def test_strata_that_are_too_small(hint: Any) -> None:
     pandas = pytest.importorskip("pandas")
     ratios = {"train": 0.5, "test": 0.5}
     rare = np.array(["a"] * 11 + ["b"] * 12 + ["c"])
-    with hint("leave its rows out with filter(), or join it with another stratum"):
+    with hint(
+        "leave its rows out, with filter() or pandas: table[table[COLUMN] != VALUE], or join it with another stratum"
+    ):
         grouped(s=rare).split_random(ratios, stratify_by="s")
+    table, COLUMN, VALUE = pandas.DataFrame({"s": rare}), "s", "c"
+    assert set(table[table[COLUMN] != VALUE]["s"]) == {"a", "b"}
     assert len(grouped(s=rare).filter({"s": ["a", "b"]}).split_random(ratios, stratify_by="s")) == 2
     assert len(grouped(s=np.where(rare == "c", "b", rare)).split_random(ratios, stratify_by="s")) == 2
     values = X[:, 0]

@@ -65,7 +65,7 @@ WIDE = features(y=X)
 
 def test_losses_of_several_outputs(hint: Any) -> None:
     given = graph(node("net", Several(2, 2), WIDE.reference(), outputs=["NAME", "other"]))
-    with hint("write inputs=['outputs.NAME', 'targets']"):
+    with hint("say which: AppliedLoss({}, inputs=['outputs.{}', 'targets'])"):
         trained(given, LOSS)
     assert trained(given, aa.AppliedLoss("mse", on="net", inputs=["outputs.NAME", "targets"]))
 

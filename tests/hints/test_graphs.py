@@ -255,7 +255,7 @@ def test_classes_of_losses(hint: Any) -> None:
     ]
     assert trained(2, *losses, data=weighted)
     with hint("change the model's output_shape, or choose another column{}"):
-        trained(3, LOSS, data=features())
+        trained(3, aa.AppliedLoss("cross_entropy", on="net"), data=features())
     model = aa.ModelNode("net", aa.SequentialMLP(output_shape=(1,)), DATA.reference())
     assert graph(model).run(train(), progress="none")
 

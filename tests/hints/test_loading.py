@@ -274,11 +274,13 @@ def test_columns(hint: Any) -> None:
     assert run(train(wide.cast({"x": "float32"})), net).loss.size
     entropy = {"losses": [AppliedLoss("cross_entropy", on="net")]}
     classes = features(y=np.where(np.arange(24) % 4 == 3, -1, np.arange(24) % 4))
-    with hint(
-        "change the model's output_shape, or the column; to ignore these targets, set ignore_index: "
-        "Loss('cross_entropy', ignore_index={})"
-    ):
+    with hint("number the classes from 0: np.unique(values, return_inverse=True); to ignore these targets: {}"):
         run(train(**entropy), graph(3, classes))
+    values = classes.array("y")
+    numbered = np.unique(values, return_inverse=True)[1]
+    assert run(train(**entropy), graph(4, features(y=numbered))).loss.size
+    with hint("give the model {} outputs, one for each class; or, to ignore targets of {}, {}"):
+        run(train(**entropy), graph(3, features(y=np.arange(24) % 4)))
     ignoring = AppliedLoss(Loss("cross_entropy", ignore_index=-1), on="net")
     assert run(train(losses=[ignoring]), graph(3, classes)).loss.size
     assert aa.SequentialMLP(output_shape=4) and run(train(**entropy), graph(4, features(y=np.arange(24) % 4)))

@@ -116,6 +116,14 @@ class Nearest:
         return chances / chances.sum(1, keepdims=True)
 
 
+def test_classes_of_numbers(hint: Any) -> None:
+    with hint("give the model one output per class; metrics of numbers are 'r2', 'mae' and 'rmse'"):
+        measure("accuracy")
+    for metric in ("r2", "mae", "rmse"):
+        assert metric in measure(metric)
+    assert "accuracy" in measure("accuracy", 3, features(y=CLASSES))
+
+
 def test_scores_of_estimators(hint: Any) -> None:
     data = features(y=CLASSES)
 

@@ -206,6 +206,9 @@ def test_where_and_how_phases_run(hint: Any) -> None:
     with hint("write compile='off'"):
         train(compile=False)
     assert run(train(compile="off")).loss.size
+    with hint("write compile='steps', or leave it out"):
+        train(compile=True)
+    assert run(train(compile="steps")).loss.size
 
 
 def test_words_of_others(hint: Any) -> None:

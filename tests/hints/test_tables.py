@@ -46,16 +46,6 @@ def test_columns_that_tell_nothing(hint: Any) -> None:
     assert fitted(table, drop=["lists"]).columns
 
 
-def test_a_batch_size_for_a_source(hint: Any) -> None:
-    def batches() -> Any:
-        yield {"x": np.ones((4, 2), "float32"), "y": np.ones((4, 1), "float32")}
-
-    settings: dict[str, Any] = {"target": "y", "features": "x", "loss": "mse", "progress": "none"}
-    with hint("leave batch_size out"):
-        aa.fit(aa.SequentialMLP(), batches, **settings, batch_size=8)
-    assert aa.fit(aa.SequentialMLP(), batches, **settings).phase.batch_size
-
-
 def test_text_that_is_something_else(hint: Any) -> None:
     table = frame(size=["12", "13", "7", "unknown"] * (N // 4), day=["3/4/2020", "5/12/2021"] * (N // 2))
     for name in ("size", "day"):
@@ -261,16 +251,39 @@ def test_models_and_losses_of_tables(hint: Any) -> None:
     )
     holed = {"age": np.where(np.arange(N) % 9, table["age"], np.nan), "price": table["age"]}
     with (
-        hint(
-            "lower lr, optimizer=Optimizer('adam', lr=1e-4), or look for NaN in the data; on_nan='ignore' returns the "
-            "model as it is"
-        ),
+        hint("fill these places, or leave the rows out; on_nan='ignore' returns the model as it is"),
         pytest.warns(aa.errors.NaNWarning),
     ):
         fitted(holed, "price", net(1, 1), preprocess=None)
-    optimizer = aa.Optimizer("adam", lr=1e-4)
-    kept = fitted(holed, "price", net(1, 1), preprocess=None, on_nan="ignore", optimizer=optimizer)
+    kept = fitted(holed, "price", net(1, 1), preprocess=None, on_nan="ignore")
     assert np.isnan(kept.results.loss).all()
+    far = {"age": np.linspace(1, 2, N) * 1e15, "price": np.linspace(1, 2, N)}
+    diverging = {"model": torch.nn.Linear(1, 1), "loss": "mse", "optimizer": aa.Optimizer("sgd", lr=1.0)}
+    with (
+        hint(
+            "lower lr, optimizer=Optimizer('adam', lr=1e-4), or scale large numbers, scaler='standard'; "
+            "on_nan='ignore' returns the model as it is"
+        ),
+        pytest.warns(aa.errors.NaNWarning),
+    ):
+        fitted(far, "price", **diverging)
+    model = torch.nn.Linear(1, 1)
+    scaled = fitted(far, "price", model, loss="mse", scaler="standard", optimizer=aa.Optimizer("adam", lr=1e-4))
+    assert np.isfinite(scaled.results.loss).all()
+    assert fitted(far, "price", **diverging, on_nan="ignore").results.loss.size
+    with hint(
+        "give the last layer {} outputs; or give a function that makes the model: lambda n_features, n_outputs: MODEL"
+    ):
+        fitted(table, model=torch.nn.Linear(3, 5))
+    assert fitted(table, model=torch.nn.Linear(3, 2)).classes_.tolist() == ["no", "yes"]
+    assert fitted(table, model=lambda n_features, n_outputs: torch.nn.Linear(n_features, n_outputs)).classes_.size == 2
+    rows = torch.utils.data.TensorDataset(torch.rand(8, 3), torch.arange(8) % 2)
+    loader = torch.utils.data.DataLoader(rows, batch_size=4)
+    streamed = {"model": torch.nn.Linear(3, 2), "loss": "cross_entropy"}
+    with hint("leave batch_size out, and set the size where the batches are made"):
+        fitted(loader, None, **streamed, batch_size=2)
+    assert fitted(loader, None, **streamed).results.loss.size
+    assert fitted(loader, None, **streamed, batch_size=4).results.loss.size
 
 
 def test_transformers_of_tables(hint: Any, tmp_path: Path) -> None:

@@ -17,7 +17,10 @@ _CLIPPING = ("clip_norm", "clip_value")
 FROM_OUTPUT = "from_output"  # the name of a loss that a model computes itself
 LOSS_ALIASES = {"mean_squared_error": "mse", "l2": "mse", "mean_absolute_error": "mae", "l1": "mae"}
 LOSS_ALIASES |= {"ce": "cross_entropy", "bce": "binary_cross_entropy"}
-_MEANT = {f"{kind}categorical_crossentropy": "write 'cross_entropy', which takes logits" for kind in ("", "sparse_")}
+_LOGITS = "write 'cross_entropy', which takes logits"
+_MEANT = {f"{kind}categorical_crossentropy": _LOGITS for kind in ("", "sparse_")}
+_MEANT |= dict.fromkeys(("logloss", "log_loss", "nll", "nll_loss", "nllloss", "softmax", "crossentropyloss"), _LOGITS)
+_MEANT |= dict.fromkeys(("rmse", "root_mean_squared_error", "squared_error"), "write 'mse'")
 
 
 @constructor_hints

@@ -12,7 +12,9 @@ def did_you_mean(
     """Return a hint: `did you mean 'CLOSEST'?`, or `otherwise` if no word is similar; equal words have a similarity of
     1.
     """
-    close = difflib.get_close_matches(str(given), [str(word) for word in words], n=1, cutoff=cutoff)
+    texts = [str(word) for word in words]
+    same = [text for text in texts if text.casefold() == str(given).casefold()]
+    close = same or difflib.get_close_matches(str(given), texts, n=1, cutoff=cutoff)
     return f"did you mean {close[0]!r}?" if close else otherwise
 
 

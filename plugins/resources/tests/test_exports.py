@@ -148,6 +148,7 @@ def test_a_claim_has_a_class_a_count_and_exact_names():
         ("slurm", "A100-80GB:2", "sizes of its own.*write 'A100:2'"),
         ("slurm", "40GB+", "compares no memory. Available: A100, A40"),
         ("slurm", "{H100:2, A100}", "products of one count"),
+        ("slurm", "{H100:2 nodes=2, L4:2 nodes=2}", "machines may be of several products"),
         ("slurm", "H100:2, A100:2", "no order of preference.*write '{H100:2, A100:2}'"),
         ("kubernetes", "H100, T4", "--export dra"),
         ("kubernetes", "gpu", "one vendor.*write 'cuda' or 'rocm'"),

@@ -38,6 +38,7 @@ REQUESTS: list[Any] = [
     ["nvidia:80GB+:2", "L40S:4"],
     {"L4", "T4", "A10G"},
     {"H100:2", "MI300X:2"},
+    {"H100:8 nodes=4", "A100:8 nodes=4"},
     # typed wrong, or as other systems write it: the hint has the request
     *(
         "A100-80",
@@ -139,6 +140,9 @@ MEANT = {
     "nvidia.com/mig-1g.5gb: 2": "5GB+:2",
     ">=40GB": "40GB+",
     "40GB or more": "40GB+",
+    "mem=64GB": "any mem=64GB",
+    "H100:8, nodes=2": "H100:8 nodes=2",
+    "8xH100 mem=64GB price<=9": "H100:8 mem=64GB price<=9",
     "40GiB+": "40GB+",
 }
 

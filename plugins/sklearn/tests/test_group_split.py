@@ -127,8 +127,9 @@ def test_a_view_is_grouped_by_its_own_rows() -> None:
 
 
 def test_fewer_groups_than_splits() -> None:
-    assert "'fs' cannot be cut into 2 splits; groups: 1; splits: a, b. Hint: make fewer splits" in refusal(
-        make(["p"] * 10), group_by="who"
+    assert (
+        "'fs' cannot be cut into 2 splits; groups: 1; splits: a, b. Hint: make fewer splits, or give rows"
+        in refusal(make(["p"] * 10), group_by="who")
     )
 
 

@@ -45,7 +45,7 @@ TRAINING = [
     Row(
         "CrossEntropyLoss",
         lambda: aa.AppliedLoss("CrossEntropyLoss", on="net"),
-        r"Hint: did you mean 'cross_entropy'\?",
+        r"Hint: write 'cross_entropy', which takes logits",
         lambda: aa.AppliedLoss("cross_entropy", on="net"),
     ),
     Row(
@@ -242,7 +242,7 @@ TRAINING = [
     Row(
         "several outputs for mse",
         lambda: run(train(losses=[MSE]), graph(data(NUMBERS), mlp(3))),
-        r"losses never broadcast.*Hint: change the model's output_shape",
+        r"losses never broadcast.*Hint: give the model 1 output",
         lambda: run(train(losses=[MSE]), graph(data(NUMBERS), mlp(1))),
     ),
     Row(

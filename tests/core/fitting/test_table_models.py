@@ -109,7 +109,7 @@ def test_a_batch_size_beside_a_sampler_or_a_loader_is_refused(batch_size):
 
     given = {"target": "y", "features": "x", "loss": "mse"}
     assert fit(aa.SequentialMLP(), batches, **given).results.loss
-    with pytest.raises(PhaseError, match=rf"fit has batch_size={batch_size}, and its data are a source of batches"):
+    with pytest.raises(PhaseError, match=rf"fit has batch_size={batch_size}, and the data come in batches"):
         fit(aa.SequentialMLP(), batches, **given, batch_size=batch_size)
 
 

@@ -42,7 +42,8 @@ def test_shapes_that_would_broadcast_or_fold_are_refused_naming_both(loss, outpu
         in message
     )
     assert "losses never broadcast. Available: " in message
-    assert "Hint: change the model's output_shape, or choose another column" in message
+    wanted = f"an output of shape {list(target)}" if len(target) > 1 else f"{target[0] if target else 1} output"
+    assert f"Hint: give the model {wanted}" in message and "or choose another column" in message
 
 
 @pytest.mark.parametrize("loss", ["mse", "mae", "binary_cross_entropy"])
@@ -297,7 +298,7 @@ def test_several_outputs_must_be_named(table, parts):
         training(one(parts(2, 2), table()), AppliedLoss("mse", on="a"))
     message = str(caught.value)
     assert "mse on 'a': 'a' has several outputs. Available: a.0, a.1" in message
-    assert "write inputs=['outputs.NAME', 'targets']" in message
+    assert "say which: AppliedLoss('mse', inputs=['outputs.0', 'targets'])" in message
 
 
 def test_an_custom_loss_gets_the_inputs_that_it_names(table, parts):

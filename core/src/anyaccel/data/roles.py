@@ -96,7 +96,9 @@ def names_of(given: Names) -> tuple[str, ...]:
             raise ColumnError(
                 f"{name!r} cannot be the name of a column",
                 cause="column names must be text",
-                hint="rename the column (pandas: df.columns = df.columns.astype(str))",
+                hint="rename the columns (pandas: df.columns = ['_'.join(map(str, name)) for name in df.columns])"
+                if isinstance(name, tuple)
+                else "rename the column (pandas: df.columns = df.columns.astype(str))",
             )
         check_encodable(name)
     return names
@@ -208,10 +210,11 @@ def check_rest(label: str, roles: Mapping[str, str], errors: Mapping[str, Column
     texts = (
         "; for texts, store token ids" if any("token ids" in (error.hint or "") for error in errors.values()) else ""
     )
+    sparse = next((f"; or {error.hint}" for error in errors.values() if "toarray()" in (error.hint or "")), "")
     raise ColumnError(
         f"{len(errors)} of the remaining columns of {label!r} cannot be {role}s: {listed(errors)}",
         cause="; ".join(error.problem for error in list(errors.values())[:_REASONS]),
-        hint=f"name them as tags, leave them out of the data, or list the {role}s explicitly{texts}",
+        hint=f"name them as tags, leave them out of the data, or list the {role}s explicitly{texts}{sparse}",
     )
 
 

@@ -37,6 +37,7 @@ from anyaccel.graph import AppliedLoss, ModelGraph, Plan
 from anyaccel.graph.weight_loading import Change, Names
 from anyaccel.html import Markup, guarded, line, page
 from anyaccel.phases import EvalPhase, TrainPhase
+from anyaccel.phases.step_checks import warn_of_probabilities
 from anyaccel.results import EvalResults, TrainResults
 from anyaccel.results.base import read_results, results_parts
 from anyaccel.specs import Loss
@@ -251,6 +252,8 @@ class FittedModel:
         results = self._run(EvalPhase("predict", data=self._rows(data, with_target=False), outputs=self._node))
         values = results.prediction(self._node)
         self._warn_of_nan(values, "predict_proba", "probabilities")
+        if loss.name == CLASSES:
+            self._warn_of_probabilities(values, loss)
         return class_probabilities(values, loss)
 
     def score(self, data: Any) -> float:
@@ -367,6 +370,7 @@ class FittedModel:
         if name in (CLASSES, YES_OR_NO):
             self._warn_of_nan(values, "predict", "classes")
         if loss is not None and name == CLASSES and values.ndim > 1:
+            self._warn_of_probabilities(values, loss)
             values = values.argmax(axis=loss.kwargs.get("class_axis", -1))
             if any("float" in self._data.spec(target).dtype for target in targets):  # one number per class
                 return values
@@ -375,6 +379,11 @@ class FittedModel:
         if all(self._data.spec(target).shape == () for target in targets) and values.size == len(values):
             values = values.reshape(len(values))
         return self._named_classes(values, targets)
+
+    def _warn_of_probabilities(self, outputs: np.ndarray, loss: Loss) -> None:
+        """Warn of a model that ends in a softmax, over which the loss and `predict_proba` compute another one."""
+        model = self.graph.nodes[self._node].model  # type: ignore[union-attr]  # the node of a model
+        warn_of_probabilities(model, AppliedLoss(loss, on=self._node), outputs)
 
     @staticmethod
     def _warn_of_nan(values: np.ndarray, call: str, what: str) -> None:

@@ -73,6 +73,13 @@ class TableModel:
                 available=", ".join(NAMES),
                 hint=did_you_mean(model, NAMES, "write 'mlp', or give a model of a framework"),
             )
+        is_estimator = all(hasattr(model, name) for name in ("fit", "get_params", "set_params"))
+        if is_estimator and not hasattr(model, "partial_fit"):
+            kind = model.__name__ if isinstance(model, type) else type(model).__name__
+            raise PhaseError(
+                f"fit trains a model step by step, and a {kind} is an estimator that learns at once",
+                hint="call its own fit, estimator.fit(x, y); in a graph beside networks it learns by FitPhase(...)",
+            )
         if framework is not None and not self.embeds:
             what = "a function, which makes models of its own framework" if self.is_sized else "a model, which has one"
             problem = f"fit has framework={framework!r} and {what}"
@@ -102,10 +109,13 @@ class TableModel:
         except TypeError as error:
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                 raise  # the error comes from inside the function
+            is_class = isinstance(self._model, type)
             raise PhaseError(
                 f"{_named(self._model)} does not take the widths of a model: {error}",
                 cause=f"fit calls it with {widths.n_features} features and {n_outputs} outputs",
-                hint="write lambda n_features, n_outputs: MODEL, or give the model itself",
+                hint=f"give a model, {self._model.__name__}(), or lambda n_features, n_outputs: MODEL"
+                if is_class
+                else "write lambda n_features, n_outputs: MODEL, or give the model itself",
             ) from error
         if made is None or isinstance(made, type):
             problem = f"{_named(self._model)} gave {shown(made)}, and no model"
@@ -117,6 +127,8 @@ def _named(model: Any) -> str:
     """Return the name of a model, a function or a class, for messages."""
     if isinstance(model, str):
         return repr(model)
+    if isinstance(model, type):
+        return f"the class {model.__name__}"
     return f"the function {getattr(model, '__qualname__', '').rpartition('.')[2] or shown(model)}"
 
 

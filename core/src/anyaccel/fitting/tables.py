@@ -545,7 +545,7 @@ def raw_table(given: Any, features: Names | Mapping[str, Names], target: Names, 
 
 def no_target(columns: Sequence[str] | None) -> PhaseError:
     """Return the error for a table of which no column is the target."""
-    available = f"columns: {listed(columns)}" if columns else None
+    available = f"columns: {listed(columns)}" if columns else ""
     hint = "write fit(model, table, target='COLUMN', ...)"
     return PhaseError("fit needs the name of the target", available=available, hint=hint)
 

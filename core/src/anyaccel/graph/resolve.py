@@ -951,7 +951,8 @@ class LossBinder:
             raise SpecError(
                 f"{what}: {several[0].partition('.')[0]!r} has several outputs",
                 available=", ".join(several),
-                hint="write inputs=['outputs.NAME', 'targets']",
+                hint=f"say which: AppliedLoss({loss.loss.name!r}, inputs=['outputs.{several[0].partition('.')[2]}', "
+                "'targets'])",
             )
         first, second = (outputs[text] for text in loss.inputs)
         if not first and not LOSSES[loss.loss.name].symmetric:
@@ -1172,9 +1173,22 @@ def _unfit(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec, name: str)
         f"{loss.loss.name} on node {loss.on!r} cannot compare its output {output} with {name}, {stored}; "
         "losses never broadcast",
         available=wants,
-        hint=_class_axis_hint(loss, stored, output)
-        or f"change the model's output_shape, or choose another column{_class_cast(loss, stored, name)}",
+        hint=_class_axis_hint(loss, stored, output) or _output_hint(loss, stored, output, name),
     )
+
+
+def _output_hint(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec, name: str) -> str:
+    """Return a hint with the outputs that a model needs for a target."""
+    if takes_classes(loss.loss):
+        return f"change the model's output_shape, or choose another column{_class_cast(loss, stored, name)}"
+    count = math.prod(stored.shape)
+    outputs = f"{count} {'output' if count == 1 else 'outputs'}"
+    if len(stored.shape) > 1:
+        outputs = f"an output of shape {list(stored.shape)}"
+    hint = f"give the model {outputs}, or choose another column"
+    if loss.loss.name == "binary_cross_entropy" and count == 1:
+        hint += "; for an output of each class the loss is 'cross_entropy'"
+    return hint
 
 
 def _class_axis_hint(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec) -> str:

@@ -102,6 +102,6 @@ def zero_or_one(name: str, targets: np.ndarray) -> np.ndarray:
         raise SpecError(
             f"{name} takes a single output as the logit of class 1, but the targets have {len(np.unique(targets))} "
             "values, not 0 and 1 alone",
-            hint="give the model one output per class",
+            hint="give the model one output per class; metrics of numbers are 'r2', 'mae' and 'rmse'",
         )
     return targets.astype("int64")

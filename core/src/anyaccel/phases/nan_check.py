@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from anyaccel.backend import ComputingBackend
 from anyaccel.data import RaggedColumn, Rows, joined_array
 from anyaccel.errors import NaNWarning
 from anyaccel.graph import Column, Plan
@@ -52,6 +53,21 @@ def warn(phase: PhaseSettings, nan_notes: Sequence[str]) -> bool:
         return False
     warnings.warn(printable(f"phase {phase.label!r}: {'. '.join(nan_notes)}."), NaNWarning, stacklevel=user_level())
     return True
+
+
+def warn_of_float16(phase: PhaseSettings, segments: Sequence[Segment], backends: Sequence[ComputingBackend]) -> None:
+    """Warn of trained parameters in float16, whose gradients and updates are 0 or not finite without a word."""
+    if not phase.trains or phase.on_nan == "ignore":
+        return
+    for segment, backend in zip(segments, backends, strict=True):
+        trained = {label for group in segment.groups for label in group.nodes}
+        for operation in segment.operations:
+            is_trained = operation.label in trained and operation.model is not None
+            if is_trained and backend.dtype_of(operation.model) == "float16":
+                problem = f"phase {phase.label!r}: the parameters of node {operation.label!r} are float16, in which "
+                problem += "updates are lost or not finite. Hint: convert them to float32, and write "
+                problem += "precision='fp16-mixed' to compute in float16"
+                warnings.warn(printable(problem), NaNWarning, stacklevel=user_level())
 
 
 def _reached(segments: Sequence[Segment]) -> set[str]:

@@ -345,6 +345,7 @@ class PhaseExecution:
         hooks.call("before_placement", phase=phase, plan=plan, run=run)
         warn_of_fallbacks(plan)
         nan_in_data = nan_check.warn(phase, nan_notes)
+        nan_check.warn_of_float16(phase, resolution.segments, resolution.backends)
         self._final_devices.update(after)
         place(graph, {assignment.node: assignment.device for assignment in plan.assignments}, layouts(plan.assignments))
         hooks.call("after_placement", phase=phase, plan=plan, run=run)

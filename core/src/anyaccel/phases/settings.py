@@ -292,7 +292,7 @@ def of_split(function: Callable[_Settings, _Made]) -> Callable[_Settings, _Made]
 _PLAIN = Setting()
 _RENAMED = {"n_epochs": "epochs"}
 """Names of settings in configurations that 0.1 saved."""
-_HINTS_FOR_COMPILE = {False: "write compile='off'"}
+_HINTS_FOR_COMPILE = {False: "write compile='off'", True: "write compile='steps', or leave it out"}
 _CALLBACKS = ("EarlyStopping", "ReduceLROnPlateau")
 
 
@@ -381,7 +381,8 @@ def checked_callbacks(whose: str, given: Any) -> tuple[Callback, ...]:
         if not isinstance(callback, Callback):
             is_class = isinstance(callback, type) and issubclass(callback, Callback)
             hint = f"create an instance: {callback.__name__}()" if is_class else "derive it from anyaccel.Callback"
-            same = next((name for name in _CALLBACKS if name in (type(callback).__name__, callback)), None)
+            named = callback if isinstance(callback, str) else type(callback).__name__.removesuffix("Callback")
+            same = next((name for name in _CALLBACKS if name == named), None)
             hint = hint if same is None else f"write anyaccel.{same}()"
             raise PhaseError(f"{whose}: {shown(callback)} is not a Callback", hint=hint)
     return callbacks

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.adapter.memory_figures import MemoryFigures
+from anyaccel.adapter.output_activations import was_warned_of
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.metrics.class_values import is_distribution
 from anyaccel.phases.executor.cross_segment import PipelineStage
@@ -287,6 +288,14 @@ class ProbabilityCheck:
                 self._values = []
                 warnings.warn(printable(_text(loss)), UserWarning, stacklevel=user_level())
                 return
+
+
+def warn_of_probabilities(model: Any, loss: AppliedLoss, outputs: np.ndarray) -> None:
+    """Warn if the outputs of a model [n, ...], which a loss takes as logits, are probabilities; once for a model of
+    which the end is known.
+    """
+    if not was_warned_of(model):
+        ProbabilityCheck([loss], {loss.on: [loss.on]}).look({loss.on: outputs})
 
 
 def _text(loss: AppliedLoss) -> str:

@@ -74,7 +74,7 @@ def _fitting(entry: RequestEntry, names: Mapping[str, str] | None) -> list[str]:
     found = []
     for product in products():
         fits = {name: is_device_of(entry, _device(product, name, gb)) for name, gb, _ in product.drivers}
-        if all(fits.values()):
+        if fits and all(fits.values()):
             found.append(product.name)
         else:
             sizes = {gb: [fits[name] for name, other, _ in product.drivers if other == gb] for gb in product.memory_gb}
@@ -315,6 +315,8 @@ def _check_slurm(entry: RequestEntry, first: RequestEntry, several: bool) -> Non
     if _written(entry) != entry.product:
         raise refused(entry, "Slurm", "each site names sizes of its own", hint=by_hand)
     alike = replace(entry, product="", exact=False) == replace(first, product="", exact=False)
+    if several and entry.nodes > 1:  # sbatch --test-only of Slurm 22.05 mixes them, with [h100|a100] too
+        raise refused(entry, "Slurm", "its machines may be of several products", hint="export each wish of its own")
     if several and not (entry.product and alike):
         raise refused(entry, "Slurm", "alternatives are products of one count", hint="export each wish of its own")
 
@@ -359,7 +361,8 @@ def _names(entry: RequestEntry, vendor: str) -> list[str]:
     """Return the drivers' names of all devices in the table of products that an alternative asks for."""
     names = _drivers(vendor, lambda device: is_device_of(entry, device))
     if not names:
-        raise refused(entry, "Kubernetes", "no product in the table is so", hint="ask for less")
+        why = "no driver's name in the table of products is of such a device"
+        raise refused(entry, "Kubernetes", why, hint="ask for less, or for another product")
     return names
 
 

@@ -32,6 +32,7 @@ _ELSEWHERE = {
 }
 _CORES_OF_TWO = ("v4", "v5p")  # the number in the name of a slice counts TensorCores, and a chip has two
 _SLICE = re.compile(r".*?\b\d+g\.(\d+)gb(?:\s*[:=]\s*(\d+))?", re.IGNORECASE)
+_OPTION = re.compile(r"(mem|cores|nodes)=|price<=", re.IGNORECASE)
 
 
 def rewritten(text: str) -> str | None:
@@ -41,18 +42,25 @@ def rewritten(text: str) -> str | None:
     parts = [part.strip() for part in re.split(r",(?![^\[]*\])|\||\bor\b(?! more)", inner)]
     if not all(parts):
         return None
-    joined = ", ".join(map(_one, parts))
+    wishes: list[str] = []
+    for part in parts:
+        if not _OPTION.match(part):
+            wishes.append(_one(part))
+        elif wishes:  # H100:8, nodes=2
+            wishes[-1] += f" {part}"
+        else:
+            wishes.append(f"any {part}")
+    joined = ", ".join(wishes)
     joined = f"{{{joined}}}" if mapping.startswith("{") else joined
     return None if joined == text else joined
 
 
 def _one(text: str) -> str:
-    what, _, options = text.partition(" mem=") if " mem=" in text else text.partition(" cores=")
-    option = text[len(what) :] if options else ""
+    what, *options = re.split(r"\s+(?=(?:mem|cores|nodes|price|sm)[<>]?=)", text)
     for spelled in _RULES:
         found = spelled(what)
         if found is not None:
-            return found + option
+            return " ".join([found, *options])
     return text
 
 

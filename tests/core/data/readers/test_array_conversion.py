@@ -299,9 +299,9 @@ def test_names_are_text() -> None:
 
 
 def test_tags_that_arrow_cannot_hold() -> None:
-    with pytest.raises(ColumnError, match=r"tag 't' cannot be stored as an Arrow column: .*use values of one type"):
+    with pytest.raises(ColumnError, match=r"column 't' cannot be read: .*use values of one type"):
         FeatureSet.from_dict("fs", {"x": [1, 2], "t": [1, "a"]}, "x", tags="t")
-    with pytest.raises(ColumnError, match=r"tag 't' cannot be stored as an Arrow column"):
+    with pytest.raises(ColumnError, match=r"column 't' cannot be read"):
         FeatureSet.from_dict("fs", {"x": [1, 2], "t": [object(), object()]}, "x", tags="t")
 
 

@@ -112,7 +112,7 @@ def test_pandas_columns_that_arrow_cannot_read() -> None:
     sparse = pd.DataFrame({"x": pd.arrays.SparseArray([0, 0, 5])})
     assert FeatureSet.from_pandas("fs", sparse, "x").array("x").tolist() == [0, 0, 5]
     mixed = pd.DataFrame({"x": [1, 2], "t": pd.Categorical([1, "a"])})
-    with pytest.raises(ColumnError, match=r"tag 't' cannot be stored as an Arrow column"):
+    with pytest.raises(ColumnError, match=r"column 't' cannot be read"):
         FeatureSet.from_pandas("fs", mixed, "x", tags="t")
 
 

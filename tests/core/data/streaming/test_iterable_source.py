@@ -105,7 +105,7 @@ def test_values_keep_their_dtype(value: Any, dtype: str) -> None:
 
 
 def test_tags_that_no_column_holds() -> None:
-    with pytest.raises(SourceError, match=r"batch 0 .*: tag 't' cannot be stored as an Arrow column"):
+    with pytest.raises(SourceError, match=r"batch 0 .*: column 't' cannot be read"):
         source([(X, Y, [1, "a", b"b"])], tags="t").example  # noqa: B018
 
 

@@ -76,7 +76,7 @@ def tag_column(name: str, values: Any) -> Any:
             column = pa.array(plain, from_pandas=True)  # NaN among text is missing, too
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise ColumnError(
-                f"tag {name!r} cannot be stored as an Arrow column: {error}",
+                f"column {name!r} cannot be read: {error}",
                 hint="use values of one type: numbers, text, dates, or lists of these",
             ) from error
         return column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
@@ -121,7 +121,7 @@ def _numbers(name: str, values: Any) -> np.ndarray:
     if array.ndim == 0:
         raise ColumnError(
             f"column {name!r} has no rows: it is a single {type(values).__name__}",
-            hint="pass an array or a list with one entry per sample",
+            hint="pass an array or a list with one entry per row",
         )
     if array.dtype == np.object_:
         values = _unnest(array)

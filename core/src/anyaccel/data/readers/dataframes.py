@@ -70,7 +70,7 @@ def table_from_dict(label: str, data: Mapping[str, Any], given: RoleNames, pad: 
         raise ColumnError(
             f"the columns of {label!r} differ in length",
             cause=listed(f"{name}: {length}" for name, length in lengths.items()),
-            hint="use one entry per sample in every column",
+            hint="use one entry per row in every column",
         )
     return padded_table(stamp(pa.table(columns), roles), pads)
 

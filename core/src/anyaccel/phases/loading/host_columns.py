@@ -198,10 +198,10 @@ def _check_integers(column: Column, array_of: Callable[[str], np.ndarray]) -> No
 def _class_hint(low: int, high: int, n_classes: int) -> str:
     if low >= 1 and high == n_classes:
         return "class indices start at 0: subtract 1 from the column"
-    return (
-        "change the model's output_shape, or the column; to ignore these targets, set "
-        f"ignore_index: Loss('cross_entropy', ignore_index={low if low < 0 else high})"
-    )
+    ignored = f"Loss('cross_entropy', ignore_index={low if low < 0 else high})"
+    if low < 0:
+        return f"number the classes from 0: np.unique(values, return_inverse=True); to ignore these targets: {ignored}"
+    return f"give the model {high + 1} outputs, one for each class; or, to ignore targets of {high}, {ignored}"
 
 
 def _check_range(column: Column, array: np.ndarray, target_range: TargetRange) -> None:
