@@ -434,7 +434,7 @@ def test_text_with_another_value_in_each_row_is_left_out_with_a_warning(model, t
 
 
 def test_numbers_for_mlp_become_places_between_quantiles(tmp_path):
-    rows = 4000
+    rows = 5000
     size, when = rng.gamma(2.0, 20.0, rows), pd.date_range("2020-01-30", periods=rows, freq="31h")
     size[::7] = np.nan
     table = pd.DataFrame({"size": size, "flag": np.arange(rows) % 2, "when": when, "y": rng.normal(size=rows)})
@@ -456,7 +456,7 @@ def test_numbers_for_mlp_become_places_between_quantiles(tmp_path):
 
 @pytest.mark.parametrize(
     ("rows", "width", "n_intervals"),
-    [(12_800, 1, 32), (13_200, 1, 32), (1600, 1, 4), (1599, 1, 0), (4000, 103, 9), (4000, 256, 4), (4000, 257, 0)],
+    [(16_000, 1, 32), (20_000, 1, 32), (2000, 1, 4), (1999, 1, 0), (5000, 103, 9), (5000, 256, 4), (5000, 257, 0)],
 )
 def test_short_and_wide_tables_have_fewer_intervals(rows, width, n_intervals):
     data = {"x": rng.normal(size=(rows, width)), "y": np.arange(rows) % 2 == 0}

@@ -37,7 +37,7 @@ MANY_ROWS = 20
 CLIP = 5.0
 """Scaled numbers beyond this many standard deviations are cut."""
 _FOLDS = 5
-_INTERVALS, _FEWEST_INTERVALS, _ROWS_OF_INTERVAL = 32, 4, 400
+_INTERVALS, _FEWEST_INTERVALS, _ROWS_OF_INTERVAL = 32, 4, 500
 _MOST_PLACES, _MOST_CELLS = 1024, 2**28  # features from intervals: in a row, and in the whole table, 1 GiB
 _LARGEST = 1e150  # beyond, no variance is a finite number
 
