@@ -340,8 +340,9 @@ def test_invalid_orders_of_a_sampler_are_refused(sampler: Sampler, message: str,
         assert message in refused(SamplerError, lambda p=phase: run(graph, p))
 
 
-def test_a_batch_size_beside_a_sampler_is_refused(source: FeatureSet) -> None:
-    message = refused(PhaseError, lambda: EvalPhase("e", data=source, sampler=Neighbours(4), batch_size=8))
+@pytest.mark.parametrize("batch_size", [8, 1024])
+def test_a_batch_size_beside_a_sampler_is_refused(source: FeatureSet, batch_size: int) -> None:
+    message = refused(PhaseError, lambda: EvalPhase("e", data=source, sampler=Neighbours(4), batch_size=batch_size))
     assert "phase 'e' has both a sampler and a batch_size. Hint: leave batch_size out" in message
 
 
