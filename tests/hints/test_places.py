@@ -216,8 +216,8 @@ def test_the_ledger_of_transfers(hint: Any, serve: Any) -> None:
     serve(Half())
     with (
         hint(
-            "name the frameworks that are to be checked, no_transfers(frameworks=[...]), or import them before; "
-            "no_transfers(partial=True) checks what can be seen"
+            "name the frameworks to check, no_transfers(frameworks=[...]), or import them before; "
+            "no_transfers(partial=True) checks only observable transfers"
         ),
         aa.no_transfers(),
     ):
@@ -240,7 +240,7 @@ def test_frameworks_of_the_demo(hint: Any, serve: Any, cli: Any) -> None:
 
 
 def test_subjects_of_the_kit(hint: Any) -> None:
-    with hint("derive the class from anyaccel_devtools.testing.Subject"):
+    with hint("subclass anyaccel_devtools.testing.Subject"):
         select_subject("numpy", 0, "pathlib:Path", "")
     derived = select_subject("numpy", 0, "anyaccel_devtools.numpy_subject:NumpySubject", "")
     assert issubclass(derived, Subject)

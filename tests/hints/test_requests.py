@@ -228,7 +228,7 @@ def test_variables_of_launchers(hint: Any, monkeypatch: pytest.MonkeyPatch, cli:
     with hint("set it to a free port of the first process, the same in all processes, such as MASTER_PORT=29500"):
         launched(of_torchrun(MASTER_PORT="many"))
     assert launched(of_torchrun(MASTER_PORT="29500")) is not None
-    with hint("set it to the time of the longest step and more, such as {}=600, or unset it"):
+    with hint("set it to more than the time of the longest step, such as {}=600, or unset it"):
         replica_timeout({"ANYACCEL_REPLICA_TIMEOUT": "long"})
     assert replica_timeout({"ANYACCEL_REPLICA_TIMEOUT": "600"}) == 600 and replica_timeout({}) is None
     with hint("start the processes with a launcher: anyaccel run --replicas 2 SCRIPT; or unset {}"):

@@ -80,7 +80,7 @@ def test_probabilities_and_scores(hint: Any) -> None:
 
 def test_cross_validation(hint: Any) -> None:
     settings: Any = {"target": "kind", "epochs": 1, "framework": "numpy", "cv": 2}
-    with hint("give 'mlp', or a function that makes one: lambda n_features, n_outputs: MODEL"):
+    with hint("pass 'mlp', or a function that creates a model: lambda n_features, n_outputs: MODEL"):
         cross_validate(Dense(2), TABLE, target="kind")
     MODEL = 2
     assert cross_validate("mlp", TABLE, **settings)
@@ -88,7 +88,7 @@ def test_cross_validation(hint: Any) -> None:
         cross_validate("mlp", TABLE, **{**settings, "n_splits": 3})
     assert len(cross_validate("mlp", TABLE, **{**settings, "cv": 3}).folds) == 3
     assert cross_validate(lambda n_features, n_outputs: Dense(MODEL), TABLE, target="kind", epochs=1, cv=2)
-    with hint("give the group of each row, or name the column: groups='COLUMN'"):
+    with hint("pass the group of each row, or name the column: groups='COLUMN'"):
         cross_validate("mlp", TABLE, groups=[1, 2], **settings)
     groups = np.arange(N) // 2
     assert cross_validate("mlp", TABLE, groups=groups, **settings)
@@ -96,10 +96,10 @@ def test_cross_validation(hint: Any) -> None:
     with hint("name the column: groups='COLUMN'"):
         cross_validate("mlp", TABLE, **{**settings, "cv": GroupKFold(2)})
     assert cross_validate("mlp", {**TABLE, "COLUMN": groups}, groups="COLUMN", **{**settings, "cv": GroupKFold(2)})
-    with hint("take fewer folds, such as cv=2"):
+    with hint("use fewer folds, such as cv=2"):
         cross_validate("mlp", TABLE, **{**settings, "cv": 100})
     assert cross_validate("mlp", TABLE, **{**settings, "cv": 2})
-    with hint("leave rare classes out, or take a splitter that shares them out, such as cv=2"):
+    with hint("leave rare classes out, or use a splitter that distributes them over folds, such as cv=2"):
         cross_validate("mlp", {**TABLE, "kind": np.array(["c", *KIND[1:]])}, **settings)
     assert cross_validate("mlp", {**TABLE, "kind": np.array(["c", "c", *KIND[2:]])}, **{**settings, "cv": 2})
 
@@ -107,7 +107,7 @@ def test_cross_validation(hint: Any) -> None:
 def test_what_was_measured(hint: Any) -> None:
     settings: Any = {"target": "kind", "epochs": 1, "framework": "numpy"}
     found = cross_validate("mlp", NUMBERS, cv=TimeSeriesSplit(2), **settings)
-    with hint("take a splitter whose folds share the rows out, such as cv=5, or predict by models"):
+    with hint("use a splitter that tests each row once, such as cv=5, or predict with the models"):
         found.predictions  # noqa: B018
     assert cross_validate("mlp", NUMBERS, cv=5, **settings).predictions.shape == (N,)
     assert found.models[0].predict(NUMBERS).shape == (N,)

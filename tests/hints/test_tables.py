@@ -41,7 +41,7 @@ def test_columns_that_tell_nothing(hint: Any) -> None:
         fitted(table[["name", "y"]])
     assert fitted(table[["name", "y"]], categories=["name"]).columns["name"].n_categories == N
     table = frame(lists=[[1, 2], [3]] * (N // 2))
-    with hint("leave it out, drop=[{}], or make such columns of it first"):
+    with hint("leave it out, drop=[{}], or convert it to such columns first"):
         fitted(table)
     assert fitted(table, drop=["lists"]).columns
 
@@ -150,7 +150,7 @@ def test_targets_of_text(hint: Any) -> None:
 
 def test_infinity(hint: Any) -> None:
     table = frame(ratio=[1.0, float("inf")] * (N // 2))
-    with hint("leave such places empty (pandas: table.replace([float('inf'), float('-inf')], float('nan')))"):
+    with hint("replace them with missing values (pandas: table.replace([float('inf'), float('-inf')], float('nan')))"):
         fitted(table)
     finite = table.replace([float("inf"), float("-inf")], float("nan"))
     assert fitted(finite).columns["ratio"].n_missing == N // 2
@@ -176,23 +176,21 @@ def test_targets_of_tables(hint: Any) -> None:
 def test_rows_to_predict_for(hint: Any, tmp_path: Path) -> None:
     table = frame(alone=[True, False] * (N // 2), day=pandas.date_range("2020-01-01", periods=N))
     model = fitted(table)
-    with hint("make them numbers before (pandas: {})"):
+    with hint("convert them to numbers first (pandas: {})"):
         model.predict(table.assign(age="old"))
     aged = table.assign(age="12")
     assert len(model.predict(aged.assign(age=pandas.to_numeric(aged["age"], errors="coerce")))) == N
-    with hint("make them booleans before (pandas: table[{}].map({'yes': True, 'no': False}))"):
+    with hint("convert them to booleans first (pandas: table[{}].map({'yes': True, 'no': False}))"):
         model.predict(table.assign(alone="yes"))
     answered = table.assign(alone="yes")
     assert len(model.predict(answered.assign(alone=answered["alone"].map({"yes": True, "no": False})))) == N
-    with hint(
-        "make them text as they were in training (pandas: table[{}].astype(str), or read_csv with dtype={{}: str})"
-    ):
+    with hint("convert them to text as in training (pandas: table[{}].astype(str), or read_csv with dtype={{}: str})"):
         model.predict(table.assign(sex=1))
     coded = table.assign(sex=1)
     assert len(model.predict(coded.assign(sex=coded["sex"].astype(str)))) == N
     coded.to_csv(tmp_path / "coded.csv", index=False)
     assert len(model.predict(pandas.read_csv(tmp_path / "coded.csv", dtype={"sex": str}, parse_dates=["day"]))) == N
-    with hint("make them dates before (pandas: {})"):
+    with hint("convert them to dates first (pandas: {})"):
         model.predict(table.assign(day="Monday"))
     written = table.assign(day="2020-01-05 10:00")
     assert len(model.predict(written.assign(day=pandas.to_datetime(written["day"])))) == N
@@ -288,22 +286,22 @@ def test_models_and_losses_of_tables(hint: Any) -> None:
 
 def test_transformers_of_tables(hint: Any, tmp_path: Path) -> None:
     table = frame(size=[1.0, None] * (N // 2))
-    with hint("name the columns that it takes: make_column_transformer((StandardScaler(), ['COLUMN']), ...)"):
+    with hint("name its columns: make_column_transformer((StandardScaler(), ['COLUMN']), ...)"):
         fitted(table, preprocess=StandardScaler())
     scaled = make_column_transformer((StandardScaler(), ["age"]), ("drop", ["sex", "size"]))
     assert fitted(table, preprocess=scaled).columns["age"]
-    with hint("let SimpleImputer() come last: make_pipeline(TRANSFORMER, SimpleImputer())"):
+    with hint("put SimpleImputer() last: make_pipeline(TRANSFORMER, SimpleImputer())"):
         fitted(table[["age", "size", "y"]], preprocess=StandardScaler())
     imputed = make_pipeline(StandardScaler(), SimpleImputer())
     assert fitted(table[["age", "size", "y"]], preprocess=imputed).columns["size"]
     with hint("encode text and dates in it, for example with OneHotEncoder() in a ColumnTransformer"):
         fitted(table[["sex", "y"]], preprocess=FunctionTransformer())
     one_hot = fitted(table[["sex", "y"]], preprocess=ColumnTransformer([("sex", OneHotEncoder(), ["sex"])]))
-    with hint("fit it so that it takes such values, for example OneHotEncoder(handle_unknown='ignore')"):
+    with hint("fit it to accept such values, for example OneHotEncoder(handle_unknown='ignore')"):
         one_hot.predict(table.assign(sex="other"))
     tolerant = fitted(table[["sex", "y"]], preprocess=OneHotEncoder(handle_unknown="ignore"))
     assert len(tolerant.predict(table.assign(sex="other"))) == N
-    with hint("write preprocess='auto', or a ColumnTransformer of scikit-learn's own transformers"):
+    with hint("write preprocess='auto', or a ColumnTransformer of transformers from scikit-learn"):
         fitted(table[["age", "y"]], preprocess=FunctionTransformer(np.tanh)).save(tmp_path / "functions")
     fitted(table[["age", "y"]], preprocess="auto").save(tmp_path / "auto")
     fitted(table, preprocess=scaled).save(tmp_path / "scaled")
@@ -328,6 +326,6 @@ def test_transformers_that_drop_rows(hint: Any) -> None:
     with hint("leave its last step out, which is no transform: pipeline[:-1]"):
         fitted(frame()[["age", "y"]], preprocess=pipeline)
     assert fitted(frame()[["age", "y"]], preprocess=pipeline[:-1])
-    with hint("choose a transformer that keeps all rows"):
+    with hint("use a transformer that keeps all rows"):
         fitted(frame()[["age", "y"]], preprocess=DropsRows())
     assert fitted(frame()[["age", "y"]], preprocess=StandardScaler())

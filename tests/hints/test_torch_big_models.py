@@ -232,9 +232,9 @@ def test_models_without_values(hint: Any, folder: Path, tmp_path: Path) -> None:
     assert graph.state()
     graph = graph_of(model := empty())
     with hint(
-        "make it where values are, without torch.device('meta'); or load it, with load_checkpoint_and_dispatch(model, "
-        "'model.safetensors', device_map={'': 'cpu'}) of anyaccel_torch.big_models; model.to_empty() leaves garbage "
-        "in buffers that no file has"
+        "create it on a real device, without torch.device('meta'); or load it with load_checkpoint_and_dispatch(model, "
+        "'model.safetensors', device_map={'': 'cpu'}) of anyaccel_torch.big_models; model.to_empty() leaves random "
+        "values in buffers that are not in the file"
     ):
         graph.run(EVAL, progress="none")
     load_checkpoint_and_dispatch(model, folder / "model.safetensors", device_map={"": "cpu"})

@@ -225,20 +225,19 @@ def test_two_processes(hint: Any, tmp_path: Path) -> None:
     with hint("start as many processes, anyaccel run --replicas {} SCRIPT, or write replicas=1"):
         run(TrainPhase("train", data="train", losses=[MSE], replicas=2))
     with hint(
-        "let the source give the same batches in every process: leave a DistributedSampler out, and seed what draws; "
-        "or write replicas=1"
+        "return the same batches in every process: use no DistributedSampler, and seed random draws; or set replicas=1"
     ) as printed:
         printed.text = wrong["own rows"]
-    with hint("let it make larger batches, or leave the last one out: DataLoader(..., drop_last=True)") as printed:
+    with hint("use larger batches, or drop the last one: DataLoader(..., drop_last=True)") as printed:
         printed.text = wrong["one row"]
     with hint(
-        "write sync_batchnorm=True to normalize by the rows of all; or replicas=1 to train the whole of it in each "
-        "process on its own"
+        "set sync_batchnorm=True to normalize over the rows of all replicas, or replicas=1 to train the whole model "
+        "separately in each process"
     ) as printed:
         printed.text = wrong["batch norm"]
     with hint(
-        "call run.model and run.snapshot in all replicas, before any `if run.is_main_process:`; or write checkpoint=, "
-        "which gathers them by itself"
+        "call run.model and run.snapshot in all replicas, before any `if run.is_main_process:`; or set checkpoint=, "
+        "which gathers them automatically"
     ) as printed:
         printed.text = wrong["reads alone"]
     right = in_two(

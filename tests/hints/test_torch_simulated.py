@@ -88,7 +88,8 @@ class Constant(nn.Module):
 
 def test_tensors_on_several_devices(hint: Any) -> None:
     with hint(
-        "create tensors on the device of the inputs, as in torch.zeros(3, device=x.device), and register constant "
+        "create tensors on the device of the inputs, for example torch.zeros(3, device=x.device), and register "
+        "constant "
         "tensors with register_buffer"
     ):
         evaluated(Constant("anywhere"), ONE)

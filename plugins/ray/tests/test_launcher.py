@@ -155,7 +155,7 @@ def test_the_demo_on_two_workers_is_that_of_torchrun_and_of_one_process(head: st
 
 
 def test_more_replicas_than_cpus_are_refused() -> None:
-    with pytest.raises(FrameworkError, match=r"has 2 CPUs, and each of 8 .*; 2 replicas\. Hint: add nodes"):
+    with pytest.raises(FrameworkError, match=r"has 2 CPUs, but each of 8 .*; 2 replicas\. Hint: add nodes"):
         check_places({"CPU": 2.0, "memory": 1e9}, 8)
 
 

@@ -97,14 +97,19 @@ def test_rows_of_several_folds_or_none_have_no_order():
 @pytest.mark.parametrize(
     ("model", "data", "settings", "message"),
     [
-        (Dense(3), TABLE, {"framework": None}, "got a Dense, which would go on learning from fold to fold"),
+        (Dense(3), TABLE, {"framework": None}, "got a Dense, which would continue learning from fold to fold"),
         ("mlp", TABLE, {"cv": 1}, "cv=1 is not an int of at least 2"),
         ("mlp", TABLE, {"cv": True}, "cv=True is not"),
         ("mlp", TABLE, {"cv": "five"}, "cv='five' is not"),
         ("mlp", TABLE, {"cv": 80}, "cannot split 90 rows"),
-        ("mlp", TABLE, {"cv": GroupKFold(3)}, "GroupKFold keeps groups together, and cross_validate was given none"),
+        (
+            "mlp",
+            TABLE,
+            {"cv": GroupKFold(3)},
+            "GroupKFold keeps groups together, but cross_validate received no groups",
+        ),
         ("mlp", TABLE, {"groups": "h"}, "no column 'h'"),
-        ("mlp", TABLE, {"groups": [1, 2]}, "groups= has 2 values, and the table 90 rows"),
+        ("mlp", TABLE, {"groups": [1, 2]}, "groups= has 2 values, but the table has 90 rows"),
         ("mlp", TABLE, {"target": None}, "needs the name of the target"),
         ("mlp", TABLE, {"target": "why"}, "no column 'why'"),
         ("mlp", [1, 2], {}, "is none"),

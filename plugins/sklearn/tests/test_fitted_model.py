@@ -31,6 +31,6 @@ def test_an_output_of_no_class_is_not_decoded_as_another():
     name = next(name for name, array in state.items() if array.shape == (3,) and "parameters/" in name)
     fitted.graph.load_state({**state, name: np.array([0.0, 0.0, 1e3], dtype=state[name].dtype)})
     with pytest.raises(
-        TransformError, match=r"2 is not the index of a class\. Available: 0 to 1: no, yes\. Hint: give the"
+        TransformError, match=r"2 is not the index of a class\. Available: 0 to 1: no, yes\. Hint: use a"
     ):
         fitted.predict(X)

@@ -92,7 +92,7 @@ def at_home(sims, data, line, experiment):
     [
         ({"nodes": "net"}, PhaseError, "node 'net' is not an estimator", "train it in a TrainPhase"),
         ({"nodes": ["nett"]}, GraphError, "phase 'bad' fits the node 'nett'", "'net'"),
-        ({}, PhaseError, "phase 'bad' has nothing to fit", "name nodes=[...] to fit one again"),
+        ({}, PhaseError, "phase 'bad' has nothing to fit", "set nodes=[...] to fit one again"),
     ],
 )
 def test_fitting_a_model_that_is_not_an_estimator_is_refused_before_anything_moves(

@@ -359,7 +359,10 @@ def dtype_of(code: str) -> np.dtype[Any]:
         StateError: NumPy has none of 8 bits, or no bfloat16 here.
     """
     if code in _BYTE_FLOATS:
-        problem, hint = f"it has arrays of {_BYTE_FLOATS[code]}, which NumPy lacks", "convert them to float16 first"
+        problem, hint = (
+            f"it has arrays of {_BYTE_FLOATS[code]}, which NumPy does not support",
+            ("convert them to float16 first"),
+        )
         raise StateError(problem, hint=hint)
     return _bfloat16() if code == _BFLOAT16 else _DTYPES[code]
 
@@ -398,6 +401,9 @@ def _bfloat16() -> np.dtype[Any]:
     try:
         import_module("ml_dtypes")
     except ImportError as error:
-        problem, hint = "the state has arrays of bfloat16, which NumPy lacks", "python -m pip install ml_dtypes"
+        problem, hint = (
+            "the state has arrays of bfloat16, which NumPy does not support",
+            ("python -m pip install ml_dtypes"),
+        )
         raise StateError(problem, hint=hint) from error
     return np.dtype("bfloat16")

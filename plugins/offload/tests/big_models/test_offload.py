@@ -306,7 +306,9 @@ def test_steps_of_an_offloaded_node_are_not_compiled() -> None:
     graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference())], "adam")
     losses = aa.AppliedLoss("mse", on="net")
     phase = aa.TrainPhase("train", data=data, losses=losses, compile="steps", accelerator="cpu")
-    with pytest.warns(CompileWarning, match="run uncompiled: .* weights of node 'net' rest elsewhere, and come and go"):
+    with pytest.warns(
+        CompileWarning, match="run uncompiled: .* weights of node 'net' are offloaded, and copied for each step"
+    ):
         aa.Experiment("test", graph, progress="none").run_phase(phase)
 
 
