@@ -23,7 +23,6 @@ ELSEWHERE = {
 OTHER_DEFAULTS = {
     "accelerator": "a fit takes the best device by itself, a phase the CPU",
     "epochs": "a fit trains a model to be used, a phase may be one of several",
-    "batch_size": "None is that of the model: 32, and 128 for a model by name",
 }
 
 

@@ -74,6 +74,7 @@ def test_counts_may_be_integers_of_numpy() -> None:
         ({"sampler": 8}, PhaseError, "sampler must be a Sampler, got 8. Hint: write batch_size=8."),
         ({"n_epochs": 3}, PhaseError, "TrainPhase has no setting 'n_epochs'. Hint: write epochs=10."),
         ({"sampler": SimpleSampler(4), "batch_size": 8}, PhaseError, "has both a sampler and a batch_size"),
+        ({"sampler": SimpleSampler(4), "batch_size": 32}, PhaseError, "has both a sampler and a batch_size"),
         ({"batch_size": 0}, SamplerError, "batch_size=0 is below 1"),
         (
             {"sampler": True},
@@ -258,7 +259,7 @@ def test_data_that_have_no_name_have_no_configuration():
 
 
 def test_functions_have_no_configuration():
-    with pytest.raises(ConfigError, match="is a function, which cannot be saved as configuration"):
+    with pytest.raises(ConfigError, match="is a function, which cannot be saved in a configuration"):
         EvalPhase("e", data="val", metrics=[lambda outputs, targets: 0.0]).get_config()
 
 

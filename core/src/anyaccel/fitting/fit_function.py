@@ -22,7 +22,7 @@ from anyaccel.fitting.labelled_data import LabelledData, labelled_data
 from anyaccel.fitting.model_loss import model_loss, refuse_table_settings
 from anyaccel.fitting.row_weights import RowColumns
 from anyaccel.fitting.scaled_targets import metrics_in_units
-from anyaccel.fitting.table_models import DEFAULTS, MLP_DEFAULTS, TableModel
+from anyaccel.fitting.table_models import DEFAULTS, MLP_DEFAULTS, TableModel, batch_size_for
 from anyaccel.fitting.tables import (
     Preprocessing,
     TrainingData,
@@ -127,7 +127,8 @@ def fit(  # noqa: PLR0913 - keywords, each documented
             an EvalPhase over a split; or None.
         metrics: Metrics to compute in the validation; see `EvalPhase`.
         epochs: Maximum number of epochs; 10 by default, 100 for `"mlp"`.
-        batch_size: Rows per batch; batches are shuffled. 32 by default, 128 for `"mlp"`.
+        batch_size: Rows per batch; batches are shuffled. 32 by default; for `"mlp"` 128, and up to 1024 in tables with
+            more rows, which makes about 32 steps an epoch.
         optimizer: Name, optimizer of the framework, or an Optimizer with settings:
             `Optimizer("adamw", lr=3e-4, weight_decay=0.01, clip_norm=1.0,
             schedule=Schedule("cosine", steps=1000, warmup=100))`. By default `"adam"`; AdamW with a learning rate of
@@ -174,10 +175,8 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         AnyaccelError: Any other error of the training phase.
     """
     given, data, validation = data, readable(data), readable(validation)
-    defaults, size_of_batches = MLP_DEFAULTS if isinstance(model, str) else DEFAULTS, batch_size
+    defaults = MLP_DEFAULTS if isinstance(model, str) else DEFAULTS
     epochs = arguments.integer(PhaseError, "fit: ", "epochs", defaults["epochs"] if epochs is None else epochs, 0, 10)
-    if batch_size is None:  # a sampler has its own
-        batch_size = defaults["batch_size"] if sampler is None else DEFAULTS["batch_size"]
     optimizer = defaults["optimizer"] if optimizer is None else optimizer
     table_model = TableModel(model, framework, accelerator)
     rows = RowColumns(sample_weight, class_weights, group, stratify)
@@ -187,7 +186,9 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     prepared: TrainingData | LabelledData
     inputs: Any
     if rules is not None:
-        refuse_table_settings(rules, scaler=scaler, preprocess=preprocess, drop=drop, categories=categories)
+        refuse_table_settings(
+            rules, scaler=scaler, preprocess=preprocess, drop=drop, categories=categories, embed=embed
+        )
         rows.refuse(f"{rules.name} computes its own loss")
         rules.check_metrics(metrics)
         prepared = labelled_data(rules, data, NODE, features=features, target=target, validation=evaluated, seed=seed)
@@ -213,10 +214,12 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         model = table_model.made_for(prepared, losses)
         inputs = inputs_of(model, prepared.data, features)
         metrics = metrics if prepared.validation is None else metrics_in_units(metrics, prepared.data)
+        if table_model.embeds and batch_size is None and sampler is None and isinstance(prepared.data, FeatureSet):
+            batch_size = batch_size_for(len(prepared.data.split(prepared.train)))
     patience = defaults.get("early_stopping") if prepared.validation is not None else None
     stopping = _stopping(patience if early_stopping is None else early_stopping, prepared)
-    if size_of_batches is not None and isinstance(prepared.train, BatchSource):
-        _check_batch_size(size_of_batches, given)
+    if batch_size is not None and isinstance(prepared.train, BatchSource):
+        _check_batch_size(batch_size, given)
     graph = ModelGraph([ModelNode(NODE, model, inputs, outputs=outputs)], optimizer, seed=seed)
     applied = (prepared.loss,) if isinstance(prepared, LabelledData) else losses.applied(graph)
     phase = TrainPhase(

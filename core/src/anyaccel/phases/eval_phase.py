@@ -67,7 +67,7 @@ class EvalPhase(Phase):
             feature set to one of these. Also a source, or anything that IterableSource or MapSource takes (a
             DataLoader, a dataset, a generator function), which is read into memory.
         losses: AppliedLoss objects, or one of them. A validation uses the losses of the training by default.
-        batch_size: Samples per forward pass.
+        batch_size: Samples per forward pass; 1024 by default.
         metrics: Names, functions, Metric objects, or metrics of torchmetrics and Keras; a list or one of them.
         outputs: Labels of the nodes whose predictions are kept. By default, the output nodes of the graph.
         sampler: Draws the rows to evaluate once, unshuffled, such as a PairSampler, or a mapping with one for each
@@ -97,6 +97,7 @@ class EvalPhase(Phase):
     """
 
     kind = "eval"
+    default_batch_size = 1024
     settings: ClassVar[Mapping[str, Setting]] = {
         **Phase.settings,
         "metrics": Setting(
@@ -106,11 +107,9 @@ class EvalPhase(Phase):
         ),
         "outputs": Setting(node_labels, save_labels),
         "replicas": Setting(offered("EvalPhase.replicas", None, 1)),
-        "batch_size": Setting(
-            batch_size(shuffle=False), lambda phase, kept: kept if phase.sampled_by is None else UNSAVED
-        ),
+        "batch_size": Setting(batch_size, lambda phase, kept: kept if phase.sampled_by is None else UNSAVED),
         "sampler": Setting(
-            samplers(1024),
+            samplers,
             lambda phase, kept: UNSAVED if phase.sampled_by is None else samplers_config(kept),
             read(samplers_from),
         ),
@@ -125,7 +124,7 @@ class EvalPhase(Phase):
         losses: AppliedLoss | Iterable[AppliedLoss] = (),
         metrics: Any = (),
         outputs: Sequence[str] | str | None = None,
-        batch_size: int = 1024,
+        batch_size: int | None = None,
         sampler: Sampler | Mapping[str, Sampler] | None = None,
         replicas: int | None = 1,
         accelerator: Any = None,
@@ -150,7 +149,7 @@ class EvalPhase(Phase):
         losses: AppliedLoss | Iterable[AppliedLoss] = (),
         metrics: Any = (),
         outputs: Sequence[str] | str | None = None,
-        batch_size: int = 1024,
+        batch_size: int | None = None,
         sampler: Sampler | Mapping[str, Sampler] | None = None,
         replicas: int | None = 1,
         accelerator: Any = None,

@@ -157,45 +157,39 @@ Samplers = Sampler | Mapping[str, Sampler]
 """A sampler for all feature sets, or a mapping with one for each label."""
 
 
-def batch_size(*, shuffle: bool) -> Check:
-    """Check for a number of rows; it makes the sampler of a phase, which the setting `sampler` may then replace."""
-
-    def check(phase: Any, name: str, given: Any) -> object:
-        phase.sampler = SimpleSampler(given, shuffle=shuffle)
-        return UNCHANGED
-
-    return check
+def batch_size(phase: Any, name: str, given: Any) -> object:
+    """Check for a number of rows, which makes the sampler of a phase; None leaves it to the setting `sampler`."""
+    if given is not None:
+        phase.sampler = SimpleSampler(given, shuffle=phase.trains)
+    return UNCHANGED
 
 
-def samplers(default: int) -> Check:
-    """Check for samplers, which replace a batch size of `default`; None keeps the sampler of `batch_size`.
+def samplers(phase: Any, name: str, given: Any) -> Any:
+    """Check for samplers; without any, the batches have `batch_size` rows, or as many as the phase has by default.
 
     In a mapping by feature set integers (NumPy's too) are batch sizes.
     """
-
-    def check(phase: Any, name: str, given: Any) -> Any:
-        if given is None:
-            return UNCHANGED
-        where = f"phase {phase.label!r}"
-        if is_integer(given):
-            raise PhaseError(
-                f"{where}: sampler must be a Sampler, got {shown(given)}", hint=f"write batch_size={shown(given)}"
-            )
-        if phase.sampler.batch_size != default:
-            raise PhaseError(
-                f"{where} has both a sampler and a batch_size", hint="leave batch_size out: the sampler has one"
-            )
-        by_label = given.items() if isinstance(given, Mapping) else [("", given)]
-        checked = {label: SimpleSampler(it, shuffle=True) if is_integer(it) else it for label, it in by_label}
-        wrong = next((it for it in checked.values() if not isinstance(it, Sampler)), None if checked else given)
-        if wrong is not None:
-            raise PhaseError(
-                f"{where}: sampler must be a Sampler, or a mapping with one for each feature set, got {shown(wrong)}",
-                hint="write batch_size=32, or sampler=SimpleSampler(32, shuffle=True)",
-            )
-        return checked if isinstance(given, Mapping) else given
-
-    return check
+    has_batch_size = "sampler" in vars(phase)
+    if given is None:
+        return UNCHANGED if has_batch_size else SimpleSampler(phase.default_batch_size, shuffle=phase.trains)
+    where = f"phase {phase.label!r}"
+    if is_integer(given):
+        raise PhaseError(
+            f"{where}: sampler must be a Sampler, got {shown(given)}", hint=f"write batch_size={shown(given)}"
+        )
+    if has_batch_size:
+        raise PhaseError(
+            f"{where} has both a sampler and a batch_size", hint="leave batch_size out: the sampler has one"
+        )
+    by_label = given.items() if isinstance(given, Mapping) else [("", given)]
+    checked = {label: SimpleSampler(it, shuffle=True) if is_integer(it) else it for label, it in by_label}
+    wrong = next((it for it in checked.values() if not isinstance(it, Sampler)), None if checked else given)
+    if wrong is not None:
+        raise PhaseError(
+            f"{where}: sampler must be a Sampler, or a mapping with one for each feature set, got {shown(wrong)}",
+            hint="write batch_size=32, or sampler=SimpleSampler(32, shuffle=True)",
+        )
+    return checked if isinstance(given, Mapping) else given
 
 
 def largest_batch(samplers: Samplers) -> int:
@@ -445,6 +439,7 @@ class PhaseSettings(AttributeHints, Runnable):
     precision: str | None
     matmul_precision: Any
     # Settings that only some kinds of phases have, with what holds for all others.
+    default_batch_size: ClassVar[int]
     trains: ClassVar[bool] = False
     """Whether its steps change parameters."""
     equal_lengths: ClassVar[bool] = False

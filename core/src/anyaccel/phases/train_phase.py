@@ -128,7 +128,7 @@ class TrainPhase(Phase):
             feature set to one of these. Also a source, or anything that IterableSource or MapSource takes (a
             DataLoader, a dataset, a generator function), which is streamed.
         losses: AppliedLoss objects, or one of them.
-        batch_size: Rows of a batch; they are shuffled.
+        batch_size: Rows of a batch; they are shuffled. 32 by default. Not used for sources that yield whole batches.
         sampler: Batches and their order, instead of `batch_size`: a SimpleSampler, PairSampler or TripletSampler, or a
             mapping with one of these or a batch size for each feature set, whose row counts may then differ. A batch
             size of 32 means `SimpleSampler(32, shuffle=True)`, whereas `SimpleSampler(32)` keeps the order of the rows.
@@ -194,10 +194,11 @@ class TrainPhase(Phase):
 
     kind = "train"
     trains = True
+    default_batch_size = 32
     settings: ClassVar[Mapping[str, Setting]] = {
         **Phase.settings,
-        "batch_size": Setting(batch_size(shuffle=True), unsaved),
-        "sampler": Setting(samplers(32), lambda phase, kept: samplers_config(kept), samplers_from, samplers_config),
+        "batch_size": Setting(batch_size, unsaved),
+        "sampler": Setting(samplers, lambda phase, kept: samplers_config(kept), samplers_from, samplers_config),
         "schedule": Setting(check_schedule, compare=same),
         "epochs": Setting(integer(0), compare=same, on_resume=False),
         "validation": Setting(_validation, config, read(Phase.from_config)),
@@ -255,7 +256,7 @@ class TrainPhase(Phase):
         *,
         data: Data,
         losses: AppliedLoss | Iterable[AppliedLoss] = (),
-        batch_size: int = 32,
+        batch_size: int | None = None,
         sampler: Sampler | Mapping[str, Sampler | int] | None = None,
         schedule: str | None = None,
         epochs: int = 1,
@@ -292,7 +293,7 @@ class TrainPhase(Phase):
         *,
         split: str,
         losses: AppliedLoss | Iterable[AppliedLoss] = (),
-        batch_size: int = 32,
+        batch_size: int | None = None,
         sampler: Sampler | Mapping[str, Sampler | int] | None = None,
         schedule: str | None = None,
         epochs: int = 1,

@@ -54,7 +54,7 @@ class Product:
 
     def sizes_of(self, form: str) -> tuple[int, ...]:
         """Return the sizes in GB that a form of it has, and all for `""`."""
-        return tuple(size for size in self.memory_gb if not form or (size, form) in {it[1:] for it in self.drivers})
+        return tuple(gb for gb in self.memory_gb if not form or (gb, form) in {driver[1:] for driver in self.drivers})
 
     @property
     def sm(self) -> int:
@@ -87,7 +87,7 @@ def products() -> tuple[Product, ...]:
     return tuple(
         Product(
             **{key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
-            | {"drivers": tuple((name, gb, form) for name, gb, form in entry["drivers"])}
+            | {"drivers": tuple((name, gb, form) for name, gb, form in entry.get("drivers", ()))}
             | {"sources": {figure: sources[name] for figure, name in entry["sources"].items()}}
         )
         for entry in _table()["products"]

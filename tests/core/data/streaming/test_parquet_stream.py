@@ -182,7 +182,7 @@ def test_a_buffer_without_shuffling_and_another_sampler_are_refused(path: Path) 
     with pytest.raises(SourceError, match=r"has sampler=8\. Hint: write batch_size=8\."):
         stream(path, sampler=8)
     with pytest.raises(SourceError, match=r"has both a sampler and a batch_size\. Hint: leave batch_size out"):
-        stream(path, sampler=SimpleSampler(8), batch_size=16)
+        stream(path, sampler=SimpleSampler(8), batch_size=32)
     with pytest.raises(SamplerError, match=r"epoch='first' is not an integer"):
         stream(path).batches("first")  # type: ignore[arg-type]
 

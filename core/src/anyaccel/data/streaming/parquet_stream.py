@@ -28,6 +28,7 @@ from anyaccel.data.streaming.to_numpy import column_array
 from anyaccel.errors import ColumnError, DataError, MissingFileError, SourceError
 from anyaccel.segment import TensorSpec
 
+_BATCH_SIZE = 32
 BUFFER_GROUPS = 4
 """Row groups, of the size of the largest, whose rows the shuffle buffer holds by default."""
 
@@ -49,8 +50,8 @@ class ParquetStream(BatchSource):
         path: A file, a folder or a list of files; see `FeatureSet.from_parquet`.
         features, target, tags: Names of columns by role, `...` in one of them for all columns that the others do not
             name. Without any, the roles in the files' own metadata. Columns follow the rules of a FeatureSet.
-        batch_size: Rows of a batch; they are shuffled. Batches may hold rows of several row groups and buffers; only
-            the last of an epoch may be smaller.
+        batch_size: Rows of a batch, 32 by default; they are shuffled. Batches may hold rows of several row groups and
+            buffers; only the last of an epoch may be smaller.
         sampler: Instead of `batch_size`, a SimpleSampler with size, shuffling, seed and `drop_last` of batches.
         buffer_size: Number of rows held in memory; by default the rows of 4 row groups, or all if there are fewer.
 
@@ -82,7 +83,7 @@ class ParquetStream(BatchSource):
         features: NamesOrRest = None,
         target: NamesOrRest = None,
         tags: NamesOrRest = None,
-        batch_size: int = 32,
+        batch_size: int | None = None,
         sampler: SimpleSampler | None = None,
         buffer_size: int | None = None,
     ) -> None:
@@ -175,7 +176,7 @@ def _source_errors(label: str) -> Iterator[None]:
 
 def _checked_sampler(label: str, batch_size: Any, sampler: Any) -> SimpleSampler:
     if sampler is None:
-        return SimpleSampler(batch_size, shuffle=True)
+        return SimpleSampler(_BATCH_SIZE if batch_size is None else batch_size, shuffle=True)
     if is_integer(sampler):
         raise SourceError(f"source {label!r} has sampler={shown(sampler)}", hint=f"write batch_size={shown(sampler)}")
     if not isinstance(sampler, SimpleSampler):
@@ -184,7 +185,7 @@ def _checked_sampler(label: str, batch_size: Any, sampler: Any) -> SimpleSampler
             cause="other samplers need row numbers, which a stream does not have",
             hint="pass a SimpleSampler, or batch_size=32",
         )
-    if batch_size != 32:
+    if batch_size is not None:
         problem = f"source {label!r} has both a sampler and a batch_size"
         raise SourceError(problem, hint="leave batch_size out: the sampler has one")
     return sampler
