@@ -100,7 +100,6 @@ ASKED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: fit(holed("fare", np.inf), "fare"),
         "the target 'fare' is infinite in 1 of 120 rows",
     ),
-    "an identifier": (lambda: fit(table(id=[f"P{row}" for row in range(N)])), r"tells rows apart.*drop=\['id'\]"),
     "mixed types": (lambda: fit(table(mixed=[1, "a"] * 60)), "'mixed' has values of several types: number in 60 rows"),
     "numbers with commas": (
         lambda: fit(table(n=[f"{1000 + row:,}" for row in range(N)])),
