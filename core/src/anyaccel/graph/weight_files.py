@@ -32,7 +32,7 @@ _PIECE = 2**20
 
 
 def read(given: Any) -> dict[str, np.ndarray]:
-    """Return the arrays of weights by name.
+    """Return the arrays of weights by name, to copy at once: they may be on a private mapping of a file.
 
     Args:
         given: A `.safetensors` file; a folder with one, or with shards and their index; such an index; a file that an
@@ -135,7 +135,7 @@ def _read_file(storage: Storage, name: str) -> dict[str, np.ndarray]:
     size = storage.size(name) or 0
     try:
         with storage.open(name) as stream:
-            return tensor_file.read(stream, size)
+            return tensor_file.read(stream, size, mapped=True)
     except StateError as error:
         problem = f"{file!r} cannot be read as safetensors: {error.problem}"
         raise StateError(problem, hint=error.hint or "copy or download it again") from error

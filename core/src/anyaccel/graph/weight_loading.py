@@ -175,7 +175,7 @@ def check_shared(found: Match, keys: Mapping[str, tuple[str, str]], whole: str) 
     first: dict[tuple[str, str], str] = {}
     for name, array in found.arrays.items():
         other = first.setdefault(keys[name], name)
-        if not np.array_equal(array, found.arrays[other], equal_nan=array.dtype.kind == "f"):
+        if other != name and not np.array_equal(array, found.arrays[other], equal_nan=array.dtype.kind == "f"):
             problem = f"{whole}: {other} and {name} are one value in the model, and differ in the file"
             raise StateError(problem, hint="leave one of them out: names=lambda name: None if name == '...' else name")
     found.missing = [name for name in found.missing if keys[name] not in first]

@@ -90,16 +90,16 @@ def write(
 
 
 def read(
-    folder: str | os.PathLike[str] | Storage, part: str, group: str = GROUP
+    folder: str | os.PathLike[str] | Storage, part: str, group: str = GROUP, *, mapped: bool = False
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return the manifest of a folder, which must have `part`, and its arrays, after checking every byte.
-
-    The arrays are in separate memory: they do not change when the folder is replaced or removed.
 
     Args:
         folder: Folder that was written.
         part: A name of the manifest.
         group: `"state"`, or `"run"` for the arrays that only a run needs.
+        mapped: Whether arrays may be on a private mapping of the files, for callers that copy them at once. Otherwise
+            they are read-only and in separate memory: they do not change when the folder is replaced or removed.
 
     Raises:
         ConfigError: no such folder, not a manifest of this library, one of a newer version, or one that was changed.
@@ -113,7 +113,7 @@ def read(
         try:
             for file in arrays_files(storage, manifest):
                 if file.group == group:
-                    more = shards.read(storage, file)
+                    more = shards.read(storage, file, mapped=mapped)
                     twice = sorted(arrays.keys() & more.keys())
                     if twice:
                         raise StateError(f"tensor {', '.join(twice)} is in two files of arrays", hint="save again")

@@ -56,8 +56,8 @@ def written(
         yield ArraysFile(file=name, group=group, size=size, digests=digests)
 
 
-def read(storage: Storage, file: ArraysFile) -> dict[str, np.ndarray]:
-    """Return the arrays of a file, after checking every byte.
+def read(storage: Storage, file: ArraysFile, *, mapped: bool = False) -> dict[str, np.ndarray]:
+    """Return the arrays of a file, after checking every byte; see `tensor_file.read` for `mapped`.
 
     Raises:
         StateError: it is missing, was changed, or is incomplete.
@@ -71,7 +71,7 @@ def read(storage: Storage, file: ArraysFile) -> dict[str, np.ndarray]:
         if size == file.size:
             with storage.open(file.file) as stream:
                 if file.digests is not None:
-                    return tensor_file.read(stream, file.size, file.digests)
+                    return tensor_file.read(stream, file.size, file.digests, mapped=mapped)
                 contents = stream.read(file.size)  # of schema version 1, which has one hash of all
                 if hashlib.sha256(contents).hexdigest() != file.sha256:
                     raise StateError("its hash is another")

@@ -176,10 +176,12 @@ class RunFolder(CheckpointFolder):
 def read(folder: str | os.PathLike[str] | saved_folder.Storage) -> tuple[Position, dict[str, np.ndarray]]:
     """Return position and state of the graph of one checkpoint, after checking every byte.
 
+    The state may be on a private mapping of the files: copy it at once.
+
     Raises:
         ConfigError: no checkpoint, or one of a newer version.
         StateError: a file was changed or is incomplete.
     """
     manifest, arrays = saved_folder.read(folder, PART, "run")
-    _, state = saved_folder.read(folder, PART)
+    _, state = saved_folder.read(folder, PART, mapped=True)
     return Position.from_parts(manifest[PART], arrays), state
