@@ -6,6 +6,7 @@ A file or a folder may also be a URL that fsspec opens.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -103,6 +104,7 @@ def _found(path: str | os.PathLike[str]) -> tuple[Storage, str]:
     """Return the storage and the name of a file, or of that which a folder has."""
     storage, name = storage_of_file(path)
     if storage.size(name) is not None:
+        storage.remove_temporary(re.compile(re.escape(name)))
         return storage, name
     folder = storage.subfolder(name)
     if folder.names() is None:

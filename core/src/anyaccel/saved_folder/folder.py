@@ -36,10 +36,8 @@ from anyaccel.saved_folder.remote_storage import is_url, remote_file, remote_sto
 from anyaccel.saved_folder.storage import LocalStorage, Storage
 
 GROUP = "state"
-_TEMPORARY = re.compile(
-    r"\.(manifest\.json|model\.safetensors\.index\.json|(state|run)-[0-9a-f]{16}\.safetensors)\.[0-9a-f-]+\.tmp"
-)
-_LEFT_BEHIND_SECONDS = 3600.0  # no writer takes so long
+_WRITTEN = re.compile(rf"{re.escape(MANIFEST)}|{re.escape(shards.INDEX)}|{ARRAYS_FILE.pattern}")
+"""Names of the files that `write` writes."""
 
 
 def write(
@@ -82,9 +80,11 @@ def write(
         keep_previous(storage)
         storage.publish(MANIFEST, text)
     except BaseException:
+        storage.release()
         with suppress(OSError, ConfigError):  # the first error is the one to tell
             _remove_unused(storage, {file.file for file in files})
         raise
+    storage.release()
     storage.publish(shards.INDEX, shards.index_text([file for file in files if file.group == GROUP], arrays))
     _remove_unused(storage, {*earlier, PREVIOUS})
 
@@ -106,6 +106,7 @@ def read(
         StateError: a file of arrays is missing, was changed, or is incomplete.
     """
     storage = storage_of(folder)
+    storage.remove_temporary(_WRITTEN)
     while True:
         manifest = load(storage)
         part_of(storage, manifest, part)
@@ -168,15 +169,16 @@ def _used(storage: Storage) -> set[str]:
 
 
 def _remove_unused(storage: Storage, replaced: set[str]) -> None:
-    """Remove the replaced files of arrays, and after an hour what writers that were killed have left behind."""
-    used = _used(storage)
-    for name in storage.names() or ():
-        is_arrays = ARRAYS_FILE.fullmatch(name) is not None and name not in used
-        is_copy = name == PREVIOUS and not storage.replaces_at_once
-        if not (is_arrays or is_copy or _TEMPORARY.fullmatch(name)):
-            continue
-        with suppress(OSError):  # another process may read it, or have removed it
-            if name in replaced or storage.seconds_since_change(name) > _LEFT_BEHIND_SECONDS:
+    """Remove the replaced files, and what writers that were killed have left behind."""
+    storage.remove_temporary(_WRITTEN)
+    names = storage.names() or ()
+    with storage.abandoned([name for name in names if ARRAYS_FILE.fullmatch(name)]) as abandoned:
+        # The manifest is read after the files are locked: a writer releases its files when the manifest names them.
+        unused = ({*names} & replaced | {*abandoned}) - _used(storage)
+        if storage.replaces_at_once:
+            unused -= {PREVIOUS}
+        for name in unused:
+            with suppress(OSError):  # another process may read it, or have removed it
                 storage.remove(name)
 
 

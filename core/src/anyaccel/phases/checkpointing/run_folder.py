@@ -113,6 +113,9 @@ class RunFolder(CheckpointFolder):
                 f"another run writes its checkpoints into {self.path!r}",
                 hint="wait until it has ended, or give each run a folder of its own",
             )
+        if self._storage.replaces_at_once:  # where there are locks, nobody else writes: the rest is of killed processes
+            self._storage.remove_temporary(re.compile(LATEST))
+            self._keep(self.names())
 
     def unlock(self) -> None:
         """Let other processes write into it; a second call is ignored."""
