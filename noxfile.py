@@ -141,7 +141,7 @@ def published(plugin: str) -> dict[str, Any]:
 
 def has_backend(plugin: str) -> bool:
     """Whether a plugin has a backend, and so publishes a Subject for the kit; the others are of hooks alone."""
-    return "anyaccel.conformance" in published(plugin)["entry-points"] and plugin not in FEATURES
+    return "anyaccel.conformance" in published(plugin).get("entry-points", {}) and plugin not in FEATURES
 
 
 def with_siblings(*plugins: str) -> list[str]:
@@ -341,6 +341,13 @@ def features(session: nox.Session) -> None:
     session.run("pytest", *OF_NO_FRAMEWORK, *spread(), *session.posargs, env=ONE_THREAD)
     if not session.posargs:
         take_away(session, own, sample=40)
+
+
+@nox.session(python=MAIN)
+def schedulers(session: nox.Session) -> None:
+    """Exports of requests beside the packages of the systems that read them, and the schema of Kubernetes."""
+    install(session, *editable("resources", "devtools"), *group("test", "schedulers"))
+    session.run("pytest", *(f"plugins/resources/tests/test_{name}.py" for name in ("exports", "exports_elsewhere")))
 
 
 @nox.session(python=MAIN)

@@ -30,7 +30,8 @@ extensions = [
 root_doc = "index"
 include_patterns = [
     *("**.md", "**.ipynb"),
-    *("examples/*.py", "examples/own-loop/*.py", "examples/*/tests/test_conformance.py"),
+    *("examples/*.py", "examples/coming-from/*.py", "examples/own-loop/*.py", "examples/tuning/*.py"),
+    "examples/*/tests/test_conformance.py",
 ]
 exclude_patterns = ["_build", "**/.*", "examples/*/CHANGELOG.md"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 from collections.abc import Iterator
@@ -12,6 +11,8 @@ from typing import Any
 import pytest
 
 import anyaccel as aa
+
+from .named_calls import Unknown, check, code
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/coming-from-accelerate.md"
 CALL = re.compile(r"(\w+)(?:\((.*)\))?")
@@ -30,11 +31,6 @@ def rows(library: str) -> list[list[str]]:
         elif is_its_own and not cells[0].startswith("---"):
             found.append(cells)
     return found
-
-
-def code(cell: str) -> list[str]:
-    """What is in backticks."""
-    return re.findall(r"`([^`]+)`", cell)
 
 
 def on_the_page(library: str) -> set[str]:
@@ -77,45 +73,6 @@ def test_all_of_theirs_is_in_a_row(library: str, name: str) -> None:
         if not re.search(r"\((args|kwargs|\w+_kwargs|objects|models|optimizers|dataloaders)\)", text)
     }
     assert sorted(extra - {name}) == [], "no version of today has these"
-
-
-ELSEWHERE = object()
-
-
-class Unknown(Exception):
-    """Something that the page names is not there."""
-
-
-def attribute(node: ast.expr, names: dict[str, Any]) -> Any:
-    """The object that an expression of names and attributes refers to; ELSEWHERE if its root is an example's own."""
-    if isinstance(node, ast.Name):
-        return names.get(node.id, ELSEWHERE)
-    if isinstance(node, ast.Attribute):
-        owner = attribute(node.value, names)
-        if owner is ELSEWHERE:
-            return ELSEWHERE
-        if not hasattr(owner, node.attr):
-            raise Unknown(f"{ast.unparse(node)}")
-        return getattr(owner, node.attr)
-    return ELSEWHERE
-
-
-def check(text: str, names: dict[str, Any]) -> int:
-    """Look up what an expression names, and the arguments of its calls; how many names of ours it has."""
-    n_checked = 0
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Attribute) and attribute(node, names) is not ELSEWHERE:
-            n_checked += 1
-        if isinstance(node, ast.Call):
-            called = attribute(node.func, names)
-            assert called is not ELSEWHERE, f"{text}: what is called is not of ours"
-            signature = inspect.signature(called.__init__ if isinstance(called, type) else called)
-            arguments = {keyword.arg: None for keyword in node.keywords}
-            try:
-                signature.bind(*([None] if isinstance(called, type) else []), *node.args, **arguments)
-            except TypeError as error:
-                raise Unknown(f"{text}: {error}") from error
-    return n_checked
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import importlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 import anyaccel as aa
 from anyaccel_distributed import join, launched, replica_timeout, spawn
+from anyaccel_resources import RequestEntry
 
 
 def parse(request: str) -> aa.DeviceRequest:
@@ -69,37 +71,100 @@ def test_a_request_that_nothing_fits(hint: Any, cli: Any) -> None:
     assert shown.exit_code == 0 and "T4" in shown.output
 
 
+def test_requests_of_vendors_and_capabilities(hint: Any) -> None:
+    with hint("write '{}' for one of its GPUs, '{}:any:2' for two, '{}:40GB+' or a product"):
+        parse("nvidia:2")
+    assert parse("cuda") and parse("nvidia:any:2").count == 2 and parse("nvidia:40GB+") and parse("nvidia:H100")
+    with hint("write 'sm>=80' for 8.0 and newer"):
+        parse("sm>=many")
+    assert parse("sm>=80")
+    with hint("write 'GH200': the H100 with 96 GB is part of it"):
+        parse("H100-96GB")
+    assert parse("GH200").resolve("1x GH200").devices
+    with hint("write {}"):
+        parse("8xH100")
+    assert parse("H100:8")
+    with hint("write nodes=2"):
+        parse("H100 nodes=0")
+    assert parse("H100 nodes=2")
+    with hint("write price<=2.50: US dollars an hour for a machine"):
+        parse("H100 price<=0")
+    assert parse("H100 price<=2.50")
+
+
 def test_exports_to_kubernetes(hint: Any) -> None:
     with hint("export a claim, which takes alternatives: --export dra"):
         parse("H100, A100-80GB").export("kubernetes")
     assert parse("H100, A100-80GB").export("dra")  # anyaccel resolve --export dra
     with hint("export a claim: --export dra"):
-        parse("40GB+").export("kubernetes")
-    assert parse("40GB+").export("dra")  # --export dra
-    with hint("write the memory, too: '{}-{}GB'"):
-        parse("A100").export("kubernetes")
-    assert parse("A100-40GB").export("kubernetes")
-    with hint("write 'gpu'"):
-        parse("gpu:1").export("kubernetes")
-    assert parse("gpu").export("kubernetes")
+        parse("amd:40GB+").export("kubernetes")
+    assert parse("amd:40GB+").export("dra")  # --export dra
+    with hint("write 'nvidia:{}' or 'amd:{}'"):
+        parse("40GB+").export("dra")
+    assert parse("nvidia:40GB+").export("dra") and parse("amd:40GB+").export("dra")
+    with hint("write 'cuda' or 'rocm'"):
+        parse("gpu").export("kubernetes")
+    assert parse("cuda").export("kubernetes") and parse("rocm").export("kubernetes")
+    with hint("write '{}'"):
+        parse("cuda:1").export("kubernetes")
+    assert parse("cuda").export("kubernetes")
+    with hint("leave sm>= out"):
+        parse("amd:any sm>=80").export("kubernetes")
+    assert parse("rocm").export("kubernetes")  # without sm>=
+    with hint("ask for google.com/tpu and a topology by hand"):
+        parse("TPU-V6E:4").export("kubernetes")
+    limits = parse("cuda cores=8").export("kubernetes")["resources"]["limits"]
+    assert {**limits, "google.com/tpu": 4}  # by hand
+    with hint("write completions: {} and parallelism: {} in a Job"):
+        parse("H100:8 nodes=2").export("kubernetes")
+    pod = parse("H100:8").export("kubernetes")
+    assert {"completions": 2, "parallelism": 2, "template": {"spec": pod}}
     with hint("ask for memory and cores in the pod's limits"):
         parse("H100 cores=8").export("dra")
-    assert parse("H100").export("dra") and "cpu" in str(parse("gpu cores=8").export("kubernetes"))
+    assert parse("H100").export("dra") and "cpu" in str(parse("cuda cores=8").export("kubernetes"))
 
 
 def test_exports_to_other_schedulers(hint: Any) -> None:
     with hint("write memory= and cpu= beside gpu="):
         parse("H100 cores=8").export("modal")
     assert dict(gpu=parse("H100").export("modal"), cpu=8, memory=65536)  # noqa: C408 - as a call of Modal's
-    with hint("write '{}:{}'"):
+    with hint("write @modal.experimental.clustered(size={}) above the function"):
+        parse("H100:8 nodes=2").export("modal")
+    assert parse("H100:8").export("modal") == "H100:8"  # tests of exports look up modal.experimental.clustered
+    with hint("write '{}' if either will do"):
+        parse("A10G").export("modal")
+    assert parse("A10").export("modal") == "A10"
+    with hint("write '{}'"):
         parse("H100+").export("ray")
-    assert parse("H100:1").export("ray")
-    with hint("write '16GB+' for any accelerator"):
+    assert parse("H100").export("ray")
+    with hint("write 'gpu', or name a product"):
+        parse("rocm").export("ray")
+    assert parse("gpu").export("ray") and parse("MI300X").export("ray")
+    with hint("export the request without nodes=, as bundles of a placement group of the strategy STRICT_SPREAD"):
+        parse("H100:8 nodes=2").export("ray")
+    made = parse("H100:8").export("ray")  # without nodes=
+    assert {"bundles": [{"GPU": made["num_gpus"]}] * 2, "strategy": "STRICT_SPREAD"}
+    with hint("write 'cpu', and cores= for cores"):
+        replace(parse("cpu cores=2"), entries=(RequestEntry(kind="cpu", count=2),)).export("ray")
+    assert parse("cpu cores=2").export("ray") == {"num_gpus": 0, "num_cpus": 2}
+    with hint("write '{}' for any accelerator"):
         parse("gpu").export("skypilot")
     assert parse("16GB+").export("skypilot")
-    with hint("write 'gpu'"):
+    with hint("write num_nodes: {} beside resources:"):
+        parse("H100:8 nodes=2").export("skypilot")
+    assert {"num_nodes": 2, "resources": parse("H100:8").export("skypilot")}
+    with hint("write accelerators: tpu-v6e-8 by hand, of the size that you need"):
+        parse("TPU-V6E:8").export("skypilot")
+    assert {**parse("cpu").export("skypilot"), "accelerators": "tpu-v6e-8"}
+    with hint("write 'gpu', or 'gpu:any:2' for two"):
         parse("gpu:1").export("slurm")
-    assert parse("gpu").export("slurm")
+    assert parse("gpu").export("slurm") and parse("gpu:any:2").export("slurm")
+    with hint("write '{}', and your site's name of it by hand (sinfo -o '%G %f' lists them)"):
+        parse("A100-80GB:2").export("slurm")
+    assert [*parse("A100:2").export("slurm"), "--constraint=a100_80gb"]
+    with hint("write '{{}}' if any of them will do alike"):
+        parse("H100:2, A100:2").export("slurm")
+    assert parse("{H100:2, A100:2}").export("slurm")
 
 
 def test_inventories(hint: Any, tmp_path: Path) -> None:
@@ -153,13 +218,14 @@ def printed_by(script: Path) -> str:
 def test_variables_of_launchers(hint: Any, monkeypatch: pytest.MonkeyPatch, cli: Any, tmp_path: Path) -> None:
     right = of_torchrun()
     with hint(
-        "set MASTER_ADDR to the host of the first process and MASTER_PORT to a free port there, alike in all (mpirun "
-        "-x MASTER_ADDR=HOST -x MASTER_PORT=29500), or unset both of the first for a process of its own"
+        "set MASTER_ADDR to the host of the first process and MASTER_PORT to a free port there, the same in all "
+        "processes (mpirun "
+        "-x MASTER_ADDR=HOST -x MASTER_PORT=29500), or unset the first two for a single process"
     ):
         launched({name: value for name, value in right.items() if not name.startswith("MASTER")})
     # as mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500 hands them on
     assert launched(of_torchrun(MASTER_ADDR="localhost", MASTER_PORT="29500")) is not None and launched({}) is None
-    with hint("set it to a free port of the first process, alike in all, such as MASTER_PORT=29500"):
+    with hint("set it to a free port of the first process, the same in all processes, such as MASTER_PORT=29500"):
         launched(of_torchrun(MASTER_PORT="many"))
     assert launched(of_torchrun(MASTER_PORT="29500")) is not None
     with hint("set it to the time of the longest step and more, such as {}=600, or unset it"):
@@ -168,7 +234,7 @@ def test_variables_of_launchers(hint: Any, monkeypatch: pytest.MonkeyPatch, cli:
     with hint("start the processes with a launcher: anyaccel run --replicas 2 SCRIPT; or unset {}"):
         launched(of_torchrun(RANK="first"))
     with hint(
-        "start all processes with one launcher (anyaccel run --replicas 2 SCRIPT, torchrun, srun or mpirun) and hand "
+        "start all processes with one launcher (anyaccel run --replicas 2 SCRIPT, torchrun, srun or mpirun) and pass "
         "on all variables that it sets; or unset {}"
     ):
         launched({"WORLD_SIZE": "2"})  # of anyaccel run --replicas 2 SCRIPT: below

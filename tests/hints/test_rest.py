@@ -6,7 +6,6 @@ import os
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,19 +21,6 @@ def run(model: Any) -> Any:
     graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference())], "sgd")
     phase = aa.TrainPhase("train", data="all", losses=[aa.AppliedLoss("mse", on="net")])
     return graph.run(phase, progress="none")
-
-
-def test_files_in_other_encodings(hint: Any, tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
-    pandas = pytest.importorskip("pandas")
-    path = tmp_path / "rows.csv"
-    path.write_text("größe,y\n1.0,2.0\n", encoding="latin-1")
-    with hint("write the file as UTF-8, or give the frame of pandas.read_csv(path, encoding='latin-1')"):
-        aa.FeatureSet.from_csv("data", path, ["größe"], ["y"])
-    frame = pandas.read_csv(path, encoding="latin-1")
-    assert len(aa.FeatureSet.from_pandas("data", frame, ["größe"], ["y"])) == 1
-    path.write_text("größe,y\n1.0,2.0\n", encoding="utf-8")
-    assert len(aa.FeatureSet.from_csv("data", path, ["größe"], ["y"])) == 1
 
 
 def test_estimators_in_others(hint: Any) -> None:
@@ -67,7 +53,7 @@ def test_variables(hint: Any, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_closed_output(hint: Any) -> None:
     command = f"exec {shlex.quote(sys.executable)} -m anyaccel --version"
-    with hint("run anyaccel with an open standard output") as printed:
+    with hint("run anyaccel with standard output open") as printed:
         printed.text = subprocess.run(
             ["/bin/sh", "-c", f"{command} >&-"], stderr=subprocess.PIPE, text=True, env={**os.environ}
         ).stderr

@@ -10,6 +10,7 @@ import pandas
 import pytest
 from sklearn.compose import ColumnTransformer, make_column_transformer
 from sklearn.impute import SimpleImputer
+from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 
@@ -36,13 +37,9 @@ def fitted(table: Any, target: Any = "y", model: Any = net, **settings: Any) -> 
 
 def test_columns_that_tell_nothing(hint: Any) -> None:
     table = frame(name=[f"name {row}" for row in range(N)])
-    with hint(
-        "leave it out, drop=[{}]; or make a feature of it before; or, if they are categories all the same, "
-        "categories=[{}]"
-    ):
-        fitted(table)
-    assert fitted(table, drop=["name"]).columns["sex"].n_categories == 2
-    assert fitted(table, categories=["name"]).columns["name"].n_categories == N
+    with hint("take them as categories: categories={}"):
+        fitted(table[["name", "y"]])
+    assert fitted(table[["name", "y"]], categories=["name"]).columns["name"].n_categories == N
     table = frame(lists=[[1, 2], [3]] * (N // 2))
     with hint("leave it out, drop=[{}], or make such columns of it first"):
         fitted(table)
@@ -52,27 +49,116 @@ def test_columns_that_tell_nothing(hint: Any) -> None:
 def test_text_that_is_something_else(hint: Any) -> None:
     table = frame(size=["12", "13", "7", "unknown"] * (N // 4), day=["3/4/2020", "5/12/2021"] * (N // 2))
     for name in ("size", "day"):
-        with hint("read it as {} before: {}; or take it as it is, categories=[{}]"):
+        with hint("{}; or take it as categories, categories=[{}]"):
             fitted(table[["age", name, "y"]])
-    sized = table.assign(size=pandas.to_numeric(table["size"], errors="coerce"))
-    assert fitted(sized[["size", "y"]]).columns["size"].kind == "number"
-    dated = table.assign(day=pandas.to_datetime(table["day"], format="%d/%m/%Y"))
-    assert fitted(dated[["day", "y"]]).columns["day"].kind == "date"
     assert fitted(table, categories=["size", "day"]).columns["size"].n_categories == 4
+
+
+# What a column holds, the numbers or dates in it, and what the hint must not make of it
+TEXTS = {
+    "plain": (["12", "7", "unknown"], [12, 7, None]),
+    "thousands": (["1,234", "2,345.5", "17"], [1234, 2345.5, 17]),
+    "decimal commas": (["31,3", "7,25", "1.234,5"], [31.3, 7.25, 1234.5]),
+    "percent": (["12%", "7.5 %", "-3%"], [12, 7.5, -3]),
+    "money": (["$1,200", "$7", "$8.50"], [1200, 7, 8.5]),
+    "day first": (["31/12/2020", "1/2/2021", "3/2/2021"], ["2020-12-31", "2021-02-01", "2021-02-03"]),
+    "month first": (["12/31/2020", "1/2/2021", "3/2/2021"], ["2020-12-31", "2021-01-02", "2021-03-02"]),
+    "names of months": (["Jan 01, 2020", "2020-01-02", "3 Feb 2020"], ["2020-01-01", "2020-01-02", "2020-02-03"]),
+    "two orders": (["2020-01-02", "13.1.2020", "later"], ["2020-01-02", "2020-01-13", None]),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_text_of_numbers_and_dates_is_read_by_the_code_of_the_hint(hint: Any, name: str) -> None:
+    texts, expected = TEXTS[name]
+    table = frame(a=np.resize(np.array(texts, object), N))
+    with hint("read it as {}, table[{}] = {}"):
+        fitted(table)
+    with pytest.raises(aa.errors.ColumnError) as error:
+        fitted(table)
+    code = str(error.value.hint).partition(" = ")[2].partition("; or take it as categories")[0]
+    values = eval(code, {"pandas": pandas, "table": table.iloc[:3]})  # noqa: S307  (the text of our own hint)
+    wanted = pandas.to_datetime(pandas.Series(expected)) if isinstance(expected[0], str) else pandas.Series(expected)
+    assert values.tolist()[:2] == wanted.tolist()[:2] and values.isna().tolist() == wanted.isna().tolist()
+    table["a"] = eval(code, {"pandas": pandas, "table": table})  # noqa: S307
+    assert fitted(table).columns["a"].kind == ("date" if isinstance(expected[0], str) else "number")
+
+
+def test_dates_whose_order_is_not_known_say_so() -> None:
+    with pytest.raises(aa.errors.ColumnError, match=r"dayfirst=False.*, with dayfirst=True if the day comes first"):
+        fitted(frame(day=["3/4/2020", "5/6/2021"] * (N // 2)))
+    days = pandas.Series(["3/4/2020"])
+    assert pandas.to_datetime(days, format="mixed", dayfirst=True)[0].month == 4
+
+
+def test_numbers_that_are_too_large(hint: Any) -> None:
+    table = frame(big=np.linspace(1.0, 2.0, N) * 1e300)
+    with hint("take their logarithm, or leave the column out: drop=[{}]"):
+        fitted(table)
+    assert fitted(table, drop=["big"]).columns and fitted(table.assign(big=np.log(table["big"]))).columns["big"]
+
+
+def test_rows_that_are_no_table(hint: Any) -> None:
+    table = frame()[["age", "sex", "y"]]
+    model = fitted(table)
+    row = {"age": 22.0, "sex": "male"}
+    with hint("give a list of rows: [row]"):
+        model.predict(row)
+    expected = model.predict(table.assign(age=22.0, sex="male"))[:1]
+    np.testing.assert_array_equal(model.predict([row]), expected)
+    series = table["age"]
+    with hint("write table.iloc[[0]] for a row, series.to_frame() for a column"):
+        model.predict(table.iloc[0])
+    np.testing.assert_array_equal(model.predict(table.iloc[[0]]), model.predict(table)[:1])
+    assert len(fitted(table[["age"]].assign(y=table["y"])).predict(series.to_frame())) == N
+    polars = pytest.importorskip("polars")
+    frame_of_polars = polars.from_pandas(table).lazy()
+    with hint("give what it computes: frame.collect()"):
+        fitted(frame_of_polars)
+    assert fitted(frame_of_polars.collect()).columns["sex"]
+    with hint("give (x, y), or a frame: pandas.DataFrame(array, columns=[...])"):
+        fitted(table[["age"]].to_numpy())
+    assert fitted(pandas.DataFrame(np.eye(N)[:, :2], columns=["age", "y"]), loss="mse").columns["age"]
+    x, y = table[["age"]].to_numpy(), np.arange(N)
+    with hint("give a tuple: (x, y)"):
+        fitted([x, y], None)
+    assert fitted((x, y), None).results.loss.size
+
+
+def test_targets_of_text(hint: Any) -> None:
+    table = frame(price=[f"{1000 + row:,}" for row in range(N)], name=[f"Mr. {row}" for row in range(N)])
+    table = table.drop(columns="y")
+    with hint("read it as numbers, table[{}] = {}; or write loss='cross_entropy', if each value is a class"):
+        fitted(table, "price", drop=["name"])
+    assert fitted(table, "price", drop=["name"], loss="cross_entropy").classes_.size == N
+    with hint("name another target; or write loss='cross_entropy', if each value is a class"):
+        fitted(table, "name", drop=["price"])
+    assert fitted(table, "name", drop=["price"], loss="cross_entropy").classes_.size == N
+    with hint("write loss='mse' for a number"):
+        fitted(frame(), "age", loss="cross_entropy")
+    assert fitted(frame(), "age", loss="mse").loss == aa.Loss("mse")
+    table = frame()
+    table.loc[3, "y"] = " "
+    with hint("leave these rows out (pandas: {})"):
+        fitted(table)
+    assert fitted(table[table["y"].str.strip() != ""]).classes_.tolist() == ["no", "yes"]
+    table.loc[3, "age"] = np.inf
+    with hint("leave these rows out (pandas: {})"):
+        fitted(table, "age")
+    assert fitted(table[table["age"].abs() < float("inf")], "age").columns
 
 
 def test_infinity(hint: Any) -> None:
     table = frame(ratio=[1.0, float("inf")] * (N // 2))
-    inf = float("inf")
-    with hint("leave such places empty (pandas: table[{}].replace([inf, -inf], None))"):
+    with hint("leave such places empty (pandas: table.replace([float('inf'), float('-inf')], float('nan')))"):
         fitted(table)
-    finite = table.assign(ratio=table["ratio"].replace([inf, -inf], None))
+    finite = table.replace([float("inf"), float("-inf")], float("nan"))
     assert fitted(finite).columns["ratio"].n_missing == N // 2
 
 
 def test_targets_of_tables(hint: Any) -> None:
     table = frame(price=[1.5, None] * (N // 2))
-    with hint("leave these rows out (pandas: table.dropna(subset=[{}]))"):
+    with hint("leave these rows out (pandas: {})"):
         fitted(table, "price")
     assert fitted(table.dropna(subset=["price"]), "price").results.loss.size
     table = frame(when=pandas.date_range("2020-01-01", periods=N))
@@ -90,7 +176,7 @@ def test_targets_of_tables(hint: Any) -> None:
 def test_rows_to_predict_for(hint: Any, tmp_path: Path) -> None:
     table = frame(alone=[True, False] * (N // 2), day=pandas.date_range("2020-01-01", periods=N))
     model = fitted(table)
-    with hint("make them numbers before (pandas: pandas.to_numeric(table[{}], errors='coerce'))"):
+    with hint("make them numbers before (pandas: {})"):
         model.predict(table.assign(age="old"))
     aged = table.assign(age="12")
     assert len(model.predict(aged.assign(age=pandas.to_numeric(aged["age"], errors="coerce")))) == N
@@ -106,7 +192,7 @@ def test_rows_to_predict_for(hint: Any, tmp_path: Path) -> None:
     assert len(model.predict(coded.assign(sex=coded["sex"].astype(str)))) == N
     coded.to_csv(tmp_path / "coded.csv", index=False)
     assert len(model.predict(pandas.read_csv(tmp_path / "coded.csv", dtype={"sex": str}, parse_dates=["day"]))) == N
-    with hint("make them dates before (pandas: pandas.to_datetime(table[{}]))"):
+    with hint("make them dates before (pandas: {})"):
         model.predict(table.assign(day="Monday"))
     written = table.assign(day="2020-01-05 10:00")
     assert len(model.predict(written.assign(day=pandas.to_datetime(written["day"])))) == N
@@ -126,8 +212,14 @@ def test_arguments_of_tables(hint: Any) -> None:
         fitted(frame(), embed=3)
     assert fitted(frame(), embed=["sex"]).columns["sex"].treatment.startswith("code")
     with hint("write preprocess='auto'"):
-        fitted(frame(), preprocess="standard")
+        fitted(frame(), preprocess="encode")
     assert fitted(frame(), preprocess="auto").columns["sex"]
+    with hint("write scaler={}, which scales all features together"):
+        fitted(frame(), preprocess="standard")
+    assert fitted(frame(), scaler="standard").columns["sex"]
+    with hint("leave preprocess= out, which encodes them, or name the others: features={}"):
+        fitted(frame(), preprocess=None)
+    assert fitted(frame()).columns["sex"] and fitted(frame(), preprocess=None, features=["age"]).predict(frame()).size
     scaler = StandardScaler()
     with hint("leave categories= and embed= out, or write preprocess='auto'"):
         fitted(table, preprocess=scaler, categories=["age"])
@@ -159,16 +251,39 @@ def test_models_and_losses_of_tables(hint: Any) -> None:
     )
     holed = {"age": np.where(np.arange(N) % 9, table["age"], np.nan), "price": table["age"]}
     with (
-        hint(
-            "lower lr, optimizer=Optimizer('adam', lr=1e-4), or look for NaN in the data; on_nan='ignore' returns the "
-            "model as it is"
-        ),
+        hint("fill these places, or leave the rows out; on_nan='ignore' returns the model as it is"),
         pytest.warns(aa.errors.NaNWarning),
     ):
         fitted(holed, "price", net(1, 1), preprocess=None)
-    optimizer = aa.Optimizer("adam", lr=1e-4)
-    kept = fitted(holed, "price", net(1, 1), preprocess=None, on_nan="ignore", optimizer=optimizer)
+    kept = fitted(holed, "price", net(1, 1), preprocess=None, on_nan="ignore")
     assert np.isnan(kept.results.loss).all()
+    far = {"age": np.linspace(1, 2, N) * 1e15, "price": np.linspace(1, 2, N)}
+    diverging = {"model": torch.nn.Linear(1, 1), "loss": "mse", "optimizer": aa.Optimizer("sgd", lr=1.0)}
+    with (
+        hint(
+            "lower lr, optimizer=Optimizer('adam', lr=1e-4), or scale large numbers, scaler='standard'; "
+            "on_nan='ignore' returns the model as it is"
+        ),
+        pytest.warns(aa.errors.NaNWarning),
+    ):
+        fitted(far, "price", **diverging)
+    model = torch.nn.Linear(1, 1)
+    scaled = fitted(far, "price", model, loss="mse", scaler="standard", optimizer=aa.Optimizer("adam", lr=1e-4))
+    assert np.isfinite(scaled.results.loss).all()
+    assert fitted(far, "price", **diverging, on_nan="ignore").results.loss.size
+    with hint(
+        "give the last layer {} outputs; or give a function that makes the model: lambda n_features, n_outputs: MODEL"
+    ):
+        fitted(table, model=torch.nn.Linear(3, 5))
+    assert fitted(table, model=torch.nn.Linear(3, 2)).classes_.tolist() == ["no", "yes"]
+    assert fitted(table, model=lambda n_features, n_outputs: torch.nn.Linear(n_features, n_outputs)).classes_.size == 2
+    rows = torch.utils.data.TensorDataset(torch.rand(8, 3), torch.arange(8) % 2)
+    loader = torch.utils.data.DataLoader(rows, batch_size=4)
+    streamed = {"model": torch.nn.Linear(3, 2), "loss": "cross_entropy"}
+    with hint("leave batch_size out, and set the size where the batches are made"):
+        fitted(loader, None, **streamed, batch_size=2)
+    assert fitted(loader, None, **streamed).results.loss.size
+    assert fitted(loader, None, **streamed, batch_size=4).results.loss.size
 
 
 def test_transformers_of_tables(hint: Any, tmp_path: Path) -> None:
@@ -206,6 +321,13 @@ class DropsRows:
 
 
 def test_transformers_that_drop_rows(hint: Any) -> None:
+    with hint("name columns in it, or keep the others: ColumnTransformer(..., remainder='passthrough')"):
+        fitted(frame()[["age", "y"]], preprocess=ColumnTransformer([], remainder="drop"))
+    assert fitted(frame()[["age", "y"]], preprocess=ColumnTransformer([], remainder="passthrough"))
+    pipeline = make_pipeline(StandardScaler(), LogisticRegression())
+    with hint("leave its last step out, which is no transform: pipeline[:-1]"):
+        fitted(frame()[["age", "y"]], preprocess=pipeline)
+    assert fitted(frame()[["age", "y"]], preprocess=pipeline[:-1])
     with hint("choose a transformer that keeps all rows"):
         fitted(frame()[["age", "y"]], preprocess=DropsRows())
     assert fitted(frame()[["age", "y"]], preprocess=StandardScaler())

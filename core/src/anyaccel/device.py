@@ -14,8 +14,8 @@ ALIASES: dict[str, tuple[str, str]] = {"cuda": ("gpu", "nvidia"), "rocm": ("gpu"
 USUAL = re.compile(r"\s*(cpu|gpu|mps|sim|xpu|cuda|rocm|metal)(:\d{1,5})?\s*", re.IGNORECASE)  # certainly no requests
 
 REQUEST = re.compile(
-    r"""\s*(any|[pv]100|t4|a100|a30|a10g?|a40|l4|l40s|h100|h200?|gh200|g?b200|b300|mi3[0-9]{2}x|a6000|[345]090
-    |rtx-?[\w-]+)([-:\s].*)?|.*([,{\[+*!=]|\d[gt]b\b).*""",
+    r"""\s*(any|[pv]100|t4|a100|a30|a10g?|a40|l4|l40s?|h100|h200?|gh200|g?b200|b300|mi3[0-9]{2}x|a6000|[345]090
+    |rtx-?[\w-]+|tpu-v[\w-]+)([-:\s].*)?|.*([,{\[+*!=]|\d[gt]b\b).*""",
     re.IGNORECASE | re.DOTALL | re.VERBOSE,
 )
 """Certainly no one device: a product that the distribution of requests knows, or marks that only requests have."""

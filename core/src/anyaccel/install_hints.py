@@ -19,7 +19,10 @@ PREFERRED_FRAMEWORKS = ("torch", "jax", "tensorflow")
 BACKEND_PLUGINS = {**{framework: framework for framework in _ROOTS}, "mps": "torch"}
 """anyaccel's own plugins of frameworks by name, each with its framework: they are loaded when that is in use."""
 _ESTIMATORS = ("sklearn", "xgboost", "lightgbm")
-_FEATURES = ("devtools", "distributed", "mlflow", "offload", "resources", "sklearn", "tensorboard", "ray", "wandb")
+_FEATURES = (
+    *("devtools", "distributed", "mlflow", "offload", "optuna", "ray", "resources", "sklearn", "tensorboard"),
+    "wandb",
+)
 LIBRARIES = {"transformers": "anyaccel-transformers"}
 """By the top-level package of models that compute their own loss: what tells `fit` of them."""
 DISTRIBUTIONS = frozenset(f"anyaccel-{name}" for name in (*BACKEND_PLUGINS, *_FEATURES)) | {*LIBRARIES.values()}

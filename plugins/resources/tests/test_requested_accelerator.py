@@ -177,7 +177,7 @@ def test_the_environment_has_the_default(monkeypatch):
         plan = experiment().plan(train())
         assert str(plan.device("net")) == "sim:1"
         assert (
-            "neither the node nor the phase asks for a device, and 'ANYACCEL_DEVICE=H100, sim:1' is set"
+            "neither the node nor the phase requests a device, and 'ANYACCEL_DEVICE=H100, sim:1' is set"
             in plan.explain("net")
         )
         assert str(experiment().plan(train(accelerator="sim:0")).device("net")) == "sim:0"

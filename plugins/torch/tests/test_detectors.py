@@ -71,7 +71,7 @@ def data() -> aa.FeatureSet:
 
 def test_a_detector_is_refused_with_the_way_to_train_it(data: aa.FeatureSet) -> None:
     graph = aa.ModelGraph([aa.ModelNode("net", Detector(), data.reference())], "adam")
-    with pytest.raises(ShapeError, match=r"Detector returns .*Hint: .*\(a detector\) goes into a module .*step=\.\.\."):
+    with pytest.raises(ShapeError, match=r"Detector returns .*Hint: .*\(a detector\) in a module .*step=\.\.\."):
         graph.build()
 
 

@@ -129,7 +129,7 @@ def test_another_model_takes_its_weights_by_a_map_of_names(tmp_path):
 
 def test_a_folder_of_a_graph_alone_is_no_fitted_model(tmp_path):
     fit().graph.save(tmp_path)
-    with pytest.raises(ConfigError, match=r"holds no fit\. Available: graph\. Hint: give the folder that save"):
+    with pytest.raises(ConfigError, match=r"holds no fit\. Available: graph\. Hint: pass the folder that save"):
         aa.load(tmp_path)
     fit().graph.save(tmp_path, extra={"fit": 3})
     with pytest.raises(ConfigError, match=r"holds 3 in place of what FittedModel.save wrote"):
@@ -146,7 +146,11 @@ def test_a_graph_of_several_outputs_is_no_fitted_model():
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"target": None}, PhaseError, r"fit needs the name of the target\. Hint: write fit\(model, table, target="),
+        (
+            {"target": None},
+            PhaseError,
+            r"the target\. Available: columns: a, b, value\. Hint: write fit\(model, table, target=",
+        ),
         ({"target": "vlaue"}, ColumnError, r"'data' has no column 'vlaue'.*did you mean 'value'"),
         ({"features": ["c"]}, ColumnError, r"'data' has no column 'c'"),
         ({"validation": 1.5}, PhaseError, r"validation=1\.5 is not a share of the rows\. Hint: write validation=0\.2"),

@@ -32,7 +32,7 @@ def check_state(state: Mapping[str, np.ndarray], expected: Mapping[str, TensorSp
     unknown = [name for name in state if name not in expected]
     if missing or unknown:
         problems = [f"lacks {', '.join(missing)}"] if missing else []
-        problems += [f"has {', '.join(unknown)}, which the model does not have"] if unknown else []
+        problems += [f"has {', '.join(unknown)}, which is not in the model"] if unknown else []
         raise StateError(
             f"the state {' and '.join(problems)}",
             cause=f"the model has {', '.join(expected) or 'no values'}",
@@ -45,7 +45,7 @@ def check_state(state: Mapping[str, np.ndarray], expected: Mapping[str, TensorSp
             raise StateError(
                 f"{name} in the state is {given}",
                 cause=f"{name} of the model is {spec}",
-                hint="load the state of a model of the same sizes and dtype",
+                hint="load the state of a model with the same sizes and dtype",
             )
 
 

@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from anyaccel.fitting.tables import (
     columns_before_transforms,
     is_table,
     new_rows,
+    readable,
     transformed_like,
     treatment_in,
 )
@@ -35,6 +37,7 @@ from anyaccel.graph import AppliedLoss, ModelGraph, Plan
 from anyaccel.graph.weight_loading import Change, Names
 from anyaccel.html import Markup, guarded, line, page
 from anyaccel.phases import EvalPhase, TrainPhase
+from anyaccel.phases.step_checks import warn_of_probabilities
 from anyaccel.results import EvalResults, TrainResults
 from anyaccel.results.base import read_results, results_parts
 from anyaccel.specs import Loss
@@ -249,6 +252,8 @@ class FittedModel:
         results = self._run(EvalPhase("predict", data=self._rows(data, with_target=False), outputs=self._node))
         values = results.prediction(self._node)
         self._warn_of_nan(values, "predict_proba", "probabilities")
+        if loss.name == CLASSES:
+            self._warn_of_probabilities(values, loss)
         return class_probabilities(values, loss)
 
     def score(self, data: Any) -> float:
@@ -365,6 +370,7 @@ class FittedModel:
         if name in (CLASSES, YES_OR_NO):
             self._warn_of_nan(values, "predict", "classes")
         if loss is not None and name == CLASSES and values.ndim > 1:
+            self._warn_of_probabilities(values, loss)
             values = values.argmax(axis=loss.kwargs.get("class_axis", -1))
             if any("float" in self._data.spec(target).dtype for target in targets):  # one number per class
                 return values
@@ -373,6 +379,11 @@ class FittedModel:
         if all(self._data.spec(target).shape == () for target in targets) and values.size == len(values):
             values = values.reshape(len(values))
         return self._named_classes(values, targets)
+
+    def _warn_of_probabilities(self, outputs: np.ndarray, loss: Loss) -> None:
+        """Warn of a model that ends in a softmax, over which the loss and `predict_proba` compute another one."""
+        model = self.graph.nodes[self._node].model  # type: ignore[union-attr]  # the node of a model
+        warn_of_probabilities(model, AppliedLoss(loss, on=self._node), outputs)
 
     @staticmethod
     def _warn_of_nan(values: np.ndarray, call: str, what: str) -> None:
@@ -389,6 +400,9 @@ class FittedModel:
         """Return new rows in the form that the graph takes."""
         if isinstance(data, str) and data in (*self._data.splits, "all"):
             return data
+        data = readable(data)
+        if isinstance(data, list) and data and isinstance(data[0], (list, Real)):
+            data = np.asarray(data)
         if not isinstance(data, (FeatureSet, FeatureSetView)):
             if not is_table(data) and not hasattr(data, "shape"):
                 return data  # a source that a phase reads
@@ -473,7 +487,7 @@ def load(
     part = saved_folder.part(folder, PART)
     if not isinstance(part, Mapping) or not isinstance(part.get("columns"), Mapping):
         problem = f"{str(folder)!r} holds {shown(part)} in place of what FittedModel.save wrote"
-        raise ConfigError(problem, hint="give the folder that save() wrote")
+        raise ConfigError(problem, hint="pass the folder that save() wrote")
     for kind, read in extensions("fitted_models"):
         if kind in part:
             fitted: FittedModel = read(
@@ -487,7 +501,7 @@ def load(
     results = part.get("results", ())
     if not isinstance(results, (list, tuple)):
         problem = f"{str(folder)!r} holds {shown(results)} in place of results"
-        raise ConfigError(problem, hint="give the folder that save() wrote")
+        raise ConfigError(problem, hint="pass the folder that save() wrote")
     runs: Iterable[Any] = (read_results(run, {}) for run in results)
     experiment.history.extend(runs)
     losses = [_read_loss(config) for config in part.get("losses", ())]

@@ -28,7 +28,7 @@ from anyaccel.data.streaming.to_numpy import is_tensor, number_array
 from anyaccel.errors import ColumnError, DataError, PhaseError, SourceError
 from anyaccel.fitting import tables
 from anyaccel.fitting.model_loss import ModelLoss
-from anyaccel.fitting.tables import LABEL, VALIDATION, chosen_splits, is_table
+from anyaccel.fitting.tables import LABEL, VALIDATION, chosen_splits, is_table, readable
 from anyaccel.fitting.wiring import Features
 from anyaccel.graph import AppliedLoss
 
@@ -94,7 +94,6 @@ def labelled_data(
         PhaseError: The validation does not match the data.
         DataError, ColumnError: Columns are missing or have wrong types or shapes.
     """
-    data, validation = _rows_as_table(data), _rows_as_table(validation)
     _check_one_table(data, validation)
     wired = wire(rules, column_names(data), features, target)
     if is_streamed(data):
@@ -142,7 +141,7 @@ def rows_for(
     Raises:
         DataError, ColumnError: Columns are missing or have wrong types or shapes.
     """
-    data = _rows_as_table(data)
+    data = readable(data)
     if is_streamed(data):
         made = {argument: argument for argument, name in wired.labels.items() if name in wired.inputs.values()}
         wired = InputColumns(wired.inputs, {**wired.labels, **made})  # labels that fit encoded from a table
@@ -160,16 +159,6 @@ def _wired(
     inputs = {name: data.reference(name) for name in taken if name in names}
     mask = f"{LABEL}.{COUNTED}" if has_counts else None
     return inputs, AppliedLoss.from_output(node, rules.output, mask=mask)
-
-
-def _rows_as_table(data: Any) -> Any:
-    """Return a list of rows, each a dict, as a table; a list of batches, with many rows in each column, unchanged."""
-    if not (isinstance(data, list) and data and all(isinstance(row, Mapping) for row in data)):
-        return data
-    if all(hasattr(value, "__len__") and not isinstance(value, str) for value in data[0].values()):
-        return data  # of rows, one has a number or a text for itself
-    names = [name for name in data[0] if all(name in row for row in data)]
-    return {name: [row[name] for row in data] for name in names}
 
 
 def _check_one_table(data: Any, validation: Any) -> None:
@@ -230,7 +219,7 @@ def _first_batch(data: Any) -> Mapping[str, Any]:
     finally:
         states.load(before)
     if first is None:
-        raise SourceError("the data have no batch at all", hint="give data with at least one row")
+        raise SourceError("the data have no batch at all", hint="pass data with at least one row")
     if not isinstance(first, Mapping):
         raise ColumnError(
             f"the first {'row' if by_number else 'batch'} is a {type(first).__name__}, and a model that computes its "
@@ -417,7 +406,7 @@ def _arrow(data: Any, names: Iterable[str] | None) -> Mapping[str, Any]:
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         cause = listed(f"{name}: {length}" for name, length in lengths.items())
-        raise ColumnError("the columns differ in length", cause=cause, hint="give every column one entry per row")
+        raise ColumnError("the columns differ in length", cause=cause, hint="use one entry per row in every column")
     return columns
 
 

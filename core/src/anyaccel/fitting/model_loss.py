@@ -223,14 +223,17 @@ def model_loss(model: Any) -> ModelLoss | None:
     return rules  # type: ignore[no-any-return]
 
 
-def refuse_table_settings(rules: ModelLoss, *, scaler: Any, preprocess: Any, drop: Any, categories: Any) -> None:
+def refuse_table_settings(
+    rules: ModelLoss, *, scaler: Any, preprocess: Any, drop: Any, categories: Any, embed: Any
+) -> None:
     """Refuse settings for the treatment of table columns: such a model takes its inputs unchanged.
 
     Raises:
         PhaseError: Such a setting is used.
     """
     settings = {"scaler": scaler, "drop": drop or None, "categories": categories or None}
-    settings["preprocess"] = None if isinstance(preprocess, str) and preprocess == "auto" else preprocess
+    for name, value in (("preprocess", preprocess), ("embed", embed)):
+        settings[name] = None if isinstance(value, str) and value == "auto" else value
     for name, value in settings.items():
         if value is not None:
             problem = f"fit has {name}={shown(value)}, and {rules.name} takes its inputs as they are"

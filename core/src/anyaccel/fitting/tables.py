@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from pyarrow import compute
 from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.data import DataSchema, FeatureSet, FeatureSetView, Source, as_source
-from anyaccel.data.arrow_columns import is_numeric, list_leaf
+from anyaccel.data.arrow_columns import contiguous, is_list, is_numeric, list_leaf, to_numpy
 from anyaccel.data.readers import dataframes, parquet
 from anyaccel.data.readers.array_conversion import tag_column
 from anyaccel.data.readers.csv_files import table_from_csv
@@ -28,9 +29,11 @@ from anyaccel.data.readers.hf_datasets import has_table
 from anyaccel.data.roles import Names, NamesOrRest, RoleNames, listed, names_of, no_column, read_roles, stamp
 from anyaccel.data.transforms import FittedTransform
 from anyaccel.distributions import SETTINGS, load
-from anyaccel.errors import ColumnError, DataError, PhaseError
+from anyaccel.errors import ColumnError, DataError, PhaseError, TableWarning
+from anyaccel.fitting.text_values import NUMBERS, code_to_read, share_like
 from anyaccel.formulas import LOSSES
 from anyaccel.specs import Loss, takes_classes
+from anyaccel.user_level import user_level
 
 LABEL = "data"
 Columns = Mapping[str, Mapping[str, Any]]
@@ -51,6 +54,39 @@ def is_table(data: Any) -> bool:
 def is_pair(data: Any) -> bool:
     """Return whether data are a pair (x, y) of arrays or frames."""
     return isinstance(data, tuple) and len(data) == 2 and all(isinstance(p, list) or hasattr(p, "shape") for p in data)
+
+
+def readable(data: Any) -> Any:
+    """Return a list of rows, each a dict of single values, and a structured array as a mapping of columns; other data
+    unchanged.
+
+    Raises:
+        DataError: The data are no table, but can be made one.
+    """
+    kind = type(data).__name__
+    if (
+        isinstance(data, Mapping)
+        and data
+        and all(isinstance(it, (str, bytes, Real, type(None))) for it in data.values())
+    ):
+        raise DataError(
+            "a dict of single values is one row, and a dict holds columns", hint="give a list of rows: [row]"
+        )
+    if isinstance(data, list) and data and all(isinstance(row, Mapping) for row in data):
+        if all(hasattr(value, "__len__") and not isinstance(value, str) for value in data[0].values()):
+            return data  # batches: of rows, one has a number or a text for itself
+        return {name: [row.get(name) for row in data] for name in dict.fromkeys(name for row in data for name in row)}
+    if isinstance(data, list) and len(data) == 2 and all(getattr(part, "ndim", 0) for part in data):
+        raise DataError("a list [x, y] is a list of batches", hint="give a tuple: (x, y)")
+    names = getattr(getattr(data, "dtype", None), "names", None)
+    if names:
+        return {name: data[name] for name in names}
+    if hasattr(data, "iloc") and not hasattr(data, "columns"):
+        problem = f"a {kind} is one column, or one row, and no table"
+        raise DataError(problem, hint="write table.iloc[[0]] for a row, series.to_frame() for a column")
+    if hasattr(data, "collect") and hasattr(data, "collect_schema"):
+        raise DataError(f"a {kind} has no rows yet", hint="give what it computes: frame.collect()")
+    return data
 
 
 def named_pair(data: Any, features: Names, target: Names) -> tuple[Any, Names, Names]:
@@ -168,7 +204,7 @@ def _table(data: Any, names: RoleNames) -> Any:
             raise DataError(
                 f"{str(data)!r} is not a table that can be read",
                 available=".csv, .tsv, .parquet, or a folder of Parquet files",
-                hint="read it with pandas, and give the frame",
+                hint=f"give the frame of pandas.{_pandas_reader(path)}({str(data)!r})",
             )
         return dataframes.table_from_arrow(
             LABEL, table_from_csv(LABEL, path, "\t" if path.suffix.lower() == ".tsv" else ","), names
@@ -180,12 +216,31 @@ def _table(data: Any, names: RoleNames) -> Any:
     return dataframes.table_from_frame(LABEL, data, names)
 
 
+def _pandas_reader(path: Path) -> str:
+    """Return the function of pandas that reads a file with this name."""
+    kinds = {
+        ".xls": "excel",
+        ".json": "json",
+        ".feather": "feather",
+        ".arrow": "feather",
+        ".orc": "orc",
+        ".dta": "stata",
+    }
+    kinds |= {".xlsx": "excel", ".jsonl": "json", ".html": "html", ".xml": "xml", ".sas7bdat": "sas", ".sav": "spss"}
+    return f"read_{kinds.get(path.suffix.lower(), 'csv')}"
+
+
 def source_of(data: Any, features: Any, target: Any) -> Source | FeatureSet:
     """Return a source for a loader, a data set or a generator function; columns by name, or x and y by position.
 
     Raises:
         SourceError, DataError: The object cannot be read as a source.
     """
+    if hasattr(data, "shape"):
+        raise DataError(
+            f"an array of shape {list(data.shape)} has no names of columns",
+            hint="give (x, y), or a frame: pandas.DataFrame(array, columns=[...])",
+        )
     if isinstance(data, tuple) and all(hasattr(part, "shape") for part in data):
         raise DataError(
             f"a tuple of {len(data)} arrays is not a table", hint="give (x, y), or a dict of arrays and target='COLUMN'"
@@ -441,7 +496,7 @@ def raw_table(given: Any, features: Names | Mapping[str, Names], target: Names, 
             given = tag_table(given, ...)
     table, pair_features, pair_target = named_pair(given, features, target)
     if pair_target is None:
-        raise PhaseError("fit needs the name of the target", hint="write fit(model, table, target='COLUMN', ...)")
+        raise no_target(column_names(table))
     targets = names_of(pair_target)
     there = column_names(table)
     twice = [name for name, count in Counter(there or ()).items() if count > 1]
@@ -473,6 +528,8 @@ def raw_table(given: Any, features: Names | Mapping[str, Names], target: Names, 
         if changed:
             problem = f"fit has {changed[0]}={shown(getattr(how, changed[0]))} and preprocess=None, which uses no such"
             raise PhaseError(problem, hint="leave preprocess= out")
+        if hasattr(table, "iloc") or isinstance(table, Mapping):
+            _check_numbers(table, list(chosen or ()))
         return given
     is_asked = how.is_sized or changed or not isinstance(how.preprocess, str)
     if not is_asked and not _has_more_than_numbers(table, chosen):
@@ -480,28 +537,44 @@ def raw_table(given: Any, features: Names | Mapping[str, Names], target: Names, 
     read = tag_table(table, ... if chosen is None else (*chosen, *targets))
     chosen = [name for name in read.column_names if name not in (*how.drop, *targets)] if chosen is None else chosen
     for name in targets:
-        _check_target(name, read.column(name))
+        check_target(name, read.column(name))
     numeric = [name for name in targets if is_numeric(read.schema.field(name).type)]
     roles = {name: "target" if name in numeric else "tag" for name in (*chosen, *targets)}
     return RawTable(FeatureSet(LABEL, stamp(read, roles)), tuple(chosen), None, given, how)
 
 
-def _check_target(name: str, column: Any) -> None:
-    """Check that a target has a value in each row.
+def no_target(columns: Sequence[str] | None) -> PhaseError:
+    """Return the error for a table of which no column is the target."""
+    available = f"columns: {listed(columns)}" if columns else ""
+    hint = "write fit(model, table, target='COLUMN', ...)"
+    return PhaseError("fit needs the name of the target", available=available, hint=hint)
+
+
+def check_target(name: str, column: Any) -> None:
+    """Check that a target has a value in each row, and that its numbers are finite.
 
     Raises:
-        ColumnError: A row has no value.
+        ColumnError: A row has no value, an empty text or infinity.
     """
-    is_missing = column.is_null()
-    if pa.types.is_floating(column.type):
-        is_missing = column.is_null(nan_is_null=True)
-    count = compute.sum(is_missing).as_py() or 0
-    if count:
-        raise ColumnError(
-            f"the target {name!r} has no value in {count:,} of {len(column):,} rows, the first in row "
-            f"{compute.index(is_missing, True).as_py()}",
-            hint=f"leave these rows out (pandas: table.dropna(subset=[{name!r}]))",
-        )
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    is_float = pa.types.is_floating(kind)
+    is_missing = column.is_null(nan_is_null=True) if is_float else column.is_null()
+    checks = [("has no value", is_missing, f"table.dropna(subset=[{name!r}])")]
+    if is_float:
+        is_infinite = compute.fill_null(compute.is_inf(column), False)
+        checks.append(("is infinite", is_infinite, f"table[table[{name!r}].abs() < float('inf')]"))
+    elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        texts = column.cast(kind) if kind != column.type else column
+        is_empty = compute.fill_null(compute.equal(compute.utf8_trim_whitespace(texts), ""), False)
+        checks.append(("is an empty text", is_empty, f"table[table[{name!r}].str.strip() != '']"))
+    for problem, rows, code in checks:
+        count = compute.sum(rows).as_py() or 0
+        if count:
+            raise ColumnError(
+                f"the target {name!r} {problem} in {count:,} of {len(column):,} rows, the first in row "
+                f"{compute.index(rows, True).as_py()}",
+                hint=f"leave these rows out (pandas: {code})",
+            )
 
 
 CLASSES_OF_INTEGERS = 20
@@ -525,9 +598,10 @@ def loss_of_target(given: Any, target: Names) -> Loss:
         given, _, target = named_pair(given, None, target)
         columns = {name: tag_table(given, [name]).column(name) for name in names_of(target)}
     else:
+        source_of(given, None, target)  # says what is wrong with other data
         raise PhaseError("fit needs a loss: of these data it cannot tell what the targets are", hint=hint)
     if not columns:
-        raise PhaseError("fit needs the name of the target", hint="write fit(model, table, target='COLUMN', ...)")
+        raise no_target(column_names(given))
     names_of_losses = {name: _loss_of_column(name, column) for name, column in columns.items()}
     if len(set(names_of_losses.values())) > 1 or (len(columns) > 1 and "mse" not in names_of_losses.values()):
         problem = f"fit needs a loss: its targets {listed(columns)} ask for {listed(names_of_losses.values())}"
@@ -539,14 +613,93 @@ def _loss_of_column(name: str, column: Any) -> str:
     kind = list_leaf(column.type)
     if is_numeric(kind) and not pa.types.is_boolean(kind):
         is_few = pa.types.is_integer(kind) and compute.count_distinct(column).as_py() <= CLASSES_OF_INTEGERS
+        if not is_few:
+            _warn_of_float_classes(name, column)
         return "cross_entropy" if is_few else "mse"
-    is_classes = pa.types.is_boolean(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    if is_classes or pa.types.is_dictionary(kind):
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    if is_text:
+        _check_text_classes(name, column)
+    if is_text or pa.types.is_boolean(kind) or pa.types.is_dictionary(kind):
         return "cross_entropy"
     raise PhaseError(
         f"fit needs a loss: the target {name!r} is {column.type}, which is neither a number nor a class",
         hint=f"make it a number before (pandas: pandas.to_numeric(table[{name!r}]))",
     )
+
+
+def _warn_of_float_classes(name: str, column: Any) -> None:
+    """Warn of floats that are a few whole numbers, as classes are in a column that had gaps."""
+    problem = ""
+    if pa.types.is_floating(column.type):
+        different = compute.unique(column).to_pylist()
+        is_few = 1 < len(different) <= min(CLASSES_OF_INTEGERS, len(column) // 10)
+        if is_few and all(value is not None and math.isfinite(value) and value == int(value) for value in different):
+            problem = f"is float and has {len(different)} different values, all whole numbers"
+    elif not is_list(column.type) and not pa.types.is_integer(column.type):
+        values = to_numpy(name, contiguous(column))
+        if (
+            values.ndim == 2
+            and values.shape[1] > 1
+            and np.isin(values, (0, 1)).all()
+            and (values.sum(axis=1) == 1).all()
+        ):
+            problem = "has a single 1 in each row, as one-hot classes have"
+    if problem:
+        warnings.warn(
+            f"the target {name!r} {problem}, and is trained as numbers, loss='mse'; if these are classes, write "
+            "loss='cross_entropy'",
+            TableWarning,
+            stacklevel=user_level(),
+        )
+
+
+def _check_text_classes(name: str, column: Any) -> None:
+    """Refuse text as classes if it is numbers, or if most rows would have a class of their own.
+
+    Raises:
+        PhaseError: The text is no name of a class.
+    """
+    n_classes, n_rows = compute.count_distinct(column).as_py(), len(column) - column.null_count
+    share = share_like(column, NUMBERS)
+    if n_classes > CLASSES_OF_INTEGERS and share > 0.5:
+        value = next(value for value in column.to_pylist() if value is not None and _is_like_number(value))
+        raise PhaseError(
+            f"the target {name!r} is text, and {share:.0%} of its {n_classes:,} different values look like numbers, "
+            f"such as {shown(value)}",
+            hint=f"read it as numbers, table[{name!r}] = {code_to_read(name, column, NUMBERS)}; or write "
+            "loss='cross_entropy', if each value is a class",
+        )
+    if n_classes > CLASSES_OF_INTEGERS and 2 * n_classes > n_rows:
+        raise PhaseError(
+            f"the target {name!r} is text with {n_classes:,} different values in {n_rows:,} rows, too many for classes",
+            hint="name another target; or write loss='cross_entropy', if each value is a class",
+        )
+
+
+def _is_like_number(value: str) -> bool:
+    return share_like(pa.chunked_array([pa.array([value])]), NUMBERS) > 0
+
+
+def _check_numbers(table: Any, names: Sequence[str]) -> None:
+    """Refuse columns that `preprocess=None` leaves as they are, and that are no numbers.
+
+    Raises:
+        ColumnError: A column holds text, dates or categories.
+    """
+    others: list[str] = []
+    for name in names:
+        values = table[name]
+        kind = str(getattr(values, "dtype", "object"))
+        is_text = kind == "object" and any(isinstance(value, str) for value in values)
+        if is_text or kind in ("str", "string", "category") or kind.startswith(("datetime", "<U")):
+            others.append(name)
+    if others:
+        numbers = [name for name in names if name not in others]
+        word = "column" if len(others) == 1 else "columns"
+        raise ColumnError(
+            f"{word} {listed(map(repr, others))} hold no numbers, and preprocess=None leaves all columns as they are",
+            hint=f"leave preprocess= out, which encodes them, or name the others: features={numbers}",
+        )
 
 
 def _has_more_than_numbers(table: Any, names: Sequence[str] | None) -> bool:
@@ -607,7 +760,7 @@ def training_data(
     elif is_table(given):
         given, features, target = named_pair(given, features, target)
         if target is None:
-            raise PhaseError("fit needs the name of the target", hint="write fit(model, table, target='COLUMN', ...)")
+            raise no_target(column_names(given))
         data, rows = feature_set_of(given, ... if features is None else features, target), None
     else:
         data, rows = _selected(given, features, target)
@@ -736,11 +889,30 @@ def _with_numeric_targets(data: FeatureSet, target: Names, loss_of: LossOf) -> F
     for name in data.targets:
         loss = loss_of(name)
         is_bool = data.spec(name).dtype == "bool"
-        if loss is not None and takes_classes(loss) and is_bool:
+        if loss is not None and takes_classes(loss) and (is_bool or _are_float_classes(data, name, loss)):
             data = data.fit_transform(load(SETTINGS, "fit.class_labels")(), name, fit_on="all")
         elif loss is not None and loss.name in LOSSES and not takes_classes(loss) and not _is_float(data, name):
             data = data.cast({name: "float64"})
     return data
+
+
+def _are_float_classes(data: FeatureSet, name: str, loss: Loss) -> bool:
+    """Return whether a target of a loss of classes is floats that are whole numbers, one in each row.
+
+    Raises:
+        PhaseError: It has other numbers, which are no classes.
+    """
+    if not _is_float(data, name) or data.spec(name).shape or "ignore_index" in loss.kwargs:
+        return False
+    values = data.array(name)
+    is_fraction = values != np.floor(values)
+    if is_fraction.any():
+        row = int(is_fraction.argmax())
+        raise PhaseError(
+            f"the target {name!r} has {values[row]:g} in row {row}, and the loss {loss.name!r} compares classes",
+            hint="write loss='mse' for a number",
+        )
+    return True
 
 
 def _is_float(data: FeatureSet, name: str) -> bool:

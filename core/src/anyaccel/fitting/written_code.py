@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from anyaccel.accelerator import Accelerator
 from anyaccel.data import FeatureSet, FeatureSetView, Reference, SimpleSampler, Source
 from anyaccel.data.readers.hf_datasets import has_table
@@ -126,7 +128,12 @@ def _reader(variable: str, given: Any, roles: Mapping[str, Any]) -> str:
         sides = ((0, roles["features"]), (1, [*roles["target"], *roles.get("tags", ())]))
         parts = [_pair_part(f"{variable}[{place}]", given[place], names) for place, names in sides]
         return f"aa.FeatureSet.from_dict('data', {{{', '.join(parts)}}}, {columns})"
-    if isinstance(given, Mapping):
+    if isinstance(given, list):
+        names = [name for columns in roles.values() for name in columns]
+        variable = f"{{name: [row.get(name) for row in {variable}] for name in {names}}}"
+    if getattr(getattr(given, "dtype", None), "names", None):
+        variable = f"{{name: {variable}[name] for name in {variable}.dtype.names}}"
+    if isinstance(given, (Mapping, list, np.ndarray)):
         return f"aa.FeatureSet.from_dict('data', {variable}, {columns})"
     reader = "from_arrow" if has_table(given) else "from_pandas"
     return f"aa.FeatureSet.{reader}('data', {variable}, {columns})"
@@ -227,7 +234,7 @@ def _settings(phase: PhaseSettings, done: Mapping[str, str], metrics: str) -> di
         if name in ("self", "label", "losses", *done):
             continue
         if name == "batch_size":
-            if isinstance(drawn, SimpleSampler) and is_usual and drawn.batch_size != parameter.default:
+            if isinstance(drawn, SimpleSampler) and is_usual and drawn.batch_size != phase.default_batch_size:
                 made[name] = repr(drawn.batch_size)
         elif name == "sampler":
             made |= {} if is_usual else {name: _written(phase.sampler, name)}

@@ -322,7 +322,7 @@ def test_a_wrong_map_is_refused_before_files_are_read(given: Callable[[], Any], 
         (
             {"cpu": "1KB", "disk": 0},
             OutOfMemoryError,
-            r"max_memory=.*'disk': 0\} is too small.*tier disk 0 B.*'disk' to",
+            r"max_memory=.*'disk': 0\} is too small.*tier disk 0 B.*allow more in max_memory",
         ),
         ({"meta": "1GB"}, ConfigError, "max_memory has 'meta', which computes nothing"),
         ({"nothing": 1}, ConfigError, "max_memory has 'nothing', which is no device"),

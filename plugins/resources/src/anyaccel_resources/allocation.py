@@ -109,8 +109,10 @@ def allocate(
     entries: Sequence[RequestEntry], ordered: bool, inventory: Inventory, *, strict: bool, asked: str
 ) -> Allocation:
     """Choose devices for the alternatives of a request; see `DeviceRequest.resolve`."""
-    groups = _groups(inventory.devices)
-    by_entry = [[_fit(entry, group, inventory) for group in groups] for entry in entries]
+    by_entry = [
+        [_fit(entry, group, inventory) for group in _groups(inventory.devices, by_form=bool(entry.form))]
+        for entry in entries
+    ]
     allowed = by_entry[:1] if strict else by_entry
     good = [[fit for fit in fits if fit.taken] for fits in allowed]
     pools = good if ordered else [[fit for fits in good for fit in fits]]
@@ -137,10 +139,11 @@ def _candidate(fit: _Fit, best: _Fit | None, chosen: bool) -> Candidate:
     return Candidate(wish=str(fit.entry), label=label, devices=devices, chosen=chosen, reason=reason)
 
 
-def _groups(devices: Iterable[InventoryDevice]) -> list[tuple[InventoryDevice, ...]]:
-    groups: dict[tuple[str, str, str], list[InventoryDevice]] = {}
+def _groups(devices: Iterable[InventoryDevice], *, by_form: bool) -> list[tuple[InventoryDevice, ...]]:
+    groups: dict[tuple[str, str, str, str], list[InventoryDevice]] = {}
     for each in devices:
-        groups.setdefault((each.device.kind, each.label if each.name else "", each.vendor), []).append(each)
+        label, form = (each.label if each.name else ""), (each.form if by_form else "")
+        groups.setdefault((each.device.kind, label, form, each.vendor), []).append(each)
     return [tuple(group) for group in groups.values()]
 
 
@@ -180,8 +183,11 @@ def _check_product(entry: RequestEntry, group: tuple[InventoryDevice, ...], inve
     if actual is None:
         return "its product is not known" if group[0].device.kind not in _ONLY_BY_NAME else "it is no such product"
     if actual.name == wanted.name:
-        return ""
-    if entry.exact:
+        form = group[0].form
+        if entry.form and not form:
+            return f"whether it is {wanted.name}-{entry.form} is not known"
+        return f"it is {wanted.name}-{form}, not {wanted.name}-{entry.form}" if entry.form not in ("", form) else ""
+    if entry.exact or entry.form:
         return f"it is not exactly {wanted.name}"
     if entry.memory_gb == 0 and actual.name in wanted.upgrades:
         return ""
@@ -214,6 +220,17 @@ def _check_capabilities(entry: RequestEntry, group: tuple[InventoryDevice, ...],
     return f"it cannot {', '.join(missing)}" if missing else ""
 
 
+def _check_sm(entry: RequestEntry, group: tuple[InventoryDevice, ...], inventory: Inventory) -> str:
+    if not entry.sm:
+        return ""
+    product = group[0].product
+    if product is None and group[0].device.kind == "gpu" and group[0].vendor in ("", "nvidia"):
+        return "its product is not in the table, so its compute capability is not known"
+    if product is None or not product.sm:
+        return "it has no compute capability"
+    return f"its compute capability is {product.compute_capability}" if product.sm < entry.sm else ""
+
+
 def _check_count(entry: RequestEntry, group: tuple[InventoryDevice, ...], inventory: Inventory) -> str:
     indices = {each.device.index for each in group}
     missing = [] if entry.index is None else [i for i in (entry.index, *entry.more) if i not in indices]
@@ -223,6 +240,8 @@ def _check_count(entry: RequestEntry, group: tuple[InventoryDevice, ...], invent
 
 
 def _check_host(entry: RequestEntry, group: tuple[InventoryDevice, ...], inventory: Inventory) -> str:
+    if entry.nodes > 1:
+        return f"the request is for {entry.nodes} machines, and this is one"
     for name, wanted, actual in (
         ("memory", entry.host_memory_gb, inventory.host_memory_gb),
         ("cores", entry.cores, inventory.cores),
@@ -235,11 +254,10 @@ def _check_host(entry: RequestEntry, group: tuple[InventoryDevice, ...], invento
     return ""
 
 
-_CHECKS: tuple[_Check, ...] = (
-    _check_kind,
-    _check_product,
-    _check_memory,
-    _check_capabilities,
-    _check_count,
-    _check_host,
-)
+_OF_DEVICES: tuple[_Check, ...] = (_check_kind, _check_product, _check_memory, _check_capabilities, _check_sm)
+_CHECKS: tuple[_Check, ...] = (*_OF_DEVICES, _check_count, _check_host)
+
+
+def is_device_of(entry: RequestEntry, device: InventoryDevice) -> bool:
+    """Return whether a device is one that an alternative asks for, whatever the count, the index and the host."""
+    return not any(check(entry, (device,), Inventory(devices=(device,))) for check in _OF_DEVICES)

@@ -14,7 +14,7 @@ from anyaccel.registry import registry
 from anyaccel_resources.allocation import Allocation, allocate
 from anyaccel_resources.entry import RequestEntry
 from anyaccel_resources.exports import export
-from anyaccel_resources.grammar import MOST_ENTRIES, Parser
+from anyaccel_resources.grammar import MOST_ENTRIES, parsed
 from anyaccel_resources.inventory import Inventory
 
 
@@ -62,7 +62,7 @@ class DeviceRequest:
             return value
         if isinstance(value, str):
             _refuse_retired_form(value)
-            return cls._of(*Parser(value, _kinds).request())
+            return cls._of(*parsed(value, _kinds))
         if not isinstance(value, (list, tuple, set, frozenset)):
             raise _not_a_request(value)
         if not 1 <= len(value) <= MOST_ENTRIES or not all(isinstance(each, str) for each in value):
@@ -104,7 +104,8 @@ class DeviceRequest:
 
         Args:
             to: `"modal"` (the value of `gpu=`), `"skypilot"` (the content of `resources:`), `"ray"` (options of tasks),
-                `"slurm"` (options of sbatch), `"kubernetes"` (limits and node selector) or `"dra"` (a ResourceClaim).
+                `"slurm"` (options of sbatch), `"kubernetes"` (limits and node selector), `"gke"` (the same for Google's
+                clusters) or `"dra"` (a ResourceClaim).
 
         Raises:
             ConfigError: another format, or the scheduler cannot express an alternative.
@@ -119,7 +120,7 @@ def with_count(request: DeviceRequest, count: int) -> DeviceRequest:
 
 
 def _single(text: str) -> RequestEntry:
-    entries, _ = Parser(text, _kinds).request()
+    entries, _ = parsed(text, _kinds)
     if len(entries) > 1:
         problem = f"{text!r} in a list of requests is several"
         raise DeviceParseError(problem, hint="write each as an element of its own")
@@ -161,4 +162,7 @@ def _kinds() -> Collection[str]:
 
 def _not_a_request(value: Any) -> DeviceParseError:
     available = "text, a list of texts in order of preference, or a set of them"
-    return DeviceParseError(f"{shown(value)} is not a request for devices", available=available, hint="write 'any'")
+    hint = "write 'any'"
+    if isinstance(value, dict) and value and all(isinstance(key, str) for key in value):
+        hint = f"write {{{', '.join(repr(f'{name}:{count}') for name, count in value.items())}}}"
+    return DeviceParseError(f"{shown(value)} is not a request for devices", available=available, hint=hint)

@@ -3,12 +3,13 @@
     request      = preference | "{" preference "}"            in braces: whichever is best
     preference   = entry ("," entry)*
     entry        = what ["[" word ("," word)* "]"] [":" (number ("+" number)* | "*")] (" " option)*
-    what         = kind | "any" | product ["-" size] ["!" | "+"] | size "+"
+    what         = kind | [(kind | vendor) ":"] ("any" | size "+") | [vendor ":"] model | "sm>=" number
+    model        = product ["-" form] ["-" size] ["!" | "+"]
     size         = number ("GB" | "TB")
-    option       = "mem=" size | "cores=" number
+    option       = "mem=" size | "cores=" number | "nodes=" number | "sm>=" number | "price<=" dollars
 
-After a kind the number is an index, and there may be several; else it is a count. `*` is as many as there are. Upper
-and lower case are the same.
+After a kind alone the number is an index, and there may be several; else it is a count. `*` is as many as there are.
+Upper and lower case are the same.
 """
 
 from __future__ import annotations
@@ -20,19 +21,43 @@ from typing import Any
 from anyaccel.device import ALIASES
 from anyaccel.errors import DeviceParseError
 from anyaccel.suggestions import did_you_mean
-from anyaccel_resources.entry import RequestEntry
-from anyaccel_resources.products import capabilities, product_named, product_names, products
+from anyaccel_resources.entry import VENDORS, RequestEntry
+from anyaccel_resources.products import Product, capabilities, product_named, product_names, products
+from anyaccel_resources.spellings import rewritten
 
 KINDS = ("cpu", "gpu", "mps", "xpu", "tpu", "npu", "hpu", "sim", *ALIASES)
 LONGEST = 2_000
 MOST_ENTRIES = 64
 _MOST = 100_000  # devices, GB or cores
-_FORMS = "'gpu', 'cuda:1', 'any', 'H100:8', 'A100-80GB', 'H100!', 'B200+', '40GB+:2', 'gpu[bf16]'"
+_EXAMPLES = "'gpu', 'cuda:1', 'any', 'H100:8', 'A100-80GB', 'H100!', 'B200+', '40GB+:2', 'gpu[bf16]'"
 _WORD = re.compile(r"[A-Za-z0-9_.-]+")
 _SIZE = re.compile(r"(\d+)(GB|TB)", re.IGNORECASE)
-_PRODUCT = re.compile(r"(.+?)-(\d+)(GB|TB)", re.IGNORECASE)
+_FORMS = {"sxm": "SXM", "pcie": "PCIe", "nvl": "NVL", "oam": "OAM"}
+_PART = re.compile(r"(.+)[-_](?:(SXM|PCIe|NVL|OAM)\d?|(\d+)(GB|TB))", re.IGNORECASE)
+_SM = re.compile(r"[3-9]\d|1[0-9]\d")
+_DOLLARS = re.compile(r"\d{1,6}(\.\d{1,4})?")
 
 MoreKinds = Callable[[], Collection[str]]
+
+
+def parsed(text: str, more_kinds: MoreKinds = tuple) -> tuple[tuple[RequestEntry, ...], bool]:
+    """Return the entries of a request, and whether they are in order of preference.
+
+    Raises:
+        DeviceParseError: the text is not a request. The hint has what to write if it is one in the spelling of another
+            system, such as `8xH100`.
+    """
+    try:
+        return Parser(text, more_kinds).request()
+    except DeviceParseError as error:
+        better = rewritten(text)
+        if better is None:
+            raise
+        try:
+            Parser(better, more_kinds).request()
+        except DeviceParseError:
+            raise error from None
+        raise DeviceParseError(error.problem, available=error.available, hint=f"write {better!r}") from None
 
 
 class Parser:
@@ -75,43 +100,97 @@ class Parser:
         if not word:
             raise self._error("a device is missing", hint="write 'gpu' or 'any'")
         settings = self._what(word, start)
-        is_kind = "kind" in settings
+        is_index = settings.keys() == {"kind"}
         if self._take("["):
             settings["capabilities"] = self._capabilities()
         if self._take(":", blanks=False):
-            settings |= self._numbers(is_kind)
+            settings |= self._numbers(is_index)
         self._blanks()
         while re.match(r"[A-Za-z]", self._text[self._at : self._at + 1]):
             name, value = self._option()
             if name in settings:
-                raise self._error("the host's memory or cores are given twice", hint="give each once")
+                problem = f"{'the memory of the host' if name == 'host_memory_gb' else name} is given twice"
+                raise self._error(problem, hint="give each once")
             settings[name] = value
+        settings.pop("any", None)
         return RequestEntry(**settings)
 
     def _what(self, word: str, start: int) -> dict[str, Any]:
         lower = word.lower()
-        if size := _SIZE.fullmatch(word):
-            if not self._take("+", blanks=False):
-                raise self._error(f"after {word} a '+' is missing", hint=f"write '{word}+': at least so much memory")
-            return {"memory_gb": self._gigabytes(size.groups(), start)}
+        if _SIZE.fullmatch(word):
+            return {"memory_gb": self._size(word, start)}
         if lower == "any":
-            return {}
+            return {"any": True}
+        if lower == "sm":
+            return {"sm": self._sm()}
+        if lower in VENDORS:
+            return self._of_vendor(lower)
         if lower in KINDS or (product_named(word) is None and lower in self._more_kinds()):
-            return {"kind": lower}
+            return {"kind": lower, **({} if lower == "cpu" else self._of_kind())}
         return self._product(word, start)
 
+    def _of_kind(self) -> dict[str, Any]:
+        """Read `:any` or `:40GB+` behind a kind."""
+        before = self._at
+        if self._take(":", blanks=False):
+            start, word = self._at, self._word()
+            if word.lower() == "any":
+                return {"any": True}
+            if _SIZE.fullmatch(word):
+                return {"memory_gb": self._size(word, start)}
+        self._at = before
+        return {}
+
+    def _of_vendor(self, vendor: str) -> dict[str, Any]:
+        """Read what follows `nvidia` or `amd`."""
+        kind, before = VENDORS[vendor], self._at
+        if settings := self._of_kind():
+            return {"kind": kind, **settings}
+        start = self._at + 1
+        word = self._word() if self._take(":", blanks=False) else ""
+        if not word or word.isdigit():
+            hint = f"write '{kind}' for one of its GPUs, '{vendor}:any:2' for two, '{vendor}:40GB+' or a product"
+            raise self._error(f"{vendor!r} is a vendor, and what is wanted of it is missing", before, hint=hint)
+        settings = self._product(word, start)
+        product = product_named(settings["product"])
+        if product is not None and product.vendor != vendor:
+            raise self._error(f"{product.name} is a product of {product.vendor}", start, hint="leave the vendor out")
+        return settings
+
+    def _size(self, word: str, start: int) -> int:
+        if not self._take("+", blanks=False):
+            raise self._error(f"after {word} a '+' is missing", hint=f"write '{word}+': at least so much memory")
+        return self._gigabytes(word, start)
+
+    def _sm(self) -> int:
+        taken = self._take(">=")
+        self._blanks()
+        start, word = self._at, self._word()
+        if not taken or not _SM.fullmatch(word):
+            problem = f"{word!r} is not a compute capability as compilers write it" if taken else "'>=' is missing"
+            raise self._error(problem, start, hint="write 'sm>=80' for 8.0 and newer")
+        return int(word)
+
     def _product(self, word: str, start: int) -> dict[str, Any]:
-        sized = _PRODUCT.fullmatch(word) if product_named(word) is None else None
-        product = product_named(sized.group(1) if sized else word)
+        name, settings = word, dict[str, Any]()
+        while product_named(name) is None and (part := _PART.fullmatch(name)):
+            before, form, *size = part.groups()
+            if ("form" if form else "memory_gb") in settings:
+                break  # given twice: no product is called so
+            name = before
+            if form:
+                settings["form"] = _FORMS[form.lower()]
+            else:
+                settings["memory_gb"] = self._gigabytes("".join(size), start)
+        product = product_named(name)
         if product is None:
             raise self._unknown(word, start)
-        settings: dict[str, Any] = {"product": product.name}
-        if sized:
-            size = self._gigabytes(sized.groups()[1:], start)
-            if size not in product.memory_gb:
-                sizes = ", ".join(f"{product.name}-{gb}GB" for gb in product.memory_gb)
-                raise self._error(f"there is no {product.name} with {size} GB", start, available=sizes)
-            settings["memory_gb"] = size
+        settings["product"] = product.name
+        self._check_size(settings.get("memory_gb"), product, start)
+        form = settings.get("form")
+        if form is not None and form not in product.forms:
+            forms = ", ".join(f"{product.name}-{form}" for form in product.forms)
+            raise self._error(f"{product.name} is not known as {form}", start, forms, f"write '{product.name}'")
         for mark, name in (("!", "exact"), ("+", "newer")):
             if self._take(mark, blanks=False):
                 settings[name] = True
@@ -119,10 +198,16 @@ class Parser:
             raise self._error("'!' (exactly) and '+' (or newer) exclude each other", hint="leave one out")
         return settings
 
+    def _check_size(self, size: int | None, product: Product, start: int) -> None:
+        if size is not None and size not in product.memory_gb:
+            sizes = ", ".join(f"{product.name}-{gb}GB" for gb in product.memory_gb)
+            hint = "write 'GH200': the H100 with 96 GB is part of it" if (product.name, size) == ("H100", 96) else ""
+            raise self._error(f"there is no {product.name} with {size} GB", start, sizes, hint)
+
     def _unknown(self, word: str, start: int) -> DeviceParseError:
         kinds = list(dict.fromkeys([*KINDS, *self._more_kinds()]))
         names = {str(name).lower(): name for name in [*kinds, "any", *product_names()]}
-        hint = did_you_mean(word.lower(), names, f"write for instance {_FORMS}")
+        hint = did_you_mean(word.lower(), names, f"write for instance {_EXAMPLES}")
         close = re.fullmatch(r"did you mean '(.*)'\?", hint)
         hint = f"did you mean {names[close.group(1)]!r}?" if close else hint
         known = ", ".join(product.name for product in products())
@@ -161,28 +246,40 @@ class Parser:
         start, word = self._at, self._word()
         what, least = ("an index", 0) if is_index else ("a count", 1)
         if not (word.isascii() and word.isdigit()) or not least <= int(word) <= _MOST:
-            raise self._error(f"{word!r} is not {what} from {least} to {_MOST}", start, hint="write a number")
+            hint = "ask for whole devices" if re.fullmatch(r"\d*\.\d+", word) else "write a number"
+            raise self._error(f"{word!r} is not {what} from {least} to {_MOST}", start, hint=hint)
         return int(word)
 
-    def _option(self) -> tuple[str, int]:
+    def _option(self) -> tuple[str, Any]:
         start, name = self._at, self._word().lower()
-        if name not in ("mem", "cores") or not self._take("=", blanks=False):
-            raise self._error(
-                f"{name!r} is not expected here", start, "mem=64GB, cores=8", "separate wishes with commas"
-            )
+        if name == "sm":
+            value = self._sm()
+            self._blanks()
+            return name, value
+        if name not in ("mem", "cores", "nodes", "price"):
+            options = "mem=64GB, cores=8, nodes=2, sm>=80, price<=2.50"
+            raise self._error(f"{name!r} is not expected here", start, options, "separate wishes with commas")
+        sign = "<=" if name == "price" else "="
+        taken = self._take(sign, blanks=False)
         at, word = self._at, self._word()
-        size = _SIZE.fullmatch(word)
-        if name == "mem" and size:
-            value = self._gigabytes(size.groups(), at)
-        elif name == "cores" and word.isascii() and word.isdigit() and 1 <= int(word) <= _MOST:
-            value = int(word)
+        number = int(word) if word.isascii() and word.isdigit() and len(word) < 7 else 0
+        result: tuple[str, Any]
+        if taken and name == "mem" and _SIZE.fullmatch(word):
+            result = "host_memory_gb", self._gigabytes(word, at)
+        elif taken and name == "price" and _DOLLARS.fullmatch(word) and float(word):
+            result = name, float(word)
+        elif taken and name in ("cores", "nodes") and 1 <= number <= _MOST:
+            result = name, number
         else:
-            raise self._error(f"{name}={word} is not understood", at, hint="write mem=64GB or cores=8")
+            price = "write price<=2.50: US dollars an hour for a machine"
+            of_machines = "write nodes=2" if name == "nodes" else "write mem=64GB or cores=8"
+            hint = price if name == "price" else of_machines
+            raise self._error(f"{name}{sign if taken else ''}{word} is not understood", at, hint=hint)
         self._blanks()
-        return ("host_memory_gb" if name == "mem" else name), value
+        return result
 
-    def _gigabytes(self, parts: tuple[str | None, ...], start: int) -> int:
-        digits, unit = str(parts[-2]), str(parts[-1]).upper()
+    def _gigabytes(self, size: str, start: int) -> int:
+        digits, unit = size[:-2], size[-2:].upper()
         value = int(digits) * (1000 if unit == "TB" else 1) if len(digits) < 7 else 0
         if not 1 <= value <= _MOST:
             raise self._error(f"{digits}{unit} is not a size from 1GB to {_MOST}GB", start, hint="write '40GB+'")
@@ -207,4 +304,6 @@ class Parser:
     def _error(self, problem: str, at: int | None = None, available: str = "", hint: str = "") -> DeviceParseError:
         place = (self._at if at is None else at) + 1
         where = f"the request {self._text!r}, character {place}"
-        return DeviceParseError(f"{where}: {problem}", available=available, hint=hint or f"write for instance {_FORMS}")
+        return DeviceParseError(
+            f"{where}: {problem}", available=available, hint=hint or f"write for instance {_EXAMPLES}"
+        )

@@ -13,6 +13,8 @@ from typing import Any
 _FILE = Path(__file__).parent / "products.json"
 _SIZE = re.compile(r"[- ]?(\d{1,4})\s?GB\b", re.IGNORECASE)
 # What drivers write beside the name of a product: vendors, form factors, memory types.
+_FORM = re.compile(r"(?:^|[\s-])(SXM|PCIe|NVL|OAM)\d?(?=$|[\s-])", re.IGNORECASE)
+_FORMS = {"sxm": "SXM", "pcie": "PCIe", "nvl": "NVL", "oam": "OAM"}
 _BESIDE = re.compile(r"\b(NVIDIA|AMD|Tesla|SXM\d?|PCIe|PCI-?E|HBM\d?e?|NVL|OAM|HF)\b", re.IGNORECASE)
 
 
@@ -22,6 +24,7 @@ class Product:
 
     Attributes:
         memory_gb: Available sizes in GB, as its maker states them.
+        drivers: Names that drivers report for it, each with the memory in GB and the form (`"SXM"`, `"PCIe"`, ...).
         compute_capability: Compute capability of NVIDIA's, such as `"9.0"`.
         upgrades: Names of products that providers deliver instead at no cost.
         sources: Address and date by figure.
@@ -36,7 +39,27 @@ class Product:
     capabilities: tuple[str, ...]
     aliases: tuple[str, ...]
     upgrades: tuple[str, ...]
+    drivers: tuple[tuple[str, int, str], ...]
     sources: Mapping[str, Mapping[str, str]]
+
+    @property
+    def kind(self) -> str:
+        """The kind of device that it is."""
+        return "tpu" if self.vendor == "google" else "gpu"
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """The forms that it is sold in, such as `"SXM"` and `"PCIe"`."""
+        return tuple(dict.fromkeys(form for _, _, form in self.drivers if form))
+
+    def sizes_of(self, form: str) -> tuple[int, ...]:
+        """Return the sizes in GB that a form of it has, and all for `""`."""
+        return tuple(gb for gb in self.memory_gb if not form or (gb, form) in {driver[1:] for driver in self.drivers})
+
+    @property
+    def sm(self) -> int:
+        """Its compute capability as compilers write it: 90 for 9.0; 0 if it has none."""
+        return int(self.compute_capability.replace(".", "") or 0)
 
     @property
     def generation_order(self) -> int:
@@ -64,6 +87,7 @@ def products() -> tuple[Product, ...]:
     return tuple(
         Product(
             **{key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+            | {"drivers": tuple((name, gb, form) for name, gb, form in entry.get("drivers", ()))}
             | {"sources": {figure: sources[name] for figure, name in entry["sources"].items()}}
         )
         for entry in _table()["products"]
@@ -99,11 +123,33 @@ def product_of(reported: str) -> tuple[Product | None, int]:
     `"NVIDIA A100-SXM4-80GB"` is A100 and 80. None if the product is unknown, and 0 without a size. A part of a device
     (MIG) has the product of the whole, and no size.
     """
+    if reported in _by_driver():
+        product, stated, _ = _by_driver()[reported]
+        return product, stated if f"{stated}GB" in reported else 0
     whole, part, _ = reported.partition(" MIG ")
     size = _SIZE.search(whole)
     words = _BESIDE.sub(" ", _SIZE.sub(" ", whole))
     gb = int(size.group(1)) if size and not part else 0
     return product_named(words), gb
+
+
+def form_of(reported: str) -> str:
+    """Return the form in a driver's device name: `"SXM"`, `"PCIe"`, `"NVL"` or `"OAM"`; `""` if it is not known."""
+    if reported in _by_driver():
+        return _by_driver()[reported][2]
+    form = _FORM.search(reported)
+    return _FORMS[form.group(1).lower()] if form else ""
+
+
+@functools.cache
+def _by_driver() -> dict[str, tuple[Product, int, str]]:
+    """Return product, memory and form by a driver's name, as it is and as labels of nodes have it."""
+    return {
+        name.replace(" ", between): (product, gb, form)
+        for product in products()
+        for name, gb, form in product.drivers
+        for between in " -_"
+    }
 
 
 def _plain(name: str) -> str:

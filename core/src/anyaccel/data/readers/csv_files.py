@@ -32,19 +32,42 @@ def table_from_csv(label: str, path: str | os.PathLike[str], delimiter: str = ",
         raise DataError(f"{label!r}: {shown(path)} is not the path of a CSV file", hint="write 'FILE.csv'")
     text(DataError, f"{label!r}: ", "delimiter", delimiter, "one character", "','")
     check_there(label, os.path.expanduser(path))  # noqa: PTH111  (a Path would change a URL)
+    with Path(path).expanduser().open("rb") as file:
+        if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
+            raise _not_utf8(label, path, "it begins with the mark of UTF-16", "utf-16")
     try:
         with Path(path).expanduser().open("rb") as file:
             parse, convert = csv.ParseOptions(delimiter=delimiter), csv.ConvertOptions(**_NULLS)
             table = csv.read_csv(file, parse_options=parse, convert_options=convert)
-        list(table.column_names)  # decodes the header
-        return table
+        names = list(table.column_names)  # decodes the header
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{label!r}: the header of {str(path)!r} is not UTF-8: {error}",
-            hint="write the file as UTF-8, or give the frame of pandas.read_csv(path, encoding='latin-1')",
-        ) from error
+        raise _not_utf8(label, path, f"its header: {error}") from error
     except (pa.ArrowException, ValueError) as error:
         raise DataError(
             f"{label!r}: {str(path)!r} cannot be read as CSV: {error}",
-            hint="check the delimiter and the header, or read it with pandas and give the frame to from_pandas",
+            hint="check the delimiter and the header, or pass the "
+            f"frame of pandas.read_csv({str(path)!r}, on_bad_lines='warn')",
         ) from error
+    other = next((sign for sign in ";\t|" if sign != delimiter and sign in names[0]), None)
+    first = table.column(0)[0].as_py() if len(table) and other else None
+    if len(names) == 1 and isinstance(first, str) and str(other) in first:
+        raise DataError(
+            f"{label!r}: {str(path)!r} has a single column {shown(names[0])}, as it is read with {delimiter!r} between "
+            f"the columns, and {other!r} seems to be there",
+            hint=f"pass the frame of pandas.read_csv({str(path)!r}, sep={other!r})",
+        )
+    for name in names:
+        column = table.column(name) if names.count(name) == 1 else None
+        if column is not None and pa.types.is_binary(column.type):
+            rows = (value.decode("utf-8", "replace") for value in column.to_pylist() if value is not None)
+            value = next((text for text in rows if "\ufffd" in text), "")
+            raise _not_utf8(label, path, f"column {name!r} has {value!r}")
+    return table
+
+
+def _not_utf8(label: str, path: object, cause: str, encoding: str = "latin-1") -> DataError:
+    return DataError(
+        f"{label!r}: {str(path)!r} is not UTF-8",
+        cause=cause,
+        hint=f"pass the frame of pandas.read_csv({str(path)!r}, encoding={encoding!r})",
+    )

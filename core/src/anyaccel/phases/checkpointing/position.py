@@ -149,7 +149,7 @@ class Position:
             )
         except (TypeError, KeyError, ValueError, AttributeError, IndexError, OverflowError) as error:
             problem = f"the position in a checkpoint is malformed: {type(error).__name__}: {error}"
-            raise StateError(problem, hint="take another checkpoint of the folder") from error
+            raise StateError(problem, hint="use another checkpoint of the folder") from error
 
 
 def _below(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:

@@ -157,7 +157,7 @@ def infer_auto_device_map(
         raise OutOfMemoryError(
             f"{WHERE}max_memory={shown(dict(max_memory))} is too small: {error.problem}",
             available=error.available,
-            hint="allow more in max_memory, or add 'cpu' or 'disk' to it",
+            hint="allow more in max_memory",
         ) from error
     _planned[model] = made
     return made

@@ -11,14 +11,13 @@ from pyarrow import compute
 from anyaccel.arguments import shown
 from anyaccel.data.arrow_columns import contiguous, is_numeric, to_numpy
 from anyaccel.errors import ColumnError
+from anyaccel.fitting.text_values import DATES, NUMBERS, code_to_read
 
 NUMBER, BOOL, TEXT, DATE, EMPTY = "number", "bool", "text", "date", "empty"
 """Families of types: types of one family can be in the same column."""
 
 _DAY = r"\d{4}-\d{2}-\d{2}"
 _ISO_DATE = rf"^{_DAY}([T ]\d{{2}}:\d{{2}}(:\d{{2}}(\.\d+)?)?(Z|[+-]\d{{2}}:?\d{{2}})?)?$"
-_LIKE_A_DATE = r"^\s*(\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4})([T ].*)?$"
-_LIKE_A_NUMBER = r"^\s*[-+]?(\d+([.,]\d*)*|[.,]\d+)([eE][-+]?\d+)?\s*%?$"
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 DATE_PARTS = ("year", "month", "day", "weekday", "hour", "seconds")
 
@@ -56,8 +55,9 @@ def family_of(name: str, arrow_type: Any) -> str:
         is_kind(arrow_type) for is_kind in (types.is_decimal, types.is_duration, types.is_time)
     ):
         return NUMBER
+    kind = getattr(arrow_type, "extension_name", arrow_type)
     raise ColumnError(
-        f"column {name!r} is {arrow_type}, of which fit makes no features",
+        f"column {name!r} is {kind}, of which fit makes no features",
         available="numbers, booleans, text, categories, dates and times",
         hint=f"leave it out, drop=[{name!r}], or make such columns of it first",
     )
@@ -119,25 +119,23 @@ def categories(column: Any) -> np.ndarray:
     return values
 
 
-def share_like(column: Any, what: str) -> float:
-    """Return the fraction of a column's texts that look like numbers or like dates."""
-    pattern = {NUMBER: _LIKE_A_NUMBER, DATE: _LIKE_A_DATE}[what]
-    return compute.mean(compute.match_substring_regex(column, pattern).cast(pa.uint8())).as_py() or 0.0
-
-
 def other_family(name: str, column: Any, expected: str) -> ColumnError:
     """Return the error for a column with another family of values than in training."""
     place = next((row for row, value in enumerate(column.to_pylist()) if value is not None), 0)
+    family = family_of(name, column.type)
+    as_numbers, as_dates = f"pandas.to_numeric(table[{name!r}])", f"pandas.to_datetime(table[{name!r}])"
+    if family == TEXT:
+        as_numbers, as_dates = code_to_read(name, column, NUMBERS), code_to_read(name, column, DATES)
     words = {NUMBER: "numbers", BOOL: "booleans", TEXT: "text", DATE: "dates"}
     hints = {
-        NUMBER: f"make them numbers before (pandas: pandas.to_numeric(table[{name!r}], errors='coerce'))",
+        NUMBER: f"make them numbers before (pandas: {as_numbers})",
         BOOL: f"make them booleans before (pandas: table[{name!r}].map({{'yes': True, 'no': False}}))",
         TEXT: f"make them text as they were in training (pandas: table[{name!r}].astype(str), or read_csv with "
         f"dtype={{{name!r}: str}})",
-        DATE: f"make them dates before (pandas: pandas.to_datetime(table[{name!r}]))",
+        DATE: f"make them dates before (pandas: {as_dates})",
     }
     return ColumnError(
-        f"column {name!r} held {words[expected]} where the model was trained, and is {column.type} here",
+        f"column {name!r} held {words[expected]} where the model was trained, and holds {words[family]} here",
         cause=f"row {place} has {shown(column[place].as_py())}",
         hint=hints[expected],
     )

@@ -136,7 +136,12 @@ class GivenTransformer(TableTransform):
 
     def _checked(self, output: np.ndarray, n_rows: int) -> np.ndarray:
         what = f"preprocess={type(self.transformer).__name__}(...)"
-        if output.ndim != 2 or len(output) != n_rows or output.shape[1] != self.width or not self.width:
+        if output.ndim == 2 and not output.shape[1]:
+            raise TransformError(
+                f"{what} leaves no column of {listed(self.names)}",
+                hint="name columns in it, or keep the others: ColumnTransformer(..., remainder='passthrough')",
+            )
+        if output.ndim != 2 or len(output) != n_rows or output.shape[1] != self.width:
             raise TransformError(
                 f"{what} gives an array of shape {list(output.shape)} for {n_rows} rows",
                 cause="it must give one row of numbers for each row",

@@ -26,10 +26,13 @@ def check_transform(transform: Any) -> None:
         raise TransformError(f"{name} is a class, not a transform", hint=f"make an object of it: {name}()")
     missing = [f"{name}(X)" for name in _METHODS if not callable(getattr(transform, name, None))]
     if missing:
+        is_pipeline = hasattr(transform, "steps") and hasattr(transform, "named_steps")
         raise TransformError(
             f"a {type(transform).__name__} is not a transform: it has no {' and no '.join(missing)}",
             cause="a transform has fit(X), transform(X) and, to bring predictions back, inverse_transform(X)",
-            hint="give an object in the style of scikit-learn, such as StandardScaler()",
+            hint="leave its last step out, which is no transform: pipeline[:-1]"
+            if is_pipeline
+            else "give an object in the style of scikit-learn, such as StandardScaler()",
         )
 
 

@@ -1,0 +1,63 @@
+"""Scripts that pages show and offer for download run, each from its file, and print what the page says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+SHOWN = re.compile(r"^`{3,}\{literalinclude\} (\S+)$|\{download\}`[^`<]*<([^>`]+)>`", re.MULTILINE)
+# What test_own_loop_scripts.py and test_coming_from.py run.
+RUN_ELSEWHERE = ("examples/own-loop/", "examples/coming-from/")
+# Nobody is told of the usage; sockets of Ray need short paths.
+SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "PYTHONWARNINGS": "ignore"}
+
+
+def shown_scripts() -> set[str]:
+    """The scripts that pages include or offer, by their paths in docs/."""
+    found = set()
+    for page in DOCS.rglob("*.md"):
+        for included, offered in SHOWN.findall(page.read_text("utf-8")):
+            path = (page.parent / (included or offered)).resolve()
+            assert path.is_file(), f"{page}: there is no {path}"
+            found.add(path.relative_to(DOCS).as_posix())
+    return found
+
+
+def run(script: str, folder: Path, *launcher: str) -> str:
+    """Run a script in a folder, and return what it prints."""
+    settings = {**os.environ, **SETTINGS, "OMP_NUM_THREADS": "1", "HOME": str(folder), "PYTHONUTF8": "1"}
+    settings["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="ray-")
+    command = [sys.executable, *launcher, str(DOCS / script)]
+    answer = subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True, timeout=400, check=False)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    return answer.stdout
+
+
+def test_optuna_in_two_processes(tmp_path: Path) -> None:
+    pytest.importorskip("anyaccel_optuna")
+    with ThreadPoolExecutor(2) as pool:
+        runs = [pool.submit(run, "examples/tuning/optuna_study.py", tmp_path) for _ in range(2)]
+    counts = [int(one.result().partition(" trials so far, the best: {'lr':")[0]) for one in runs]
+    assert max(counts) == 16 and min(counts) >= 8
+
+
+def test_ray_tune(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    printed = run("examples/tuning/ray_tune.py", tmp_path)
+    page = (DOCS / "how-to/hyperparameter-search.md").read_text("utf-8")
+    shown = re.search(r"ray_tune.py>`. It prints:\n\n```text\n(.*?)```", page, re.DOTALL)
+    assert shown and shown[1] in printed
+
+
+def test_every_script_that_a_page_shows_is_run() -> None:
+    tested = set(re.findall(r'run\("(examples/[^"]+)"', Path(__file__).read_text("utf-8")))
+    others = {script for script in shown_scripts() if not script.startswith(RUN_ELSEWHERE)}
+    assert others == tested
