@@ -78,23 +78,23 @@ def fitted(optimizer):
         ),
         (
             lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", lr=0.1),
-            r"fit has no argument 'lr'\. Hint: the optimizer has it: optimizer=Optimizer\('adam', lr=1e-3\)\.",
+            r"fit has no argument 'lr'\. Hint: pass it to the optimizer: optimizer=Optimizer\('adam', lr=1e-3\)\.",
             lambda: fitted(aa.Optimizer("adam", lr=1e-3)),
         ),
         (
             lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", scheduler="cosine"),
-            r"fit has no argument 'scheduler'\. Hint: the optimizer has it: "
-            r"optimizer=Optimizer\('adam', schedule=Schedule\('cosine', steps=1000\)\)\.",
+            r"fit has no argument 'scheduler'\. Hint: pass it to the optimizer: optimizer=Optimizer\('adam', "
+            r"schedule=Schedule\('cosine', steps=1000\)\)\.",
             lambda: fitted(aa.Optimizer("adam", schedule=aa.Schedule("cosine", steps=1000))),
         ),
         (
             lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", weight_decay=0.01),
-            r"Hint: the optimizer has it: optimizer=Optimizer\('adamw', weight_decay=0\.01\)\.",
+            r"Hint: pass it to the optimizer: optimizer=Optimizer\('adamw', weight_decay=0\.01\)\.",
             lambda: fitted(aa.Optimizer("adamw", weight_decay=0.01)),
         ),
         (
             lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", momentum=0.9),
-            r"Hint: the optimizer has it: optimizer=Optimizer\('momentum', momentum=0\.9\)\.",
+            r"Hint: pass it to the optimizer: optimizer=Optimizer\('momentum', momentum=0\.9\)\.",
             lambda: fitted(aa.Optimizer("momentum", momentum=0.9)),
         ),
         (
@@ -136,8 +136,8 @@ def fitted(optimizer):
         ),
         (
             lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", max_grad_norm=1.0),
-            r"fit has no argument 'max_grad_norm'\. Hint: the optimizer has it: "
-            r"optimizer=Optimizer\('adam', clip_norm=1\.0\)\.",
+            r"fit has no argument 'max_grad_norm'\. Hint: pass it to the optimizer: optimizer=Optimizer\('adam', "
+            r"clip_norm=1\.0\)\.",
             lambda: fitted(aa.Optimizer("adam", clip_norm=1.0)),
         ),
         (

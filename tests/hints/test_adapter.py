@@ -142,10 +142,10 @@ def test_code_of_models(hint: Any) -> None:
     with hint("fix the model's code; the full traceback is above"):
         trained(graph(node("net", Mistaken(), wide.reference())))
     assert trained(graph(node("net", Scaled(), wide.reference())))
-    with hint("derive a class from anyaccel.numpy_backend.Module, and write its pullback"):
+    with hint("subclass anyaccel.numpy_backend.Module, and implement pullback"):
         graph(node("net", X, wide.reference())).build()
     assert isinstance(Scaled(), Module) and trained(graph(node("net", Scaled(), wide.reference())))
-    with hint("give a model of this framework, or leave framework= out"):
+    with hint("pass a model of this framework, or leave framework= out"):
         graph(node("net", np.sin, wide.reference(), framework="numpy")).build()
     assert trained(graph(node("net", Scaled(), wide.reference(), framework="numpy")))
     assert trained(graph(node("net", Scaled(), wide.reference())))  # without framework=

@@ -142,7 +142,7 @@ def test_models_that_train_themselves(hint: Any) -> None:
     nodes = [aa.ModelNode(label, own, DATA.reference()) for label, own in (("own", model), ("net", line()))]
     both = aa.ModelGraph(nodes, "sgd")
     losses = [LOSS, aa.AppliedLoss("mse", on="own")]
-    with hint("leave that out, or train the model by its framework's own loop and freeze the node: graph.freeze({})"):
+    with hint("leave it out, or train the model with its framework's own loop and freeze the node: graph.freeze({})"):
         trained(both, *losses)
     both.freeze("own")
     assert trained(both, LOSS)

@@ -124,7 +124,7 @@ def test_outputs_that_differ_in_training(hint: Any) -> None:
     def with_mean(model: Any, output: Any) -> Any:
         return (output, output.mean()) if model.training else output
 
-    with hint("return it in evaluation, too, or leave it out in training"):
+    with hint("return it in evaluation too, or leave it out in training"):
         trained(graph(Line(with_mean)))
     assert trained(graph(Line()))
 
@@ -156,11 +156,11 @@ def test_steps_of_the_users_own(hint: Any) -> None:
     def stepped(given: aa.ModelGraph) -> Any:
         return given.run(aa.TrainPhase("train", data="all", step=mean_square, accelerator="cpu"), progress="none")
 
-    with hint("leave it out of the node, and say in the step how the model is computed"):
+    with hint("remove it from the node, and set it in the step"):
         stepped(graph(Line(), precision="bf16-mixed"))
     assert stepped(graph(Line())).loss.size
     nodes = [aa.ModelNode("first", aa.SequentialMLP(3), DATA.reference()), aa.ModelNode("net", Line(), "first")]
-    with hint("put the nodes of one framework in a graph of their own, or train with losses=[...]"):
+    with hint("put the nodes of each framework in a separate graph, or train with losses=[...]"):
         stepped(aa.ModelGraph(nodes, "sgd"))
     losses = [LOSS]
     assert trained(aa.ModelGraph(nodes, "sgd"), losses=losses).loss.size
@@ -168,7 +168,7 @@ def test_steps_of_the_users_own(hint: Any) -> None:
 
 
 def test_parts_that_are_computed_again(hint: Any) -> None:
-    with hint("leave remat out, or use the framework's own function in the model"):
+    with hint("leave remat out, or use the framework's function in the model"):
         trained(graph(Line(), remat="zzz*"))
     assert trained(graph(Line()))  # without remat
 
@@ -184,7 +184,7 @@ def test_optimizers_of_torch_in_folders(hint: Any, tmp_path: Path) -> None:
     given = graph(Line(), optimizer=aa.Optimizer(torch.optim.SGD, lr=0.1))
     trained(given)
     given.save(folder)
-    with hint("give one: ModelGraph.load(folder, optimizer=...)"):
+    with hint("pass one: ModelGraph.load(folder, optimizer=...)"):
         aa.ModelGraph.load(folder, feature_sets=[DATA], models={"net": Line()})
     optimizer = aa.Optimizer(torch.optim.SGD, lr=0.1)
     loaded = aa.ModelGraph.load(folder, optimizer=optimizer, feature_sets=[DATA], models={"net": Line()})

@@ -57,7 +57,7 @@ def test_names_of_other_libraries_for_graphs(hint: Any) -> None:
 
 
 def test_names_of_other_libraries_for_devices(hint: Any) -> None:
-    with hint("write devices('gpu') for the GPUs that there are"):
+    with hint("write devices('gpu') to list the GPUs"):
         _ = aa.cuda
     with hint("write len(devices('gpu'))"):
         _ = aa.device_count
@@ -125,7 +125,7 @@ def test_numbers_of_settings(hint: Any) -> None:
 
 
 def test_devices_of_others(hint: Any) -> None:
-    with hint("anyaccel.best_device() gives the best device of this machine"):
+    with hint("use anyaccel.best_device() for the best device of this machine"):
         aa.place(aa.SequentialMLP(1), aa.Device("best"))
     assert aa.best_device() in aa.devices()
     with hint("use one of these, such as '{}'"):
@@ -180,13 +180,13 @@ def test_precision_by_the_words_of_others(hint: Any) -> None:
 
 
 def test_specs(hint: Any) -> None:
-    with hint("give the dict that get_config() of {} made"):
+    with hint("pass the dict from get_config() of {}"):
         aa.Optimizer.from_config([])
     assert aa.Optimizer.from_config(aa.Optimizer("adam").get_config()) == aa.Optimizer("adam")
     with hint("leave loss_kwargs out"):
         aa.Loss("mse", loss_kwargs={"reduction": 1})
     assert aa.Loss("mse").name == "mse"  # without loss_kwargs
-    with hint("use a named {}, or leave it out of the configuration and give it in code"):
+    with hint("use a named {}, or leave it out of the configuration and pass it in code"):
         aa.Loss(lambda outputs, targets: outputs).get_config()
     assert aa.Loss("mse").get_config() == {"loss": "mse"}
     with hint("leave it out"):

@@ -707,7 +707,7 @@ def test_optimizers_that_are_objects(hint: Any) -> None:
     with hint("write lr={}, without learning_rate"):
         aa.Optimizer(torch.optim.SGD, learning_rate=0.1)
     assert aa.Optimizer(torch.optim.SGD, lr=0.1)
-    with hint("write lr=1.0, schedule=... with what {} is here: a function of the step"):
+    with hint("write lr=1.0, schedule=... with this value of {}, a function of the step"):
         aa.Optimizer(torch.optim.SGD, lr=lambda step: 0.1)
     assert train(linear(), optimizer=aa.Optimizer(torch.optim.SGD, lr=1.0, schedule=lambda step: 0.1)).loss.size
 

@@ -39,7 +39,7 @@ def run(phase: Any, model: Any = None, rows: Any = None, optimizer: Any = "sgd")
 
 
 def test_losses_of_users(hint: Any) -> None:
-    with hint("write def loss(outputs, targets), or name what it takes in inputs=[...]"):
+    with hint("write def loss(outputs, targets), or name its arguments in inputs=[...]"):
         run(TrainPhase("train", data="train", losses=[AppliedLoss(lambda outputs: outputs.mean(), on="net")]))
 
     def loss(outputs: Any, targets: Any) -> Any:

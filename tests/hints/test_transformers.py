@@ -61,6 +61,16 @@ def tokenizer(texts: list[str], truncation: bool = False, max_length: int = 100)
 DATA = Dataset.from_dict({"input_ids": ROWS, "labels": [0, 1, 0, 1]})
 
 
+def test_text_to_predict_for(hint: Any) -> None:
+    fitted = fit(bert(), DATA)
+    with hint("give the numbers of its tokenizer by column: {{}: [...]}"):
+        fitted.predict("such a fine day")
+    assert fitted.predict(tokenizer(["such a fine day"])).shape == (1,)
+    with hint("give a dict: {'COLUMN': rows}"):
+        fitted.predict([[1, 2, 3]])
+    assert fitted.predict({"input_ids": [[1, 2, 3]]}).shape == (1,)
+
+
 def test_labels_and_inputs_by_name(hint: Any) -> None:
     dataset = Dataset.from_dict({"input_ids": ROWS, "mood": [0, 1, 0, 1]})
     with hint("name the column: target={}"):

@@ -258,19 +258,20 @@ def decay() -> Any:
     [
         (
             lambda: aa.Optimizer(optimizers.SGD, learning_rate=0.05),
-            r"optimizer 'SGD': the learning rate is lr here\. Hint: write lr=0\.05, without learning_rate",
+            r"optimizer 'SGD': the learning rate is called lr\. Hint: write lr=0\.05, without learning_rate",
             lambda: aa.Optimizer(optimizers.SGD, lr=0.05),
             lambda: optimizers.SGD(0.05),
         ),
         (
             lambda: aa.Optimizer(optimizers.SGD, learning_rate=decay()),
-            r"learning_rate is a ExponentialDecay, and lr is a number\. Hint: write lr=1\.0, schedule=\.\.\. with what",
+            r"learning_rate is a ExponentialDecay, but lr must be a number\. Hint: write lr=1\.0, schedule=\.\.\. "
+            r"with this",
             lambda: aa.Optimizer(optimizers.SGD, lr=1.0, schedule=decay()),
             lambda: optimizers.SGD(decay()),
         ),
         (
             lambda: aa.Optimizer("sgd", lr=decay()),
-            r"optimizer 'sgd': lr is a ExponentialDecay, and lr is a number\. Hint: write lr=1\.0, schedule=",
+            r"optimizer 'sgd': lr is a ExponentialDecay, but lr must be a number\. Hint: write lr=1\.0, schedule=",
             lambda: aa.Optimizer("sgd", lr=1.0, schedule=decay()),
             lambda: optimizers.SGD(decay()),
         ),
@@ -353,7 +354,7 @@ def test_an_object_that_fit_has_used_is_refused() -> None:
     own, model = alike()
     used = optimizers.Adam(0.02)
     fit(own, used, epochs=1)
-    with pytest.raises(SpecError, match=r"Adam has been used by its framework's own loop.*Hint: give a new one"):
+    with pytest.raises(SpecError, match=r"Adam has been used by its framework's own loop.*Hint: pass a new one"):
         train(graph_of(model, used))
     own.set_weights(model.get_weights())
     fit(own, optimizers.Adam(0.02))
@@ -364,7 +365,7 @@ def test_an_object_that_fit_has_used_is_refused() -> None:
 def test_settings_beside_an_object_are_refused() -> None:
     with pytest.raises(SpecError, match=r"is an object already, but got settings: beta_1.*Hint: pass them to Adam\("):
         train(graph_of(dense(), aa.Optimizer(optimizers.Adam(0.1), beta_1=0.5)))
-    with pytest.raises(SpecError, match=r"clips by its global_clipnorm, and here by clip_norm.*leave one of them out"):
+    with pytest.raises(SpecError, match=r"clips by both its global_clipnorm and clip_norm.*leave one of them out"):
         aa.Optimizer(optimizers.Adam(0.1, global_clipnorm=1.0), clip_norm=1.0)
 
 

@@ -216,9 +216,9 @@ def _wrong_call(
 def _meant(wrong: str, parameters: Mapping[str, inspect.Parameter]) -> str:
     """Return a hint for an argument that there is not; `""` if no argument is like it."""
     if not parameters:
-        return "it takes none"
+        return "it takes no arguments"
     if "optimizer" in parameters and wrong in _OF_OPTIMIZERS:
-        return f"the optimizer has it: optimizer=Optimizer({_OF_OPTIMIZERS[wrong]})"
+        return f"pass it to the optimizer: optimizer=Optimizer({_OF_OPTIMIZERS[wrong]})"
     value = next((hint for (word, argument), hint in _VALUES.items() if word == wrong and argument in parameters), None)
     other = next((word for word in _OTHER_WORDS.get(wrong, ()) if word in parameters and word != wrong), None)
     return value or (f"it is called {other!r}" if other else did_you_mean(wrong, parameters, ""))

@@ -1,4 +1,4 @@
-"""Suggestions for error messages: the closest known name to a misspelt one."""
+"""Suggestions for error messages: the closest known name to a misspelled one."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def did_you_mean(
 def kind_hint(kind: str, known: Iterable[str], otherwise: str) -> str:
     """Return a hint for a kind of device that nothing runs on: the one that was meant, or `otherwise`."""
     if kind in ("auto", "best", "any"):
-        return "anyaccel.best_device() gives the best device of this machine"
+        return "use anyaccel.best_device() for the best device of this machine"
     return did_you_mean(kind, {*known, "gpu", "mps", "cuda", "rocm"} - {kind}, otherwise, cutoff=0.7)

@@ -140,6 +140,9 @@ MEANT = {
     "nvidia.com/mig-1g.5gb: 2": "5GB+:2",
     ">=40GB": "40GB+",
     "40GB or more": "40GB+",
+    "gpu0": "gpu:0",
+    "cuda:0,1": "cuda:0+1",
+    "0,1": "gpu:0+1",
     "mem=64GB": "any mem=64GB",
     "H100:8, nodes=2": "H100:8 nodes=2",
     "8xH100 mem=64GB price<=9": "H100:8 mem=64GB price<=9",
@@ -152,6 +155,15 @@ def test_the_spelling_of_another_system_is_told_what_to_write(text, meant):
     with pytest.raises(DeviceParseError) as error:
         DeviceRequest.parse(text)
     assert error.value.hint == f"write {meant!r}" and DeviceRequest.parse(meant)
+
+
+@pytest.mark.parametrize(
+    "text", ["H100-SXM-PCIe", "H100-80GB-94GB", "H100 SXM NVL", "A100-60GB", "H100:2:3", "2x8xH100"]
+)
+def test_no_part_of_a_spelling_is_left_out(text):
+    with pytest.raises(DeviceParseError) as error:
+        DeviceRequest.parse(text)
+    assert not re.match(r"write '[A-Z]\d+[-\w]*(:\d+)?'$", error.value.hint)
 
 
 @pytest.mark.parametrize(

@@ -405,7 +405,7 @@ def test_an_estimator_between_a_loss_and_a_trained_node_is_refused(data, experim
     graph.add_node(ModelNode("net", Dense(1), "est"))
     ours = experiment(graph)
     with pytest.raises(
-        GraphError, match=r"node 'est' is not differentiable and is between a loss and enc.* freeze what"
+        GraphError, match=r"node 'est' is not differentiable and is between a loss and enc.* freeze the nodes"
     ):
         ours.run_phase(TrainPhase("t", data="train", losses=[MSE]))
     graph.freeze("enc")

@@ -250,7 +250,7 @@ def test_frozen_nodes_do_not_change_and_have_no_optimizer(data: Any) -> None:
             ),
             r"the optimizer of net was given no gradient\. Hint: compute the loss inside `with tf\.GradientTape",
         ),
-        (lambda models, batch, optimizers: {"loss": tf.ones(3)}, r"gave a \w+ of shape \[3\] as the figure 'loss'"),
+        (lambda models, batch, optimizers: {"loss": tf.ones(3)}, r"returned a \w+ of shape \[3\] as the figure 'loss'"),
     ],
 )
 def test_steps_that_are_none(step: Any, message: str, data: Any) -> None:

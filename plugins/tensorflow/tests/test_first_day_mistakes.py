@@ -92,7 +92,7 @@ ROWS: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
     ),
     "a model that is not trainable": (
         lambda: run(frozen()),
-        r"nothing to train: net \(no parameters\)\. Hint: give a model parameters that can be trained",
+        r"nothing to train: net \(no parameters\)\. Hint: use a model with trainable parameters",
         lambda: run(net()),
     ),
     "an optimizer of Keras that scales losses": (
@@ -112,7 +112,7 @@ ROWS: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
     ),
     "a dataset feeds a node": (
         lambda: aa.ModelNode("net", net(), tf.data.Dataset.from_tensor_slices((X, CLASSES))),
-        r"an upstream of type \w+\. Hint: give feature_set\.reference",
+        r"an upstream of type \w+\. Hint: pass feature_set\.reference",
         lambda: aa.ModelNode("net", net(), data().reference()),
     ),
     "another name of TensorFlow": (

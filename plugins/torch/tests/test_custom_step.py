@@ -396,10 +396,10 @@ def test_frameworks_that_cannot_and_several_are_refused_by_the_plan(data: aa.Fea
     with pytest.raises(PhaseError, match=r"not supported for models of numpy; net: numpy\. Hint: train"):
         aa.Experiment("own", numpy_only).plan(phase)
     both = [aa.ModelNode("body", mlp(4, 3), data.reference()), aa.ModelNode("net", aa.SequentialMLP(), "body")]
-    with pytest.raises(PhaseError, match=r"the code of one framework.*body: torch on cpu:0, net: numpy on cpu:0"):
+    with pytest.raises(PhaseError, match=r"can use only one framework.*body: torch on cpu:0, net: numpy on cpu:0"):
         aa.Experiment("own", aa.ModelGraph(both, "adam")).plan(phase)
 
 
 def test_a_node_without_an_optimizer_is_refused(data: aa.FeatureSet) -> None:
-    with pytest.raises(PhaseError, match="node 'net' is trained and has no optimizer"):
+    with pytest.raises(PhaseError, match="node 'net' is trained but has no optimizer"):
         run(graph_of(mlp(), data, None))

@@ -172,7 +172,7 @@ def test_a_node_kept_in_float32_sees_float32() -> None:
     assert kept.dtypes == {("product", torch.float32), *wide}
     plan = aa.Experiment("e", network).plan(aa.TrainPhase("t", data=rows, losses=losses, precision="bf16-mixed"))
     assert "it is computed in bf16-mixed, as the phase asks" in plan.explain("narrow")
-    assert "it is computed in float32, as it asks itself" in plan.explain("net")
+    assert "it is computed in float32, as it requests it" in plan.explain("net")
     assert "bf16-mixed (phase)" in str(plan) and "float32 (node)" in str(plan)
 
 
@@ -430,7 +430,7 @@ def test_a_plain_sequence_is_cut_into_parts() -> None:
 
 def test_a_model_without_such_parts_is_refused() -> None:
     rows = data()
-    with pytest.raises(CapabilityError, match="remat='blocks', and torch finds no such parts in a Linear"):
+    with pytest.raises(CapabilityError, match="remat='blocks', but torch finds no such parts in a Linear"):
         train(graph(nn.Linear(6, 3), rows, remat="blocks"), rows)
 
 

@@ -155,7 +155,7 @@ def test_losses_ask_for_the_kind_and_not_for_the_name_of_a_dtype(loss):
 def test_custom_losses_are_refused_by_default(loss):
     with pytest.raises(SpecError) as caught:
         loss_function(MinimalOps(), loss(Loss(max), "n y"))
-    assert str(caught.value) == ("the loss 'max' is not a named one. Hint: use a named loss with this framework.")
+    assert str(caught.value) == ("the loss 'max' is not a named loss. Hint: use a named loss with this framework.")
 
 
 @pytest.mark.parametrize(("outputs", "targets"), [("complex64", "float32"), ("float32", "complex64")])

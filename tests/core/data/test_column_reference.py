@@ -61,7 +61,7 @@ def test_roles_without_columns() -> None:
 
 
 def test_names_once(fs: FeatureSet) -> None:
-    with pytest.raises(ColumnError, match=r"feature 'a' of 'fs' was named twice. Hint: name it once"):
+    with pytest.raises(ColumnError, match=r"feature 'a' of 'fs' is named twice. Hint: name it once"):
         fs.reference(["a", "b", "a"])
 
 

@@ -20,7 +20,9 @@ def data(label="d", column="x"):
 
 
 def test_a_column_with_a_lone_surrogate_is_refused_and_the_hint_works():
-    with pytest.raises(ColumnError, match=r"has a lone surrogate, which UTF-8 cannot write\. Hint: rename it, .*'a\?'"):
+    with pytest.raises(
+        ColumnError, match=r"has a lone surrogate, which UTF-8 cannot encode\. Hint: rename it, .*'a\?'"
+    ):
         data(column=BAD)
     assert data(column="a?").features == ("a?",)
 

@@ -20,7 +20,7 @@ from .newcomer import (
 )
 
 DATA = [
-    Row("an array feeds a node", lambda: node(up=X), r"an upstream of type ndarray\. Hint: give feature_set", node),
+    Row("an array feeds a node", lambda: node(up=X), r"an upstream of type ndarray\. Hint: pass feature_set", node),
     Row("a frame of rows is data of a phase", lambda: run(train(data=X)), r"Hint: write FeatureSet\.from_dict", data),
     Row(
         "no split was made",

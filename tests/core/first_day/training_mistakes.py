@@ -57,11 +57,11 @@ TRAINING = [
     Row(
         "a loss of other inputs",
         lambda: run(train(losses=[aa.AppliedLoss("cross_entropy", "net", ["predictions", "labels"])])),
-        r"'predictions', which is nothing in this graph\. Available: outputs, targets",
+        r"'predictions', which is not in this graph\. Available: outputs, targets",
         lambda: run(train(losses=[aa.AppliedLoss("cross_entropy", "net", ["outputs", "targets"])])),
     ),
     Row(
-        "no loss", lambda: run(train(losses=[])), r"has no loss.*Hint: give losses=\[AppliedLoss", lambda: run(train())
+        "no loss", lambda: run(train(losses=[])), r"has no loss.*Hint: pass losses=\[AppliedLoss", lambda: run(train())
     ),
     Row(
         "n_epochs=",
@@ -218,7 +218,7 @@ TRAINING = [
     Row(
         "class indices as floats",
         lambda: run(train(), graph(data(CLASSES.astype("float32")))),
-        r"if these are class indices say so: feature_set\.cast\(\{'y': 'int64'\}\)",
+        r"if these are class indices, cast them: feature_set\.cast\(\{'y': 'int64'\}\)",
         lambda: run(train(), graph(data(CLASSES.astype("float32")).cast({"y": "int64"}))),
     ),
     Row(

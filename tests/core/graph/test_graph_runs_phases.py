@@ -93,10 +93,10 @@ def test_a_kind_of_phase_that_does_not_say_what_it_computes_names_itself(graph: 
 @pytest.mark.parametrize(
     ("given", "hint"),
     [
-        ([], r"was given no phases.*graph\.run\(TrainPhase"),
+        ([], r"received no phases.*graph\.run\(TrainPhase"),
         (["train"], "pass the phase itself, not its label"),
         ([TrainPhase], r"create one: TrainPhase\('name'"),
-        ([[TrainPhase("t", data="all", losses=[])], 3], "give phases one by one"),
+        ([[TrainPhase("t", data="all", losses=[])], 3], "pass phases one by one"),
         ([3], "pass a TrainPhase, EvalPhase or FitPhase"),
     ],
 )

@@ -215,7 +215,7 @@ def test_a_model_without_a_configuration_must_be_given(table, mlp):
     config = through_json(graph.get_config())
     assert config["nodes"][0]["model"] is None
     with pytest.raises(
-        ConfigError, match=r"the configuration does not have the model of node 'a'. Hint: give it: models="
+        ConfigError, match=r"the configuration does not have the model of node 'a'. Hint: pass it: models="
     ):
         read(config, graph)
     model = Dense(1)
@@ -380,7 +380,7 @@ def test_what_is_no_feature_set_is_refused(given):
 
 
 def test_two_feature_sets_of_one_label_are_refused(table):
-    with pytest.raises(ConfigError, match=r"two feature sets are called 'fs'. Hint: give each its own label"):
+    with pytest.raises(ConfigError, match=r"two feature sets are called 'fs'. Hint: give each a unique label"):
         ModelGraph.from_config({"nodes": [NODE]}, feature_sets=[table(), table()])
 
 
@@ -390,7 +390,7 @@ def test_a_framework_s_own_optimizer_has_no_configuration(table, mlp):
         ModelGraph([ModelNode("a", mlp(), table().reference())], own),
         ModelGraph([ModelNode("a", mlp(), table().reference(), optimizer=own)]),
     ):
-        with pytest.raises(ConfigError, match=r"optimizer 'Own' is a framework's own and has no configuration"):
+        with pytest.raises(ConfigError, match=r"optimizer 'Own' belongs to a framework and has no configuration"):
             graph.get_config()
 
 

@@ -259,7 +259,7 @@ def test_data_that_have_no_name_have_no_configuration():
 
 
 def test_functions_have_no_configuration():
-    with pytest.raises(ConfigError, match="is a function, which cannot be saved as configuration"):
+    with pytest.raises(ConfigError, match="is a function, which cannot be saved in a configuration"):
         EvalPhase("e", data="val", metrics=[lambda outputs, targets: 0.0]).get_config()
 
 

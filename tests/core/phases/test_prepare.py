@@ -304,7 +304,7 @@ def test_a_missing_final_device_is_refused(house):
 
 
 def test_an_unknown_policy_is_refused(house):
-    house(training(policy="clever"), PluginError, "no plugin offers the placement policy 'clever'")
+    house(training(policy="clever"), PluginError, "no plugin has the placement policy 'clever'")
 
 
 def test_a_fallback_moves_nothing_if_warnings_are_errors(numpy_only, line, experiment, train, at):
@@ -338,7 +338,7 @@ def test_training_with_everything_frozen_is_refused(data, line, experiment, trai
 
 def test_training_without_an_optimizer_is_refused(data, experiment, train):
     graph = ModelGraph([ModelNode("net", Dense(1), data.reference(["x"], ["y"]))])
-    with pytest.raises(PhaseError, match="node 'net' is trained and has no optimizer"):
+    with pytest.raises(PhaseError, match="node 'net' is trained but has no optimizer"):
         experiment(graph).run_phase(train())
 
 

@@ -35,6 +35,8 @@ from anyaccel.graph import AppliedLoss
 COUNTED = "counted"
 """Name of the column that is 1 for labels that the loss is the mean over, and 0 for others."""
 
+NAMED = "a model that computes its own loss takes its inputs by name"
+
 
 @dataclass(frozen=True)
 class InputColumns:
@@ -220,12 +222,16 @@ def _first_batch(data: Any) -> Mapping[str, Any]:
         states.load(before)
     if first is None:
         raise SourceError("the data have no batch at all", hint="pass data with at least one row")
+    if isinstance(data, list) and isinstance(first, (list, Real)):
+        problem = (
+            "a list of numbers has no names of columns, and a model that computes its own loss takes its inputs by name"
+        )
+        raise ColumnError(problem, hint="give a dict: {'COLUMN': rows}")
     if not isinstance(first, Mapping):
         if isinstance(first, (list, tuple)) and any(map(are_dicts, first)):
             raise dicts_for_rows(f"the first {'row' if by_number else 'batch'}")
         raise ColumnError(
-            f"the first {'row' if by_number else 'batch'} is a {type(first).__name__}, and a model that computes its "
-            "own loss takes its inputs by name",
+            f"the first {'row' if by_number else 'batch'} is a {type(first).__name__}, and {NAMED}",
             hint="let the collate function return a dict: {'COLUMN': tensor}",
         )
     return first

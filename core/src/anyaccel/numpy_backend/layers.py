@@ -287,7 +287,7 @@ def _check_dtype(layer: str, x: Array, dtype: np.dtype[Any]) -> None:
     if x.dtype != dtype:
         raise ShapeError(
             f"{layer} computes in {dtype}, got {_shown(x)}",
-            hint=f"cast the features to {dtype}, or make the layer with another dtype",
+            hint=f"cast the features to {dtype}, or create the layer with another dtype",
         )
 
 

@@ -75,7 +75,7 @@ def test_pandas_na_among_objects() -> None:
 
 def test_pandas_names_are_text_and_there_once() -> None:
     pd = pytest.importorskip("pandas")
-    with pytest.raises(ColumnError, match=r"0 is not the name of a column.*df.columns.astype\(str\)"):
+    with pytest.raises(ColumnError, match=r"0 cannot be the name of a column.*df.columns.astype\(str\)"):
         FeatureSet.from_pandas("fs", pd.DataFrame([[1]]), [0])  # type: ignore[list-item]
     with pytest.raises(ColumnError, match=r"2 columns called 'x'"):
         FeatureSet.from_pandas("fs", pd.DataFrame([[1, 2]], columns=["x", "x"]), ["x"])

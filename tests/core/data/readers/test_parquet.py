@@ -145,7 +145,7 @@ def test_folders_of_different_columns(tmp_path: Path) -> None:
 
 
 def test_folders_without_parquet(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"has no Parquet file; nothing; names .*Hint: give a folder"):
+    with pytest.raises(DataError, match=r"has no Parquet file; nothing; names .*Hint: pass a folder"):
         read(tmp_path)
     (tmp_path / "x.csv").write_text("1")
     with pytest.raises(DataError, match=r"; x.csv; names.*end in \.parquet, \.parq, \.pq"):

@@ -436,7 +436,7 @@ def test_a_function_that_fails_or_gives_no_iterable() -> None:
     with pytest.raises(SourceError, match=r"source 's' cannot be opened for epoch 0: OSError: no such disk"):
         taken(source(failing))
     for wrong in (dict, lambda: None, lambda: X, lambda: {"x": X}, lambda: 3):
-        with pytest.raises(SourceError, match=r"the function of source 's' gave a .*yield batches"):
+        with pytest.raises(SourceError, match=r"the function of source 's' returned a .*yield batches"):
             taken(source(wrong))
 
 
