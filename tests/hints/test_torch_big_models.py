@@ -97,6 +97,12 @@ def test_maps_of_devices(hint: Any, folder: Path, tmp_path: Path) -> None:
     with hint("write {}={}"):
         infer_auto_device_map(chain(), max_memory={"nonsense": 1})
     infer_auto_device_map(chain(), max_memory={"cpu": "60GiB"})
+    with hint("name a device, such as 0"):
+        infer_auto_device_map(chain(), max_memory={"meta": "60GiB"})
+    infer_auto_device_map(chain(), max_memory={0: "60GiB"})
+    with hint("allow more in max_memory"):
+        infer_auto_device_map(chain(), max_memory={0: 10})
+    infer_auto_device_map(chain(), max_memory={0: "1MiB"})
     with hint("write 'cpu' or 'disk'"):
         dispatch_model(chain(), device_map={"": "meta"})
     assert offload_of(dispatch_model(chain(), {"0": "cpu", "1": "disk"}, offload_dir=tmp_path / "new"))

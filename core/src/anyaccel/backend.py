@@ -452,9 +452,20 @@ class Compute(ABC):
     def state(self, model: Any) -> dict[str, np.ndarray]:
         """Return copies of the model's arrays in host memory, named `parameters/NAME` and `buffers/NAME`."""
 
+    def live_state(self, model: Any) -> dict[str, np.ndarray]:
+        """Return `state` to be read at once: arrays may share memory with the model, so nobody writes to them.
+
+        By default these are the copies of `state`.
+        """
+        return self.state(model)
+
     @abstractmethod
     def load_state(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
-        """Load the output of `state` into the model, on its device.
+        """Copy the output of `state` into the model, on its device.
+
+        Args:
+            model: The model.
+            state: Arrays that the model must not keep: they may be on a mapping of a file, or the model's own.
 
         Raises:
             StateError: names, shapes or dtypes differ.

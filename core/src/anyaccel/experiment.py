@@ -308,7 +308,7 @@ class Experiment(AttributeHints):
             {_PART: part, "graph": self.graph.saved_config()},
             versions_of(self.graph.shapes.backends.values()),
         )
-        saved_folder.write(folder, parts, self.graph.state(), arrays, versions=versions)
+        saved_folder.write(folder, parts, self.graph.state(copy=False), arrays, versions=versions)
 
     @classmethod
     def load(  # noqa: PLR0913 - keywords, each documented

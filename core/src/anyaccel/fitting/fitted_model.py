@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ from anyaccel.phases.step_checks import warn_of_probabilities
 from anyaccel.results import EvalResults, TrainResults
 from anyaccel.results.base import read_results, results_parts
 from anyaccel.specs import Loss
+from anyaccel.suggestions import did_you_mean
 from anyaccel.user_level import user_level
 
 PART = "fit"
@@ -403,8 +405,14 @@ class FittedModel:
         data = readable(data)
         if isinstance(data, list) and data and isinstance(data[0], (list, Real)):
             data = np.asarray(data)
+        check_named(data, self._data.splits)
         if not isinstance(data, (FeatureSet, FeatureSetView)):
             if not is_table(data) and not hasattr(data, "shape"):
+                if self._is_treated:
+                    problem = (
+                        f"the model was trained on a table with {listed(self._columns)}, and {shown(data)} is none"
+                    )
+                    raise DataError(problem, hint="give a data frame, a list of rows, or the path of a file")
                 return data  # a source that a phase reads
             data = new_rows(data, self._columns, with_target=with_target)
         return {self._label: transformed_like(data, self._data)}
@@ -427,6 +435,21 @@ class FittedModel:
         if len(self.losses) > 1 or any(applied.inputs != ("outputs", "targets") for applied in self.losses):
             part["losses"] = [_loss_config(applied) for applied in self.losses]
         self.graph.save(folder, extra={PART: part})
+
+
+def check_named(data: Any, splits: Iterable[str]) -> None:
+    """Refuse a text that names neither a split nor a file.
+
+    Raises:
+        DataError: There is no such split and no such file.
+    """
+    is_name = isinstance(data, str) and not Path(data).suffix and not Path(data).expanduser().exists()
+    if is_name and "://" not in data:
+        raise DataError(
+            f"{shown(data)} is no split of the data, and no file",
+            available=listed(map(repr, (*splits, "all"))),
+            hint=did_you_mean(data, (*splits, "all"), "give a data frame, a list of rows, or the path of a file"),
+        )
 
 
 def _loss_config(applied: AppliedLoss) -> dict[str, Any]:

@@ -303,7 +303,7 @@ class StateMapping:
         self._own: dict[str, np.ndarray] = {}
         self._keys: dict[str, tuple[str, str]] = {}
         for label in self._labels:
-            values = values_of(graph, label)
+            values = values_of(graph, label, copy=True)
             named = named_values(graph, label, values, with_values)
             self._keys.update(named)
             self._own.update({name: values[key] for name, (_, key) in named.items()})

@@ -6,6 +6,7 @@ A file or a folder may also be a URL that fsspec opens.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -32,7 +33,7 @@ _PIECE = 2**20
 
 
 def read(given: Any) -> dict[str, np.ndarray]:
-    """Return the arrays of weights by name.
+    """Return the arrays of weights by name, to copy at once: they may be on a private mapping of a file.
 
     Args:
         given: A `.safetensors` file; a folder with one, or with shards and their index; such an index; a file that an
@@ -103,6 +104,7 @@ def _found(path: str | os.PathLike[str]) -> tuple[Storage, str]:
     """Return the storage and the name of a file, or of that which a folder has."""
     storage, name = storage_of_file(path)
     if storage.size(name) is not None:
+        storage.remove_temporary(re.compile(re.escape(name)))
         return storage, name
     folder = storage.subfolder(name)
     if folder.names() is None:
@@ -135,7 +137,7 @@ def _read_file(storage: Storage, name: str) -> dict[str, np.ndarray]:
     size = storage.size(name) or 0
     try:
         with storage.open(name) as stream:
-            return tensor_file.read(stream, size)
+            return tensor_file.read(stream, size, mapped=True)
     except StateError as error:
         problem = f"{file!r} cannot be read as safetensors: {error.problem}"
         raise StateError(problem, hint=error.hint or "copy or download it again") from error

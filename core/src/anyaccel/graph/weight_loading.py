@@ -175,7 +175,7 @@ def check_shared(found: Match, keys: Mapping[str, tuple[str, str]], whole: str) 
     first: dict[tuple[str, str], str] = {}
     for name, array in found.arrays.items():
         other = first.setdefault(keys[name], name)
-        if not np.array_equal(array, found.arrays[other], equal_nan=array.dtype.kind == "f"):
+        if other != name and not np.array_equal(array, found.arrays[other], equal_nan=array.dtype.kind == "f"):
             problem = f"{whole}: {other} and {name} are one value in the model, but differ in the file"
             raise StateError(problem, hint="leave one of them out: names=lambda name: None if name == '...' else name")
     found.missing = [name for name in found.missing if keys[name] not in first]
@@ -342,8 +342,10 @@ def _take(result: Match, target: str, name: str, given: np.ndarray, own: np.ndar
         return
     if array.dtype != own.dtype:
         if not _is_castable(array, own.dtype):
-            lost = _first_lost(array, own.dtype)
-            holds = "" if lost is None else f", and holds {lost}, which would be infinite there"
+            lost = _overflowing(array, own.dtype)
+            holds = (
+                f", and {len(lost):,} of its values, such as {lost[0]}, would be infinite there" if len(lost) else ""
+            )
             result.mismatched[target] = f"{_described(array)} in the file and {_described(own)} in the model{holds}"
             return
         result.cast[target] = f"{array.dtype} to {own.dtype}"
@@ -392,13 +394,12 @@ def _is_castable(array: np.ndarray, dtype: np.dtype[Any]) -> bool:
     return same_kind and np.can_cast(array.dtype, dtype, "safe")
 
 
-def _first_lost(array: np.ndarray, dtype: np.dtype[Any]) -> Any:
-    """Return the first finite value of a floating array that a floating dtype cannot represent; None if it can."""
+def _overflowing(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """Return the finite values of a floating array that a floating dtype cannot represent; none for other dtypes."""
     if not (is_float(array.dtype) and is_float(dtype)):
-        return None
+        return np.empty(0)
     with np.errstate(over="ignore"):
-        lost = np.isfinite(array) & ~np.isfinite(array.astype(dtype))
-    return array[lost].flat[0] if lost.any() else None
+        return array[np.isfinite(array) & ~np.isfinite(array.astype(dtype))]
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:

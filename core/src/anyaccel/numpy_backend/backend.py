@@ -267,8 +267,15 @@ class NumpyBackend(Backend, Exchange, Compute):
 
     def state(self, model: Any) -> dict[str, np.ndarray]:
         """Return copies of the arrays in host memory."""
-        arrays = state_names(model.parameters, model.buffers)
-        return {name: download(a) if isinstance(a, SimArray) else np.array(a) for name, a in arrays.items()}
+        return {name: np.array(array) for name, array in self.live_state(model).items()}
+
+    def live_state(self, model: Any) -> dict[str, np.ndarray]:
+        """Return read-only views of the arrays; of simulated devices copies."""
+        named = state_names(model.parameters, model.buffers)
+        views = {name: download(a) if isinstance(a, SimArray) else np.asarray(a).view() for name, a in named.items()}
+        for view in views.values():
+            view.setflags(write=False)
+        return views
 
     def load_state(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
         """Load all arrays, or none if anything does not match."""

@@ -34,11 +34,14 @@ _CORES_OF_TWO = ("v4", "v5p")  # the number in the name of a slice counts Tensor
 _SLICE = re.compile(r".*?\b\d+g\.(\d+)gb(?:\s*[:=]\s*(\d+))?", re.IGNORECASE)
 _INDICES = re.compile(r"(?:(gpu|cuda|rocm|tpu)[:_-]?)?(\d{1,3}(?:\s*[,+]\s*\d{1,3})*)", re.IGNORECASE)
 _PARTS = re.compile(r"(?:SXM|PCIe|NVL|OAM)\d?\b|\d+\s?GB?\b", re.IGNORECASE)
+_LONGEST = 200  # the expressions below take the square of the length, and more
 _OPTION = re.compile(r"(mem|cores|nodes)=|price<=", re.IGNORECASE)
 
 
 def rewritten(text: str) -> str | None:
     """Return the request that a text of another system means, None if it is not known. It may not parse."""
+    if len(text) > _LONGEST:
+        return None
     indices = _INDICES.fullmatch(text.strip())
     if indices and (indices.group(1) or not indices.group(2).strip("0").isdigit()):  # gpu0, 0 and 0,1; 2 may be a count
         return f"{(indices.group(1) or 'gpu').lower()}:{'+'.join(re.findall('[0-9]+', indices.group(2)))}"
@@ -79,7 +82,7 @@ def _slice(text: str) -> str | None:
 
 
 def _counted(text: str) -> str | None:
-    """Read `8xH100`, `8x H100-80GB`, `2 GPUs`, `H100x8`, `h100*8` and `H100 (8)`."""
+    """Read `8xH100`, `8x H100-80GB`, `2 GPUs`, `H100x8` and `h100*8`."""
     before = re.fullmatch(r"(\d+)\s*[x*]\s*(\S.*)|(\d+)\s+(?!GB\b)([A-Za-z].*)", text, re.IGNORECASE)
     after = re.fullmatch(r"(\S.*?)\s*[x*]\s*(\d+)", text, re.IGNORECASE)
     if before:
