@@ -282,7 +282,7 @@ def test_detectors(hint: Any) -> None:
     images = np.random.default_rng(0).normal(size=(4, 3, 8, 8)).astype("float32")
     boxes = np.random.default_rng(1).random((4, 2, 4)).astype("float32")
     wrong = {"images": images, "targets": [{"boxes": own.tolist()} for own in boxes]}
-    with hint("train it by a step of your own: fit(model, data, step=step, target=[...])"):
+    with hint("train it by a step, in a module that returns a tensor: fit(InGraph(model), data, step=step)"):
         fit(Detector(), wrong)
 
     def step(models: Any, batch: Any, optimizers: Any) -> Any:
@@ -292,8 +292,8 @@ def test_detectors(hint: Any) -> None:
         optimizers["model"].step()
         return {"loss": losses["loss_box_reg"]}
 
-    model, data = InGraph(Detector()), {"images": images, "boxes": boxes}
-    assert fit(model, data, step=step, target=["boxes"], epochs=2).results.loss.size == 2
+    data = {"images": images, "boxes": boxes}
+    assert fit(InGraph(Detector()), data, step=step, target=["boxes"], epochs=2).results.loss.size == 2
     fitted = fit(Tagger(), {"ids": [[1, 2], [3, 4]], "labels": [[1, 2], [3, 0]]})
     data = {"ids": [[1, 2]]}
     with hint("see predict(data, outputs=True) for what it gives"):
