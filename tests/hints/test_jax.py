@@ -241,7 +241,7 @@ def test_arrays(hint: Any) -> None:
     def block(params: Any, x: Any) -> Any:
         return {"h": x["h"] * params["w"] + jax.random.normal(x["key"]), "key": x["key"]}
 
-    with hint("give keys of jax.random with the input: x = {'h': h, 'key': key}"):
+    with hint("pass keys of jax.random with the input: x = {'h': h, 'key': key}"):
         OffloadedChain(block, [{"w": jnp.ones(3), "key": jax.random.key(0)}])
     h, key = jnp.ones(3), jax.random.key(0)
     x = {"h": h, "key": key}

@@ -121,7 +121,7 @@ class Cards(TinyBackend):
 
 def test_requests(hint: Any, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     serve(Cards("cards", ("gpu:0", "gpu:1")))
-    with hint("ask for one, or give it to a TrainPhase and run it with anyaccel run --replicas {} SCRIPT"):
+    with hint("request one, or pass it to a TrainPhase and run that with anyaccel run --replicas {} SCRIPT"):
         aa.Accelerator("H100:2").check("cards")
     aa.Accelerator("H100").check("cards")
     phase = aa.TrainPhase("train", data="all", losses=[LOSS], accelerator="sim:0+1")
@@ -171,7 +171,7 @@ def test_places_of_folders(hint: Any, monkeypatch: pytest.MonkeyPatch, tmp_path:
     pytest.importorskip("fsspec")
     given = graph()
     given.build()
-    with monkeypatch.context() as patch, hint("python -m pip install fsspec, or name a place on this machine"):
+    with monkeypatch.context() as patch, hint("python -m pip install fsspec, or use a local path"):
         patch.setitem(sys.modules, "fsspec.core", None)
         given.save("memory://place/graph")
     assert "fsspec" in importlib.metadata.packages_distributions()["fsspec"]
@@ -188,7 +188,7 @@ def test_versions_of_folders(hint: Any, tmp_path: Path) -> None:
     written = file.read_text("utf-8")
     manifest = json.loads(written)
     file.write_text(json.dumps({**manifest, "schema_version": 99}), "utf-8")
-    with hint("read it with the version of anyaccel that wrote it, or a newer one"):
+    with hint("read it with the version of anyaccel that wrote it, or a newer version"):
         aa.ModelGraph.load(tmp_path / "graph", feature_sets=[DATA])
     file.write_text(written, "utf-8")
     assert aa.ModelGraph.load(tmp_path / "graph", feature_sets=[DATA])

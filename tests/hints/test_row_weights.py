@@ -29,18 +29,18 @@ def test_class_weights(hint: Any) -> None:
     with hint("write class_weights={}"):
         fit(class_weights="even")
     assert fit(class_weights="balanced")
-    with hint("use the classes as they are in the target: class_weights={CLASS: 2.0}"):
+    with hint("use the classes of the target: class_weights={CLASS: 2.0}"):
         fit(class_weights={"c": 2.0})
     CLASS = "a"
     assert fit(class_weights={CLASS: 2.0})
-    with hint("give a number for each, or class_weights={CLASS: 2.0}"):
+    with hint("pass a number for each, or class_weights={CLASS: 2.0}"):
         fit(class_weights=[1.0])
     CLASS = "a"
     assert fit(class_weights=[1.0, 2.0]) and fit(class_weights={CLASS: 2.0})
 
 
 def test_sample_weights(hint: Any) -> None:
-    with hint("give the weight of each row instead: sample_weight='COLUMN'"):
+    with hint("set the weight of each row instead: sample_weight='COLUMN'"):
         fit(NUMBERS, class_weights="balanced")
     assert fit({**NUMBERS, "COLUMN": WEIGHTS}, sample_weight="COLUMN")
     with hint("name a column that both have: sample_weight='COLUMN'"):
@@ -65,12 +65,12 @@ def test_groups_and_strata(hint: Any) -> None:
 
 def test_probabilities_and_scores(hint: Any) -> None:
     fitted = fit(NUMBERS)
-    with hint("write predict(data), or predict(data, outputs=True) for what the model gives"):
+    with hint("write predict(data), or predict(data, outputs=True) for the outputs of the model"):
         fitted.predict_proba(NUMBERS)
     data = NUMBERS
     assert len(fitted.predict(data)) == len(fitted.predict(data, outputs=True)) == N
     without_loss = FittedModel(fitted.experiment)
-    with hint("write evaluate(data, metrics=['accuracy']) with the metrics that you mean"):
+    with hint("write evaluate(data, metrics=['accuracy']) with the metrics of your choice"):
         without_loss.score(NUMBERS)
     assert without_loss.evaluate(data, metrics=["mae"]).metrics
     with hint("write evaluate(data, metrics=['accuracy'])"):

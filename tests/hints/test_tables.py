@@ -110,7 +110,7 @@ def test_rows_that_are_no_table(hint: Any) -> None:
     table = frame()[["age", "sex", "y"]]
     model = fitted(table)
     row = {"age": 22.0, "sex": "male"}
-    with hint("give a list of rows: [row]"):
+    with hint("pass a list of rows: [row]"):
         model.predict(row)
     expected = model.predict(table.assign(age=22.0, sex="male"))[:1]
     np.testing.assert_array_equal(model.predict([row]), expected)
@@ -121,14 +121,14 @@ def test_rows_that_are_no_table(hint: Any) -> None:
     assert len(fitted(table[["age"]].assign(y=table["y"])).predict(series.to_frame())) == N
     polars = pytest.importorskip("polars")
     frame_of_polars = polars.from_pandas(table).lazy()
-    with hint("give what it computes: frame.collect()"):
+    with hint("pass its result: frame.collect()"):
         fitted(frame_of_polars)
     assert fitted(frame_of_polars.collect()).columns["sex"]
-    with hint("give (x, y), or a frame: pandas.DataFrame(array, columns=[...])"):
+    with hint("pass (x, y), or a frame: pandas.DataFrame(array, columns=[...])"):
         fitted(table[["age"]].to_numpy())
     assert fitted(pandas.DataFrame(np.eye(N)[:, :2], columns=["age", "y"]), loss="mse").columns["age"]
     x, y = table[["age"]].to_numpy(), np.arange(N)
-    with hint("give a tuple: (x, y)"):
+    with hint("pass a tuple: (x, y)"):
         fitted([x, y], None)
     assert fitted((x, y), None).results.loss.size
 
@@ -170,7 +170,7 @@ def test_targets_of_tables(hint: Any) -> None:
         fitted(table, "price")
     assert fitted(table.dropna(subset=["price"]), "price").results.loss.size
     table = frame(when=pandas.date_range("2020-01-01", periods=N))
-    with hint("make it a number before (pandas: pandas.to_numeric(table[{}]))"):
+    with hint("convert it to numbers first (pandas: pandas.to_numeric(table[{}]))"):
         fitted(table, "when")
     assert fitted(table.assign(when=pandas.to_numeric(table["when"]).astype("float64")), "when").columns
     with hint("leave it out of features=, or predict another column than target={}"):
@@ -237,7 +237,7 @@ def test_arguments_of_tables(hint: Any) -> None:
     with hint("write scaler={}, which scales all features together"):
         fitted(frame(), preprocess="standard")
     assert fitted(frame(), scaler="standard").columns["sex"]
-    with hint("leave preprocess= out, which encodes them, or name the others: features={}"):
+    with hint("leave preprocess= out to encode them, or name the other columns: features={}"):
         fitted(frame(), preprocess=None)
     assert fitted(frame()).columns["sex"] and fitted(frame(), preprocess=None, features=["age"]).predict(frame()).size
     scaler = StandardScaler()
@@ -245,9 +245,9 @@ def test_arguments_of_tables(hint: Any) -> None:
         fitted(table, preprocess=scaler, categories=["age"])
     assert fitted(table, preprocess=scaler) and fitted(frame(), preprocess="auto", categories=["age"], embed=True)
     data = aa.FeatureSet.from_dict("data", {"age": table["age"], "y": np.arange(N) % 2}, ["age"], ["y"])
-    with hint("give a data frame, a mapping of arrays, or the path of a file"):
+    with hint("pass a data frame, a mapping of arrays, or the path of a file"):
         fitted(data, None, net(1, 2), categories=["age"])
-    with hint("name the features in a list, or transform the columns before"):
+    with hint("name the features in a list, or transform the columns first"):
         fitted(table, features={"x": ["age"]}, drop=["age"])
     assert fitted(table, features=["age"]).columns["age"]
 
@@ -256,14 +256,15 @@ def test_models_and_losses_of_tables(hint: Any) -> None:
     torch = pytest.importorskip("torch")
     table = frame()
     with hint(
-        "give the first layer {} inputs; or give a function that makes the model: lambda n_features, n_outputs: MODEL"
+        "change the first layer to {} inputs, or pass a function that creates the model: lambda n_features, "
+        "n_outputs: MODEL"
     ):
         fitted(table, model=torch.nn.Linear(7, 2))
     assert fitted(table, model=torch.nn.Linear(3, 2)).columns
     assert fitted(table, model=lambda n_features, n_outputs: torch.nn.Linear(n_features, n_outputs)).columns
-    with hint("give rows of all classes"):
+    with hint("pass rows of all classes"):
         fitted(table.assign(y="yes"))
-    with hint("make it one type (pandas: table[{}].astype(str)), or leave it out, drop=[{}]"):
+    with hint("convert it to one type (pandas: table[{}].astype(str)), or leave it out, drop=[{}]"):
         fitted(table.assign(mixed=[1, "a"] * (N // 2)))
     mixed = table.assign(mixed=[1, "a"] * (N // 2))
     assert fitted(mixed.assign(mixed=mixed["mixed"].astype(str)), categories=["mixed"]) and fitted(
@@ -271,7 +272,7 @@ def test_models_and_losses_of_tables(hint: Any) -> None:
     )
     holed = {"age": np.where(np.arange(N) % 9, table["age"], np.nan), "price": table["age"]}
     with (
-        hint("fill these places, or leave the rows out; on_nan='ignore' returns the model as it is"),
+        hint("fill these places, or leave the rows out; on_nan='ignore' returns the model anyway"),
         pytest.warns(aa.errors.NaNWarning),
     ):
         fitted(holed, "price", net(1, 1), preprocess=None)
@@ -282,7 +283,7 @@ def test_models_and_losses_of_tables(hint: Any) -> None:
     with (
         hint(
             "lower lr, optimizer=Optimizer('adam', lr=1e-4), or scale large numbers, scaler='standard'; "
-            "on_nan='ignore' returns the model as it is"
+            "on_nan='ignore' returns the model anyway"
         ),
         pytest.warns(aa.errors.NaNWarning),
     ):
@@ -292,7 +293,8 @@ def test_models_and_losses_of_tables(hint: Any) -> None:
     assert np.isfinite(scaled.results.loss).all()
     assert fitted(far, "price", **diverging, on_nan="ignore").results.loss.size
     with hint(
-        "give the last layer {} outputs; or give a function that makes the model: lambda n_features, n_outputs: MODEL"
+        "change the last layer to {} outputs, or pass a function that creates the model: lambda n_features, "
+        "n_outputs: MODEL"
     ):
         fitted(table, model=torch.nn.Linear(3, 5))
     assert fitted(table, model=torch.nn.Linear(3, 2)).classes_.tolist() == ["no", "yes"]
@@ -300,7 +302,7 @@ def test_models_and_losses_of_tables(hint: Any) -> None:
     rows = torch.utils.data.TensorDataset(torch.rand(8, 3), torch.arange(8) % 2)
     loader = torch.utils.data.DataLoader(rows, batch_size=4)
     streamed = {"model": torch.nn.Linear(3, 2), "loss": "cross_entropy"}
-    with hint("leave batch_size out, and set the size where the batches are made"):
+    with hint("leave batch_size out, and set the size where you create the batches"):
         fitted(loader, None, **streamed, batch_size=2)
     assert fitted(loader, None, **streamed).results.loss.size
     assert fitted(loader, None, **streamed, batch_size=4).results.loss.size

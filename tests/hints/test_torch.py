@@ -745,7 +745,7 @@ def plain():
 def test_a_call_without_values(hint: Any, cli: Any, tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODELS)
     place, machine = str(tmp_path / "model.py"), ("--on", "2x 24GB, cpu 64GB")
-    with hint("give the inputs of a call that it takes, or leave them out") as printed:
+    with hint("pass valid inputs of a call, or leave them out") as printed:
         printed.text = cli("device-map", f"{place}:Reads", *machine, "--input", "float32[1,3]").output
     assert cli("device-map", f"{place}:Reads", *machine).exit_code == 0
     assert cli("device-map", f"{place}:plain", *machine, "--input", "float32[1,3]").exit_code == 0

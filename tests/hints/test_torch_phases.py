@@ -303,10 +303,10 @@ def test_several_inputs_and_losses_of_fit(hint: Any, tmp_path: Path) -> None:
         with hint("write loss={'COLUMN': 'mse', 'OTHER': 'cross_entropy'}"):
             aa.fit(Two(), table, loss=wrong, target="price", **settings)
     settings["loss"] = {"price": "mse", "kind": "cross_entropy"}
-    with hint("say which column is which: features={{}}"):
+    with hint("assign the columns: features={{}}"):
         aa.fit(Two(), table, **settings)
     settings["features"] = {"u": "a", "v": "b"}
-    with hint("let it give a dict with these keys, or name its outputs in their order: outputs={}"):
+    with hint("return a dict with these keys from the model, or name its outputs in order: outputs={}"):
         aa.fit(Two(), table, **settings)
     model = aa.fit(Two(), table, outputs=["price", "kind"], **settings)
     assert set(model.predict(table)) == {"price", "kind"}
@@ -314,7 +314,7 @@ def test_several_inputs_and_losses_of_fit(hint: Any, tmp_path: Path) -> None:
     aa.fit(Two(), table, outputs=["price", "kind"], **settings).save(tmp_path)
     loaded = aa.load(tmp_path, models={"model": Two()})
     rows = aa.FeatureSet.from_dict("data", table, ["a", "b"], ["price", "kind"])
-    with hint("give the loss: AppliedLoss(LOSS, on='model')"):
+    with hint("pass the loss: AppliedLoss(LOSS, on='model')"):
         loaded.graph.run(TrainPhase("more", data={"data": rows}, losses=loaded.losses), progress="none")
     losses = [AppliedLoss(smooth, on="model", inputs=["outputs.price", "data.price"])]
     assert loaded.graph.run(TrainPhase("more", data={"data": rows}, losses=losses), progress="none").loss.size

@@ -63,10 +63,10 @@ DATA = Dataset.from_dict({"input_ids": ROWS, "labels": [0, 1, 0, 1]})
 
 def test_text_to_predict_for(hint: Any) -> None:
     fitted = fit(bert(), DATA)
-    with hint("give the numbers of its tokenizer by column: {{}: [...]}"):
+    with hint("pass the numbers of its tokenizer by column: {{}: [...]}"):
         fitted.predict("such a fine day")
     assert fitted.predict(tokenizer(["such a fine day"])).shape == (1,)
-    with hint("give a dict: {'COLUMN': rows}"):
+    with hint("pass a dict: {'COLUMN': rows}"):
         fitted.predict([[1, 2, 3]])
     assert fitted.predict({"input_ids": [[1, 2, 3]]}).shape == (1,)
 
@@ -89,7 +89,7 @@ def test_labels_and_inputs_by_name(hint: Any) -> None:
         fit(model, dataset)
     fitted = fit(model, dataset.map(lambda row: {"labels": model.config.label2id[row["label"]]}))
     assert set(fitted.predict(dataset)) <= {"bad", "good"}
-    with hint("say which it is: features={'ARGUMENT': {}}"):
+    with hint("name the argument: features={'ARGUMENT': {}}"):
         fit(bert(), {"ids": ROWS, "input_ids": ROWS, "labels": [0, 1, 0, 1]}, features="ids")
     assert fit(bert(), {"ids": ROWS, "labels": [0, 1, 0, 1]}, features={"input_ids": "ids"})
     with hint("name one: features={{}: 'COLUMN'}"):
@@ -102,7 +102,7 @@ def test_labels_and_inputs_by_name(hint: Any) -> None:
 
 def test_rows_of_different_length(hint: Any) -> None:
     table = {"ids": ROWS, "labels": [[token % 4 for token in row] for row in ROWS]}
-    with hint("give a FeatureSet: FeatureSet.from_dict('data', table, [...], [...], pad={{}: 0})"):
+    with hint("pass a FeatureSet: FeatureSet.from_dict('data', table, [...], [...], pad={{}: 0})"):
         fit(Tagger(), table)
     data = aa.FeatureSet.from_dict("data", table, ["ids"], ["labels"], pad={"ids": 0, "labels": -100})
     assert fit(Tagger(), data)
@@ -115,10 +115,10 @@ def test_rows_of_different_length(hint: Any) -> None:
 def test_splits(hint: Any) -> None:
     data = {"train": DATA, "test": DATA}
     model = bert()
-    with hint("give one: fit(model, data[{}], validation=data[{}], ...)"):
+    with hint("pass one: fit(model, data[{}], validation=data[{}], ...)"):
         fit(model, data)
     assert fit(model, data["train"], validation=data["test"]).results.figure("val_loss").size
-    with hint("give a share of the rows, or another table: validation=0.2"):
+    with hint("pass a fraction of the rows, or another table: validation=0.2"):
         fit(model, DATA, validation=DataLoader(DATA))
     with hint("write validation=0.2"):
         fit(model, DATA, validation="test")
@@ -127,15 +127,15 @@ def test_splits(hint: Any) -> None:
 
 def test_loaders(hint: Any) -> None:
     pairs = [(torch.tensor([[1, 2]]), torch.tensor([0]))]
-    with hint("let the collate function return a dict: {'COLUMN': tensor}"):
+    with hint("return a dict from the collate function: {'COLUMN': tensor}"):
         fit(bert(), pairs)
     assert fit(bert(), [{"input_ids": ids, "labels": labels} for ids, labels in pairs])
     for wrong in (3, object()):
-        with hint("give a dict: {'COLUMN': rows}"):
+        with hint("pass a dict: {'COLUMN': rows}"):
             fit(bert(), wrong)
     assert fit(bert(), {"input_ids": ROWS, "labels": [0, 1, 0, 1]})
     batch = {"input_ids": torch.tensor([[1, 2, 3]])}
-    with hint("let its collate function add them: batch[{}] = ..."):
+    with hint("add them in its collate function: batch[{}] = ..."):
         fit(llama(), [batch], target="input_ids")
     batch["labels"] = batch["input_ids"]
     assert fit(llama(), [batch])
@@ -180,7 +180,7 @@ def test_rows_longer_than_the_positions(hint: Any) -> None:
 
 
 def test_losses_and_metrics(hint: Any) -> None:
-    with hint("take one of its library with a head for the task, or write loss="):
+    with hint("use a model of its library with a head for the task, or set loss="):
         fit(bert("Model"), DATA)
     assert fit(bert("ForSequenceClassification"), DATA)
     with hint("leave metrics out and use the loss; its exponential is the perplexity"):
@@ -244,7 +244,7 @@ def test_models_that_are_not_known_where_they_are_loaded(
     model, folder = bert(), tmp_path / "fit"
     fit(model, DATA).save(folder)
     load, without = aa.load, "anyaccel.fitting.fitted_model_loss.load"
-    with monkeypatch.context() as patch, hint("give the model: load(folder, models={'model': model})"):
+    with monkeypatch.context() as patch, hint("pass the model: load(folder, models={'model': model})"):
         patch.setattr(without, lambda group, name: None)
         load(folder)
     with monkeypatch.context() as patch:
@@ -296,6 +296,6 @@ def test_detectors(hint: Any) -> None:
     assert fit(InGraph(Detector()), data, step=step, target=["boxes"], epochs=2).results.loss.size == 2
     fitted = fit(Tagger(), {"ids": [[1, 2], [3, 4]], "labels": [[1, 2], [3, 0]]})
     data = {"ids": [[1, 2]]}
-    with hint("see predict(data, outputs=True) for what it gives"):
+    with hint("use predict(data, outputs=True) for its outputs"):
         fitted.predict_proba(data)
     assert fitted.predict(data, outputs=True).shape == (1, 2, 4)

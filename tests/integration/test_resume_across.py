@@ -46,6 +46,6 @@ def test_a_device_that_is_not_there_any_more(three: tuple[str, str, str], tmp_pa
         ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=env)
         assert ended.returncode == 0, ended.stderr[-2000:]
         whole = json.loads(ended.stdout.splitlines()[-1])
-        anew = pytest.warns(RuntimeWarning, match="begin anew within epoch 1: .* other devices: sim/1 differ")
+        anew = pytest.warns(RuntimeWarning, match="start again within epoch 1: .* other devices: sim/1 differ")
         with anew if second == "torch" else nullcontext():
             assert_goes_on(second, folder, whole, "torch")

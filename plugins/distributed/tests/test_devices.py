@@ -271,7 +271,7 @@ def test_more_replicas_than_devices() -> None:
     refused(PhaseError, message, accelerator="sim", replicas=9)
     refused(PhaseError, r"replicas=2, .* Available: sim:7\.", accelerator="sim:7", replicas=2)
     refused(PhaseError, r"fewer devices for them\. Hint: start as many processes", accelerator="gpu", replicas=2)
-    refused(DeviceUnavailableError, "it has not the index 9", accelerator=["sim:0", "sim:9"])
+    refused(DeviceUnavailableError, "it does not have the index 9", accelerator=["sim:0", "sim:9"])
 
 
 def test_a_request_for_another_number_than_there_are_replicas() -> None:

@@ -353,7 +353,7 @@ def test_batches_are_compared_before_gradients_are_exchanged_within_the_last_par
 
 
 def test_replicas_that_go_on_from_different_checkpoints_are_named() -> None:
-    key = "the checkpoint that it goes on from"
+    key = "the checkpoint to resume from"
     replicas = ReplicatedTraining("train", Launched(0, 2), {"numpy": OneOf({key: "none"})})
     with pytest.raises(PhaseError, match=r"disagree before the first step: the checkpoint .* in replica 1.*all see"):
         replicas.check_same({key: "epoch-1"}, when="before the first step", hint="a folder that all see")

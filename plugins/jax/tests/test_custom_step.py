@@ -396,7 +396,7 @@ def test_frozen_nodes_are_in_evaluation_mode_and_keep_their_values(data: Any) ->
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        (lambda models, batch, optimizers: None, r"with 2 arguments, state, batch: .*Hint: write def step\(state, b"),
+        (lambda models, batch, optimizers: None, r"accept 2 arguments, state, batch: .*Hint: write def step\(state, b"),
         (
             lambda state, batch: {"loss": 1.0},
             r"returned a dict instead of the new state.*Hint: write return state, \{'loss'",

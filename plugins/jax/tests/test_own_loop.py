@@ -484,7 +484,7 @@ def test_a_checkpoint_of_another_state(tmp_path: Path) -> None:
     loop, _, _ = simple()
     loop.save(tmp_path / "a")
     for other, problem in (
-        ({**parameters(), "d": jnp.ones(1)}, "'d' is in this loop's alone"),
+        ({**parameters(), "d": jnp.ones(1)}, "'d' is only in this loop's"),
         ({"a": jnp.ones((5, 8)), "b": jnp.ones(8)}, "'c' is in the checkpoint's alone"),
         ({**parameters(), "b": jnp.ones(9)}, r"'b' is float32\[8\] there, and float32\[9\] here"),
         ({**parameters(), "b": jnp.ones(8, jnp.bfloat16)}, r"'b' is float32\[8\] there, and bfloat16\[8\] here"),
@@ -583,7 +583,7 @@ def test_batches_that_do_not_divide_are_whole_and_named() -> None:
         def __iter__(self) -> Iterator[Any]:
             yield np.zeros((4, 2)), np.zeros(3)
 
-    with refuses(DataError, "arrays of 4 and of 3 rows", "as many rows"):
+    with refuses(DataError, "arrays of 4 and of 3 rows", "same number of rows"):
         list(loop.prepare(Different()))
 
 

@@ -22,7 +22,7 @@ from anyaccel.phases import EvalPhase
 def test_estimators_that_learn_are_refused(data, experiment, tmp_path):
     linear_model = pytest.importorskip("sklearn.linear_model")
     node = ModelNode("net", Estimator(linear_model.SGDRegressor()), data.reference(["x"], ["y"]))
-    with pytest.raises(PhaseError, match=r"the estimator 'net' learns in it, which only pickle could write"):
+    with pytest.raises(PhaseError, match=r"the estimator 'net' learns in it, but its state could only be pickled"):
         experiment(ModelGraph([node])).run_phase(TrainPhase("train", data="train", checkpoint=tmp_path))
 
 

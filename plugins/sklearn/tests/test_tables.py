@@ -697,5 +697,5 @@ def test_row_numbers_are_warned_of():
 def test_text_for_a_model_of_ones_own_is_treated():
     fitted = fit(model=aa.SequentialMLP(2), loss="cross_entropy")
     np.testing.assert_array_equal(matrix(fitted), matrix(fit()))
-    with pytest.raises(ColumnError, match=r"'sex', 'deck', 'cabin', 'when' hold no numbers, and preprocess=None"):
+    with pytest.raises(ColumnError, match=r"'sex', 'deck', 'cabin', 'when' are not numbers, but preprocess=None"):
         fit(model=aa.SequentialMLP(2), loss="cross_entropy", preprocess=None)

@@ -245,7 +245,7 @@ def test_frozen_nodes_do_not_change_and_have_no_optimizer(data: Any) -> None:
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        (lambda state, batch: None, r"with 3 arguments, models, batch, optimizers: .*Hint: write def step\(models, "),
+        (lambda state, batch: None, r"accept 3 arguments, models, batch, optimizers: .*Hint: write def step\(models, "),
         (
             lambda models, batch, optimizers: optimizers["net"].apply(
                 [None] * 4, models["net"].trainable_variables[:4]

@@ -169,7 +169,7 @@ OBJECTS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "amsgrad, foreach": lambda net: torch.optim.Adam(net.parameters(), lr=0.05, amsgrad=True, foreach=True),
     "fused": lambda net: torch.optim.AdamW(net.parameters(), lr=0.05, fused=True),
     "a tensor as the rate": lambda net: torch.optim.Adam(net.parameters(), lr=torch.tensor(0.05)),
-    "a step of its own": lambda net: HalfSteps(net.parameters(), lr=0.05),
+    "a custom step": lambda net: HalfSteps(net.parameters(), lr=0.05),
 }
 
 

@@ -282,8 +282,8 @@ def test_rows_may_be_dicts_arrays_and_tensors(bert: Any, rows: list[list[int]]) 
         ({"input_ids": [[1, 2], [99]], "labels": [0, 1]}, "'input_ids' has the value 99, and the vocabulary"),
         ({"input_ids": [[1] * 33], "labels": [0]}, "has 33 tokens, but BertForSequenceClassification has 32 positions"),
         ({"input_ids": [[1, 2], [3]], "labels": [0, 3]}, "'labels' has the value 3, and .* num_labels=3"),
-        ({"text": ["a", "b"], "labels": [0, 1]}, "no column has the name of an input .* Hint: tokenize it"),
-        ({"input_ids": [[1, 2], [3]], "labels": ["a", "b"]}, "holds no numbers but string"),
+        ({"text": ["a", "b"], "labels": [0, 1]}, "no column is named like an input .* Hint: tokenize it"),
+        ({"input_ids": [[1, 2], [3]], "labels": ["a", "b"]}, "contains string instead"),
     ],
 )
 def test_what_the_model_cannot_compute_with_is_said_before(bert: Any, columns: Any, problem: str) -> None:

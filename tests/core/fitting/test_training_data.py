@@ -57,6 +57,6 @@ def test_a_pair_of_a_frame_and_a_series_has_their_names():
     np.testing.assert_array_equal(fitted.predict(frame[["b", "a"]]), fit(frame).predict(frame))
     assert fitted.evaluate((frame[["b", "a"]], frame["value"])).loss == fitted.evaluate(frame).loss
     with pytest.raises(
-        ColumnError, match=r"'value' is in both parts of the pair \(x, y\).*Hint: rename one, or give one"
+        ColumnError, match=r"'value' is in both parts of the pair \(x, y\).*Hint: rename one, or pass one"
     ):
         fit((frame, frame["value"]), target=None)

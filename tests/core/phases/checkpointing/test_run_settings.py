@@ -1,4 +1,4 @@
-"""A run goes on from within an epoch only with the settings and the data that it had; between epochs it says so."""
+"""A run resumes from within an epoch only with the settings and the data that it had; between epochs it says so."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ OTHERS = {
     "loss": ({"losses": [aa.AppliedLoss("mae")]}, "losses.net.loss.loss was 'mse' and is 'mae'"),
     "weights": ({"losses": [aa.AppliedLoss("mse", sample_weight="w")]}, "losses.net.sample_weight was None and is 'w'"),
     "function": ({"losses": [aa.AppliedLoss(lambda y, t: ((y - t) ** 2).mean())]}, "losses.net.loss was"),
-    "rows": ({"x": np.concatenate([X, X])}, "'d' had 64 rows and has 128"),
+    "rows": ({"x": np.concatenate([X, X])}, "'d' had 64 rows and now has 128"),
     "values": ({"x": OTHER_VALUES}, "the values of 'd/x' changed; the values of 'd/y' changed"),
     "order": ({"x": X[::-1].copy()}, "the values of 'd/x' changed"),
 }
@@ -99,7 +99,7 @@ def test_an_optimizer_may_change_anywhere_and_is_told(within):
 
 
 def test_a_seed_that_the_checkpoint_overrides_is_told(within):
-    with pytest.warns(RuntimeWarning, match="the seed of the graph is that of the checkpoint, 0, not 7"):
+    with pytest.warns(RuntimeWarning, match="the seed of the graph comes from the checkpoint: 0, not 7"):
         run(within, seed=7)
 
 
