@@ -24,7 +24,7 @@ def assert_goes_on(framework: str, folder: Path, whole: list[float], was: str) -
     np.testing.assert_allclose(losses, whole[AT:], rtol=0.0, atol=1e-5)
     assert max(whole) - min(whole) > 0.1  # it has learned
     told = results.events[0].message
-    assert (f"'net' was {was} and is {framework}" in told) == (was != framework), told
+    assert (f"'net' was {was} and is now {framework}" in told) == (was != framework), told
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)

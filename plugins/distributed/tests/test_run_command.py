@@ -68,7 +68,7 @@ def test_wrong_numbers_of_replicas_are_refused(script: str, options: list[str], 
 def test_a_script_that_is_not_there_is_refused() -> None:
     answer = CliRunner().invoke(group, ["run", "--replicas", "2", "missing.py"])
     assert answer.exit_code == 2
-    assert "the file 'missing does not exist.py'." in answer.output
+    assert "the file 'missing.py' does not exist." in answer.output
 
 
 def test_a_launcher_of_a_plugin_gets_the_options(monkeypatch: pytest.MonkeyPatch, script: str) -> None:

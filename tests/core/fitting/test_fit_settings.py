@@ -87,7 +87,7 @@ def test_a_setting_does_what_it_does_in_a_phase(name):
         ({"loss": []}, r"is not a list of AppliedLoss objects"),
         (
             {"loss": {"value": "mse", "a": "mse"}},
-            r"the model has no output 'value'\. Available: outputs: one\. Hint: let",
+            r"the model has no output 'value'\. Available: outputs: one\. Hint: return",
         ),
         ({"validation": aa.EvalPhase("v", data={"data": "x"})}, r"the validation 'v' has other data"),
         ({"validation": aa.EvalPhase("v", data="x"), "metrics": "mse"}, r"a validation 'v' with its own metrics"),

@@ -224,7 +224,7 @@ def test_a_changed_or_missing_file_is_named(tmp_path):
         *(
             (
                 json.dumps({"format": "anyaccel", "schema_version": 1, "arrays": [{"file": name}], "graph": {}}),
-                "no file of",
+                "not a file of",
             )
             for name in (
                 "../x.safetensors",

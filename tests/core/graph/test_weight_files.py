@@ -239,7 +239,7 @@ def test_arrays_that_the_format_lacks_are_refused(tmp_path):
         ("", "'' is not a weight file"),
         (
             "nope.safetensors",
-            "the file 'nope does not exist.safetensors'. Hint: pass a weight file, or a folder with",
+            "there is no file 'nope.safetensors'. Hint: pass a weight file, or a folder with",
         ),
         ({"0.weight": None}, "0.weight is None, not an array. Hint: pass names and arrays"),
     ],

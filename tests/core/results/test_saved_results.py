@@ -218,7 +218,7 @@ def changed(folder, change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda it: it.update(kind="other"), r"are not saved results\. Available: eval, (fit, )?train\. Hint: give"),
+        (lambda it: it.update(kind="other"), r"are not saved results\. Available: eval, (fit, )?train\. Hint: pass"),
         (lambda it: it.pop("kind"), r"are not saved results"),
         (lambda it: it.pop("fields"), r"the saved results are malformed: KeyError: 'fields'"),
         (lambda it: it["fields"].update(new=1), r"the saved results are malformed: ArgumentError: .*'new'"),

@@ -190,9 +190,9 @@ def test_a_url_that_nobody_opens_is_an_error():
 @pytest.mark.parametrize(
     ("url", "hint"),
     [
-        ("s3://b/m", "python -m pip install s3fs, or name a place"),
-        ("simplecache::gs://b/m", "python -m pip install gcsfs, or name a place"),
-        ("libarchive://a.7z", "install the missing package, or name a place"),
+        ("s3://b/m", "python -m pip install s3fs, or use a local"),
+        ("simplecache::gs://b/m", "python -m pip install gcsfs, or use a local"),
+        ("libarchive://a.7z", "install the missing package, or use a local"),
     ],
 )
 def test_a_package_that_is_missing_is_told(url, hint, monkeypatch):
@@ -245,7 +245,7 @@ def test_weights_right_in_a_store():
     new_graph().save_weights(file)
     assert new_graph().load_weights(file).loaded
     with pytest.raises(
-        StateError, match=r"^the file 'memory://nothing does not exist.safetensors'\. Hint: pass a weight file"
+        StateError, match=r"^there is no file 'memory://nothing.safetensors'\. Hint: pass a weight file"
     ):
         new_graph().load_weights("memory://nothing.safetensors")
 

@@ -401,7 +401,7 @@ class FittedModel(AttributeHints):
         broken = np.isnan(values.reshape(len(values), -1)).any(axis=1)
         if broken.any():
             problem = f"{call}: the outputs are NaN in {int(broken.sum())} of {len(values)} rows, the first in row "
-            problem += f"{int(broken.argmax())}; {what} there are meaningless. Hint: see predict(data, outputs=True)"
+            problem += f"{int(broken.argmax())}; their {what} are meaningless. Hint: see predict(data, outputs=True)"
             warnings.warn(problem, NaNWarning, stacklevel=user_level())
 
     # -- rows ------------------------------------------------------------------------------------------------------
