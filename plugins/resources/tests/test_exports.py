@@ -133,7 +133,7 @@ def test_a_claim_has_a_class_a_count_and_exact_names():
     ("to", "request_", "told"),
     [
         ("modal", "RTX-4090", "its documentation does not list it. Available: T4, L4"),
-        ("modal", "A10G", "another product.*write 'A10' if"),
+        ("modal", "A10G", "a different product.*write 'A10' if"),
         ("modal", "A10:8", "at most 4"),
         ("modal", "H100:9", "at most 8"),
         ("modal", "H100-94GB:2", "does not list it.*write 'H100:2'"),

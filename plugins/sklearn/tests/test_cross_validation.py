@@ -112,7 +112,7 @@ def test_rows_of_several_folds_or_none_have_no_order():
         ("mlp", TABLE, {"groups": [1, 2]}, "groups= has 2 values, but the table has 90 rows"),
         ("mlp", TABLE, {"target": None}, "needs the name of the target"),
         ("mlp", TABLE, {"target": "why"}, "no column 'why'"),
-        ("mlp", [1, 2], {}, "is none"),
+        ("mlp", [1, 2], {}, "is not a table"),
         ("mpl", TABLE, {}, "no model called 'mpl'"),
         ("mlp", {**TABLE, "y": np.array(["z", *KIND[1:]])}, {}, "class 'z' is in 1 of 90 rows"),
         ("mlp", TABLE, {"n_jobs": 2}, "no argument 'n_jobs'"),

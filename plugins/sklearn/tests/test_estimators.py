@@ -171,7 +171,9 @@ def test_an_object_that_only_predicts_cannot_be_fitted():
         def predict(self, features):
             return features
 
-    with pytest.raises(EstimatorError, match=r"Oracle has neither fit nor partial_fit\. Available: predict\. Hint: gi"):
+    with pytest.raises(
+        EstimatorError, match=r"Oracle has neither fit nor partial_fit\. Available: predict\. Hint: add"
+    ):
         Estimator(Oracle())
     assert not is_estimator(Oracle())
 
@@ -197,7 +199,7 @@ def test_an_object_that_can_only_be_fitted_computes_nothing(data):
     with pytest.raises(
         EstimatorError,
         match=r"node 'e': Clusters has fit, but no predict\."
-        r" Hint: fit_predict supports only the rows that it was fitted to: give an object with fit and predict",
+        r" Hint: fit_predict supports only the rows that it was fitted to: pass an object with fit and predict",
     ):
         ModelGraph([ModelNode("e", Clusters(), data.reference(["x"], ["y"]))]).build()
 
@@ -218,10 +220,10 @@ def test_an_object_without_any_estimator_method_has_no_owner(data):
             r"node 'est': Own\.predict returned text, such as 'cat', but a graph needs numbers\. Hint: fit it to "
             r"class indices 0, 1, 2, \.\.\. and store the names separately\.$",
         ),
-        (lambda x: np.array(["a", None] * (len(x) // 2), object), r"returned text, such as 'a'; a graph"),
+        (lambda x: np.array(["a", None] * (len(x) // 2), object), r"returned text, such as 'a', but a graph"),
         (
             lambda x: [np.zeros((len(x), 2)), np.zeros((len(x), 3))],
-            r"node 'est': Own\.predict returned a list of 2 arrays, one for each target, but a node has one output\. "
+            r"node 'est': Own\.predict returned a list of 2 arrays, one per target, but a node has one output\. "
             r"Hint: "
             r"fit an estimator for each target, or wrap it",
         ),
@@ -231,7 +233,10 @@ def test_an_object_without_any_estimator_method_has_no_owner(data):
             lambda x: np.zeros(len(x), complex),
             r"Own\.predict returned complex128, such as 0j, but a graph needs numbers",
         ),
-        (lambda x: np.zeros(len(x), "datetime64[s]"), r"Own\.predict returned datetime64\[s\], such as .*; a graph"),
+        (
+            lambda x: np.zeros(len(x), "datetime64[s]"),
+            r"Own\.predict returned datetime64\[s\], such as .*, but a graph",
+        ),
         (lambda x: np.zeros(len(x) + 1), r"Own\.predict returned shape \[3\] for 2 samples"),
     ],
 )
@@ -493,7 +498,7 @@ def test_a_failed_refit_does_not_count_as_fitted(data, experiment):
 
 def test_a_fit_of_no_nodes_says_so(data, experiment):
     ours = experiment(ModelGraph([ModelNode("est", Own(None), data.reference(["x"], ["c"]))]))
-    with pytest.raises(PhaseError, match=r"has nothing to fit; nodes=\[\] names no nodes\. Hint: name nodes="):
+    with pytest.raises(PhaseError, match=r"has nothing to fit; nodes=\[\] names no nodes\. Hint: set nodes="):
         ours.run_phase(FitPhase("fit", data="train", nodes=[]))
 
 

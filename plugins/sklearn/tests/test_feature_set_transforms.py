@@ -269,7 +269,7 @@ def test_a_transform_may_give_words_for_a_tag_alone() -> None:
     words = Giving(lambda x: np.array([[f"r{int(v)}"] for v in x[:, 0]]))
     assert fs.fit_transform(words, "row", fit_on="all").column("row").to_pylist()[:2] == ["r0", "r1"]
     message = refusal(lambda: fs.fit_transform(words, "row", fit_on="all", role="feature"))
-    assert "Giving on row of 'fs' does not give numbers for 'row'" in message and "use role='tag'" in message
+    assert "Giving on row of 'fs' does not return numbers for 'row'" in message and "use role='tag'" in message
 
 
 def test_words_beside_numbers_are_objects() -> None:
@@ -414,7 +414,7 @@ def test_nan_of_complete_rows_is_an_error() -> None:
 
     message = refusal(lambda: example().fit_transform(Giving(holes), "z", fit_on="all"))
     assert message.startswith(
-        "Giving on z of 'fs' returns NaN or infinity in 1 of 6 rows, the first in row 2; before it"
+        "Giving on z of 'fs' returns NaN or infinity in 1 of 6 rows, the first in row 2; its input"
     )
     assert "its input rows are complete and finite" in message
     words = Giving(lambda x: np.full((len(x), 1), np.inf))

@@ -117,7 +117,7 @@ def test_categories_unseen_in_fitting_are_named(make: Any, first: str) -> None:
     with pytest.raises(TransformError) as caught:
         fs.fit_transform(make(), ["grade", "kind"], fit_on="train", role="feature", into="code")
     message = str(caught.value)
-    assert message.startswith(f"{first} on grade, kind of 'parts' has not seen 'c', 'd' of column 'kind' in fitting: ")
+    assert message.startswith(f"{first} on grade, kind of 'parts' was not fitted to 'c', 'd' of column 'kind': ")
     assert "; fitted to 'a', 'b'" in message and "set handle_unknown= of the encoder" in message
     assert isinstance(caught.value.__cause__, ValueError)
     done = fs.fit_transform(make(), ["grade", "kind"], fit_on="all", role="feature", into="code")

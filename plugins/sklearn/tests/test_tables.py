@@ -632,7 +632,7 @@ def test_kinds_of_columns_that_a_transformer_names_are_reported():
 
 def test_large_numbers_of_a_transformer_are_warned_of():
     table = TABLE[["fare", "survived"]].assign(fare=FARE * 1e6)
-    with pytest.warns(TableWarning, match=r"preprocess=Doubled\(...\) gives numbers up to .*e\+08, but networks"):
+    with pytest.warns(TableWarning, match=r"preprocess=Doubled\(...\) returns numbers up to .*e\+08, but networks"):
         fit(table, preprocess=Doubled())
     assert quiet(lambda: fit(table, preprocess=make_pipeline(Doubled(), StandardScaler()))).columns["fare"]
 

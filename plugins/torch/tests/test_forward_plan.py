@@ -95,7 +95,7 @@ def test_changed_number_of_outputs_raises_graph_error(backend: TorchBackend, dat
 
 
 def test_unknown_values_and_uncallable_models_raise(backend: TorchBackend, segment_of: Make) -> None:
-    with pytest.raises(GraphError, match=r"segment has no value 'z' before .*Available: x, y, a\. Hint: list the"):
+    with pytest.raises(GraphError, match=r"segment has no value 'z' before .*Available: x, y, a\. Hint: put the"):
         backend.build(segment_of(mlp(), outputs=("z",)))
     with pytest.raises(SpecError, match=r"node 'a': a Tensor is not callable\. Hint: pass an nn\.Module"):
         backend.build(segment_of(torch.zeros(1)))

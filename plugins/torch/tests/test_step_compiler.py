@@ -76,7 +76,7 @@ def replacing(module: Function, x: Tensor) -> Tensor:
     [
         (
             counting,
-            r"a step changes the attribute Function\.calls.*Hint: keep .* in a register_buffer",
+            r"a step changes the attribute Function\.calls.*Hint: store .* in a register_buffer",
         ),
         (replacing, r"a step replaces the buffer seen with another tensor.*Hint: update it in place"),
         (lambda module, x: x if x.sum() > 0 else -x, r"steps of segment 's' cannot be traced: .*Hint: avoid Python"),

@@ -204,7 +204,7 @@ def test_a_changed_or_missing_file_is_named(tmp_path):
         with pytest.raises(StateError, match=r"state-\w+.safetensors' differs from what was written"):
             ModelGraph.load(tmp_path)
     file.unlink()
-    with pytest.raises(StateError, match=r"safetensors' is missingor not a regular file. Hint: copy the whole folder"):
+    with pytest.raises(StateError, match=r"safetensors' is missing or not a regular file. Hint: copy the whole folder"):
         ModelGraph.load(tmp_path)
 
 
@@ -256,7 +256,7 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path):
         file.symlink_to(tmp_path / "elsewhere")
     except OSError:
         pytest.skip("no symbolic links here")
-    with pytest.raises(StateError, match="missingor not a regular file"):
+    with pytest.raises(StateError, match="missing or not a regular file"):
         ModelGraph.load(tmp_path / "a")
 
 

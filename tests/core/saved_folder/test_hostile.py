@@ -314,5 +314,5 @@ def test_links_are_not_followed(tmp_path, file):
         target.symlink_to(tmp_path / "elsewhere")
     except OSError:
         pytest.skip("no symbolic links here")
-    with pytest.raises((ConfigError, StateError), match=r"has no manifest.json|missingor not a regular file"):
+    with pytest.raises((ConfigError, StateError), match=r"has no manifest.json|missing or not a regular file"):
         saved_folder.read(folder, "graph")

@@ -161,7 +161,7 @@ def test_what_is_missing_or_changed_is_told_with_the_url(url):
     with pytest.raises(StateError, match=rf"saved.*{file}' differs from what was written: tensor \S+ differs from"):
         aa.ModelGraph.load(url)
     store.rm_file(f"{path}/{file}")
-    with pytest.raises(StateError, match=rf"saved.*{file}' is missingor not a regular file"):
+    with pytest.raises(StateError, match=rf"saved.*{file}' is missing or not a regular file"):
         aa.ModelGraph.load(url)
     with pytest.raises(ConfigError, match=r"is a file. Hint: choose a name for a new folder"):
         new_graph().save(f"{url}/manifest.json")
@@ -176,7 +176,7 @@ def test_a_link_out_of_a_folder_is_not_followed(protocol, tmp_path):
         file.symlink_to(tmp_path / "elsewhere")
     except OSError:
         pytest.skip("no symbolic links here")
-    with pytest.raises(StateError, match="missingor not a regular file"):
+    with pytest.raises(StateError, match="missing or not a regular file"):
         aa.ModelGraph.load(f"{protocol}://{tmp_path / 'a'}")
 
 

@@ -98,7 +98,7 @@ class ModelLoss:
         """Return the error for labels that are all ignored: in rows [m] of `where` rows, or in `where`, as text."""
         place = where if rows is None else f"row {rows[0]}, one of {len(rows)} such rows of {where},"
         return DataError(
-            f"all labels in {column!r} are ignored in {place}, so their mean would be 0/0",
+            f"all labels in {column!r} are ignored in {place} and their mean would be 0/0",
             hint="leave these rows out",
         )
 

@@ -62,7 +62,7 @@ def read(storage: Storage, file: ArraysFile, *, mapped: bool = False) -> dict[st
         StateError: it is missing, was changed, or is incomplete.
     """
     name, size = storage.file_name(file.file), storage.size(file.file)
-    missing = StateError(f"{name!r} is missingor not a regular file", hint="copy the whole folder")
+    missing = StateError(f"{name!r} is missing or not a regular file", hint="copy the whole folder")
     if size is None:
         raise missing
     problem = "its size differs"

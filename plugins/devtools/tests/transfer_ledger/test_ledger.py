@@ -252,7 +252,7 @@ def test_a_backend_that_cannot_tell_is_not_covered() -> None:
     try:
         with aa.ledger() as moved:
             pass
-        assert any(text.startswith("deaf on") and "does not tell" in text for text in moved.not_covered)
+        assert any(text.startswith("deaf on") and "does not report" in text for text in moved.not_covered)
         with pytest.raises(CapabilityError, match="cannot guarantee anything: deaf"), aa.no_transfers(["deaf"]):
             pass
         with aa.no_transfers(["numpy"]):

@@ -356,7 +356,7 @@ def test_dtypes_of_files(tmp_path: Path, dtype: torch.dtype) -> None:
     [
         ({"model": "net"}, ConfigError, "model='net' is not a module of torch"),
         ({"checkpoint": 3}, StateError, "checkpoint=3 is not a path"),
-        ({"checkpoint": "nowhere"}, StateError, "no file or folder  exists'nowhere'"),
+        ({"checkpoint": "nowhere"}, StateError, "no file or folder 'nowhere' exists"),
         ({"device_map": {}}, ConfigError, "device_map={} is not a dict of names and devices"),
         ({"device_map": {"": "moon"}}, ConfigError, "device_map has 'moon', which is not a device"),
         ({"device_map": {"": True}}, ConfigError, "device_map has True, which is not a device"),

@@ -235,7 +235,7 @@ def test_what_is_offloaded_is_not_offloaded_again_until_its_hooks_are_removed(sa
         (lambda: dispatch_model(chain(), {"0": "cpu"}), "no device for"),
         (lambda: dispatch_model(chain(), {"": "cpu", "9": "cpu"}), "which the model does not have"),
         (lambda: dispatch_model(chain(), {"": "disk"}), "no folder is set"),
-        (lambda: dispatch_model(chain(), {"": "nonsense"}), "no device"),
+        (lambda: dispatch_model(chain(), {"": "nonsense"}), "not a device"),
         (lambda: dispatch_model(chain(), {"": "cpu", "0.0.weight": "disk"}, offload_dir="x"), "splits '0.0'"),
         (lambda: cpu_offload(chain(), "disk"), "cannot compute"),
         (lambda: cpu_offload(chain(), pinned_memory=-1), "pinned_memory"),
