@@ -105,7 +105,7 @@ def test_a_function_that_replicas_import(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_every_script_that_a_page_shows_is_run() -> None:
-    tested = set(re.findall(r'run\("(examples/[^"]+)"', Path(__file__).read_text("utf-8")))
+    tested = set(re.findall(r'run(?:\(|, )"(examples/[^"]+)"', Path(__file__).read_text("utf-8")))
     tested |= {f"{SCALE_OUT}/{name}.py" for name in (*STARTED, "training")}
     others = {script for script in shown_scripts() if not script.startswith(RUN_ELSEWHERE)}
     assert others == tested
