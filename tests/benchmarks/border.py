@@ -74,7 +74,7 @@ def together(ready: list[PipelineStage], columns: DeviceColumns) -> Block:
 
 
 def alone(ready: list[PipelineStage], columns: DeviceColumns) -> Block:
-    """Steps of both segments side by side: what crosses is there already, in its own framework.
+    """Steps of both segments side by side: what crosses already exists, in its own framework.
 
     What would cross is waited for, as it has to be there before the other can go on: a framework that computes in the
     background would else compute both segments at once, which no graph can.

@@ -267,4 +267,4 @@ def test_a_loss_that_returns_no_scalar_is_refused():
     program = builder.backend.build(builder.segment())
     with pytest.raises(SpecError) as caught:
         program.forward(tuple(builder.columns.values()))
-    assert "gives shape [6, 2]; a loss must give a scalar" in str(caught.value)
+    assert "returns shape [6, 2]; a loss must return a scalar" in str(caught.value)

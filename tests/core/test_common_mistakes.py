@@ -96,7 +96,7 @@ def test_an_output_shape_may_be_a_number() -> None:
 
 
 def test_accuracy_of_one_output_needs_two_classes() -> None:
-    with pytest.raises(SpecError, match=r"the targets have 3 values.*Hint: give the model one output"):
+    with pytest.raises(SpecError, match=r"the targets have 3 values.*Hint: use a model with one output"):
         aa.Metric("accuracy").measure(np.zeros((4, 1), "float32"), np.array([0, 1, 2, 1]))
 
 
@@ -126,7 +126,7 @@ def test_the_repr_of_results_is_one_line() -> None:
 
 
 def test_arrays_to_a_device_of_another_framework_need_its_name() -> None:
-    with pytest.raises(FrameworkError, match=r"NumPy array cannot be on 'xpu'.*whose tensor it becomes"):
+    with pytest.raises(FrameworkError, match=r"NumPy array cannot be on 'xpu'.*framework of the new tensor"):
         aa.move({"x": X}, "xpu")
 
 
@@ -143,7 +143,7 @@ def test_a_move_to_the_cpu_is_in_the_plan() -> None:
         experiment = aa.Experiment("e", trained, progress="none")
         experiment.run_phase(aa.TrainPhase("t", data="train", losses=[LOSS], accelerator="sim:0"))
         plan = experiment.plan(aa.EvalPhase("v", data="val"))
-    assert "net moves from sim:0 to cpu:0: neither it nor the phase asks for a device" in str(plan)
+    assert "net moves from sim:0 to cpu:0: neither it nor the phase requests a device" in str(plan)
 
 
 def test_the_size_of_a_model_is_bounded() -> None:
@@ -236,7 +236,7 @@ def test_new_data_under_another_label_are_refused_with_a_hint() -> None:
     data = source()
     new = aa.FeatureSet.from_dict("new", {"x": X, "y": X[:, 0]}, ["x"], ["y"])
     runner = experiment(aa.ModelNode("net", aa.SequentialMLP(1), data.reference()))
-    with pytest.raises(PhaseError, match=r"Hint: if 'new' are such data, say so: data=\{'data': new\}\.$"):
+    with pytest.raises(PhaseError, match=r"Hint: if 'new' are the right data, pass data=\{'data': new\}\.$"):
         runner.run_phase(aa.EvalPhase("e", data=new))
     result = runner.run_phase(aa.EvalPhase("e", data={"data": new}, metrics=["mse"]))
     assert len(result.prediction("net")) == 20 and result.to_arrow().column_names == ["prediction.net", "y"]

@@ -193,7 +193,7 @@ def test_two_versions_do_not_go_together(write: Write) -> None:
     with pytest.raises(PluginError) as caught:
         aa.Gauge  # noqa: B018
     core = version("anyaccel")
-    assert caught.value.problem == f"anyaccel-gauges has version 9.1.0, and anyaccel {core}; they go together"
+    assert caught.value.problem == f"anyaccel-gauges has version 9.1.0, but anyaccel has {core}; both must match"
     assert caught.value.hint == "python -m pip install anyaccel==9.1.0 anyaccel-gauges==9.1.0"
 
 
@@ -377,7 +377,7 @@ def test_splits_by_strata_and_groups_say_what_is_not_installed() -> None:
 @pytest.mark.parametrize("kind", ["pair", "triplet"])
 def test_saved_samplers_say_what_is_not_installed(kind: str) -> None:
     saved = {"type": kind, "batch_size": 4, "match": [{"condition": "same", "column": "y"}]}
-    needed = rf"^what was saved as sampler\.{kind} {SKLEARN}"
+    needed = rf"^the saved sampler\.{kind} {SKLEARN}"
     with pytest.raises(MissingDistributionError, match=needed):
         sampler_from_config(saved)
     _, train = pieces()
@@ -432,7 +432,7 @@ def test_fit_says_what_text_and_scalers_need() -> None:
 @pytest.mark.usefixtures("alone")
 def test_a_saved_graph_on_transformed_data_says_what_is_not_installed(tmp_path: Path) -> None:
     folder = Path(__file__).parent / "saved_0_1/fit"
-    with pytest.raises(MissingDistributionError, match=rf"^what was saved as data\.transforms {SKLEARN}"):
+    with pytest.raises(MissingDistributionError, match=rf"^the saved data\.transforms {SKLEARN}"):
         aa.load(shutil.copytree(folder / "classes-standard", tmp_path / "saved"))
     with pytest.raises(MissingDistributionError, match="data\\.transforms"):
         read_transforms([{"class": "StandardScaler"}], {})
@@ -469,5 +469,5 @@ def test_the_direction_of_a_metric_that_is_not_installed_is_asked_for() -> None:
     validation = aa.EvalPhase("v", data="all", metrics=[recall])
     callbacks = [aa.EarlyStopping("val_recall")]
     phase = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], validation=validation)
-    with pytest.raises(PhaseError, match="whether 'val_recall' is better when it is high or low is not known"):
+    with pytest.raises(PhaseError, match="cannot tell whether a high or a low 'val_recall' is better"):
         aa.Experiment("e", graph, callbacks=callbacks, progress="none").run_phase(phase)

@@ -55,7 +55,7 @@ def test_a_process_of_a_launcher_knows_its_rank() -> None:
 )
 def test_a_part_of_what_a_launcher_says_is_refused(given: dict[str, str], shown: str, missing: str) -> None:
     """Each of the processes would train a whole model, and write over what the others write."""
-    with pytest.raises(ConfigError, match=rf"the environment has {shown}, and not {missing}: which of how") as caught:
+    with pytest.raises(ConfigError, match=rf"the environment has {shown}, but not {missing}, so the rank") as caught:
         launched(given)
     unset = str(caught.value.hint).rpartition("; or unset ")[2].split(" and ")
     assert unset == [part.partition("=")[0] for part in shown.split(" and ")]
@@ -157,7 +157,7 @@ def test_a_rank_beyond_the_replicas_is_refused() -> None:
 )
 @pytest.mark.parametrize("others", [WHOLE, {}], ids=["whole", "alone"])
 def test_what_is_no_number_is_refused(name: str, text: str, others: dict[str, str]) -> None:
-    message = rf"the environment has {name}='{text}', which is no number of processes\. Hint: .*; or unset {name}"
+    message = rf"the environment has {name}='{text}', which is not a number of processes\. Hint: .*; or unset {name}"
     with pytest.raises(ConfigError, match=message):
         launched({**others, name: text})
 
@@ -165,7 +165,7 @@ def test_what_is_no_number_is_refused(name: str, text: str, others: dict[str, st
 @pytest.mark.parametrize("text", ["http", "-1", "0", "65536"])
 def test_what_is_no_port_is_refused(text: str) -> None:
     with pytest.raises(
-        ConfigError, match=rf"MASTER_PORT='{text}', which is no port\. Available: 1 to 65535\. Hint: set"
+        ConfigError, match=rf"MASTER_PORT='{text}', which is not a port\. Available: 1 to 65535\. Hint: set"
     ):
         launched({**WHOLE, "MASTER_PORT": text})
 

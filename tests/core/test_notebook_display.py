@@ -222,7 +222,7 @@ def test_a_graph_shows_the_device_of_each_node_and_stays_as_it_is(data):
     graph = graph_of(data, where="gpu:3")
     shown = Shown(graph)
     assert shown.devices == ["gpu:3"] * 2  # the row and the badge in it; the other node has none yet
-    assert "not built yet" in shown.text and "as the phase says" in shown.text
+    assert "not built yet" in shown.text and "as set by the phase" in shown.text
     assert not graph.is_built
     graph.build()
     shown = Shown(graph)
@@ -231,7 +231,7 @@ def test_a_graph_shows_the_device_of_each_node_and_stays_as_it_is(data):
 
 def test_summary_and_notebook_show_the_same_devices(data):
     graph = graph_of(data, where="gpu:3").build()
-    assert "cpu:0 (asks for gpu:3)" in graph.summary() and "as the phase says" not in graph.summary()
+    assert "cpu:0 (asks for gpu:3)" in graph.summary() and "as set by the phase" not in graph.summary()
     assert " 1 node " in Shown(ModelGraph([ModelNode("a", SequentialMLP(), data.reference())]).build()).text
 
 
@@ -249,7 +249,7 @@ def test_a_graph_of_very_many_lines_is_a_table(data):
         nodes += [ModelNode(f"n{i}", SequentialMLP((4,)), f"c{i}")]
     graph = ModelGraph(nodes, "adam")
     html = graph._repr_html_()
-    assert "<svg" not in html and "too large to be drawn here" in html and "and 59 more" in Shown(graph).text
+    assert "<svg" not in html and "too large to draw here" in html and "and 59 more" in Shown(graph).text
     assert "too large" not in ModelGraph(nodes[:9], "adam")._repr_html_()
 
 
@@ -281,7 +281,7 @@ def test_a_graph_of_a_framework_without_a_plugin_is_shown(data):
     graph = ModelGraph([ModelNode("a", object(), data.reference(), "gpu:0", framework="elsewhere")])
     shown = Shown(graph)
     assert "elsewhere" in shown.text and shown.devices == ["gpu:0"] * 2
-    assert "as the phase says" in Shown(ModelGraph([ModelNode("a", object(), data.reference())])).text
+    assert "as set by the phase" in Shown(ModelGraph([ModelNode("a", object(), data.reference())])).text
 
 
 def test_a_concat_that_nobody_takes_goes_with_its_source(data):
@@ -350,7 +350,7 @@ def test_an_error_is_shown_as_text(message, data):
     loss = AppliedLoss("mse", on="net")
     with pytest.raises(ValueError):
         ours.run_phase(TrainPhase("train", data="train", losses=[loss]))
-    assert "ended by" in Shown(ours.last_run).text
+    assert "ended with" in Shown(ours.last_run).text
     assert "ValueError" in Shown(ours).text
 
 

@@ -168,7 +168,7 @@ def test_the_plan_says_where_nodes_move_and_final_device_decides_where_they_stay
     train(graph, accelerator="sim:0")
     assert aa.device_of(graph["net"].model) == aa.Device("sim", 0)
     plan = aa.Experiment("e", graph).plan(aa.EvalPhase("eval", data="val"))
-    assert plan.notes[0] == "net moves from sim:0 to cpu:0: neither it nor the phase asks for a device"
+    assert plan.notes[0] == "net moves from sim:0 to cpu:0: neither it nor the phase requests a device"
     train(graph, accelerator="sim:0", final_device="cpu")
     assert aa.device_of(graph["net"].model) == aa.Device("cpu")
     assert {aa.device_of(value) for value in slots(graph, "net")} == {aa.Device("cpu")}

@@ -103,12 +103,12 @@ def test_an_old_module_says_where_it_is() -> None:
 
 
 def test_a_saved_phase_says_what_it_needs() -> None:
-    with pytest.raises(MissingDistributionError, match=rf"^what was saved as phase\.fit needs {HOME}"):
+    with pytest.raises(MissingDistributionError, match=rf"^the saved phase\.fit needs {HOME}"):
         Phase.from_config({"type": "fit", "label": "fit", "data": "train"})
 
 
 def test_saved_results_say_what_they_need() -> None:
-    with pytest.raises(MissingDistributionError, match=rf"^what was saved as results\.fit needs {HOME}"):
+    with pytest.raises(MissingDistributionError, match=rf"^the saved results\.fit needs {HOME}"):
         PhaseResults.load(HERE / "saved_0_1/experiment/results-0")
     with pytest.raises(MissingDistributionError, match=rf"needs {HOME}, which is not installed"):
         aa.Experiment.load(HERE / "saved_0_1/experiment/experiment", models={"means": InItsStyle()})

@@ -54,7 +54,7 @@ def test_images(hint: Any) -> None:
         return trained(graph(node("net", model or aa.SequentialCNN(1, channels=(2, 2), **settings), data.reference())))
 
     images = np.ones((4, 8, 8), "float32")
-    with hint("store images channels first; one channel is an axis too, [1, height, width]"):
+    with hint("store images channels first; a single channel also needs an axis, [1, height, width]"):
         convolved(images)
     assert convolved(images[:, None])
     with hint("use fewer convolutions, larger images, or pool=1"):
@@ -86,7 +86,7 @@ def test_losses_that_are_classes(hint: Any) -> None:
     with hint("correct loss_kwargs"):
         with_loss(Squares, loss_kwargs={"zzz": 2.0})
     assert with_loss(Squares, loss_kwargs={"scale": 2.0})
-    with hint("give a function, a class with __call__, or a name such as 'mse'"):
+    with hint("pass a function, a class with __call__, or a name such as 'mse'"):
         with_loss(Bare)
     assert callable(Squares.__call__) and with_loss(Squares)
     assert with_loss(lambda outputs, targets: Squares()(outputs, targets)) and with_loss("mse")
@@ -142,10 +142,10 @@ def test_code_of_models(hint: Any) -> None:
     with hint("fix the model's code; the full traceback is above"):
         trained(graph(node("net", Mistaken(), wide.reference())))
     assert trained(graph(node("net", Scaled(), wide.reference())))
-    with hint("derive a class from anyaccel.numpy_backend.Module, and write its pullback"):
+    with hint("subclass anyaccel.numpy_backend.Module, and implement pullback"):
         graph(node("net", X, wide.reference())).build()
     assert isinstance(Scaled(), Module) and trained(graph(node("net", Scaled(), wide.reference())))
-    with hint("give a model of this framework, or leave framework= out"):
+    with hint("pass a model of this framework, or leave framework= out"):
         graph(node("net", np.sin, wide.reference(), framework="numpy")).build()
     assert trained(graph(node("net", Scaled(), wide.reference(), framework="numpy")))
     assert trained(graph(node("net", Scaled(), wide.reference())))  # without framework=

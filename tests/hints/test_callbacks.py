@@ -60,7 +60,7 @@ def test_monitors(hint: Any) -> None:
 def test_states_of_callbacks(hint: Any) -> None:
     stopping, averaging = EarlyStopping("loss"), WeightAveraging()
     for callback in (stopping, averaging):
-        with hint("give what state_dict() of such a callback gave"):
+        with hint("pass the result of state_dict() of the same kind of callback"):
             callback.load_state_dict({"other": 1})
         experiment().run_phase(train(callbacks=[callback]))
         type(callback)().load_state_dict(callback.state_dict())
@@ -185,18 +185,18 @@ def test_saved_callbacks_and_phases(hint: Any, tmp_path: Path) -> None:
     given = experiment(callbacks=[Keeping(2)])
     given.run_phase(train())
     given.save(tmp_path / "saved")
-    with hint("if you trust it, import it: allow=[{}]"):
+    with hint("if you trust it, import it and pass allow=[{}]"):
         aa.Experiment.load(tmp_path / "saved")
     assert aa.Experiment.load(tmp_path / "saved", allow=[Keeping]).callbacks[0].n == 2
     broken = Keeping(2)
     broken.entry = "other"
     experiment(callbacks=[broken]).save(tmp_path / "broken")
-    with hint("let get_config() give the arguments of the class"):
+    with hint("return the arguments of the class from get_config()"):
         aa.Experiment.load(tmp_path / "broken", allow=[Keeping])
     assert Keeping(**Keeping(3).get_config()).n == 3
     phase = train(validation=aa.EvalPhase("val", data="val", metrics=[lambda outputs, targets: 1.0]))
     experiment(phases=[phase]).save(tmp_path / "phases")
-    with hint("give the phases: load(folder, phases=[TrainPhase({}, ...)]); phases=[] for none"):
+    with hint("pass the phases: load(folder, phases=[TrainPhase({}, ...)]), or phases=[] for none"):
         aa.Experiment.load(tmp_path / "phases")
     loaded = aa.Experiment.load(tmp_path / "phases", phases=[TrainPhase("train", data="train", losses=[MSE])])
     assert [one.label for one in loaded.phases] == ["train"]

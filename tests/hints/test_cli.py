@@ -45,10 +45,10 @@ def test_checkpoints(hint: Any, cli: Any, script: Path, tmp_path: Path) -> None:
     losses, folder = [aa.AppliedLoss("mse", on="net")], tmp_path / "run"
     graph.run(aa.TrainPhase("train", data="all", losses=losses, checkpoint=aa.Checkpoint(folder)), progress="none")
     graph.save(tmp_path / "graph")
-    with hint("give the folder of a Checkpoint(...)") as printed:
+    with hint("pass the folder of a Checkpoint(...)") as printed:
         printed.text = cli("checkpoint", "list", str(tmp_path)).output
     assert cli("checkpoint", "list", str(folder)).exit_code == 0  # that of aa.Checkpoint(folder)
-    with hint("it is one saved graph or checkpoint: anyaccel checkpoint show {}") as printed:
+    with hint("it is a single saved graph or checkpoint: use anyaccel checkpoint show {}") as printed:
         printed.text = cli("checkpoint", "list", str(tmp_path / "graph")).output
     assert cli("checkpoint", "show", str(tmp_path / "graph")).exit_code == 0
 
@@ -73,7 +73,7 @@ def test_kinds_of_devices_that_are_tested(hint: Any, cli: Any) -> None:
 
 
 def test_the_demo(hint: Any, cli: Any) -> None:
-    with hint("choose one of these devices; `anyaccel devices` says why others are missing") as printed:
+    with hint("choose one of these devices; `anyaccel devices` shows why others are missing") as printed:
         printed.text = cli("demo", "--device", "gpu:99").output
     assert "cpu" in cli("devices").output  # anyaccel devices
     assert cli("demo", "--device", "cpu:0").exit_code == 0
@@ -84,7 +84,7 @@ def test_modules_that_are_named(hint: Any, cli: Any, script: Path, monkeypatch: 
         printed.text = cli("plan", "train").output
     monkeypatch.chdir(script.parent)
     assert cli("plan", "train.py:train").exit_code == 0
-    with hint("install it, set PYTHONPATH, or give the file: 'train.py:train'") as printed:
+    with hint("install it, set PYTHONPATH, or pass the file: 'train.py:train'") as printed:
         printed.text = printed_by("anyaccel", "plan", "train:train", cwd=script.parent)
     assert cli("plan", "train.py:train").exit_code == 0
     monkeypatch.setenv("PYTHONPATH", str(script.parent))
@@ -111,7 +111,7 @@ def test_graphs_of_a_module(hint: Any, cli: Any, script: Path) -> None:
 
 def test_saved_plans(hint: Any, cli: Any, script: Path, tmp_path: Path) -> None:
     plan = str(tmp_path / "plan.json")
-    with hint("make it with --save") as printed:
+    with hint("create it with --save") as printed:
         printed.text = cli("plan", "--compare", plan, f"{script}:train").output
     assert cli("plan", f"{script}:train", "--save", plan).exit_code == 0
     assert cli("plan", "--compare", plan, f"{script}:train").exit_code == 0
@@ -162,7 +162,7 @@ def test_bases_of_new_plugins(hint: Any, cli: Any, tmp_path: Path) -> None:
 def test_a_closed_standard_output(hint: Any) -> None:
     command = [sys.executable, "-m", "anyaccel", "--version"]
     closed = "import os, sys; os.close(1); os.execv(sys.argv[1], sys.argv[1:])"
-    with hint("run anyaccel with an open standard output") as printed:
+    with hint("run anyaccel with standard output open") as printed:
         done = subprocess.run(
             [sys.executable, "-c", closed, *command], stderr=subprocess.PIPE, text=True, check=False, timeout=120
         )

@@ -47,7 +47,7 @@ def test_settings_of_optimizers(hint: Any) -> None:
         return trained(graph(line(), optimizer=optimizer), **(phase or {}))
 
     with hint(
-        "give averaging = WeightAveraging({}) to TrainPhase(callbacks=[averaging]) in its place, and call "
+        "pass averaging = WeightAveraging({}) to TrainPhase(callbacks=[averaging]) instead, and call "
         "averaging.apply(graph) afterwards"
     ):
         with_optimizer(use_ema=True)
@@ -55,21 +55,21 @@ def test_settings_of_optimizers(hint: Any) -> None:
     phase = aa.TrainPhase("train", data="all", losses=[LOSS], callbacks=[averaging])
     assert given.run(phase, progress="none").loss.size
     averaging.apply(given)
-    with hint("leave it out: averages do not take the place of what is trained here"):
+    with hint("leave it out: averages do not replace trained weights here"):
         with_optimizer(use_ema=True, ema_overwrite_frequency=5)
     assert with_optimizer()
-    with hint("write TrainPhase(accumulate={}) in its place"):
+    with hint("write TrainPhase(accumulate={}) instead"):
         with_optimizer(gradient_accumulation_steps=2)
     phase = aa.TrainPhase("train", data="all", losses=[LOSS], batch_size=6, accumulate=2)
     assert graph(line()).run(phase, progress="none").loss.size
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
-    with hint("give the inner one: Optimizer(optimizer.inner_optimizer)"):
+    with hint("pass the inner optimizer: Optimizer(optimizer.inner_optimizer)"):
         trained(graph(line(), optimizer=aa.Optimizer(optimizer)))
     assert trained(graph(line(), optimizer=aa.Optimizer(optimizer.inner_optimizer)))
     with hint("leave it out: losses are not scaled here"):
         with_optimizer(loss_scale_factor=2.0)
     assert with_optimizer()
-    with hint("write Optimizer(..., clip_norm={}) in its place"):
+    with hint("write Optimizer(..., clip_norm={}) instead"):
         with_optimizer(global_clipnorm=0.5)
     assert trained(graph(line(), optimizer=aa.Optimizer(keras.optimizers.SGD, lr=0.1, clip_norm=0.5)))
 
@@ -79,12 +79,12 @@ def test_optimizer_objects(hint: Any) -> None:
         return trained(graph(line(), optimizer=aa.Optimizer(*arguments, **settings)))
 
     optimizer = keras.optimizers.SGD(0.1)
-    with hint("give them to {}(...), or give its class: Optimizer({}, lr=..., {}=...)"):
+    with hint("pass them to {}(...), or pass its class: Optimizer({}, lr=..., {}=...)"):
         with_optimizer(optimizer, momentum=0.9)
     assert with_optimizer(keras.optimizers.SGD(0.1, momentum=0.9))
     assert trained(graph(line(), optimizer=aa.Optimizer(keras.optimizers.SGD, lr=0.1, momentum=0.9)))
     optimizer.build([keras.Variable(np.ones(3, "float32"))])
-    with hint("give a new one: Optimizer(type(optimizer).from_config(optimizer.get_config()))"):
+    with hint("pass a new one: Optimizer(type(optimizer).from_config(optimizer.get_config()))"):
         with_optimizer(optimizer)
     new = aa.Optimizer(type(optimizer).from_config(optimizer.get_config()))
     assert trained(graph(line(), optimizer=new))
@@ -97,7 +97,7 @@ def test_batches_come_first(hint: Any) -> None:
 
 
 def test_states_of_layers(hint: Any) -> None:
-    with hint("create it with stateful=False, or train the model by its framework's own loop"):
+    with hint("create it with stateful=False, or train the model with its framework's own loop"):
         trained(graph(keras.Sequential([layers.SimpleRNN(1, stateful=True)]), ROWS))
     assert trained(graph(keras.Sequential([layers.SimpleRNN(1, stateful=False)]), ROWS))
 
@@ -111,8 +111,8 @@ def test_masks_of_outputs(hint: Any) -> None:
         return ops.mean(ops.square(outputs[:, 1:, 0] - targets))
 
     with hint(
-        "end the model with a layer that drops the mask, layers.Lambda(ops.copy), and leave positions out in a loss of "
-        "your own; or let it return one vector for each sample"
+        "end the model with a layer that drops the mask, layers.Lambda(ops.copy), and ignore positions in a custom "
+        "loss; or return one vector for each sample"
     ):
         trained(masking(), aa.AppliedLoss(mean_of_rest, on="net"))
     assert trained(masking(layers.Lambda(ops.copy)), aa.AppliedLoss(mean_of_rest, on="net"))
@@ -142,7 +142,7 @@ def test_models_that_train_themselves(hint: Any) -> None:
     nodes = [aa.ModelNode(label, own, DATA.reference()) for label, own in (("own", model), ("net", line()))]
     both = aa.ModelGraph(nodes, "sgd")
     losses = [LOSS, aa.AppliedLoss("mse", on="own")]
-    with hint("leave that out, or train the model by its framework's own loop and freeze the node: graph.freeze({})"):
+    with hint("leave it out, or train the model with its framework's own loop and freeze the node: graph.freeze({})"):
         trained(both, *losses)
     both.freeze("own")
     assert trained(both, LOSS)
@@ -154,7 +154,7 @@ def test_steps_that_are_compiled(hint: Any) -> None:
         squares = ops.mean(ops.square(outputs - targets))
         return squares if float(squares) >= 0 else -squares
 
-    with hint("see the error above this one; with compile='off' it is not tried"):
+    with hint("see the error above this one, or set compile='off'"):
         trained(graph(line()), aa.AppliedLoss(untraceable, on="net"), compile="steps")
     assert trained(graph(line()), aa.AppliedLoss(untraceable, on="net"), compile="off")
 
@@ -179,7 +179,9 @@ def test_optimizers_of_several(hint: Any) -> None:
         pytest.skip("this Keras has no MultiOptimizer")
     rates = optimizers.OptimizerMap(optimizers.SGD(0.1))
     rates[".*bias"] = optimizers.SGD(0.01)
-    with hint("give one of the inner ones, and other rates or decays by groups=, or optimizers to nodes"):
+    with hint(
+        "pass one of the inner optimizers, and set other rates or decays with groups=, or set optimizers on nodes"
+    ):
         trained(graph(line(), optimizer=aa.Optimizer(optimizers.MultiOptimizer(rates))))
     groups = {"*bias": {"lr": 0.01}}
     assert trained(graph(line(), optimizer=aa.Optimizer(optimizers.SGD, lr=0.1, groups=groups)))
@@ -199,7 +201,7 @@ class Settled(keras.optimizers.SGD):
 
 
 def test_optimizers_of_the_users_own(hint: Any) -> None:
-    with hint("let its constructor take what get_config() gives, such as learning_rate and name, or **settings"):
+    with hint("let its constructor accept the keys of get_config(), such as learning_rate and name, or **settings"):
         trained(graph(line(), optimizer=aa.Optimizer(Bare())))
     assert Settled().get_config() and trained(graph(line(), optimizer=aa.Optimizer(Settled())))
 
@@ -217,20 +219,20 @@ def test_optimizers_that_are_objects(hint: Any) -> None:
     def run(optimizer: Any) -> Any:
         return trained(graph(line(), optimizer=optimizer)).loss.size
 
-    with hint("give them to {}(...), or give its class: Optimizer({}, lr=..., {}=...)"):
+    with hint("pass them to {}(...), or pass its class: Optimizer({}, lr=..., {}=...)"):
         run(aa.Optimizer(optimizers.SGD(0.1), momentum=0.9))
     assert run(aa.Optimizer(optimizers.SGD(0.1, momentum=0.9)))
     assert run(aa.Optimizer(optimizers.SGD, lr=0.1, momentum=0.9))
     optimizer, model = optimizers.SGD(0.1), line()
     model.compile(optimizer, "mse")
     model.fit(X, X[:, :1], verbose=0)
-    with hint("give a new one: Optimizer(type(optimizer).from_config(optimizer.get_config()))"):
+    with hint("pass a new one: Optimizer(type(optimizer).from_config(optimizer.get_config()))"):
         run(aa.Optimizer(optimizer))
     assert run(aa.Optimizer(type(optimizer).from_config(optimizer.get_config())))
-    with hint("let its constructor take what get_config() gives, such as learning_rate and name, or **settings"):
+    with hint("let its constructor accept the keys of get_config(), such as learning_rate and name, or **settings"):
         run(aa.Optimizer(Demanding(3, learning_rate=0.1)))
     assert optimizers.SGD(0.1).get_config()["learning_rate"] and run(aa.Optimizer(optimizers.SGD(0.1)))
-    with hint("give the inner one: Optimizer(optimizer.inner_optimizer)"):
+    with hint("pass the inner optimizer: Optimizer(optimizer.inner_optimizer)"):
         run(optimizers.LossScaleOptimizer(optimizers.SGD(0.1)))
     optimizer = optimizers.LossScaleOptimizer(optimizers.SGD(0.1))
     assert run(aa.Optimizer(optimizer.inner_optimizer))

@@ -47,7 +47,7 @@ class Pair(nn.Module):
 def test_arguments_of_calls(hint: Any) -> None:
     label, model = "net", Pair()
     data = features(a=X, b=X)
-    with hint("feed every argument of its call: ModelNode(label, model, [data.reference('a'), data.reference('b')])"):
+    with hint("pass every argument of its call: ModelNode(label, model, [data.reference('a'), data.reference('b')])"):
         graph(model, data.reference("a")).build()
     node = aa.ModelNode(label, model, [data.reference("a"), data.reference("b")])
     assert trained(aa.ModelGraph([node], "sgd"))
@@ -72,10 +72,12 @@ def test_shapes_and_dtypes_of_inputs(hint: Any) -> None:
     stored = features(a=X[:, 0], b=X[:, 1:2])
     assert trained(graph(Mixed(), [stored.reference("a"), stored.reference("b")]))
     feature_set = features(i=np.ones((24, 3), int))
-    with hint("cast the data: feature_set.cast({...: {}}, keep_splits=True)"):
+    with hint("convert the data, array.astype({}), or feature_set.cast({...: {}}, keep_splits=True)"):
         graph(nn.Linear(3, 1), feature_set.reference("i")).build()
+    array = np.ones((24, 3), int)
+    assert trained(graph(nn.Linear(3, 1), features(i=array.astype("float32")).reference("i")))
     assert trained(graph(nn.Linear(3, 1), feature_set.cast({"i": "float32"}, keep_splits=True).reference("i")))
-    with hint("give each input its own: batch_axis={'INPUT': 1}"):
+    with hint("set it for each input: batch_axis={'INPUT': 1}"):
         graph(Pair(), {"a": DATA.reference(), "b": DATA.reference()}, batch_axis=5).build()
 
     class Turned(Pair):
@@ -102,8 +104,8 @@ def test_what_models_return(hint: Any) -> None:
         graph(Line(lambda model, output: None)).build()
     assert callable(Line().__call__) and trained(graph(Line()))
     with hint(
-        "a model that gives a list with an entry for each sample (a detector) goes into a module whose forward returns "
-        "a tensor, and is called in a step of your own, TrainPhase(step=...): docs/how-to/custom-step.md"
+        "wrap a model that returns a list with an entry for each sample (a detector) in a module whose forward "
+        "returns a tensor, and call it in a custom step, TrainPhase(step=...): docs/how-to/custom-step.md"
     ):
         graph(Line(lambda model, output: list(output))).build()
 
@@ -122,7 +124,7 @@ def test_outputs_that_differ_in_training(hint: Any) -> None:
     def with_mean(model: Any, output: Any) -> Any:
         return (output, output.mean()) if model.training else output
 
-    with hint("return it in evaluation, too, or leave it out in training"):
+    with hint("return it in evaluation too, or leave it out in training"):
         trained(graph(Line(with_mean)))
     assert trained(graph(Line()))
 
@@ -134,7 +136,7 @@ def test_outputs_that_differ_in_training(hint: Any) -> None:
     given.build()
     model.later = True
     with hint(
-        "return the same outputs in every call, or name all that it returns in training, those of evaluation first: "
+        "return the same outputs in every call, or name all outputs in training, starting with those of evaluation: "
         "ModelNode(..., outputs=['NAME', ...])"
     ):
         given.run(aa.EvalPhase("test", data="all", accelerator="cpu"), progress="none")
@@ -154,11 +156,11 @@ def test_steps_of_the_users_own(hint: Any) -> None:
     def stepped(given: aa.ModelGraph) -> Any:
         return given.run(aa.TrainPhase("train", data="all", step=mean_square, accelerator="cpu"), progress="none")
 
-    with hint("leave it out of the node, and say in the step how the model is computed"):
+    with hint("remove it from the node, and set it in the step"):
         stepped(graph(Line(), precision="bf16-mixed"))
     assert stepped(graph(Line())).loss.size
     nodes = [aa.ModelNode("first", aa.SequentialMLP(3), DATA.reference()), aa.ModelNode("net", Line(), "first")]
-    with hint("put the nodes of one framework in a graph of their own, or train with losses=[...]"):
+    with hint("put the nodes of each framework in a separate graph, or train with losses=[...]"):
         stepped(aa.ModelGraph(nodes, "sgd"))
     losses = [LOSS]
     assert trained(aa.ModelGraph(nodes, "sgd"), losses=losses).loss.size
@@ -166,7 +168,7 @@ def test_steps_of_the_users_own(hint: Any) -> None:
 
 
 def test_parts_that_are_computed_again(hint: Any) -> None:
-    with hint("leave remat out, or use the framework's own function in the model"):
+    with hint("leave remat out, or use the framework's function in the model"):
         trained(graph(Line(), remat="zzz*"))
     assert trained(graph(Line()))  # without remat
 
@@ -182,7 +184,7 @@ def test_optimizers_of_torch_in_folders(hint: Any, tmp_path: Path) -> None:
     given = graph(Line(), optimizer=aa.Optimizer(torch.optim.SGD, lr=0.1))
     trained(given)
     given.save(folder)
-    with hint("give one: ModelGraph.load(folder, optimizer=...)"):
+    with hint("pass one: ModelGraph.load(folder, optimizer=...)"):
         aa.ModelGraph.load(folder, feature_sets=[DATA], models={"net": Line()})
     optimizer = aa.Optimizer(torch.optim.SGD, lr=0.1)
     loaded = aa.ModelGraph.load(folder, optimizer=optimizer, feature_sets=[DATA], models={"net": Line()})

@@ -84,8 +84,8 @@ def test_columns_that_are_not_numbers(hint: Any) -> None:
     days = aa.FeatureSet.from_dict("data", {"x": X, "day": np.arange(24).astype("datetime64[D]")}, ["x"], (), ["day"])
     assert len(days.column("day")) == 24
     with hint(
-        "in a FeatureSet say what fills the shorter ones, pad={{}: 0}; or pad or cut them to one shape, or keep"
-        " the column as a tag"
+        "in a FeatureSet, choose a padding value with pad={{}: 0}; or pad or cut the samples to one shape, or keep "
+        "the column as a tag"
     ):
         inputs(tokens=RAGGED)
     given = {"x": X, "tokens": RAGGED}
@@ -96,7 +96,7 @@ def test_columns_that_are_not_numbers(hint: Any) -> None:
 
 def test_texts_among_features(hint: Any) -> None:
     preprocessing = pytest.importorskip("sklearn.preprocessing")
-    with hint("name it in tags, {}; of texts store token ids; column() reads a tag as it is"):
+    with hint("name it in tags, {}; for texts, store token ids; column() reads a tag unchanged"):
         inputs(kind=CLASSES)
     data = aa.FeatureSet.from_dict("data", {"x": X, "kind": CLASSES}, ["x"], tags=["kind"])
     data.add_splits({"train": range(16)})
@@ -109,7 +109,7 @@ def test_references(hint: Any) -> None:
     with hint("leave it out to read the first stream"):
         DATA.reference(stream="a@b")
     assert evaluate(graph(node(upstream=DATA.reference()))).prediction("net").shape == (24, 1)
-    with hint("give it in feature_sets"):
+    with hint("add it to feature_sets"):
         aa.Reference.from_config(DATA.reference().get_config(), {})
     read = aa.Reference.from_config(DATA.reference().get_config(), feature_sets={"data": DATA})
     assert read == DATA.reference()
@@ -123,7 +123,7 @@ def test_rows_for_a_loaded_graph(hint: Any, tmp_path: Path) -> None:
     expected = evaluate(given, "val").prediction("net")
     given.save(tmp_path / "plain")
     loaded = aa.ModelGraph.load(tmp_path / "plain")
-    with hint("give rows: data=new, a FeatureSet or a view"):
+    with hint("pass rows: data=new, a FeatureSet or a view"):
         evaluate(loaded, "val")
     new = features()
     found = loaded.run(aa.EvalPhase("eval", data=new["val"]), progress="none").prediction("net")
@@ -136,7 +136,7 @@ def test_rows_for_a_loaded_graph_of_transformed_data(hint: Any, tmp_path: Path) 
     given = graph(node(upstream=scaled.reference()))
     given.save(tmp_path / "scaled")
     graph_again = aa.ModelGraph.load(tmp_path / "scaled")
-    with hint("give rows: data=new.transform_like(graph.feature_sets[{}])"):
+    with hint("pass rows: data=new.transform_like(graph.feature_sets[{}])"):
         evaluate(graph_again, "val")
     new = features()
     phase = aa.EvalPhase("eval", data=new.transform_like(graph_again.feature_sets["data"]))
@@ -145,10 +145,10 @@ def test_rows_for_a_loaded_graph_of_transformed_data(hint: Any, tmp_path: Path) 
 
 
 def test_views(hint: Any) -> None:
-    with hint("give the FeatureSet: FeatureSetView(feature_set, 'NAME', [0, 1])"):
+    with hint("pass the FeatureSet: FeatureSetView(feature_set, 'NAME', [0, 1])"):
         aa.FeatureSetView(X, "some", [0, 1])  # type: ignore[arg-type]
     assert len(aa.FeatureSetView(DATA, "some", [0, 1])) == 2
-    with hint("make both from one FeatureSet object; cast(), select() and the like give another one"):
+    with hint("create both from one FeatureSet object; cast(), select() and similar methods return a new one"):
         DATA["train"].intersection(features()["val"])
     assert DATA.cast({"y": "float64"}) is not DATA and DATA.select("x") is not DATA
     assert len(DATA["train"].difference(DATA.take([0, 1]))) == 14
@@ -172,7 +172,7 @@ def test_columns_that_cannot_be_joined(hint: Any) -> None:
 def test_integers_too_large_beside_floats(hint: Any) -> None:
     large = inputs("x", n=np.arange(24) + 2**24)
     large.add_splits({"train": range(16)})
-    with hint("make them smaller, with fit_transform() and a scaler, or take {} out of this reference"):
+    with hint("scale them with fit_transform() and a scaler, or leave {} out of this reference"):
         evaluate(graph(node(upstream=large.reference())))
     small = large.fit_transform(Scaler(), "n", fit_on="train")
     assert np.isfinite(evaluate(graph(node(upstream=small.reference()))).prediction("net")).all()
@@ -245,10 +245,10 @@ def test_pads_of_columns(hint: Any) -> None:
     with hint("leave it out of pad="):
         padded({"x": 0, "n": 0}, n=np.arange(24))
     assert padded(pad={"x": 0}, n=np.arange(24)).array("n")[3] == 3
-    with hint("give a length that holds all: pad={{}: Pad(..., length={})}, or cut the rows"):
+    with hint("set a length that holds all rows: pad={{}: Pad(..., length={})}, or cut the rows"):
         padded({"x": aa.Pad(0, length=2)})
     assert padded(pad={"x": aa.Pad(0, length=3)}).array("x").shape == (24, 3)
-    with hint("give each row as a list of numbers, or as an array [length, *shape]"):
+    with hint("pass each row as a list of numbers or an array [length, *shape]"):
         padded({"x": 0, "n": 0}, n=[[[1], [2, 3]], *[[[0]]] * 23])
     lists = padded({"x": 0, "n": 0}, n=[[1, 2], *[[0]] * 23])
     arrays = padded({"x": 0, "n": 0}, n=[np.ones((2, 5)), *[np.ones((1, 5))] * 23])
@@ -256,7 +256,7 @@ def test_pads_of_columns(hint: Any) -> None:
 
 
 class Tensor:
-    """A tensor that does not become an array: of a dtype that NumPy lacks, or with a gradient."""
+    """A tensor that cannot be converted to an array: of a dtype that NumPy lacks, or with a gradient."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -283,23 +283,32 @@ def test_values_of_columns(hint: Any) -> None:
 def test_tensors_with_a_gradient(hint: Any) -> None:
     torch = pytest.importorskip("torch")
     tensor = torch.ones(24, 3, requires_grad=True)
-    with hint("give its values alone: {}: tensor.detach().cpu()"):
+    with hint("pass its values: {}: tensor.detach().cpu()"):
         inputs(z=tensor)
     assert inputs(z=tensor.detach().cpu()).array("z").sum() == 72
 
 
 def test_frames_and_sparse_matrices_as_columns(hint: Any) -> None:
     frame = pytest.importorskip("pandas").DataFrame(X, columns=["a", "b", "c"])
-    with hint("give its values as one column, {}: frame.to_numpy(), or each column by its name"):
+    with hint("pass its values as one column, {}: frame.to_numpy(), or each column by its name"):
         inputs(z=frame)
     assert np.array_equal(inputs(z=frame.to_numpy()).array("z"), X)
     assert inputs(a=frame["a"], b=frame["b"]).array("b").shape == (24,)
     x = pytest.importorskip("scipy.sparse").csr_matrix(X)
-    with hint("write {}: x.toarray(), or make fewer columns of it first (TruncatedSVD)"):
+    with hint("write {}: x.toarray(), or reduce its columns first (TruncatedSVD)"):
         inputs(z=x)
     assert np.array_equal(inputs(z=x.toarray()).array("z"), X)
     TruncatedSVD = pytest.importorskip("sklearn.decomposition").TruncatedSVD
     assert inputs(z=TruncatedSVD(2).fit_transform(x)).array("z").shape == (24, 2)
+
+
+def test_names_of_columns(hint: Any) -> None:
+    pandas = pytest.importorskip("pandas")
+    df = pandas.DataFrame(X[:, :2], columns=pandas.MultiIndex.from_tuples([("a", 1), ("a", 2)]))
+    with hint("rename the columns (pandas: df.columns = ['_'.join(map(str, name)) for name in df.columns])"):
+        aa.FeatureSet.from_pandas("data", df, ...)
+    df.columns = ["_".join(map(str, name)) for name in df.columns]
+    assert aa.FeatureSet.from_pandas("data", df, ...).features == ("a_1", "a_2")
 
 
 def test_files_of_text(hint: Any, tmp_path: Path) -> None:
@@ -307,13 +316,13 @@ def test_files_of_text(hint: Any, tmp_path: Path) -> None:
     file.write_text("a;b\n1;2\n3\n")
     with hint("write 'FILE.csv'"):
         aa.FeatureSet.from_csv("data", 3, ["a"])  # type: ignore[arg-type]
-    with hint("check the delimiter and the header, or give the frame of pandas.read_csv({}, on_bad_lines='warn')"):
+    with hint("check the delimiter and the header, or pass the frame of pandas.read_csv({}, on_bad_lines='warn')"):
         aa.FeatureSet.from_csv("data", str(file), ["a"], delimiter=";")
     pandas = pytest.importorskip("pandas")
     frame = pandas.read_csv(file, delimiter=";", on_bad_lines="warn")
     assert aa.FeatureSet.from_pandas("data", frame, ["a"]).array("a").tolist() == [1, 3]
     file.write_text("a;b\n1;2\n3;4\n")
-    with hint("give the frame of pandas.read_csv({}, sep={})"):
+    with hint("pass the frame of pandas.read_csv({}, sep={})"):
         aa.FeatureSet.from_csv("data", file, ["a"])
     assert aa.FeatureSet.from_pandas("data", pandas.read_csv(file, sep=";"), ["a"]).array("a").tolist() == [1, 3]
     assert aa.FeatureSet.from_csv("data", file, ["a"], delimiter=";").array("a").tolist() == [1, 3]
@@ -327,7 +336,7 @@ def test_what_is_no_mapping_of_columns(hint: Any, tmp_path: Path) -> None:
     assert len(aa.FeatureSet.from_arrow("data", table, ["x"])) == 24
     pq.write_table(table, tmp_path / "x.parquet")
     assert len(aa.FeatureSet.from_parquet("data", tmp_path / "x.parquet", ["x"])) == 24
-    with hint("give a pyarrow.Table, or use from_dict or from_pandas"):
+    with hint("pass a pyarrow.Table, or use from_dict or from_pandas"):
         aa.FeatureSet.from_arrow("data", X, ["x"])
     assert aa.FeatureSet.from_arrow("data", pa.Table.from_pydict({"x": [1.0]}), ["x"]).array("x").tolist() == [1]
     with hint("use from_dict for arrays by name"):
@@ -356,7 +365,7 @@ class Interchanged:
 
 
 def test_frames_of_other_libraries(hint: Any) -> None:
-    with hint("update pyarrow, or convert the data to a pyarrow.Table yourself"):
+    with hint("update pyarrow, or convert the data to a pyarrow.Table first"):
         aa.FeatureSet.from_arrow("data", Foreign(), ["x"])
     assert len(aa.FeatureSet.from_arrow("data", pa.table({"x": X[:, 0]}), ["x"])) == 24
     pandas = pytest.importorskip("pandas")
@@ -370,9 +379,7 @@ def test_frames_of_pandas(hint: Any) -> None:
     pandas = pytest.importorskip("pandas")
     a = pandas.Series(np.arange(3.0), index=[0, 1, 2])
     b = pandas.Series(np.arange(3.0), index=[2, 1, 0])
-    with hint(
-        "bring one into the order of the other, {}: b.loc[a.index]; or, if positions are meant, give {}: b.to_numpy()"
-    ):
+    with hint("reorder one of them, {}: b.loc[a.index]; or, to use positions, pass {}: b.to_numpy()"):
         aa.FeatureSet.from_dict("data", {"a": a, "b": b}, ["a", "b"])
     ordered = aa.FeatureSet.from_dict("data", {"a": a, "b": b.loc[a.index]}, ["a", "b"])
     assert ordered.array("b").tolist() == [2, 1, 0]
@@ -387,18 +394,18 @@ def test_frames_of_pandas(hint: Any) -> None:
 def test_data_sets_of_hugging_face(hint: Any) -> None:
     datasets = pytest.importorskip("datasets")
     data = datasets.DatasetDict({"a": datasets.Dataset.from_dict({"x": [1.0, 2.0], "y": [0.0, 1.0]})})
-    with hint("use from_arrow, which makes its splits"):
+    with hint("use from_arrow, which keeps its splits"):
         aa.FeatureSet.from_pandas("data", data, ["x"])
     assert len(aa.FeatureSet.from_arrow("data", data, ["x"])["a"]) == 2
     data["b"] = datasets.Dataset.from_dict({"x": [1, 2]})
-    with hint("give the ones that are alike, or each by itself: from_arrow({}, data[{}], ...)"):
+    with hint("pass only data sets with the same columns, or each one separately: from_arrow({}, data[{}], ...)"):
         aa.FeatureSet.from_arrow("data", data, ["x"])
     assert aa.FeatureSet.from_arrow("data", {"a": data["a"]}, ["x"]).splits
     assert len(aa.FeatureSet.from_arrow("data", data["b"], ["x"])) == 2
     dataset = data["a"].with_transform(lambda rows: {"x": [2 * x for x in rows["x"]], "y": rows["y"]})
     with hint(
-        "read rows through it, anew in each epoch: MapSource({}, dataset, features=[...], target=[...]); for the"
-        " stored values write dataset.with_format(None)"
+        "to apply the function in each epoch, use MapSource({}, dataset, features=[...], target=[...]); to use the "
+        "stored values, pass dataset.with_format(None)"
     ):
         aa.FeatureSet.from_arrow("data", dataset, ["x"])
     source = aa.MapSource("data", dataset, features=["x"], target=["y"])
@@ -423,7 +430,7 @@ class Rows:
 
 def test_a_data_set_that_gives_no_table(hint: Any) -> None:
     label, dataset = "data", Rows()
-    with hint("give its data as a pyarrow.Table, or row by row: MapSource(label, dataset, features=[...])"):
+    with hint("pass its data as a pyarrow.Table, or read it row by row: MapSource(label, dataset, features=[...])"):
         aa.FeatureSet.from_arrow(label, dataset, ["x"])
     assert len(aa.FeatureSet.from_arrow(label, pa.Table.from_pylist([dataset[0], dataset[1]]), ["x"])) == 2
     assert aa.MapSource(label, dataset, features=["x"]).gather([0, 1])["x"].tolist() == [0, 1]
@@ -433,18 +440,18 @@ def test_files_of_parquet(hint: Any, tmp_path: Path) -> None:
     for name, values in (("a", [1, 2]), ("b", [1.0, 2.0])):
         pq.write_table(pa.table({"x": values}), tmp_path / f"{name}.parquet", row_group_size=1)
     read = aa.FeatureSet.from_parquet
-    with hint("give a list of files: sorted(pathlib.Path({}).glob({})); or a folder"):
+    with hint("pass a list of files: sorted(pathlib.Path({}).glob({})); or a folder"):
         read("data", tmp_path / "a*.parquet", ["x"])
     assert read("data", sorted(Path(tmp_path).glob("a*.parquet")), ["x"]).array("x").tolist() == [1, 2]
-    with hint("write the files with one schema, or read them apart and cast()"):
+    with hint("write the files with one schema, or read them separately and cast()"):
         read("data", tmp_path, ["x"])
     apart = [read("data", tmp_path / f"{name}.parquet", ["x"]).cast({"x": "float64"}) for name in "ab"]
     assert np.array_equal(apart[0].array("x"), apart[1].array("x"))
-    with hint("give one file, or leave row_groups out"):
+    with hint("pass one file, or leave row_groups out"):
         read("data", [tmp_path / "a.parquet"] * 2, ["x"], row_groups=[0])
     assert read("data", tmp_path / "a.parquet", ["x"], row_groups=[0]).array("x").tolist() == [1]
     assert len(read("data", [tmp_path / "a.parquet"] * 2, ["x"])) == 4
-    with hint("give numbers of row groups: row_groups=[0, 1]"):
+    with hint("pass numbers of row groups: row_groups=[0, 1]"):
         read("data", tmp_path / "a.parquet", ["x"], row_groups=[2])
     assert len(read("data", tmp_path / "a.parquet", ["x"], row_groups=[0, 1])) == 2
     pq.write_table(pa.table({"x": [1.0, 2.0]}), tmp_path / "a.parquet")
@@ -453,7 +460,7 @@ def test_files_of_parquet(hint: Any, tmp_path: Path) -> None:
 
 def test_roles(hint: Any) -> None:
     table = pa.table({"x": X[:, 0], "name": CLASSES.tolist(), "y": X[:, 1]})
-    with hint("name them as tags, leave them out of the data, or name the {}s one by one{}"):
+    with hint("name them as tags, leave them out of the data, or list the {}s explicitly{}{}"):
         aa.FeatureSet.from_arrow("data", table, ..., ["y"])
     assert aa.FeatureSet.from_arrow("data", table, ..., ["y"], ["name"]).features == ("x",)
     assert aa.FeatureSet.from_arrow("data", table.drop_columns("name"), ..., ["y"]).features == ("x",)
@@ -470,27 +477,27 @@ def test_roles(hint: Any) -> None:
 def test_rows_that_are_chosen(hint: Any) -> None:
     data = features(n=np.arange(24))
     mask = data.array("n") > 20
-    with hint("give row numbers; np.flatnonzero(mask) makes them of a mask"):
+    with hint("pass row numbers; np.flatnonzero(mask) converts a mask"):
         data.take(mask)
     assert len(data.take(np.flatnonzero(mask))) == 3
     with hint("write {'column': value, ...}"):
         data.filter("n > 20")  # type: ignore[arg-type]
     assert len(data.filter({"n": 20})) == 1
-    with hint("take(np.flatnonzero(mask)) chooses rows by a mask"):
+    with hint("use take(np.flatnonzero(mask)) to choose rows with a mask"):
         data.filter({"n": mask})
     assert data.take(np.flatnonzero(mask)).array("n").tolist() == [21, 22, 23]
-    with hint("compare, and reduce the axes of a sample: lambda x: (x > 0).all(axis=1)"):
+    with hint("compare, and reduce the other axes: lambda x: (x > 0).all(axis=1)"):
         data.filter({"x": lambda x: x > 0})
     expected = int((X > 0).all(axis=1).sum())
     assert len(data.filter({"x": lambda x: (x > 0).all(axis=1)})) == expected
-    with hint("give a function that makes a mask: lambda x: (x > 0).all(axis=1)"):
+    with hint("pass a function that returns a mask: lambda x: (x > 0).all(axis=1)"):
         data.filter({"x": 0})
     assert len(data.filter({"x": lambda x: (x > 0).all(axis=1)})) == expected
 
 
 def test_names_of_splits(hint: Any) -> None:
     data = aa.FeatureSet.from_dict("data", {"x": X}, ["x"])
-    with hint("make splits with split_random({'train': 0.8, ...})"):
+    with hint("create splits with split_random({'train': 0.8, ...})"):
         data.split("train")
     data.split_random({"train": 0.8, "test": 0.2})
     assert len(data.split("train")) == 19
@@ -510,12 +517,12 @@ def test_ratios_of_splits(hint: Any) -> None:
         features().split_random(0.8)  # type: ignore[arg-type]
     plain = aa.FeatureSet.from_dict("data", {"x": X}, ["x"])
     assert plain.split_random({"train": 0.8, "test": 0.2}).keys() == {"train", "test"}
-    with hint("make its ratio larger or leave it out"):
+    with hint("increase its ratio or leave it out"):
         plain.split_random({"many": 0.99, "few": 0.01})
     assert len(plain.split_random({"many": 0.9, "few": 0.1})["few"]) == 2
     assert len(plain.split_random({"every": 1})["every"]) == 24
     twice = plain.take([0, 0, 1, 2])
-    with hint("take each row once: take(np.unique(positions)); draw with repetition inside a split"):
+    with hint("select each row once: take(np.unique(positions)); draw with repetition inside a split"):
         twice.split_random({"a": 0.5, "b": 0.5})
     once = plain.take(np.unique([0, 0, 1, 2])).split_random({"a": 0.5, "b": 0.5})
     assert len(once["a"].take([0, 0, 1])) == 3
@@ -554,8 +561,12 @@ def test_strata_that_are_too_small(hint: Any) -> None:
     pandas = pytest.importorskip("pandas")
     ratios = {"train": 0.5, "test": 0.5}
     rare = np.array(["a"] * 11 + ["b"] * 12 + ["c"])
-    with hint("leave its rows out with filter(), or join it with another stratum"):
+    with hint(
+        "leave its rows out, with filter() or pandas: table[table[COLUMN] != VALUE], or join it with another stratum"
+    ):
         grouped(s=rare).split_random(ratios, stratify_by="s")
+    table, COLUMN, VALUE = pandas.DataFrame({"s": rare}), "s", "c"
+    assert set(table[table[COLUMN] != VALUE]["s"]) == {"a", "b"}
     assert len(grouped(s=rare).filter({"s": ["a", "b"]}).split_random(ratios, stratify_by="s")) == 2
     assert len(grouped(s=np.where(rare == "c", "b", rare)).split_random(ratios, stratify_by="s")) == 2
     values = X[:, 0]
@@ -603,14 +614,14 @@ def test_settings_of_samplers(hint: Any) -> None:
     with hint("write a whole number, such as {}=32"):
         SimpleSampler(batch_size=32.5)  # type: ignore[arg-type]
     assert SimpleSampler(batch_size=32).batch_size == 32
-    with hint("give batch_size and no key that is not listed"):
+    with hint("pass batch_size and only keys from this list"):
         SimpleSampler.from_config({"size": 8})
     assert SimpleSampler.from_config({"batch_size": 8}) == SimpleSampler(8)
     rows = {"data": DATA}
     with hint("write {'LABEL': feature_set}"):
         SimpleSampler(8).epoch_orders(DATA)  # type: ignore[arg-type]
     drawn = SimpleSampler(8, shuffle=True).epoch_orders(rows)
-    with hint("give what epoch_orders(rows) returned"):
+    with hint("pass the result of epoch_orders(rows)"):
         SimpleSampler(8).shuffled(rows, 0)  # type: ignore[arg-type]
     assert len(SimpleSampler(8).shuffled(SimpleSampler(8).epoch_orders(rows), 0)[0]) == drawn.n
     with hint("use a batch size of at most {}, or drop_last=False"):
@@ -654,7 +665,7 @@ def test_tables_that_are_made_otherwise(hint: Any, tmp_path: Path) -> None:
 
 def test_names_of_columns_and_labels(hint: Any) -> None:
     bare = aa.FeatureSet.from_dict("data", {"x": X, "y": X[:, 0]}, ["x"])
-    with hint("name it in {}_keys when the feature set is made"):
+    with hint("name it in {}_keys when you create the feature set"):
         bare.reference(target=["y"])
     made = aa.FeatureSet.from_dict("data", {"x": X, "y": X[:, 0]}, ["x"], target=["y"])
     assert made.reference(target=["y"]).targets == ("y",)
@@ -662,7 +673,7 @@ def test_names_of_columns_and_labels(hint: Any) -> None:
         aa.FeatureSet.from_dict({"x": X}, ["x"], "data")  # type: ignore[arg-type]
     x, y = X, X[:, 0]
     assert aa.FeatureSet.from_dict("data", {"x": x, "y": y}, ["x"], ["y"]).targets == ("y",)
-    with hint("write ... once, and name the columns of the other roles"):
+    with hint("use ... for one role, and name the columns of the others"):
         aa.FeatureSet.from_dict("data", {"x": x, "y": y}, ..., ...)
     assert aa.FeatureSet.from_dict("data", {"x": x, "y": y}, ..., ["y"]).features == ("x",)
     with hint("rename it, for example to {}"):
@@ -696,7 +707,7 @@ def test_files_in_other_encodings(hint: Any, tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     for encoding in ("latin-1", "utf-16"):
         path.write_text("größe,y\n1,2\n3,4\n", encoding=encoding)
-        with hint("give the frame of pandas.read_csv({}, encoding={})"):
+        with hint("pass the frame of pandas.read_csv({}, encoding={})"):
             aa.FeatureSet.from_csv("data", path, ["größe"], ["y"])
         frame = pandas.read_csv(path, encoding=encoding)
         assert aa.FeatureSet.from_pandas("data", frame, ["größe"], ["y"]).array("größe").size == 2

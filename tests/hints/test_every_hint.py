@@ -64,7 +64,7 @@ def test_hints_are_found_in_sources(source: str, texts: list[str]) -> None:
         ("run `anyaccel devices`", True),
         ("set ANYACCEL_DEVICE", True),
         ("leave checkpoint out", True),
-        ("give more rows", False),
+        ("use more rows", False),
         ("name {} in the plan", False),
     ],
 )

@@ -236,7 +236,7 @@ def test_plots_of_predictions(hint: Any) -> None:
     assert results.plot("net")
     two = features(y=X[:, :1], z=X[:, :2])
     results = evaluated(graph(aa.ModelNode("net", net(), two.reference())), outputs=["net"])
-    with hint("name one that fits: plot(targets='COLUMN')"):
+    with hint("name a matching one: plot(targets='COLUMN')"):
         results.plot(targets="data.z")
     assert results.plot(targets="data.y")
     silent = graph(aa.ModelNode("net", Learning(), DATA.reference()))
@@ -270,7 +270,7 @@ def test_predictions_in_one_table(hint: Any) -> None:
     other = aa.FeatureSet.from_dict("others", {"x": X[:8], "y": X[:8, :1]}, ["x"], ["y"])
     nodes = [aa.ModelNode("net", net(), DATA.reference()), aa.ModelNode("other", net(), other.reference())]
     given = graph(*nodes)
-    with hint("run an EvalPhase for each feature set, with outputs=[...] of the nodes that it feeds"):
+    with hint("run an EvalPhase for each feature set, with outputs=[...] for its nodes"):
         given.run(aa.EvalPhase("test", data={"data": "all", "others": "all"}), progress="none").to_arrow()
     for label, rows in (("net", 24), ("other", 8)):
         results = given.run(aa.EvalPhase("test", data="all", outputs=[label]), progress="none")
@@ -318,7 +318,7 @@ def test_plots_in_original_units(hint: Any) -> None:
     data = data.fit_transform(OneHot(), "kind", fit_on="all", role="target", into="class")
     given = graph(aa.ModelNode("net", net(3), data.reference(target=["class"])))
     results = evaluated(given, outputs=["net"], losses=[aa.AppliedLoss("mse", on="net")])
-    with hint("leave undo out, or name a target whose values are alike: plot(targets='COLUMN')"):
+    with hint("leave undo out, or name a target with matching values: plot(targets='COLUMN')"):
         results.plot(undo=True, targets="n")
     assert results.plot(targets="n")  # without undo
     assert results.plot(undo=True, targets="class")

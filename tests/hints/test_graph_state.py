@@ -85,7 +85,7 @@ def test_transforms_of_the_data(hint: Any, tmp_path: Path) -> None:
     built(node(data=new.transform_like(scaled))).load_state(state)
     other = features().fit_transform(Doubled(), "x", fit_on="all")
     with hint(
-        "give data with the same transforms: new.transform_like(data), or let ModelGraph.load(folder) restore them"
+        "pass data with the same transforms: new.transform_like(data), or let ModelGraph.load(folder) restore them"
     ):
         aa.ModelGraph.from_config(graph.get_config(), feature_sets=[other])
     assert aa.ModelGraph.from_config(graph.get_config(), feature_sets=[new.transform_like(scaled)])
@@ -94,16 +94,16 @@ def test_transforms_of_the_data(hint: Any, tmp_path: Path) -> None:
 
 def test_states(hint: Any) -> None:
     graph = built()
-    with hint("give what state() gave"):
+    with hint("pass the result of state()"):
         graph.load_state([])  # type: ignore[arg-type]
     graph.load_state(graph.state())
     state = graph.state() | {"net/parameters/zzz": np.ones(3)}
-    with hint("load it into the graph that it was taken from, or what fits of it with strict=False"):
+    with hint("load it into the graph that it belongs to, or load the matching parts with strict=False"):
         graph.load_state(state)
     with pytest.warns(UserWarning, match="zzz"):
         graph.load_state(state, strict=False)
     renamed = {name.replace("weight", "kernel"): array for name, array in graph.state().items()}
-    with hint("say which are the same: names={'IN THE STATE': 'IN THE MODEL'}, None for what is not needed"):
+    with hint("map the names: names={'IN THE STATE': 'IN THE MODEL'}, with None to skip an array"):
         graph.load_state(renamed, names={})
     graph.load_state(
         renamed,
@@ -135,7 +135,7 @@ def test_configurations(hint: Any, tmp_path: Path) -> None:
     for wrong, text in ((None, "no model"), ({**named, "name": "Zzz"}, "another name")):
         entry["model"] = wrong
         assert text
-        with hint("give it: models={{}: ...}"):
+        with hint("pass it: models={{}: ...}"):
             aa.ModelGraph.from_config(config, feature_sets=[data])
         assert aa.ModelGraph.from_config(config, feature_sets=[data], models={"net": aa.SequentialMLP(1)})
     entry["model"] = 3
@@ -168,7 +168,7 @@ def arrays_of(graph: aa.ModelGraph) -> dict[str, np.ndarray]:
 def test_names_of_weights(hint: Any) -> None:
     graph = built()
     arrays = arrays_of(graph)
-    with hint("map names={'IN THE FILE': 'IN THE MODEL'}, or load what fits with strict=False"):
+    with hint("map names={'IN THE FILE': 'IN THE MODEL'}, or load the matching parts with strict=False"):
         graph.load_weights({f"zzz{i}": array for i, array in enumerate(arrays.values())})
     assert graph.load_weights(
         {f"zzz{i}": array for i, array in enumerate(arrays.values())},
@@ -181,7 +181,7 @@ def test_names_of_weights(hint: Any) -> None:
     assert graph.load_weights(
         {f"module.{name}": array for name, array in arrays.items()}, names=lambda name: name.removeprefix("module.")
     )
-    with hint("let them be rounded with strict=False"):
+    with hint("use strict=False to allow rounding"):
         graph.load_weights({name: array.astype("float64") + 1e-12 for name, array in arrays.items()})
     with pytest.warns(UserWarning, match="rounded"):
         assert graph.load_weights(
@@ -195,7 +195,7 @@ def test_axes_of_weights(hint: Any) -> None:
     square = next(name for name, array in arrays.items() if array.ndim == 2 and len(set(array.shape)) == 1)
     renamed = {name.replace(square, "other.kernel"): array for name, array in arrays.items()}
     names = {"other.kernel": square}
-    with hint("say what the order is: {}; or, where it is that of the model, change=lambda name, array: array"):
+    with hint("specify the order: {}; or, if the order is the same, pass change=lambda name, array: array"):
         graph.load_weights(renamed, names=names)
     assert graph.load_weights(renamed, names=names, change=lambda name, array: array)
 
@@ -212,7 +212,7 @@ def test_weights_that_are_copied(hint: Any) -> None:
     assert aa.copy_weights(source, target, names={first: first})
     wide = aa.SequentialMLP(1, hidden_dim=5)
     built(node("wide", wide))
-    with hint("give change=lambda name, array: ... that transposes or converts it"):
+    with hint("pass change=lambda name, array: ... to transpose or convert it"):
         aa.copy_weights(wide, target)
     assert aa.copy_weights(wide, target, change=lambda name, array: np.resize(array, shapes_of(target)[name]))
 
@@ -258,7 +258,7 @@ def test_devices_and_policies(hint: Any, cli: Any, monkeypatch: pytest.MonkeyPat
     assert cli("devices").exit_code == 0  # anyaccel devices
     assert (answer := cli("plugins")).exit_code == 0, answer.output  # anyaccel plugins
     assert graph.run(train(accelerator="cpu:0"), progress="none")
-    with hint("install the plugin that offers it, or leave policy= out"):
+    with hint("install a plugin that has it, or leave policy= out"):
         graph.run(train(policy="nearest"), progress="none")
     assert graph.run(train(), progress="none")  # without policy=
 
@@ -286,14 +286,14 @@ def test_columns_of_losses(hint: Any) -> None:
         "data", {"a": np.ones((24, 2), int), "b": np.ones((24, 2), int), "y": X[:, :1]}, ["a", "b"], ["y"]
     )
     with hint(
-        "give each as an input of its own, by the name that the model has for it: {{}}; or, if these are numbers and "
-        "no ids, make them floating: {}.cast({})"
+        "pass each as a separate input, by the model's argument name: {{}}; or, if these are numbers rather than ids, "
+        "convert them to floats: {}.cast({})"
     ):
         built(node(data=integers))
     assert built(node(data=integers.cast({"a": "float32", "b": "float32"})))
-    with hint("leave batch_axis out, and let the model move the axis itself"):
+    with hint("leave batch_axis out, and move the axis in the model"):
         built(node(batch_axis=1))
     assert built(node())  # without batch_axis
-    with hint("give a flat list of upstreams, in the order of the model's inputs"):
+    with hint("pass a flat list of upstreams, in the order of the model's inputs"):
         built(aa.ModelNode("net", aa.SequentialMLP(1), {"inputs": DATA.reference()}))
     assert built(aa.ModelNode("net", aa.SequentialMLP(1), [DATA.reference()]))

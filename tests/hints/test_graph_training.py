@@ -65,15 +65,16 @@ WIDE = features(y=X)
 
 def test_losses_of_several_outputs(hint: Any) -> None:
     given = graph(node("net", Several(2, 2), WIDE.reference(), outputs=["NAME", "other"]))
-    with hint("write inputs=['outputs.NAME', 'targets']"):
+    with hint("say which: AppliedLoss({}, inputs=['outputs.{}', 'targets'])"):
         trained(given, LOSS)
     assert trained(given, aa.AppliedLoss("mse", on="net", inputs=["outputs.NAME", "targets"]))
 
 
 def test_outputs_of_training(hint: Any) -> None:
     with hint(
-        "name all, those of evaluation first: ModelNode({}, ..., outputs={}), with losses such as AppliedLoss(..., "
-        "on={}, inputs=['outputs.{}', 'targets'], label='{}'); or switch the others off in the model"
+        "name all outputs, starting with those of evaluation: ModelNode({}, ..., outputs={}), with losses such as "
+        "AppliedLoss(..., "
+        "on={}, inputs=['outputs.{}', 'targets'], label='{}'); or disable the others in the model"
     ):
         trained(graph(node("net", Several(1, 2), WIDE.reference())), LOSS)
     second = aa.AppliedLoss("mse", on="net", inputs=["outputs.out1", "targets"], label="out1")
@@ -113,7 +114,7 @@ class Swapped(Module):
 def test_classes_of_positions(hint: Any) -> None:
     classes = features(label=(X > 0).astype(int))
     given = graph(node("net", Swapped(), classes.reference()))
-    with hint("if the classes come first, say so: Loss('cross_entropy', class_axis=1)"):
+    with hint("if the classes come first, set class_axis: Loss('cross_entropy', class_axis=1)"):
         trained(given, aa.AppliedLoss("cross_entropy", on="net"))
     assert trained(given, aa.AppliedLoss(aa.Loss("cross_entropy", class_axis=1), on="net")).loss == pytest.approx(
         np.log(2)
@@ -137,7 +138,7 @@ def test_class_weights_need_a_column(hint: Any) -> None:
     other = aa.ModelNode("other", aa.SequentialMLP(2), classes.reference())
     given = graph(node("net", aa.SequentialMLP(2), classes.reference()), other)
     weighted = aa.Loss("cross_entropy", class_weights=[1.0, 2.0])
-    with hint("name a column of targets in inputs=, or give mask= or sample_weight= instead"):
+    with hint("name a column of targets in inputs=, or use mask= or sample_weight= instead"):
         trained(given, aa.AppliedLoss(weighted, on="net", inputs=["outputs", "other"]))
     assert trained(given, aa.AppliedLoss(weighted, on="net", inputs=["outputs", "data.label"]))
     loss = aa.AppliedLoss("mse", on="net", inputs=["outputs", "other"], mask="data.w")
@@ -153,23 +154,23 @@ def squares(outputs: np.ndarray, targets: np.ndarray) -> Any:
 def test_frameworks_that_do_less(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     adam = aa.Optimizer("adamw", groups={"*bias": {"weight_decay": 0.0}})
     monkeypatch.setattr(NumpyBackend, "parameter_groups", False)
-    with hint("leave groups out, or give nodes optimizers of their own: ModelNode(..., optimizer=...)"):
+    with hint("leave groups out, or use a separate optimizer for each node: ModelNode(..., optimizer=...)"):
         trained(graph(optimizer=adam))
     assert trained(graph(optimizer="adamw"))  # without groups
     own = aa.ModelNode("net", aa.SequentialMLP(1), DATA.reference(), optimizer=aa.Optimizer("adamw"))
     assert trained(graph(own))
     monkeypatch.setattr(NumpyBackend, "weighs_losses", False)
-    with hint("use a loss of the framework's own, or a node of another framework"):
+    with hint("use a loss of the framework, or a node of another framework"):
         trained(graph(), aa.AppliedLoss("mse", on="net", sample_weight="data.y"))
     assert trained(graph(), aa.AppliedLoss(squares, on="net"))
 
 
 def test_what_is_trained(hint: Any) -> None:
-    with hint("give losses=[AppliedLoss('mse', on='NODE')]"):
+    with hint("pass losses=[AppliedLoss('mse', on='NODE')]"):
         graph().run(aa.TrainPhase("train", data="all", losses=[]), progress="none")
     losses = [aa.AppliedLoss("mse", on="net")]
     assert graph().run(aa.TrainPhase("train", data="all", losses=losses), progress="none")
-    with hint("train with losses=[...], which may be functions of your own"):
+    with hint("train with losses=[...], which can be custom functions"):
         step = SimpleNamespace()
         graph().run(aa.TrainPhase("train", data="all", step=lambda models, batch: step), progress="none")
 
@@ -200,7 +201,7 @@ def test_columns_with_a_plus_sign(hint: Any) -> None:
 
 def test_precision_of_devices(hint: Any) -> None:
     aa.simulate(1, float64=False)
-    with hint("give the node another one, ModelNode({}, ..., precision={})"):
+    with hint("use another one for the node: ModelNode({}, ..., precision={})"):
         trained(graph(node(precision="float64")), accelerator="sim:0")
     other = aa.ModelNode("net", aa.SequentialMLP(1), DATA.reference(), precision="bf16-mixed")
     assert trained(graph(other), accelerator="sim:0")
@@ -218,7 +219,7 @@ def test_narrow_models(hint: Any) -> None:
     def narrow(**settings: Any) -> Any:
         return trained(graph(node("net", Halved("float16"), WIDE.cast({"x": "float16"}).reference(), **settings)))
 
-    with hint("convert the model to float32, or leave precision out: it computes in its own dtype"):
+    with hint("convert the model to float32, or leave precision out to compute in its own dtype"):
         narrow(precision="bf16-mixed")
     assert trained(graph(node("net", Halved("float32"), WIDE.reference(), precision="bf16-mixed")))
     assert graph(node("net", Halved("float16"), WIDE.cast({"x": "float16"}).reference())).build()  # without precision
@@ -249,7 +250,7 @@ class MyModel(aa.SequentialMLP):
 
 def test_classes_of_configurations(hint: Any) -> None:
     config = graph(node("net", MyModel(1))).get_config()
-    with hint("if you trust it, import it: allow=[{}], or give models={{}: ...}"):
+    with hint("if you trust it, import it and pass allow=[{}], or pass models={{}: ...}"):
         aa.ModelGraph.from_config(config, feature_sets=[DATA])
     assert aa.ModelGraph.from_config(config, feature_sets=[DATA], allow=[MyModel])
     assert aa.ModelGraph.from_config(config, feature_sets=[DATA], models={"net": MyModel(1)})
@@ -263,7 +264,7 @@ def test_changes_of_states(hint: Any) -> None:
     given = graph(optimizer="adam")
     trained(given)
     state = given.state()
-    with hint("load the weights alone, with load_weights, and train anew"):
+    with hint("load only the weights with load_weights, and train from scratch"):
         graph(optimizer="adam").load_state(state, change=lambda name, array: 2 * array)
     new = graph(optimizer="adam")
     new.build()
@@ -276,7 +277,7 @@ def test_weights_in_another_order(hint: Any) -> None:
     given.build()
     arrays = arrays_of(given)
     turned = {name: np.ascontiguousarray(array.T) for name, array in arrays.items()}
-    with hint("bring the axes into the model's order: {}"):
+    with hint("reorder the axes as in the model: {}"):
         given.load_weights(turned)
     given.load_weights(
         turned,
@@ -326,7 +327,7 @@ def test_copies_in_another_order(hint: Any) -> None:
     source, target = Kernel(), Weight()
     graph(node("a", source, WIDE.reference()), node("b", target, WIDE.reference())).build()
     names = {"weight": "kernel"}
-    with hint("say what the order is: {}; or, where it is that of the target, change=lambda name, array: array"):
+    with hint("specify the order: {}; or, if the order is the same, pass change=lambda name, array: array"):
         aa.copy_weights(source, target, names=names)
     aa.copy_weights(source, target, names=names, change=lambda name, array: array.T)
     np.testing.assert_array_equal(target.parameters["weight"].T, source.parameters["kernel"])
@@ -380,6 +381,6 @@ def test_rates_of_optimizers(hint: Any) -> None:
     def halved(step: int) -> float:
         return 0.5**step
 
-    with hint("write lr=1.0, schedule=... with what {} is here: a function of the step"):
+    with hint("write lr=1.0, schedule=... with this value of {}, a function of the step"):
         aa.Optimizer("sgd", lr=halved)
     assert trained(graph(optimizer=aa.Optimizer("sgd", lr=1.0, schedule=halved)))

@@ -53,14 +53,14 @@ def test_words_of_others_for_training_a_graph(hint: Any) -> None:
     with hint("use run(phase)"):
         given.run_phase(phase)
     assert given.run(phase, progress="none")
-    with hint("give the optimizer to ModelGraph(nodes, 'adam') and losses to TrainPhase(..., losses=[...])"):
+    with hint("pass the optimizer to ModelGraph(nodes, 'adam') and losses to TrainPhase(..., losses=[...])"):
         given.compile("adam")
     adam = aa.ModelGraph([node()], "adam")
     assert adam.run(aa.TrainPhase("train", data="train", losses=[LOSS]), progress="none").loss.size
     with hint("a TrainPhase does this: TrainPhase(..., losses=[AppliedLoss(...)])"):
         given.zero_grad()
     assert given.run(aa.TrainPhase("train", data="train", losses=[aa.AppliedLoss("mse", on="net")]), progress="none")
-    with hint("say where to a phase: TrainPhase(..., accelerator='cpu')"):
+    with hint("set it on a phase: TrainPhase(..., accelerator='cpu')"):
         given.to("cpu")
     assert given.run(aa.TrainPhase("train", data="train", losses=[LOSS], accelerator="cpu"), progress="none")
 
@@ -68,7 +68,7 @@ def test_words_of_others_for_training_a_graph(hint: Any) -> None:
 def test_words_of_others_for_the_state_of_a_graph(hint: Any, tmp_path: Path) -> None:
     given = graph()
     given.run(train(), progress="none")
-    with hint("they are in the models: graph['NODE'].model"):
+    with hint("the models have them: graph['NODE'].model"):
         given.parameters()
     assert given["net"].model.parameters
     with hint("use state()"):
@@ -102,7 +102,7 @@ def test_words_of_others_for_the_nodes_of_a_graph(hint: Any) -> None:
     given.freeze("net")
     assert given["net"].frozen
     given.unfreeze("net")
-    with hint("give labels, freeze('NODE', 'NODE'), or nothing for all nodes"):
+    with hint("pass labels, freeze('NODE', 'NODE'), or nothing for all nodes"):
         given.freeze(3)
     given.freeze("net", "other")
     given.freeze()
@@ -112,7 +112,7 @@ def test_words_of_others_for_the_nodes_of_a_graph(hint: Any) -> None:
     with hint("wrap it: ModelNode('LABEL', model, upstream_ref)"):
         aa.ModelGraph([aa.SequentialMLP(1)])  # type: ignore[list-item]
     assert aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP(1), DATA.reference())])
-    with hint("give it ModelNode(...) objects"):
+    with hint("pass ModelNode(...) objects"):
         aa.ModelGraph([])
     assert aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP(1), DATA.reference())])
     with hint("write seed=0"):
@@ -142,7 +142,7 @@ def test_words_of_others_on_nodes(hint: Any) -> None:
     with hint("a graph runs phases: graph.run(phase)"):
         own.fit()
     assert given.run(train(), progress="none")
-    with hint("say where: ModelNode(..., accelerator='cpu')"):
+    with hint("set the device: ModelNode(..., accelerator='cpu')"):
         own.to("cpu")
     assert aa.ModelNode("net", aa.SequentialMLP(1), DATA.reference(), accelerator="cpu")
     with hint("the graph does: graph.freeze('NODE')"):
@@ -160,7 +160,7 @@ def test_parts_of_nodes(hint: Any) -> None:
     with hint("write optimizer=Optimizer('adam', lr=1e-3)"):
         node(optimizer=3)
     assert node(optimizer=aa.Optimizer("adam", lr=1e-3))
-    with hint("give a model object of a framework, such as SequentialMLP(...)"):
+    with hint("pass a model object of a framework, such as SequentialMLP(...)"):
         aa.ModelNode("net", 3, DATA.reference())
     with hint("create one: {}(...)"):
         aa.ModelNode("net", aa.SequentialMLP, DATA.reference())
@@ -168,22 +168,22 @@ def test_parts_of_nodes(hint: Any) -> None:
     with hint("write ['mean', 'variance']"):
         node(outputs=[])
     assert node(outputs=["mean", "variance"])
-    with hint("give feature_set.reference(...) or the label of a node"):
+    with hint("pass feature_set.reference(...) or the label of a node"):
         node(upstream=[])
         aa.ModelNode("net", aa.SequentialMLP(1), [])
-    with hint("give feature_set.reference(...), a node, or the label of a node"):
+    with hint("pass feature_set.reference(...), a node, or the label of a node"):
         aa.ModelNode("net", aa.SequentialMLP(1), 3)
     for upstream in (DATA.reference(), node("other"), "other"):
         assert aa.ModelNode("net", aa.SequentialMLP(1), upstream)
-    with hint("write {'NAME': feature_set.reference(...)}, with the names that the model's call has"):
+    with hint("write {'NAME': feature_set.reference(...)}, with the argument names of the model's call"):
         aa.ModelNode("net", aa.SequentialMLP(1), {3: DATA.reference()})
     assert aa.ModelNode("net", aa.SequentialMLP(1), {"inputs": DATA.reference()})
     with hint("write batch_axis=1"):
         node(batch_axis="first")
     assert node(batch_axis=1)
-    with hint("name inputs as upstream_ref does"):
+    with hint("use the names of upstream_ref"):
         node(batch_axis={"zzz": 1})
-    with hint("for a model that computes its loss, give all inputs by name: {'labels': {}.reference({}), ...}"):
+    with hint("for a model that computes its loss, pass all inputs by name: {'labels': {}.reference({}), ...}"):
         aa.ModelNode("net", aa.SequentialMLP(1), DATA.reference(["x", "y"]))
     assert aa.ModelNode("net", aa.SequentialMLP(1), {"inputs": DATA.reference(), "labels": DATA.reference("y")})
 
@@ -192,7 +192,7 @@ def test_concatenations(hint: Any) -> None:
     with hint("write concat_axis=-1"):
         aa.ConcatNode("both", ["a", "b"], concat_axis="last")  # type: ignore[arg-type]
     assert aa.ConcatNode("both", ["a", "b"], concat_axis=-1)
-    with hint("give it two or more upstream_refs"):
+    with hint("pass two or more upstream_refs"):
         aa.ConcatNode("both", ["a"])
     assert aa.ConcatNode("both", upstream_refs=["a", "b"])
     scalars = features(y=X[:, 0], z=X[:, 1])
@@ -210,7 +210,7 @@ def test_inputs_of_losses(hint: Any) -> None:
     with hint("write AppliedLoss.from_output({}, 'loss')"):
         aa.AppliedLoss("from_output", on="net", inputs=["outputs", "targets"])
     assert aa.AppliedLoss.from_output("net", "loss")
-    with hint("give it as an input of the loss: inputs=['outputs', 'targets', {}]"):
+    with hint("pass it as an input of the loss: inputs=['outputs', 'targets', {}]"):
         aa.AppliedLoss(lambda outputs, targets: outputs, on="net", mask="data.y")
     assert aa.AppliedLoss(lambda outputs, targets, mask: outputs, on="net", inputs=["outputs", "targets", "data.y"])
     with hint("write inputs=['outputs', 'targets']"):
@@ -246,7 +246,7 @@ def test_classes_of_losses(hint: Any) -> None:
         trained(1, aa.AppliedLoss("mse", on="net"))
     assert trained(1, aa.AppliedLoss("mse", on="net"), data=classes.cast({"label": "float32"}))
     probabilities = features(p=np.full((24, 2), 0.5, "float32"))
-    with hint("give mask= or sample_weight= instead"):
+    with hint("use mask= or sample_weight= instead"):
         trained(2, aa.AppliedLoss(aa.Loss("cross_entropy", class_weights=[1.0, 2.0]), on="net"), data=probabilities)
     weighted = features(p=np.full((24, 2), 0.5, "float32"), w=np.ones(24, "float32"))
     losses = [
@@ -255,7 +255,7 @@ def test_classes_of_losses(hint: Any) -> None:
     ]
     assert trained(2, *losses, data=weighted)
     with hint("change the model's output_shape, or choose another column{}"):
-        trained(3, LOSS, data=features())
+        trained(3, aa.AppliedLoss("cross_entropy", on="net"), data=features())
     model = aa.ModelNode("net", aa.SequentialMLP(output_shape=(1,)), DATA.reference())
     assert graph(model).run(train(), progress="none")
 
@@ -268,7 +268,7 @@ def test_groups_of_parameters(hint: Any) -> None:
 
 
 def test_what_a_phase_needs_of_a_graph(hint: Any) -> None:
-    with hint("give one to the graph, ModelGraph(..., optimizer='adam'), or to the node, or freeze it"):
+    with hint("set one on the graph, ModelGraph(..., optimizer='adam'), or on the node, or freeze it"):
         aa.ModelGraph([node()]).run(train(), progress="none")
     assert aa.ModelGraph([node()], optimizer="adam").run(train(), progress="none")
     assert aa.ModelGraph([node(optimizer="adam")]).run(train(), progress="none")
@@ -276,7 +276,7 @@ def test_what_a_phase_needs_of_a_graph(hint: Any) -> None:
     twins = [aa.ModelNode(label, model, DATA.reference()) for label in ("net", "twin")]
     both = graph(*twins)
     both.freeze("twin")
-    with hint("freeze both, graph.freeze({}), or give {} a copy: copy.deepcopy(model)"):
+    with hint("freeze both, graph.freeze({}), or use a copy in {}: copy.deepcopy(model)"):
         both.run(train(), progress="none")
     apart = graph(twins[0], aa.ModelNode("twin", copy.deepcopy(model), DATA.reference()))
     apart.freeze("twin")
@@ -297,8 +297,7 @@ def test_estimators_are_fitted_first(hint: Any) -> None:
     given = aa.ModelGraph([aa.ModelNode("net", Learner(), DATA.reference())])
     evaluate = aa.EvalPhase("test", data="all")
     with hint(
-        "run a FitPhase first, FitPhase('fit', data=..., nodes={}); a state or configuration that was loaded has no "
-        "estimators"
+        "run a FitPhase first, FitPhase('fit', data=..., nodes={}); a loaded state or configuration has no estimators"
     ):
         given.run(evaluate, progress="none")
     given.run(aa.FitPhase("fit", data="all", nodes="net"), progress="none")
@@ -321,13 +320,13 @@ def test_plans(hint: Any) -> None:
     with hint("pass experiment.plan(phase), or Plan.from_json(text)"):
         plan.diff("other")  # type: ignore[arg-type]
     assert plan.diff(experiment.plan(train())) == plan.diff(aa.Plan.from_json(text))
-    with hint("give what plan.to_json() made"):
+    with hint("pass the text from plan.to_json()"):
         aa.Plan.from_json("{")
     assert aa.Plan.from_json(plan.to_json()) and aa.Plan.from_json(text)
-    with hint("give the dict that plan.to_dict() made"):
+    with hint("pass the dict from plan.to_dict()"):
         aa.Plan.from_dict({})
     assert aa.Plan.from_dict(plan.to_dict())
-    with hint("give graph.visualize('svg', plan=plan)"):
+    with hint("pass graph.visualize('svg', plan=plan)"):
         plan.to_html(picture="<svg/>")  # type: ignore[arg-type]
     picture = experiment.graph.visualize("svg", plan=plan)
     assert plan.to_html(picture=picture)

@@ -27,7 +27,7 @@ def run(targets: Any, loss: Any = "cross_entropy", width: int = 3, **settings: A
 
 def test_integers_that_32_bits_do_not_hold(hint: Any) -> None:
     values = CLASSES + 2**40
-    with hint("number what they stand for from 0 on: np.unique(values, return_inverse=True)"):
+    with hint("number the values from 0: np.unique(values, return_inverse=True)"):
         run(values)
     _, numbers = np.unique(values, return_inverse=True)
     np.testing.assert_array_equal(run(numbers).loss, run(CLASSES).loss)

@@ -57,7 +57,7 @@ def test_names_of_other_libraries_for_graphs(hint: Any) -> None:
 
 
 def test_names_of_other_libraries_for_devices(hint: Any) -> None:
-    with hint("write devices('gpu') for the GPUs that there are"):
+    with hint("write devices('gpu') to list the GPUs"):
         _ = aa.cuda
     with hint("write len(devices('gpu'))"):
         _ = aa.device_count
@@ -125,7 +125,7 @@ def test_numbers_of_settings(hint: Any) -> None:
 
 
 def test_devices_of_others(hint: Any) -> None:
-    with hint("anyaccel.best_device() gives the best device of this machine"):
+    with hint("use anyaccel.best_device() for the best device of this machine"):
         aa.place(aa.SequentialMLP(1), aa.Device("best"))
     assert aa.best_device() in aa.devices()
     with hint("use one of these, such as '{}'"):
@@ -174,19 +174,19 @@ def test_precision_by_the_words_of_others(hint: Any) -> None:
     with hint("write precision={}"):
         phase(precision="amp")
     assert phase(precision="bf16-mixed").precision == "bf16-mixed"
-    with hint("give the dict that get_config() made"):
+    with hint("pass the dict from get_config()"):
         LossScale.from_config({"much": 3})
     assert LossScale.from_config(LossScale().get_config()) == LossScale()
 
 
 def test_specs(hint: Any) -> None:
-    with hint("give the dict that get_config() of {} made"):
+    with hint("pass the dict from get_config() of {}"):
         aa.Optimizer.from_config([])
     assert aa.Optimizer.from_config(aa.Optimizer("adam").get_config()) == aa.Optimizer("adam")
     with hint("leave loss_kwargs out"):
         aa.Loss("mse", loss_kwargs={"reduction": 1})
     assert aa.Loss("mse").name == "mse"  # without loss_kwargs
-    with hint("use a named {}, or leave it out of the configuration and give it in code"):
+    with hint("use a named {}, or leave it out of the configuration and pass it in code"):
         aa.Loss(lambda outputs, targets: outputs).get_config()
     assert aa.Loss("mse").get_config() == {"loss": "mse"}
     with hint("leave it out"):
@@ -200,7 +200,7 @@ def test_specs(hint: Any) -> None:
 
 
 def test_saved_folders(hint: Any, tmp_path: Path) -> None:
-    with hint("give the folder that save() wrote"):
+    with hint("pass the folder that save() wrote"):
         aa.ModelGraph.load(tmp_path)
     with hint("write save('FOLDER')"):
         graph().save(None)  # type: ignore[arg-type]

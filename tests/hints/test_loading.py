@@ -72,11 +72,11 @@ def batches(size: int = 8) -> Any:
 
 def test_labels_of_data(hint: Any) -> None:
     other = features("other")
-    with hint("if {} are such data, say so: data={{}: {}}"):
+    with hint("if {} are the right data, pass data={{}: {}}"):
         run(train(other))
     assert run(train(data={"data": other})).loss.size
     given = source("other")
-    with hint("if these are such data, say so: data={{}: source}"):
+    with hint("if these are the right data, pass data={{}: source}"):
         run(train(given))
     assert run(train(data={"data": given})).loss.size
     both = two()
@@ -85,11 +85,11 @@ def test_labels_of_data(hint: Any) -> None:
     assert run(train(data={"a": "train", "b": "train"}, losses=[ACROSS]), both).loss.size
     a, b = features("a"), features("b")
     apart = ModelGraph([ModelNode(f"n{rows.label}", aa.SequentialMLP(1), rows.reference()) for rows in (a, b)], "sgd")
-    with hint("{}; or compute only what {} feeds: data={{}: {}['SPLIT']}, outputs=['NODE']"):
+    with hint("{}; or compute only the nodes fed by {}: data={{}: {}['SPLIT']}, outputs=['NODE']"):
         run(EvalPhase("test", data=a), apart)
     shown = run(EvalPhase("test", data={"a": a["SPLIT"]}, outputs=["na"]), apart)
     assert len(shown.prediction("na")) == 8
-    with hint("give data={'LABEL': ..., ...} with rows for each feature set"):
+    with hint("pass data={'LABEL': ..., ...} with rows for each feature set"):
         run(train(source("a"), losses=[ACROSS]), both)
     assert run(train(data={"a": a, "b": b}, losses=[ACROSS]), both).loss.size
     with hint("put all columns into one source, or read it into memory: FeatureSet.from_dict(...)"):
@@ -98,7 +98,7 @@ def test_labels_of_data(hint: Any) -> None:
         train({"a": FeatureSet.from_dict("a", {"x": X, "y": X[:, :1]}, ["x"], ["y"]), "b": "all"}, losses=[ACROSS]),
         both,
     )
-    with hint("leave outputs out to keep those of all output nodes, or name some"):
+    with hint("leave outputs out to store the outputs of all output nodes, or name some"):
         run(EvalPhase("test", data="all", outputs=[]))
     assert run(EvalPhase("test", data="all")).prediction("net").size  # without outputs
 
@@ -134,7 +134,7 @@ def test_transforms(hint: Any) -> None:
     assert run(train(fresh().transform_like(data)), net).loss.size
     rows = source()
     assert run(train(rows), ModelGraph([ModelNode("net", aa.SequentialMLP(1), rows.reference())], "sgd")).loss.size
-    with hint("name a split of the graph's feature set, or give fresh.transform_like(data) of untransformed data"):
+    with hint("name a split of the graph's feature set, or pass fresh.transform_like(data) for untransformed data"):
         run(train(fresh()), net)
     assert run(train(fresh().transform_like(data)), net).loss.size and run(train("SPLIT"), net).loss.size
 
@@ -142,7 +142,7 @@ def test_transforms(hint: Any) -> None:
     data = data.fit_transform(Doubling(), "y", fit_on="all", into="z")
     net = ModelGraph([ModelNode("net", aa.SequentialMLP(1), data.reference(["x"], ["z"]))])
     loss = AppliedLoss("mse", on="net", inputs=["outputs", "data.z"])
-    with hint("give fresh.transform_like(data), where fresh has the columns that the transform takes"):
+    with hint("pass fresh.transform_like(data), where fresh has the input columns of the transform"):
         run(EvalPhase("test", data=FeatureSet.from_dict("data", {"x": X}, ["x"]), losses=[loss]), net)
     rows = FeatureSet.from_dict("data", {"x": X, "y": X[:, 0]}, ["x"], ["y"])
     assert run(EvalPhase("test", data=rows.transform_like(data), losses=[loss]), net).loss > 0
@@ -157,7 +157,7 @@ def test_padding(hint: Any) -> None:
     def net(data: FeatureSet) -> ModelGraph:
         return ModelGraph([ModelNode("net", Dense(2), data.reference())], "sgd")
 
-    with hint("make it with pad={{}: {}}"):
+    with hint("create it with pad={{}: {}}"):
         run(EvalPhase("test", data=padded(1)), net(padded(0)))
     rows = [np.ones((1 + i % 3, 2), "float32") for i in range(8)]
     again = FeatureSet.from_dict("data", {"x": rows, "COLUMN": rows}, ["x"], ["COLUMN"], pad={"x": 0, "COLUMN": 0})
@@ -202,7 +202,7 @@ def test_sources(hint: Any, tmp_path: Path) -> None:
     class Own(SimpleSampler):
         """A sampler of the user's."""
 
-    with hint("leave the sampler out, give a MapSource, or read the source into memory: FeatureSet.from_dict(...)"):
+    with hint("leave the sampler out, use a MapSource, or read the source into memory: FeatureSet.from_dict(...)"):
         run(train(drawn, sampler=Own(8)))
     assert run(train(drawn)).loss.size and run(train(source(), sampler=Own(8))).loss.size
     assert run(train(FeatureSet.from_dict("data", {"x": X, "y": X[:, :1]}, ["x"], ["y"]), sampler=Own(8))).loss.size
@@ -228,7 +228,7 @@ def test_sources(hint: Any, tmp_path: Path) -> None:
         return run(train(given(), checkpoint=checkpoint), resume="auto")
 
     with hint(
-        "let what is random follow from the number of the epoch, in a function with a parameter `epoch` that gives the "
+        "derive random values from the number of the epoch, in a function with a parameter `epoch` that returns the "
         "batches: np.random.default_rng(epoch); or leave persistent_workers out"
     ):
         broken_off(changing, tmp_path / "changing")
@@ -259,7 +259,7 @@ def test_loaders_that_leave_rows_out(hint: Any, recwarn: Any) -> None:
         given = IterableSource("data", DataLoader(drop_last=drop_last), features=["x"], target=["y"])
         return len(run(EvalPhase("test", data=given)).prediction("net"))
 
-    with hint("Hint: make the loader for an evaluation with drop_last=False.") as printed:
+    with hint("Hint: use drop_last=False in the loader for an evaluation.") as printed:
         with pytest.warns(UserWarning) as caught:
             assert tested(True) == 20
         printed.text = str(caught[0].message)
@@ -268,17 +268,19 @@ def test_loaders_that_leave_rows_out(hint: Any, recwarn: Any) -> None:
 
 def test_columns(hint: Any) -> None:
     net = graph()
-    with hint("give data of this dtype: feature_set.cast({'COLUMN': 'DTYPE'}); a source casts them itself"):
+    with hint("cast the data: feature_set.cast({'COLUMN': 'DTYPE'}); in a source, cast each batch"):
         run(train(FeatureSet.from_dict("data", {"x": X.astype("float64"), "y": X[:, :1]}, ["x"], ["y"])), net)
     wide = FeatureSet.from_dict("data", {"x": X.astype("float64"), "y": X[:, :1]}, ["x"], ["y"])
     assert run(train(wide.cast({"x": "float32"})), net).loss.size
     entropy = {"losses": [AppliedLoss("cross_entropy", on="net")]}
     classes = features(y=np.where(np.arange(24) % 4 == 3, -1, np.arange(24) % 4))
-    with hint(
-        "change the model's output_shape, or the column; targets that do not count have an ignore_index: "
-        "Loss('cross_entropy', ignore_index={})"
-    ):
+    with hint("number the classes from 0: np.unique(values, return_inverse=True); to ignore these targets: {}"):
         run(train(**entropy), graph(3, classes))
+    values = classes.array("y")
+    numbered = np.unique(values, return_inverse=True)[1]
+    assert run(train(**entropy), graph(4, features(y=numbered))).loss.size
+    with hint("give the model {} outputs, one for each class; or, to ignore targets of {}, {}"):
+        run(train(**entropy), graph(3, features(y=np.arange(24) % 4)))
     ignoring = AppliedLoss(Loss("cross_entropy", ignore_index=-1), on="net")
     assert run(train(losses=[ignoring]), graph(3, classes)).loss.size
     assert aa.SequentialMLP(output_shape=4) and run(train(**entropy), graph(4, features(y=np.arange(24) % 4)))
@@ -297,7 +299,7 @@ def test_numbers_that_are_too_large(hint: Any) -> None:
         return ModelGraph([ModelNode("net", aa.SequentialMLP(1, dtype=dtype), rows.reference())], "sgd")
 
     large = data(X.astype("float64") * 1e300)
-    with hint("scale the column, as with fit_transform() and a scaler, or give the model a wider dtype"):
+    with hint("scale the column, as with fit_transform() and a scaler, or use a model with a wider dtype"):
         run(EvalPhase("test", data="all"), wide(large, "float32"))
     assert run(EvalPhase("test", data="all"), wide(large, "float64")).prediction("net").size
 
@@ -329,7 +331,7 @@ class Pairs(aa.Sampler):
 
 
 def test_batches(hint: Any) -> None:
-    with hint("let its draws give an order int64 [n] for each stream"):
+    with hint("let it draw an int64 array [n] of row numbers for each stream"):
         run(train(sampler=Pairs(np.arange(4.0))))
     assert run(train(sampler=Pairs(np.arange(4, dtype="int64")))).loss.size
     a, b = features("a"), features("b", rows=12)
@@ -341,14 +343,16 @@ def test_batches(hint: Any) -> None:
         run(train(losses=losses, sampler={"a": 4, "b": 4}, schedule="zip_strict"), apart())
     assert run(train(losses=losses, sampler={"a": 8, "b": 4}, schedule="zip_strict"), apart()).loss.size
     assert run(train(losses=losses, sampler={"a": 4, "b": 4}, schedule="zip_cycle"), apart()).loss.size
-    with hint("draw larger batches instead, or give all samplers one batch size and schedule='zip_strict'"):
+    with hint("draw larger batches instead, or use one batch size for all samplers and schedule='zip_strict'"):
         run(train(losses=losses, sampler={"a": 4, "b": 3}, schedule="zip_cycle", accumulate=2), apart())
     both = ModelGraph([ModelNode(f"n{name}", aa.SequentialMLP(1), features(name).reference()) for name in "ab"], "sgd")
     assert run(train(losses=losses, sampler={"a": 4, "b": 4}, schedule="zip_strict", accumulate=2), both).loss.size
     with hint("add {} to sampler={...}"):
         run(train(losses=losses, sampler={"a": 4}), apart())
     assert run(train(losses=losses, sampler={"a": 4, "b": 2}), apart()).loss.size
-    with hint("give their samplers one batch size (and drop_last=True), and the data as many rows"):
+    with hint(
+        "use the same batch size (and drop_last=True) for their samplers, and the same number of rows in the data"
+    ):
         run(train(losses=[ACROSS], sampler={"a": 4, "b": 2}), two(a, b))
     sampler = {name: SimpleSampler(4, drop_last=True) for name in "ab"}
     assert run(train(losses=[ACROSS], sampler=sampler), two()).loss.size
@@ -370,9 +374,9 @@ def test_memory(hint: Any) -> None:
         return ModelGraph([ModelNode("net", Sequential(Dense(8), BatchNorm(), Dense(1)), made.reference())], "sgd")
 
     with aa.simulate(1, capacity=20_000):
-        with hint("write residency='auto', to stream rows that do not fit"):
+        with hint("set residency='auto' to stream rows that do not fit"):
             run(train(residency="resident", accelerator="sim:0", batch_size=100), net(100))
-        with hint("write microbatching='approximate', to compute batches in micro-batches all the same"):
+        with hint("set microbatching='approximate' to allow micro-batches anyway"):
             run(train(accelerator="sim:0", batch_size=100), net(100))
         phase = train(residency="auto", microbatching="approximate", accelerator="sim:0", batch_size=100)
         assert run(phase, net(100)).loss.size
@@ -400,11 +404,11 @@ def test_numbers_that_are_not_finite(hint: Any) -> None:
         printed.text = warned(train(), graph(1, data))
     assert np.isfinite(run(train(), graph(1, data.fit_transform(SimpleImputer(), ["x"], fit_on="all"))).loss).all()
     data = features(y=x[:, 0])
-    with hint("train without these rows, data={}.split({}).filter({{}: np.isfinite})") as printed:
+    with hint("train without these rows: data={}.split({}).filter({{}: np.isfinite})") as printed:
         printed.text = warned(train(), graph(1, data))
     assert np.isfinite(run(train(data=data.split("all").filter({"y": np.isfinite})), graph(1, data)).loss).all()
     data = features(y=x[:, :1])
-    with hint("train without these rows, data={}.split({}).filter({{}: {}})") as printed:
+    with hint("train without these rows: data={}.split({}).filter({{}: {}})") as printed:
         printed.text = warned(train(), graph(1, data))
     finite = data.split("all").filter({"y": lambda rows: np.isfinite(rows).all((1,))})
     assert "lambda rows: np.isfinite(rows).all((1,))" in str(printed.text) and len(finite) == 23

@@ -87,7 +87,7 @@ def test_values_that_metrics_take(hint: Any) -> None:
     named = features("FEATURE_SET", y=X, COLUMN=X[:, :1])
     assert measure(Metric("mse", targets="FEATURE_SET.COLUMN"), 1, named)["mse"] >= 0
     assert measure(lambda outputs, targets: float(len(outputs)), 1, data)["<lambda>"] == 24
-    with hint("if it does not count, write Metric({}, ignore_index={}); else number the classes from 0"):
+    with hint("to ignore it, write Metric({}, ignore_index={}); otherwise number the classes from 0"):
         Metric("accuracy").compute(SCORES, np.where(CLASSES == 0, -1, CLASSES))
     assert Metric("accuracy", ignore_index=-1).compute(SCORES, np.where(CLASSES == 0, -1, CLASSES)) == 1
     with hint("use an average over classes: 'f1_macro'"):
@@ -116,6 +116,14 @@ class Nearest:
         return chances / chances.sum(1, keepdims=True)
 
 
+def test_classes_of_numbers(hint: Any) -> None:
+    with hint("use a model with one output per class; metrics of numbers are 'r2', 'mae' and 'rmse'"):
+        measure("accuracy")
+    for metric in ("r2", "mae", "rmse"):
+        assert metric in measure(metric)
+    assert "accuracy" in measure("accuracy", 3, features(y=CLASSES))
+
+
 def test_scores_of_estimators(hint: Any) -> None:
     data = features(y=CLASSES)
 
@@ -140,11 +148,11 @@ def test_positions(hint: Any) -> None:
     data = features("DATA", y=X[:, :1], COLUMN=np.arange(24) < 12)
     assert measure(Metric("mse", targets="DATA.y", mask="DATA.COLUMN"), 1, data)["mse"] >= 0
     positions = np.stack([SCORES, SCORES], axis=2)  # [n, classes, positions]
-    with hint("say where the classes are: Metric(..., class_axis=1)"):
+    with hint("set the axis of the classes: Metric(..., class_axis=1)"):
         Metric("accuracy", ignore_index=-1).compute(positions, np.stack([CLASSES, CLASSES], axis=1))
     targets = np.stack([CLASSES, CLASSES], axis=1)
     assert Metric("accuracy", ignore_index=-1, class_axis=1).compute(positions, targets) == 1
-    with hint("look at the mask, or at ignore_index, and the targets"):
+    with hint("check the mask or ignore_index, and the targets"):
         Metric("accuracy", ignore_index=0).compute(SCORES, np.zeros(24, int))
     assert Metric("accuracy", ignore_index=-1).compute(SCORES, np.zeros(24, int)) == pytest.approx(1 / 3)
     with hint("write mask='{}.COLUMN'"):
@@ -160,11 +168,11 @@ def test_functions_as_metrics(hint: Any) -> None:
         measure(lambda outputs, targets: abs(outputs - targets))
     assert measure(lambda outputs, targets: float(np.mean(abs(outputs - targets))))
     collection = {"mae": lambda outputs, targets: float(abs(outputs - targets).mean()), "mse": "mse"}
-    with hint("give each metric on its own: metrics=list(collection.values())"):
+    with hint("pass each metric separately: metrics=list(collection.values())"):
         measure(lambda outputs, targets: dict.fromkeys(collection, 0.0))
     phase = EvalPhase("test", data="all", metrics=list(collection.values()))
     assert len(graph().run(phase, progress="none").metrics) == 2
-    with hint("give the function that it scores by, or a name: metrics=['f1_macro']"):
+    with hint("pass its score function or a name: metrics=['f1_macro']"):
         EvalPhase("test", data="all", metrics=[lambda estimator, x, y: 0.0])
     phase = EvalPhase("test", data="all", metrics=["f1_macro"])
     assert graph(3, features(y=CLASSES)).run(phase, progress="none").metrics["f1_macro"] >= 0
@@ -211,8 +219,8 @@ def test_metrics_of_rows_that_differ_in_length(hint: Any) -> None:
     )
     net = ModelGraph([ModelNode("net", Dense(4), data.reference())], "sgd")
     with hint(
-        "leave the metric out, and compute it from results.prediction({}), which holds NaN behind each batch, and the "
-        "lengths of the rows"
+        "leave the metric out, and compute it from results.prediction({}), which is padded with NaN after each batch, "
+        "and the lengths of the rows"
     ):
         net.run(EvalPhase("test", data="all", metrics=["mse"], batch_size=2), progress="none")
     results = net.run(EvalPhase("test", data="all", batch_size=2), progress="none")

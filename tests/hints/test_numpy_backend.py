@@ -140,7 +140,7 @@ def test_the_ledger(hint: Any) -> None:
 
 
 def test_subjects_of_the_kit(hint: Any) -> None:
-    with hint("give a cell made by TinyBackend.new()"):
+    with hint("pass a cell from TinyBackend.new()"):
         TinyBackend("tiny", ("cpu",)).move(3, aa.Device("cpu"))
     backend = TinyBackend("tiny", ("cpu",))
     cell = backend.new(3.0)

@@ -54,7 +54,7 @@ def test_a_plugin_that_is_not_loaded(hint: Any, tmp_path: Path) -> None:
         command = [sys.executable, "-c", LOGS]
         return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True).stderr
 
-    with hint("add it to ANYACCEL_PLUGINS: ANYACCEL_PLUGINS={}; or give phases the callback {}") as printed:
+    with hint("add it to ANYACCEL_PLUGINS: ANYACCEL_PLUGINS={}; or add to phases the callback {}") as printed:
         printed.text = logging_with("none")
     assert not logging_with("tensorboard")  # ANYACCEL_PLUGINS
     folder = tmp_path / "runs"

@@ -39,7 +39,7 @@ def test_several_processes(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as launched:
         for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}.items():
             launched.setenv(name, value)
-        with hint("write loop = aa.Loop(), and loop.prepare(...): see the page 'Keep your own loop'"):
+        with hint("write loop = aa.Loop(), and loop.prepare(...): see the guide 'Keep your own loop'"):
             aa.prepare(net, optimizer, loader)
     loop = aa.Loop(framework="torch")
     assert loop.prepare(net, optimizer, loader)[0] is net
@@ -94,16 +94,16 @@ def test_profiles(hint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     train(profile=aa.Profile((10, 20), str(tmp_path / "traces")))
     with (
         torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]),
-        hint("end the profiler that runs in this process, or leave profile= out"),
+        hint("stop the profiler that is running in this process, or leave profile= out"),
     ):
         train(profile)
     train(profile=aa.Profile((0, 2), str(tmp_path / "ended")))
-    with RECORDING, hint("profile one after the other"):
+    with RECORDING, hint("profile one at a time"):
         train(profile)
     train(profile=profile)
     assert profile.files
     monkeypatch.setattr("anyaccel.own_loop.profiling.ProfilesSteps", type("Unknown", (Capability,), {}))
-    with hint("leave profile= out, or profile the process with a tool of the system"):
+    with hint("leave profile= out, or use a system profiler"):
         train(profile)
     train()  # without profile
 
@@ -113,7 +113,7 @@ def test_a_row_of_another_process(hint: Any) -> None:
     model = parts()[0]
     loader = loop.prepare(DataLoader(TensorDataset(torch.ones(1, 2), torch.ones(1, 1))))
     loader.processes.size = 2  # the row is of the second
-    with hint("gather what the rows gave, each once: loop.gather(model(x) for x, y in loader)"):
+    with hint("gather the results, each row once: loop.gather(model(x) for x, y in loader)"):
         sum(len(x) for x, y in loader)
     loop.gather(model(x) for x, y in loader)
 
@@ -220,11 +220,11 @@ def test_batches(hint: Any) -> None:
         def __len__(self) -> int:
             return self._length
 
-    with hint("let __len__ give the number of batches, or leave it out"):
+    with hint("return the number of batches from __len__, or leave it out"):
         list(loop_of().prepare(Batches(2)))
     assert len(list(loop_of().prepare(Batches(1)))) == 1
     loop = loop_of()
-    with hint("gather what has a row for each of the batch; add up what has none: loop.reduce(x, 'sum')"):
+    with hint("gather only values with one row per row of the batch; sum other values: loop.reduce(x, 'sum')"):
         loop.gather(torch.ones(1) for _ in loop.prepare([torch.ones(3, 2)].__iter__()))
     x = torch.ones(1)
     assert loop.reduce(x, "sum") == 1.0
@@ -241,7 +241,7 @@ def test_checkpoints(hint: Any, tmp_path: Path) -> None:
         optimizer.step()
         if loop.is_update:
             loop.save(tmp_path / "a")
-    with hint("go on from them: loop.load(FOLDER); or save into another folder"):
+    with hint("resume from them: loop.load(FOLDER); or save into another folder"):
         loop_of().save(tmp_path / "a")
     loop.load(tmp_path / "a")
     with hint("write one: loop.save(FOLDER)"):
@@ -255,7 +255,9 @@ def test_checkpoints(hint: Any, tmp_path: Path) -> None:
         def state_dict(self) -> dict[str, Any]:
             return {"value": self.value}
 
-    with hint("let state_dict() of the object give numbers, text, tensors, and dicts, lists and tuples of these"):
+    with hint(
+        "return only numbers, text, tensors, and dicts, lists and tuples of these from state_dict() of the object"
+    ):
         loop.save(tmp_path / "c", extra={"kept": Kept(object())})
     kept = Kept({"a": [1, "text", (np.ones(2),)]})
     loop.save(tmp_path / "c", extra={"kept": kept})
@@ -265,6 +267,6 @@ def test_checkpoints(hint: Any, tmp_path: Path) -> None:
     from anyaccel.phases.process_group import SingleProcess
 
     folder = LoopFolder(tmp_path / "c", LoopProcesses(SingleProcess(), None, lambda seed: None))
-    with hint("go on with Loop(framework={})"):
+    with hint("resume with Loop(framework={})"):
         folder.newest("jax")
     assert folder.newest(aa.Loop(framework="torch").framework) is not None

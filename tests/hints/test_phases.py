@@ -113,7 +113,7 @@ def test_losses(hint: Any) -> None:
     net = features(y=np.arange(24) % 3)
     named = ModelGraph([ModelNode("NODE", aa.SequentialMLP(3), net.reference())], "sgd")
     assert run(train(losses=[AppliedLoss("cross_entropy", on="NODE")]), named).loss.size
-    with hint("weights belong to the loss: Loss('cross_entropy', class_weights=[1.0, 2.0, 1.0])"):
+    with hint("class weights belong to the loss: Loss('cross_entropy', class_weights=[1.0, 2.0, 1.0])"):
         train(class_weight=[1.0, 2.0, 1.0])
     weighted = AppliedLoss(Loss("cross_entropy", class_weights=[1.0, 2.0, 1.0]), on="net")
     assert run(train(losses=[weighted]), classifier()).loss.size
@@ -121,7 +121,7 @@ def test_losses(hint: Any) -> None:
         train(losses=["mse"])
     named = ModelGraph([ModelNode("NODE", aa.SequentialMLP(1), features().reference())], "sgd")
     assert run(train(losses=[AppliedLoss("mse", on="NODE")]), named).loss.size
-    with hint("give each its own: AppliedLoss(..., label='NAME')"):
+    with hint("give each a unique label: AppliedLoss(..., label='NAME')"):
         train(losses=[MSE, MSE])
     assert run(train(losses=[MSE, AppliedLoss("mse", on="net", label="NAME")])).loss.size
     with hint("write {}=[{}]"):
@@ -206,6 +206,9 @@ def test_where_and_how_phases_run(hint: Any) -> None:
     with hint("write compile='off'"):
         train(compile=False)
     assert run(train(compile="off")).loss.size
+    with hint("write compile='steps', or leave it out"):
+        train(compile=True)
+    assert run(train(compile="steps")).loss.size
 
 
 def test_words_of_others(hint: Any) -> None:
@@ -269,7 +272,7 @@ def test_progress(hint: Any) -> None:
 
 def test_configurations(hint: Any) -> None:
     for broken in ({"type": "other"}, {**train().get_config(), "losses": 3}):
-        with hint("give the dict that get_config() of a phase made"):
+        with hint("pass a dict from get_config() of a phase"):
             TrainPhase.from_config(broken)
     assert TrainPhase.from_config(train().get_config()).label == "train"
     data = features()
@@ -286,7 +289,7 @@ def test_phases_in_other_phases(hint: Any) -> None:
         def epoch_end(self, run: Any) -> None:
             net.run(EvalPhase("test", data="val"), progress="none")
 
-    with hint("evaluate with TrainPhase(validation=...), or when that phase has ended"):
+    with hint("evaluate with TrainPhase(validation=...), or after that phase has ended"):
         net.run(train(callbacks=[Evaluating()]), progress="none")
     assert net.run(TrainPhase("t", data="train", losses=[MSE], validation="val"), progress="none").loss.size
     assert net.run(EvalPhase("test", data="val"), progress="none").prediction("net").size
@@ -295,7 +298,7 @@ def test_phases_in_other_phases(hint: Any) -> None:
         def phase_start(self, phase: Any, run: Any) -> None:
             run.snapshot()
 
-    with hint("call this in a callback, between after_loading and the last epoch_end"):
+    with hint("call this in a callback, after after_loading and before the last epoch_end"):
         net.run(train(callbacks=[Early()]), progress="none")
 
     class Later(aa.Callback):
@@ -347,7 +350,7 @@ def test_hints_whose_code_is_filled_in(hint: Any) -> None:
     with hint("write anyaccel.{}()"):
         train(validation="val", callbacks=[ReduceLROnPlateau()])
     assert run(train(validation="val", callbacks=[aa.ReduceLROnPlateau()])).loss.size
-    with hint("leave {} out of the validation: it is computed as the training is"):
+    with hint("leave {} out of the validation: it follows the training"):
         train(validation=EvalPhase("val", data="val", precision="float64"))
     assert run(train(validation=EvalPhase("val", data="val"))).loss.size
     with hint("write {}"):

@@ -71,7 +71,7 @@ def trained(given: aa.ModelGraph, **settings: Any) -> Any:
 
 
 def test_optimizers(hint: Any) -> None:
-    with hint("give a name, or the optimizer's class, so that every node gets an instance of its own"):
+    with hint("pass a name, or the optimizer's class, so that every node gets a separate instance"):
         aa.Optimizer(3)
     assert aa.Optimizer("adam").name == "adam"
 
@@ -102,11 +102,11 @@ def test_devices_of_frameworks(hint: Any, serve: Any, cli: Any) -> None:
 def test_what_is_moved(hint: Any, serve: Any) -> None:
     cells = TinyBackend("cells", ("cpu", "xpu:0"))
     serve(cells)
-    with hint("name the framework whose tensor it becomes: move(..., framework='...')"):
+    with hint("name the framework of the new tensor: move(..., framework='...')"):
         aa.move(X, "xpu")
     assert aa.move(X, "cpu", framework="numpy") is not None
     cell = cells.cell(1, aa.Device("cpu"))
-    with hint("make it a NumPy array first: move(np.asarray(x), ..., framework={})"):
+    with hint("convert it to a NumPy array first: move(np.asarray(x), ..., framework={})"):
         aa.move([cell], "cpu", framework="numpy")
     x = [1.0]
     assert aa.device_of(aa.move(np.asarray(x), "cpu", framework="numpy")) == aa.Device("cpu")
@@ -233,7 +233,7 @@ def test_the_ledger_of_transfers(hint: Any, serve: Any) -> None:
 
 def test_frameworks_of_the_demo(hint: Any, serve: Any, cli: Any) -> None:
     serve(TinyBackend("empty", (), kinds=("npu",)))
-    with hint("install {} itself, or see why it has no device: anyaccel devices") as printed:
+    with hint("install {}, or run `anyaccel devices` to see why it has no device") as printed:
         printed.text = cli("demo", "--framework", "empty").output
     assert cli("devices").exit_code == 0  # anyaccel devices
     assert cli("demo", "--framework", "numpy", "--epochs", "1").exit_code == 0
@@ -251,7 +251,7 @@ def test_plugins_that_are_broken(hint: Any, cli: Any, monkeypatch: pytest.Monkey
     broken = importlib.metadata.EntryPoint("odd", "json:zzz", "anyaccel")
     registry = Registry(NumpyBackend, lambda: [broken])
     monkeypatch.setattr("anyaccel.registry._registry", [registry])
-    with hint("update or uninstall {}, or leave it out with {}") as printed:
+    with hint("update or uninstall {}, or exclude it with {}") as printed:
         printed.text = cli("plugins").output
     monkeypatch.setenv("ANYACCEL_PLUGINS", "numpy")  # leaves it out
     monkeypatch.setattr("anyaccel.registry._registry", [Registry(NumpyBackend, lambda: [broken])])
@@ -261,7 +261,7 @@ def test_plugins_that_are_broken(hint: Any, cli: Any, monkeypatch: pytest.Monkey
 def test_plugins_that_are_slow(hint: Any, cli: Any, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     serve()
     slow = Plugin("slow", "anyaccel-slow", "1.0", delays=["its import did not end within 3 s"])
-    with hint("give it more time, such as --timeout 300, or leave it out with {} if it never ends"):
+    with hint("allow more time, such as --timeout 300, or exclude it with {} if it never ends"):
         find_plugin("slow", [slow])
     monkeypatch.setenv("ANYACCEL_PLUGINS", "numpy")  # leaves all others out
     assert cli("plugins", "--timeout", "300").exit_code == 0
@@ -402,7 +402,7 @@ def test_a_plugin_of_another_contract(hint: Any, tmp_path: Path, monkeypatch: py
             raise registry.plugins[-1].error
         return registry
 
-    with hint("write contract = {} into its module once its capabilities are objects; {}"):
+    with hint("set contract = {} in its module after converting its capabilities to objects; {}"):
         loaded(CHIP.format(""))
     assert loaded(CHIP.format("contract = 2")).find("chip")  # write contract = 2
     assert (ROOT / "docs/how-to/migrate-plugins.md").exists()  # see docs/how-to/migrate-plugins.md
@@ -434,7 +434,7 @@ class Misnamed(TinyBackend):
 
 
 def test_a_backend_with_capabilities_as_its_bases(hint: Any, serve: Any) -> None:
-    with hint("enter a class of its own in capabilities = {{}: ...}; {}"):
+    with hint("add a separate class to capabilities = {{}: ...}; {}"):
         serve(OldStyle("old"))
     with hint("write capabilities = {Memory: ChipMemory}; {}"):
         serve(Misnamed("old"))

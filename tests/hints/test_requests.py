@@ -218,13 +218,14 @@ def printed_by(script: Path) -> str:
 def test_variables_of_launchers(hint: Any, monkeypatch: pytest.MonkeyPatch, cli: Any, tmp_path: Path) -> None:
     right = of_torchrun()
     with hint(
-        "set MASTER_ADDR to the host of the first process and MASTER_PORT to a free port there, alike in all (mpirun "
-        "-x MASTER_ADDR=HOST -x MASTER_PORT=29500), or unset both of the first for a process of its own"
+        "set MASTER_ADDR to the host of the first process and MASTER_PORT to a free port there, the same in all "
+        "processes (mpirun "
+        "-x MASTER_ADDR=HOST -x MASTER_PORT=29500), or unset the first two for a single process"
     ):
         launched({name: value for name, value in right.items() if not name.startswith("MASTER")})
     # as mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500 hands them on
     assert launched(of_torchrun(MASTER_ADDR="localhost", MASTER_PORT="29500")) is not None and launched({}) is None
-    with hint("set it to a free port of the first process, alike in all, such as MASTER_PORT=29500"):
+    with hint("set it to a free port of the first process, the same in all processes, such as MASTER_PORT=29500"):
         launched(of_torchrun(MASTER_PORT="many"))
     assert launched(of_torchrun(MASTER_PORT="29500")) is not None
     with hint("set it to the time of the longest step and more, such as {}=600, or unset it"):
@@ -233,7 +234,7 @@ def test_variables_of_launchers(hint: Any, monkeypatch: pytest.MonkeyPatch, cli:
     with hint("start the processes with a launcher: anyaccel run --replicas 2 SCRIPT; or unset {}"):
         launched(of_torchrun(RANK="first"))
     with hint(
-        "start all processes with one launcher (anyaccel run --replicas 2 SCRIPT, torchrun, srun or mpirun) and hand "
+        "start all processes with one launcher (anyaccel run --replicas 2 SCRIPT, torchrun, srun or mpirun) and pass "
         "on all variables that it sets; or unset {}"
     ):
         launched({"WORLD_SIZE": "2"})  # of anyaccel run --replicas 2 SCRIPT: below

@@ -53,7 +53,7 @@ def test_variables(hint: Any, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_closed_output(hint: Any) -> None:
     command = f"exec {shlex.quote(sys.executable)} -m anyaccel --version"
-    with hint("run anyaccel with an open standard output") as printed:
+    with hint("run anyaccel with standard output open") as printed:
         printed.text = subprocess.run(
             ["/bin/sh", "-c", f"{command} >&-"], stderr=subprocess.PIPE, text=True, env={**os.environ}
         ).stderr

@@ -45,7 +45,7 @@ def test_words_of_others_on_experiments(hint: Any, tmp_path: Path) -> None:
     with hint("use run_phase(EvalPhase('predict', data='all')).prediction('NODE')"):
         given.predict(X)
     assert len(given.run_phase(aa.EvalPhase("predict", data="all")).prediction("net")) == 24
-    with hint("they are in experiment.history, and those of the last run in last_run"):
+    with hint("use experiment.history, or last_run for the last run"):
         _ = given.results
     assert given.history[0] is trained and given.last_run is given.history[-1]
     with hint("use experiment.graph, and experiment.graph['NODE'].model"):
@@ -63,12 +63,12 @@ def test_words_of_others_on_experiments(hint: Any, tmp_path: Path) -> None:
 
 def test_words_of_others_for_running(hint: Any) -> None:
     given = experiment()
-    with hint("give phases to run(phase, ...)"):
+    with hint("pass phases to run(phase, ...)"):
         given.add(train())
     with hint("use run(phase, ...)"):
         given.start()
     assert len(given.run(train(), train())) == 2
-    with hint("say where to a phase: TrainPhase(..., accelerator='cpu')"):
+    with hint("set it on a phase: TrainPhase(..., accelerator='cpu')"):
         given.to("cpu")
     given.run(aa.TrainPhase("train", data="train", losses=[LOSS], accelerator="cpu"))
     with hint("use anyaccel.find_learning_rate(experiment.graph, phase)"):
@@ -80,7 +80,7 @@ def test_words_of_others_for_running(hint: Any) -> None:
 
 
 def test_experiments_are_given_their_parts(hint: Any, tmp_path: Path) -> None:
-    with hint("write Experiment(label, graph), with the ModelGraph that it is to run"):
+    with hint("write Experiment(label, graph), with the ModelGraph to run"):
         aa.Experiment.from_active_context()
     with hint("Experiment(label, ModelGraph([...]))"):
         aa.Experiment("test", aa.SequentialMLP(1))  # type: ignore[arg-type]
@@ -100,7 +100,7 @@ def test_experiments_are_given_their_parts(hint: Any, tmp_path: Path) -> None:
 
 def test_phases_that_cannot_run(hint: Any) -> None:
     phases = [train(), train()]
-    with hint("give phases one by one: run(*phases)"):
+    with hint("pass phases one by one: run(*phases)"):
         experiment().run(phases)  # type: ignore[arg-type]
     assert len(experiment().run(*phases)) == 2
     with hint("create one: {}('name', data='train', ...)"):
@@ -122,7 +122,7 @@ class Own(aa.Callback):
 def test_callbacks_of_a_saved_experiment(hint: Any, tmp_path: Path) -> None:
     given = experiment(callbacks=[Own()])
     given.save(tmp_path / "saved")
-    with hint("give them: load(folder, callbacks=[...]); callbacks=[] for none"):
+    with hint("pass them: load(folder, callbacks=[...]), or callbacks=[] for none"):
         aa.Experiment.load(tmp_path / "saved")
     assert aa.Experiment.load(tmp_path / "saved", callbacks=[Own()]).callbacks
     assert not aa.Experiment.load(tmp_path / "saved", callbacks=[]).callbacks
@@ -162,7 +162,7 @@ def test_words_of_others_on_results(hint: Any) -> None:
 
 def test_figures_that_are_not_there(hint: Any) -> None:
     trained = experiment().run_phase(train())
-    with hint("give the phase a validation: TrainPhase(..., validation='val')"):
+    with hint("add a validation to the phase: TrainPhase(..., validation='val')"):
         trained.figure("val_loss")
     assert (
         experiment()
@@ -173,7 +173,7 @@ def test_figures_that_are_not_there(hint: Any) -> None:
     with hint("write figures=['loss']"):
         aa.compare(trained, figures=3)  # type: ignore[arg-type]
     assert aa.compare(trained, figures=["loss"])
-    with hint("pass what run_phase(...) returned, or experiment.history"):
+    with hint("pass the result of run_phase(...), or experiment.history"):
         aa.compare("train")  # type: ignore[arg-type]
     given = experiment()
     assert aa.compare(given.run_phase(train()), given.history)
@@ -196,11 +196,11 @@ def test_plots(hint: Any) -> None:
     features = data(label=np.arange(24) % 5)
     wide = graph(8, features)
     shown = wide.run(aa.EvalPhase("test", data="all"), progress="none")
-    with hint("if they are scores, say so with a metric: EvalPhase(..., metrics=['accuracy'])"):
+    with hint("if they are scores, add a metric: EvalPhase(..., metrics=['accuracy'])"):
         shown.plot(targets="label")
     assert wide.run(aa.EvalPhase("test", data="all", metrics=["accuracy"]), progress="none").plot(targets="label")
     trained = experiment().run_phase(train())
-    with hint("pass one Axes: figure, ax = pyplot.subplots(); of several, axes[0]"):
+    with hint("pass one Axes: figure, ax = pyplot.subplots(), or axes[0] of several"):
         trained.plot(ax=pyplot)
     figure, ax = pyplot.subplots()
     assert trained.plot(ax=ax)

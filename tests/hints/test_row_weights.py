@@ -84,6 +84,9 @@ def test_cross_validation(hint: Any) -> None:
         cross_validate(Dense(2), TABLE, target="kind")
     MODEL = 2
     assert cross_validate("mlp", TABLE, **settings)
+    with hint("write cv={}"):
+        cross_validate("mlp", TABLE, **{**settings, "n_splits": 3})
+    assert len(cross_validate("mlp", TABLE, **{**settings, "cv": 3}).folds) == 3
     assert cross_validate(lambda n_features, n_outputs: Dense(MODEL), TABLE, target="kind", epochs=1, cv=2)
     with hint("give the group of each row, or name the column: groups='COLUMN'"):
         cross_validate("mlp", TABLE, groups=[1, 2], **settings)

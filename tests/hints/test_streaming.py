@@ -56,7 +56,7 @@ class Batched:
 
 def test_rows_in_place_of_batches(hint: Any) -> None:
     source = Batched()
-    with hint("make batches of the rows (source.batch(32), DataLoader(...)), or give a data set to MapSource(...)"):
+    with hint("batch the rows (source.batch(32), DataLoader(...)), or pass a data set to MapSource(...)"):
         read(IterableSource("data", source, features="x"))
     assert len(read(IterableSource("data", source.batch(32), features="x"))[0]) == 24
     DataLoader = pytest.importorskip("torch.utils.data").DataLoader
@@ -66,11 +66,11 @@ def test_rows_in_place_of_batches(hint: Any) -> None:
 
 def test_batches_that_differ(hint: Any) -> None:
     uneven = [{"x": np.ones((2, 3))}, {"x": np.ones((2, 4))}]
-    with hint("give all rows one shape and one dtype; if batches differ in length, say so: pad={{}: 0}"):
+    with hint("use one shape and dtype for all rows; if batches differ in length, set pad={{}: 0}"):
         read(IterableSource("data", uneven, features="x"))
     padded = read(IterableSource("data", uneven, features="x", pad={"x": 0}))
     assert [batch.shape for batch in padded] == [(2, 3), (2, 4)]
-    with hint("give a length that holds all, Pad(..., length={}), or cut the rows"):
+    with hint("set a length that holds all rows, Pad(..., length={}), or cut the rows"):
         read(IterableSource("data", uneven, features="x", pad={"x": Pad(0, length=3)}))
     padded = read(IterableSource("data", uneven, features="x", pad={"x": Pad(0, length=4)}))
     assert [batch.shape for batch in padded] == [(2, 4), (2, 4)]
@@ -82,7 +82,7 @@ def test_batches_that_differ(hint: Any) -> None:
 
 def test_masks_of_padded_batches(hint: Any) -> None:
     given = [{"x": np.ones((2, 3)), "mask": np.ones((2, 3))}, {"x": np.ones((2, 4)), "mask": np.ones((2, 4))}]
-    with hint("let the source give {} too, and name it in features= and pad="):
+    with hint("return {} from the source too, and name it in features= and pad="):
         IterableSource("data", given, features="x", pad={"x": Pad(0, mask="mask")})
     source = IterableSource("data", given, features=["x", "mask"], pad={"x": 0, "mask": 0})
     assert [batch["mask"].shape for batch in source.batches(0)] == [(2, 3), (2, 4)]
@@ -91,12 +91,12 @@ def test_masks_of_padded_batches(hint: Any) -> None:
 def test_parts_of_batches(hint: Any) -> None:
     y, w = X[:, :1], np.ones(24, "float32")
     given = [(X, y, w)]
-    with hint("name one column for each part (features=, target=, tags=), or give mappings by name{}"):
+    with hint("name one column for each part (features=, target=, tags=), or return mappings by name{}"):
         read(IterableSource("data", given, features="x", target="y"))
     assert len(read(IterableSource("data", given, features=["x"], target=["y"], tags=["w"]))) == 1
     assert len(read(IterableSource("data", [{"x": X, "y": y}], features="x", target="y"))) == 1
     with hint(
-        "; weights in third place are a tag: IterableSource(..., tags=['w']), AppliedLoss(sample_weight='DATA.w')"
+        "; a third part with weights is a tag: IterableSource(..., tags=['w']), AppliedLoss(sample_weight='DATA.w')"
     ):
         read(IterableSource("data", given, features="x", target="y"))
     AppliedLoss = aa.AppliedLoss
@@ -126,8 +126,8 @@ def test_workers(hint: Any) -> None:
             yield from batches()
 
     with hint(
-        "the worker was killed, often because memory ran out, or its code ended it: take fewer workers, or "
-        "num_workers=0 to read in this process"
+        "the worker was killed, often because memory ran out, or it exited: use fewer workers, or num_workers=0 to "
+        "read in this process"
     ):
         read(IterableSource("data", Loader(num_workers=2), features="x"))
     assert len(read(IterableSource("data", Loader(num_workers=0), features="x"))) == 3
@@ -137,7 +137,7 @@ def test_forked_workers(hint: Any) -> None:
     DataLoader = pytest.importorskip("torch.utils.data").DataLoader
     pytest.importorskip("jax")
     pytest.importorskip("anyaccel_jax")
-    with hint("make the loader with multiprocessing_context='forkserver' (or 'spawn'), or with num_workers=0"):
+    with hint("create the loader with multiprocessing_context='forkserver' (or 'spawn'), or with num_workers=0"):
         loader = DataLoader(Rows(), 8, num_workers=1, multiprocessing_context="fork")
         IterableSource("data", loader, features="x")
     loader = DataLoader(Rows(), 8, num_workers=1, multiprocessing_context="forkserver")
@@ -150,8 +150,8 @@ def test_a_loader_of_a_part_of_the_rows(hint: Any) -> None:
     sampler = data.DistributedSampler(range(24), num_replicas=2, rank=0)
     loader = data.DataLoader(Rows(), 8, sampler=sampler)
     with hint(
-        "make the loader without it (leave a DistributedSampler out); to read one part on purpose, give a function: "
-        "lambda: loader"
+        "create the loader without it (no DistributedSampler); to read one part on purpose, pass a function: lambda: "
+        "loader"
     ):
         IterableSource("data", loader, features="x")
     assert len(read(IterableSource("data", data.DataLoader(Rows(), 8), features="x"))) == 3
@@ -161,13 +161,13 @@ def test_a_loader_of_a_part_of_the_rows(hint: Any) -> None:
 def test_what_can_be_read_once(hint: Any) -> None:
     source = IterableSource("data", batches(), features="x")
     assert len(read(source)) == 3
-    with hint("give a function that makes it, such as the generator function itself, without calling it"):
+    with hint("pass a function that creates it, such as the generator function itself, without calling it"):
         read(source)
     source = IterableSource("data", batches, features="x")
     assert len(read(source)) == len(read(source)) == 3
     once = batches()
     source = IterableSource("data", lambda: once, features="x")
-    with hint("give a function that makes a new iterator at each call"):
+    with hint("pass a function that creates a new iterator at each call"):
         assert len(read(source)) == 3
         read(source)
     source = IterableSource("data", lambda: batches(), features="x")
@@ -181,7 +181,7 @@ def test_what_can_be_read_once(hint: Any) -> None:
 
 
 def test_the_number_of_batches(hint: Any) -> None:
-    with hint("give the number of batches that it has: steps=..."):
+    with hint("set the correct number of batches: steps=..."):
         read(IterableSource("data", batches, features="x", steps=5))
     assert len(read(IterableSource("data", batches, features="x", steps=3))) == 3
 
@@ -193,17 +193,17 @@ def test_the_number_of_batches(hint: Any) -> None:
             return batches()
 
     loader = Wrong()
-    with hint("correct its __len__, or give a function, whose length is not asked for: lambda: loader"):
+    with hint("correct its __len__, or pass a function, which has no length: lambda: loader"):
         read(IterableSource("data", loader, features="x"))
     assert len(read(IterableSource("data", lambda: loader, features="x"))) == 3
     with hint("write steps=1000"):
         IterableSource("data", batches, features="x", steps=0)
     assert IterableSource("data", batches, features="x", steps=1000).steps == 1000
     endless = itertools.cycle([{"x": X}])
-    with hint("say how many batches make an epoch: steps=1000"):
+    with hint("set the number of batches of an epoch: steps=1000"):
         IterableSource("data", endless, features="x")
     assert len(read(IterableSource("data", endless, features="x", steps=1000))) == 1000
-    with hint("write read_ahead=0 to ask for a batch only when the step before it is done, or leave it out"):
+    with hint("write read_ahead=0 to read a batch only after the previous step, or leave it out"):
         IterableSource("data", batches, features="x", read_ahead=2)
     assert IterableSource("data", batches, features="x", read_ahead=0).read_ahead == 0
     assert IterableSource("data", batches, features="x").read_ahead is None
@@ -220,7 +220,7 @@ def test_what_is_no_source_of_batches(hint: Any) -> None:
 
     dataset = Numbered()
     with hint(
-        "write MapSource(label, dataset, features=[...]) in place of IterableSource; the phase's sampler then orders "
+        "write MapSource(label, dataset, features=[...]) instead of IterableSource; the phase's sampler then orders "
         "and batches its rows"
     ):
         IterableSource(label, dataset, features="x")
@@ -236,7 +236,7 @@ def test_what_is_no_source_of_batches(hint: Any) -> None:
 
 def test_data_in_place_of_sources(hint: Any) -> None:
     label, arrays, array = "data", {"x": X}, X
-    with hint("write FeatureSet.from_dict(label, arrays, features=[...]); of several data sets choose one"):
+    with hint("write FeatureSet.from_dict(label, arrays, features=[...]); choose one of several data sets"):
         IterableSource(label, arrays, features="x")
     assert aa.FeatureSet.from_dict(label, arrays, features=["x"]).array("x").shape == (24, 3)
     with hint("write FeatureSet.from_dict(label, {'x': array}, features=['x'])"):
@@ -251,7 +251,7 @@ def test_data_in_place_of_sources(hint: Any) -> None:
 def test_frames_and_files_in_place_of_sources(hint: Any, tmp_path: Path) -> None:
     file = str(tmp_path / "x.parquet")
     pq.write_table(pa.table({"x": X[:, 0]}), file)
-    with hint("read a file with FeatureSet.from_parquet, or with ParquetStream if it is larger than memory"):
+    with hint("read the file with FeatureSet.from_parquet, or with ParquetStream if it is larger than memory"):
         IterableSource("data", file, features="x")
     assert len(aa.FeatureSet.from_parquet("data", file, ["x"])) == 24
     assert ParquetStream("data", file, features="x").rows == 24
@@ -313,7 +313,7 @@ def test_buffers_of_parquet_streams(hint: Any, tmp_path: Path) -> None:
     def stream(**settings: Any) -> aa.ParquetStream:
         return ParquetStream("data", file, features="x", **settings)
 
-    with hint("give 1 or more, or leave it out"):
+    with hint("use 1 or more, or leave it out"):
         stream(buffer_size=0)
     assert stream(buffer_size=1).buffer_size == 1 and stream().buffer_size == 16
     SimpleSampler = aa.SimpleSampler
@@ -321,7 +321,7 @@ def test_buffers_of_parquet_streams(hint: Any, tmp_path: Path) -> None:
         stream(buffer_size=8, sampler=SimpleSampler(4))
     assert stream(sampler=SimpleSampler(4)).steps == 6
     assert stream(buffer_size=8, sampler=SimpleSampler(4, shuffle=True)).buffer_size == 8
-    with hint("give a SimpleSampler, or batch_size=32"):
+    with hint("pass a SimpleSampler, or batch_size=32"):
         stream(sampler=aa.PairSampler(4, aa.Same("x")))
     assert stream(sampler=SimpleSampler(4)).steps == 6 and stream(batch_size=32).steps == 1
     with hint("write batch_size={}"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 import anyaccel as aa
 from anyaccel.adapter.model_specs import TabularSpec
@@ -31,11 +32,34 @@ def test_names(hint: Any) -> None:
     assert fit("mlp", framework="numpy") and fit(aa.SequentialMLP(1))
 
 
+class OfOneWidth(Dense):
+    """A model whose class takes no widths, as most do."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+
+def test_estimators(hint: Any) -> None:
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    estimator = linear_model.LinearRegression()
+    with hint("call its own fit, estimator.fit(x, y); in a graph beside networks it learns by FitPhase(...)"):
+        fit(estimator)
+    x, y = np.arange(8.0).reshape(-1, 1), np.arange(8.0)
+    assert estimator.fit(x, y).predict(x).shape == (8,)
+    data = aa.FeatureSet.from_dict("data", {"x": x, "y": y}, ["x"], ["y"])
+    graph = aa.ModelGraph([aa.ModelNode("line", linear_model.LinearRegression(), data.reference())])
+    assert graph.run(aa.FitPhase("fit", data="all", nodes="line"), progress="none")
+
+
 def test_functions(hint: Any) -> None:
     with hint("write lambda n_features, n_outputs: MODEL, or give the model itself"):
         fit(lambda width: Dense(width))
     MODEL = Dense(1)
     assert fit(lambda n_features, n_outputs: MODEL)
+    with hint("give a model, {}(), or lambda n_features, n_outputs: MODEL"):
+        fit(OfOneWidth)
+    MODEL = OfOneWidth()
+    assert fit(lambda n_features, n_outputs: MODEL) and fit(OfOneWidth())
     with hint("return a model: lambda n_features, n_outputs: MODEL"):
         fit(lambda n_features, n_outputs: None)
     MODEL = Dense(1)
@@ -47,7 +71,7 @@ def test_functions(hint: Any) -> None:
 
 def test_widths(hint: Any) -> None:
     n = 2
-    with hint("join the columns to one array [n, {}], numbers first, or give n_numbers and cardinalities"):
+    with hint("join the columns to one array [n, {}], numbers first, or pass n_numbers and cardinalities"):
         TabularSpec(2, (3,)).weight_shapes([(n,)])
     assert TabularSpec(2, (3,)).weight_shapes([(n + 1,)])
     assert TabularSpec(n_numbers=1, cardinalities=(3,)).weight_shapes([(n,)])

@@ -37,10 +37,9 @@ def fitted(table: Any, target: Any = "y", model: Any = net, **settings: Any) -> 
 
 def test_columns_that_tell_nothing(hint: Any) -> None:
     table = frame(name=[f"name {row}" for row in range(N)])
-    with hint("leave it out, drop=[{}]; or, if these are categories, write categories=[{}]"):
-        fitted(table)
-    assert fitted(table, drop=["name"]).columns["sex"].n_categories == 2
-    assert fitted(table, categories=["name"]).columns["name"].n_categories == N
+    with hint("take them as categories: categories={}"):
+        fitted(table[["name", "y"]])
+    assert fitted(table[["name", "y"]], categories=["name"]).columns["name"].n_categories == N
     table = frame(lists=[[1, 2], [3]] * (N // 2))
     with hint("leave it out, drop=[{}], or make such columns of it first"):
         fitted(table)
@@ -97,6 +96,14 @@ def test_numbers_that_are_too_large(hint: Any) -> None:
     with hint("take their logarithm, or leave the column out: drop=[{}]"):
         fitted(table)
     assert fitted(table, drop=["big"]).columns and fitted(table.assign(big=np.log(table["big"]))).columns["big"]
+
+
+def test_groups_by_their_values(hint: Any) -> None:
+    table, values = frame(), np.arange(N) % 4
+    with hint("add them to the table, table['COLUMN'] = values, and write {}='COLUMN'"):
+        fitted(table, group=values, validation=0.25)
+    table["COLUMN"] = values
+    assert fitted(table, group="COLUMN", validation=0.25).columns["age"]
 
 
 def test_rows_that_are_no_table(hint: Any) -> None:
@@ -169,9 +176,23 @@ def test_targets_of_tables(hint: Any) -> None:
     with hint("leave it out of features=, or predict another column than target={}"):
         fitted(table, features=["age", "y"])
     assert fitted(table, features=["age"], target="y").columns
-    with hint("write loss='mse' for targets that are all numbers"):
-        fitted(frame(one=1.5, two=2), ["one", "y"])
     assert fitted(frame(one=np.arange(N) / 2, two=np.arange(N)), ["one", "two"], loss="mse").columns
+    torch = pytest.importorskip("torch")
+
+    class Both(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = torch.nn.Linear(1, 3)
+
+        def forward(self, x: Any) -> dict[str, Any]:
+            values = self.line(x)
+            return {"one": values[:, 0], "y": values[:, 1:]}
+
+    with hint("write loss={}, for a model that returns a dict of these names"):
+        fitted(frame(one=1.5), ["one", "y"], Both(), features=["age"])
+    losses = {"one": "mse", "y": "cross_entropy"}
+    table = frame(one=np.arange(N) / 2)
+    assert fitted(table, ["one", "y"], Both(), features=["age"], loss=losses).predict(table)["y"].shape == (N,)
 
 
 def test_rows_to_predict_for(hint: Any, tmp_path: Path) -> None:
@@ -252,16 +273,39 @@ def test_models_and_losses_of_tables(hint: Any) -> None:
     )
     holed = {"age": np.where(np.arange(N) % 9, table["age"], np.nan), "price": table["age"]}
     with (
-        hint(
-            "lower lr, optimizer=Optimizer('adam', lr=1e-4), or look for NaN in the data; on_nan='ignore' returns the "
-            "model as it is"
-        ),
+        hint("fill these places, or leave the rows out; on_nan='ignore' returns the model as it is"),
         pytest.warns(aa.errors.NaNWarning),
     ):
         fitted(holed, "price", net(1, 1), preprocess=None)
-    optimizer = aa.Optimizer("adam", lr=1e-4)
-    kept = fitted(holed, "price", net(1, 1), preprocess=None, on_nan="ignore", optimizer=optimizer)
+    kept = fitted(holed, "price", net(1, 1), preprocess=None, on_nan="ignore")
     assert np.isnan(kept.results.loss).all()
+    far = {"age": np.linspace(1, 2, N) * 1e15, "price": np.linspace(1, 2, N)}
+    diverging = {"model": torch.nn.Linear(1, 1), "loss": "mse", "optimizer": aa.Optimizer("sgd", lr=1.0)}
+    with (
+        hint(
+            "lower lr, optimizer=Optimizer('adam', lr=1e-4), or scale large numbers, scaler='standard'; "
+            "on_nan='ignore' returns the model as it is"
+        ),
+        pytest.warns(aa.errors.NaNWarning),
+    ):
+        fitted(far, "price", **diverging)
+    model = torch.nn.Linear(1, 1)
+    scaled = fitted(far, "price", model, loss="mse", scaler="standard", optimizer=aa.Optimizer("adam", lr=1e-4))
+    assert np.isfinite(scaled.results.loss).all()
+    assert fitted(far, "price", **diverging, on_nan="ignore").results.loss.size
+    with hint(
+        "give the last layer {} outputs; or give a function that makes the model: lambda n_features, n_outputs: MODEL"
+    ):
+        fitted(table, model=torch.nn.Linear(3, 5))
+    assert fitted(table, model=torch.nn.Linear(3, 2)).classes_.tolist() == ["no", "yes"]
+    assert fitted(table, model=lambda n_features, n_outputs: torch.nn.Linear(n_features, n_outputs)).classes_.size == 2
+    rows = torch.utils.data.TensorDataset(torch.rand(8, 3), torch.arange(8) % 2)
+    loader = torch.utils.data.DataLoader(rows, batch_size=4)
+    streamed = {"model": torch.nn.Linear(3, 2), "loss": "cross_entropy"}
+    with hint("leave batch_size out, and set the size where the batches are made"):
+        fitted(loader, None, **streamed, batch_size=2)
+    assert fitted(loader, None, **streamed).results.loss.size
+    assert fitted(loader, None, **streamed, batch_size=4).results.loss.size
 
 
 def test_transformers_of_tables(hint: Any, tmp_path: Path) -> None:

@@ -295,10 +295,12 @@ def test_optimizers_of_keras(hint: Any) -> None:
         return train(None, graph=aa.ModelGraph([aa.ModelNode(ON, net, data.reference())], optimizer)).loss.size
 
     optimizers = keras.optimizers
-    with hint("leave it out: averages do not take the place of what is trained here"):
+    with hint("leave it out: averages do not replace trained weights here"):
         run(optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=3))
     assert run(optimizers.SGD(0.1))
-    with hint("give one of the inner ones, and other rates or decays by groups=, or optimizers to nodes"):
+    with hint(
+        "pass one of the inner optimizers, and set other rates or decays with groups=, or set optimizers on nodes"
+    ):
         rates = optimizers.OptimizerMap(optimizers.SGD(0.1), {".*bias": optimizers.SGD(0.2)})
         run(optimizers.MultiOptimizer(rates))
     assert run(aa.Optimizer(optimizers.SGD, lr=0.1, groups={"*bias": {"lr": 0.2}}))
@@ -309,7 +311,7 @@ def test_exclusions_of_keras(hint: Any) -> None:
     pytest.importorskip("jax")
     environment = {**os.environ, "KERAS_BACKEND": "jax"}
     with hint(
-        "give its class and a pattern of names: Optimizer({}, lr=..., groups={'*bias': {'weight_decay': 0.0}})"
+        "pass its class and a pattern of names: Optimizer({}, lr=..., groups={'*bias': {'weight_decay': 0.0}})"
     ) as printed:
         done = subprocess.run([sys.executable, "-c", ARRAYS_ON_JAX], env=environment, capture_output=True, text=True)
         printed.text = done.stdout

@@ -348,7 +348,7 @@ def test_shapes_of_losses(hint: Any) -> None:
     with hint("give the model the targets' shape per sample as output_shape, or reshape the target column"):
         program.train_steps([torch.ones(4, 3), torch.ones(4, 3)], [torch.arange(4)] * 2, 0, 1, 4)
     weighted: Any = TorchBackend().build(segment_of(linear(), Loss("cross_entropy", class_weights=[1.0, 2.0]), (3,)))
-    with hint("give the targets that shape"):
+    with hint("change the shape of the targets"):
         weighted.train_steps([torch.ones(4, 3), torch.ones(4, 3)], [torch.arange(4)] * 2, 0, 1, 4)
     assert train(aa.SequentialMLP(output_shape=(3,)), y=X).loss.size
     flat = np.ones(24, "float32")
@@ -384,7 +384,7 @@ def test_batches_and_shared_parameters(hint: Any) -> None:
     def source(*sizes: int) -> Any:
         return aa.IterableSource("d", Batches(*sizes), features="x", target="y")
 
-    with hint("leave such a batch out, DataLoader(..., drop_last=True), or make batches of another size"):
+    with hint("leave the batch out, DataLoader(..., drop_last=True), or make batches of another size"):
         run_on(source(8, 8, 1))
     assert run_on(source(8, 8)).loss.size
     rows = TensorDataset(torch.from_numpy(X[:17]), torch.from_numpy(Y[:17]))
@@ -707,7 +707,7 @@ def test_optimizers_that_are_objects(hint: Any) -> None:
     with hint("write lr={}, without learning_rate"):
         aa.Optimizer(torch.optim.SGD, learning_rate=0.1)
     assert aa.Optimizer(torch.optim.SGD, lr=0.1)
-    with hint("write lr=1.0, schedule=... with what {} is here: a function of the step"):
+    with hint("write lr=1.0, schedule=... with this value of {}, a function of the step"):
         aa.Optimizer(torch.optim.SGD, lr=lambda step: 0.1)
     assert train(linear(), optimizer=aa.Optimizer(torch.optim.SGD, lr=1.0, schedule=lambda step: 0.1)).loss.size
 

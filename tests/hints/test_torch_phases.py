@@ -39,7 +39,7 @@ def run(phase: Any, model: Any = None, rows: Any = None, optimizer: Any = "sgd")
 
 
 def test_losses_of_users(hint: Any) -> None:
-    with hint("write def loss(outputs, targets), or name what it takes in inputs=[...]"):
+    with hint("write def loss(outputs, targets), or name its arguments in inputs=[...]"):
         run(TrainPhase("train", data="train", losses=[AppliedLoss(lambda outputs: outputs.mean(), on="net")]))
 
     def loss(outputs: Any, targets: Any) -> Any:
@@ -54,22 +54,22 @@ def test_steps_of_users(hint: Any) -> None:
     with hint("write step=FUNCTION"):
         TrainPhase("train", data="train", step="step")
     assert run(TrainPhase("train", data="train", step=step)).loss.size
-    with hint("leave losses out; those of a validation belong to it: validation=EvalPhase(..., losses=[...])"):
+    with hint("leave losses out; pass losses of the validation to it: validation=EvalPhase(..., losses=[...])"):
         TrainPhase("train", data="train", step=step, losses=[MSE])
     validation = EvalPhase("val", data="val", losses=[MSE])
     assert run(TrainPhase("train", data="train", step=step, validation=validation)).figure("val_loss").size
-    with hint("leave precision out, and cast in the step, as by the framework's own autocast"):
+    with hint("leave precision out, and cast in the step, for example with the framework's autocast"):
         TrainPhase("train", data="train", step=step, precision="bf16-mixed")
     with hint("leave accumulate out, and add up gradients in the step"):
         TrainPhase("train", data="train", step=step, accumulate=2)
-    with hint("leave compile out, and compile what pays with your framework's own compiler"):
+    with hint("leave compile out, and compile parts of the step with your framework's compiler"):
         TrainPhase("train", data="train", step=step, compile="steps")
     # without precision, accumulate and compile
-    with hint("give it as {}, and validate with TrainPhase(validation=...)"):
+    with hint("name it {}, and validate with TrainPhase(validation=...)"):
         run(TrainPhase("train", data="train", step=lambda *_: {"val_loss": 1.0}))
     given = TrainPhase("train", data="train", step=lambda *_: {"loss": 1.0}, validation=validation)
     assert run(given).figure("val_loss").size
-    with hint("give a mean over the batch, as in {'loss': loss}"):
+    with hint("return a mean over the batch, as in {'loss': loss}"):
         run(TrainPhase("train", data="train", step=lambda *_: {"loss": X}))
     loss = X.mean()
     assert run(TrainPhase("train", data="train", step=lambda *_: {"loss": loss})).loss[0] == pytest.approx(float(loss))
@@ -87,7 +87,7 @@ def test_targets_of_losses_of_torch(hint: Any) -> None:
         trained(torch.nn.PoissonNLLLoss(), X[:, :1])
     assert trained(torch.nn.PoissonNLLLoss(), abs(X[:, :1])).loss.size and trained("mse", X[:, :1]).loss.size
     column = np.arange(24).reshape(24, 1) % 2
-    with hint("write -1 for no and 1 for yes: 2 * column - 1, if it has 0 and 1"):
+    with hint("use -1 for no and 1 for yes: 2 * column - 1 converts 0 and 1"):
         trained(torch.nn.SoftMarginLoss(), column.astype("float32"))
     assert trained(torch.nn.SoftMarginLoss(), (2 * column - 1).astype("float32")).loss.size
     classes = np.where(np.arange(24) % 4 == 3, -100, np.arange(24) % 4)
@@ -115,10 +115,10 @@ def test_contexts_around_phases(hint: Any) -> None:
         with torch.autocast("cpu", torch.bfloat16):
             return models["net"](batch["x"]).float().mean().detach()
 
-    with hint("run the phase outside of it; {}(..., precision={}) computes so"), context:
+    with hint("run the phase outside this context, and set {}(..., precision={})"), context:
         run(TrainPhase("train", data="train", losses=[MSE]))
     assert run(TrainPhase("train", data="train", losses=[MSE], precision="bf16-mixed")).loss.size
-    with hint("run the phase outside of it, and enter it in the step: `with {}:`"), context:
+    with hint("run the phase outside this context, and enter it in the step: `with {}:`"), context:
         run(TrainPhase("train", data="train", step=step))
     assert run(TrainPhase("train", data="train", step=step)).loss.size
 
@@ -133,9 +133,8 @@ def test_gradients_that_are_not_finite_in_float16(hint: Any) -> None:
 
     for scale in (200, 1e6):
         with hint(
-            "Hint: train for more steps, as each that is skipped halves the scale, or write a smaller loss_scale=; "
-            "where values are beyond 65504, scale the data, or write precision='bf16-mixed', which has the range of "
-            "float32"
+            "Hint: train for more steps, because each skipped step halves the scale, or set a smaller loss_scale=; if "
+            "values exceed 65504, scale the data, or use precision='bf16-mixed', which has the range of float32"
         ) as printed:
             with pytest.warns(aa.errors.NaNWarning) as caught:
                 trained(scale, epochs=2)

@@ -93,6 +93,6 @@ def test_a_plugin_that_is_not_loaded(name: str, hint: Any, tmp_path: Path) -> No
         command = [sys.executable, "-c", LOGS.format(f"anyaccel_{name}")]
         return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True).stderr
 
-    with hint("add it to ANYACCEL_PLUGINS: ANYACCEL_PLUGINS={}; or give phases the callback {}") as printed:
+    with hint("add it to ANYACCEL_PLUGINS: ANYACCEL_PLUGINS={}; or add to phases the callback {}") as printed:
         printed.text = logging_with("none")
     assert not logging_with(name)  # ANYACCEL_PLUGINS

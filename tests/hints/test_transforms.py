@@ -104,11 +104,11 @@ def test_names_and_roles_of_results(hint: Any) -> None:
 
 def test_transforms_of_others(hint: Any) -> None:
     scaled = DATA.fit_transform(MyTransform(), "x", fit_on="train")
-    with hint("give the feature set that fit_transform returned; the one that it was called on stays as it is"):
+    with hint("pass the feature set that fit_transform returned; the original one is unchanged"):
         features().transform_like(DATA)
     np.testing.assert_array_equal(features().transform_like(scaled).array("x"), scaled.array("x"))
     assert np.array_equal(DATA.array("x"), X)
-    with hint("undo each transform once; predictions come back with inverse() or prediction(..., undo=True)"):
+    with hint("undo each transform only once; use inverse() or prediction(..., undo=True) for predictions"):
         scaled.undo_transform().undo_transform()
     assert np.array_equal(scaled.undo_transform().array("x"), X)
     np.testing.assert_allclose(scaled.inverse(scaled.array("x"), "x"), X, rtol=1e-6)
@@ -226,7 +226,7 @@ def test_rows_of_loaded_results(hint: Any, tmp_path: Path) -> None:
     _, results = evaluated(data)
     results.save(folder := tmp_path / "results")
     loaded = load(folder)
-    with hint("take the FeatureSet, or to_arrow()"):
+    with hint("use the FeatureSet, or to_arrow()"):
         loaded.rows["data"].take([0, 1])
     assert data.take([0, 1]).array("y").shape == (2, 1)
     assert loaded.rows["data"].to_arrow().num_rows == 24
@@ -246,7 +246,7 @@ def test_loaded_results_with_a_transform_that_no_file_can_hold(hint: Any, tmp_pa
     _, results = evaluated(data)
     results.save(tmp_path)
     loaded = aa.EvalResults.load(tmp_path)
-    with hint("undo them by the data: data.inverse(values, columns)"):
+    with hint("undo them with the data: data.inverse(values, columns)"):
         loaded.prediction("net", undo=True)
     values = np.abs(loaded.prediction("net"))
     np.testing.assert_allclose(data.inverse(values, columns), np.log(values), rtol=1e-6)

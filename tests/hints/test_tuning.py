@@ -22,7 +22,7 @@ def test_trials_of_optuna(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with hint("leave the callback out, or create the study with direction='minimize'"):
         callback(optuna.create_study(directions=["minimize", "minimize"]).ask())
     assert callback(optuna.create_study(direction="minimize").ask())
-    with hint("create the study with direction='maximize', or monitor the value that the objective returns"):
+    with hint("create the study with direction={}, or monitor the value that the objective returns"):
         callback(optuna.create_study().ask(), "val_accuracy")
     assert callback(optuna.create_study(direction="maximize").ask(), "val_accuracy")
 

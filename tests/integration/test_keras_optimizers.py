@@ -258,19 +258,20 @@ def decay() -> Any:
     [
         (
             lambda: aa.Optimizer(optimizers.SGD, learning_rate=0.05),
-            r"optimizer 'SGD': the learning rate is lr here\. Hint: write lr=0\.05, without learning_rate",
+            r"optimizer 'SGD': the learning rate is called lr\. Hint: write lr=0\.05, without learning_rate",
             lambda: aa.Optimizer(optimizers.SGD, lr=0.05),
             lambda: optimizers.SGD(0.05),
         ),
         (
             lambda: aa.Optimizer(optimizers.SGD, learning_rate=decay()),
-            r"learning_rate is a ExponentialDecay, and lr is a number\. Hint: write lr=1\.0, schedule=\.\.\. with what",
+            r"learning_rate is a ExponentialDecay, but lr must be a number\. Hint: write lr=1\.0, schedule=\.\.\. "
+            r"with this",
             lambda: aa.Optimizer(optimizers.SGD, lr=1.0, schedule=decay()),
             lambda: optimizers.SGD(decay()),
         ),
         (
             lambda: aa.Optimizer("sgd", lr=decay()),
-            r"optimizer 'sgd': lr is a ExponentialDecay, and lr is a number\. Hint: write lr=1\.0, schedule=",
+            r"optimizer 'sgd': lr is a ExponentialDecay, but lr must be a number\. Hint: write lr=1\.0, schedule=",
             lambda: aa.Optimizer("sgd", lr=1.0, schedule=decay()),
             lambda: optimizers.SGD(decay()),
         ),
@@ -290,13 +291,13 @@ def test_words_of_keras_for_the_rate(wrong: Any, message: str, right: Any, expec
 REFUSED: dict[str, tuple[Callable[[], Any], str, Callable[[], Any], Callable[[], dict[str, Any]]]] = {
     "use_ema": (
         lambda: optimizers.SGD(0.1, use_ema=True, ema_momentum=0.8),
-        r"has use_ema.*Hint: give averaging = WeightAveraging\(0\.8\) to .*call averaging\.apply\(graph\) afterwards",
+        r"has use_ema.*Hint: pass averaging = WeightAveraging\(0\.8\) to .*call averaging\.apply\(graph\) afterwards",
         lambda: optimizers.SGD(0.1),
         lambda: {"callbacks": [aa.WeightAveraging(0.8)]},
     ),
     "gradient_accumulation_steps": (
         lambda: optimizers.SGD(0.1, gradient_accumulation_steps=2),
-        r"has gradient_accumulation_steps.*Hint: write TrainPhase\(accumulate=2\) in its place",
+        r"has gradient_accumulation_steps.*Hint: write TrainPhase\(accumulate=2\) instead",
         lambda: optimizers.SGD(0.1),
         lambda: {"accumulate": 2},
     ),
@@ -308,7 +309,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, Callable[[], Any], Callable[[],
     ),
     "LossScaleOptimizer": (
         lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.1)),
-        r"has inner_optimizer.*Hint: give the inner one: Optimizer\(optimizer\.inner_optimizer\)",
+        r"has inner_optimizer.*Hint: pass the inner optimizer: Optimizer\(optimizer\.inner_optimizer\)",
         lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.1)).inner_optimizer,
         dict,
     ),
@@ -353,7 +354,7 @@ def test_an_object_that_fit_has_used_is_refused() -> None:
     own, model = alike()
     used = optimizers.Adam(0.02)
     fit(own, used, epochs=1)
-    with pytest.raises(SpecError, match=r"Adam has been used by its framework's own loop.*Hint: give a new one"):
+    with pytest.raises(SpecError, match=r"Adam has been used by its framework's own loop.*Hint: pass a new one"):
         train(graph_of(model, used))
     own.set_weights(model.get_weights())
     fit(own, optimizers.Adam(0.02))
@@ -362,9 +363,9 @@ def test_an_object_that_fit_has_used_is_refused() -> None:
 
 
 def test_settings_beside_an_object_are_refused() -> None:
-    with pytest.raises(SpecError, match=r"is an object already, but got settings: beta_1.*Hint: give them to Adam\("):
+    with pytest.raises(SpecError, match=r"is an object already, but got settings: beta_1.*Hint: pass them to Adam\("):
         train(graph_of(dense(), aa.Optimizer(optimizers.Adam(0.1), beta_1=0.5)))
-    with pytest.raises(SpecError, match=r"clips by its global_clipnorm, and here by clip_norm.*leave one of them out"):
+    with pytest.raises(SpecError, match=r"clips by both its global_clipnorm and clip_norm.*leave one of them out"):
         aa.Optimizer(optimizers.Adam(0.1, global_clipnorm=1.0), clip_norm=1.0)
 
 
@@ -382,7 +383,7 @@ def test_an_object_that_its_configuration_does_not_make_again_is_refused() -> No
             super().__init__(scale)
 
     own, model = alike()
-    with pytest.raises(SpecError, match=r"cannot create the optimizer Closed: .*Hint: let its constructor take"):
+    with pytest.raises(SpecError, match=r"cannot create the optimizer Closed: .*Hint: let its constructor accept"):
         train(graph_of(model, Closed(0.5)))
     fit(own, Scaled(0.5))
     train(graph_of(model, Scaled(0.5)))  # `scale` is no part of its configuration

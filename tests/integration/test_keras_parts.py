@@ -331,7 +331,7 @@ def test_an_optimizer_of_keras_trains_as_fit_does(optimizers: Any, name: str) ->
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"use_ema": True}, "has use_ema, which .* heeds.*Hint: give averaging = WeightAveraging.0\\.99. to"),
+        ({"use_ema": True}, "has use_ema, which .* applies.*Hint: pass averaging = WeightAveraging.0\\.99. to"),
         ({"gradient_accumulation_steps": 2}, "has gradient_accumulation_steps.*Hint: write TrainPhase.accumulate="),
         ({"loss_scale_factor": 8.0}, "has loss_scale_factor.*Hint: leave it out"),
         ({"global_clipnorm": 0.5}, r"has global_clipnorm, a norm over all nodes.*Hint: write .*clip_norm=0\.5\)"),

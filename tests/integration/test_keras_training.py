@@ -101,16 +101,16 @@ def test_losses_train_as_those_that_compile_is_given(make: Callable[[], Any], th
 @pytest.mark.parametrize(
     ("make", "loss", "message"),
     [
-        (probabilities, "cross_entropy", "cross_entropy takes logits, and the model ends with softmax.*leave softmax"),
-        (functional, "cross_entropy", "cross_entropy takes logits, and the model ends with softmax"),
-        (sigmoid, "bce", "binary_cross_entropy takes logits, and the model ends with sigmoid"),
-        (probabilities, losses.SparseCategoricalCrossentropy(from_logits=True), "takes logits, and .* with softmax"),
+        (probabilities, "cross_entropy", "cross_entropy takes logits, but the model ends with softmax.*remove softmax"),
+        (functional, "cross_entropy", "cross_entropy takes logits, but the model ends with softmax"),
+        (sigmoid, "bce", "binary_cross_entropy takes logits, but the model ends with sigmoid"),
+        (probabilities, losses.SparseCategoricalCrossentropy(from_logits=True), "takes logits, but .* with softmax"),
         (
             logits,
             losses.SparseCategoricalCrossentropy(),
-            "takes probabilities, and the .*Hint: give it from_logits=True",
+            "takes probabilities, but the .*Hint: set from_logits=True",
         ),
-        (logits, losses.SparseCategoricalCrossentropy, "takes probabilities, and the model ends without an activation"),
+        (logits, losses.SparseCategoricalCrossentropy, "takes probabilities, but the model ends without an activation"),
         (logits, losses.sparse_categorical_crossentropy, "sparse_categorical_crossentropy takes probabilities"),
     ],
 )
@@ -207,7 +207,7 @@ def test_texts_are_refused_and_their_token_ids_train_as_fit_does() -> None:
     def reader() -> Any:
         return keras.Sequential([keras.Input((3,)), layers.Embedding(10, 2), layers.Flatten(), layers.Dense(1)])
 
-    with pytest.raises(ColumnError, match=r"'x' cannot be read as numbers.*of texts store token ids"):
+    with pytest.raises(ColumnError, match=r"'x' cannot be read as numbers.*for texts, store token ids"):
         train(reader(), "mse", Y, x=texts)
     own, model = alike(reader)
     own.compile(keras.optimizers.SGD(0.1), "mse")

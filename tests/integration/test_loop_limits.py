@@ -238,4 +238,4 @@ def test_batch_normalization_is_not_split_unless_approximate(full: Callable[...,
     assert text.startswith("phase 't': not enough memory to train 16 rows at once") and "BatchNorm" in text
     assert "cpu:0 (torch): parameters " in text and "11 rows would fit" in text and "at most 11" in text
     result = train(made(), microbatching="approximate")
-    assert len(result.epochs) == 4 and memory_events(result)[-1] == "8 rows of 16 at once now"
+    assert len(result.epochs) == 4 and memory_events(result)[-1] == "8 of 16 rows at a time from now on"

@@ -45,6 +45,6 @@ def test_some_columns_stay_and_the_numbers_are_the_same(monkeypatch, library, wa
     results, actual = trained(library, way)
     (event,) = [event for event in results.events if event.kind == "residency"]
     streamed, _, resident = event.message.partition(" streamed, ")
-    assert "d.w" in streamed and "d.z" in resident.partition(" resident, as all take ")[0]
+    assert "d.w" in streamed and "d.z" in resident.partition(" resident, because all take ")[0]
     for name, value in expected.items():
         np.testing.assert_allclose(actual[name], value, rtol=1e-5, atol=1e-7, err_msg=name)

@@ -52,7 +52,7 @@ def test_parameters_and_buffers_are_covered_and_activations_say_why_not(make):
     trained = sum(array.nbytes for name, array in state.items() if "parameters/" in name)
     assert memory.parameters == sum(array.nbytes for array in state.values()) > trained
     assert memory.gradients == trained and memory.optimizer == 2 * trained
-    assert list(memory.gaps) == ["activations"] and "does not tell what a step takes" in memory.gaps["activations"]
+    assert list(memory.gaps) == ["activations"] and "does not report the memory of a step" in memory.gaps["activations"]
     assert plan.fits is None and memory.batches == 64 * 7 * 4 + 64 * memory_of_an_index(plan)
 
 

@@ -315,7 +315,7 @@ def test_a_loss_of_classes_is_one_entry(compile_: Any, framework: str) -> None:
 def test_weights_that_are_all_0_are_no_silent_nan(compile_: Any, framework: str) -> None:
     graph, start = built(framework, aa.Optimizer("adam", lr=RATE), weight=np.zeros(32))
     losses = [aa.AppliedLoss("mse", on="net", sample_weight="d.w")]
-    with pytest.warns(NaNWarning, match="loss 'net' on node 'net' is nan in epoch 1, in which nothing counts: all wei"):
+    with pytest.warns(NaNWarning, match="loss 'net' on node 'net' is nan in epoch 1, because nothing counts: all wei"):
         graph.run(aa.TrainPhase("t", data="all", losses=losses, epochs=1, compile=compile_), progress="none")
     check_close(graph, start)
 

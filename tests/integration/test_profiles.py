@@ -97,7 +97,7 @@ def test_each_framework_of_a_graph_writes_its_own_trace(tmp_path):
 def test_a_profiler_that_the_user_has_started_goes_on_and_the_next_profile_is_made(tmp_path):
     torch = pytest.importorskip("torch")
     with torch.profiler.profile() as own:
-        with pytest.raises(PhaseError, match=r"profiler of torch does not start: .*Hint: end the profiler"):
+        with pytest.raises(PhaseError, match=r"profiler of torch does not start: .*Hint: stop the profiler"):
             profiled(tmp_path / "refused", "torch", "torch", compile="off")
         torch.ones(3).add(1)
     assert own.key_averages()[0] and any(event.key == "aten::add" for event in own.key_averages())

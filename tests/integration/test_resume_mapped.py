@@ -193,7 +193,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "not only an order": (
         {"names": names("torch", "jax"), "change": scaled},
-        r"change=.* changes the values of 'layers.*', not only their order.*Hint: load the weights alone",
+        r"change=.* changes the values of 'layers.*', not only their order.*Hint: load only the weights",
     ),
     "a name that is not there": ({"names": {"0.weight": "layers.0.kernel"}}, r"the file has no '0.weight'"),
 }

@@ -181,7 +181,7 @@ def test_an_error_in_a_worker(torch: Any, settings: dict[str, Any]) -> None:
     made = source(loader(torch, Fails(), batch_size=3, **settings))
     run = made.batches(0)
     assert [next(run)["y"].tolist() for _ in range(2)] == [[0, 1, 2], [3, 4, 5]]
-    with pytest.raises(SourceError, match=r"batch 2 of source 's' .*could not be made: ValueError: row seven") as found:
+    with pytest.raises(SourceError, match=r"batch 2 of source 's' .*could not be read: ValueError: row seven") as found:
         next(run)
     assert isinstance(found.value.__cause__, ValueError)
     assert no_worker_is_left(), "while the error is kept"
@@ -208,7 +208,7 @@ def test_forks_beside_threads_are_refused(torch: Any, threaded: str) -> None:
         pytest.skip(f"no plugin says that a process with {threaded} cannot be forked")
     forked = loader(torch, num_workers=1, multiprocessing_context="fork")
     with pytest.raises(
-        SourceError, match=rf"would be forked beside .*{threaded}.*multiprocessing_context='forkserver'"
+        SourceError, match=rf"would be forked while these run: .*{threaded}.*multiprocessing_context='forkserver'"
     ):
         source(forked)
     assert rows(source(loader(torch))) == list(range(ROWS))
@@ -242,7 +242,7 @@ def test_errors_of_tf_data_name_the_batch(tf: Any) -> None:
     given = tf.data.Dataset.from_tensor_slices((X, Y)).map(
         lambda x, y: (tf.debugging.check_numerics(x / 0.0, "bad"), y)
     )
-    with pytest.raises(SourceError, match=r"batch 0 of source 's' .*could not be made: InvalidArgumentError"):
+    with pytest.raises(SourceError, match=r"batch 0 of source 's' .*could not be read: InvalidArgumentError"):
         rows(source(given.batch(5)))
     ragged = tf.data.Dataset.from_tensors((tf.ragged.constant([[1.0], [1.0, 2.0]]), [1, 2]))
     with pytest.raises(SourceError, match=r"batch 0 of source 's'"):

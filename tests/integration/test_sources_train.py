@@ -199,7 +199,7 @@ def test_a_worker_that_is_killed_is_reported_with_source_and_batch(n_workers: in
     given = loader(Killed(), num_workers=n_workers, multiprocessing_context="forkserver")
     experiment = aa.Experiment("e", graph_of("torch"), progress="none")
     message = (  # as torch notices it first
-        r"batch [0-3] of source 'data' in epoch 0 \(both counted from 0\) did not come: "
+        r"batch [0-3] of source 'data' in epoch 0 \(both counted from 0\) did not arrive: "
         r"(RuntimeError: DataLoader worker \(pid.*|Connection.*|EOFError.*)\. "
         r"Hint: the worker was killed, .*num_workers=0 to read in this process"
     )
@@ -301,7 +301,7 @@ def test_forks_beside_threads_are_refused() -> None:
         aa.TrainPhase("t", data=given, losses=MSE),
         aa.TrainPhase("t", data=DATA, losses=MSE, validation=aa.EvalPhase("v", data=given)),
     ):
-        with pytest.raises(SourceError, match=r"would be forked beside .*jax.*forkserver"):
+        with pytest.raises(SourceError, match=r"would be forked while these run: .*jax.*forkserver"):
             aa.Experiment("e", graph_of("torch"), progress="none").run_phase(phase)
 
 

@@ -40,8 +40,8 @@ class ByHand(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embeddings = nn.ModuleList([nn.Embedding(4, 3), nn.Embedding(300, 50)])
-        self.layers = nn.ModuleList([nn.Linear(56, 16), nn.Linear(16, 8), nn.Linear(8, 1)])
+        self.embeddings = nn.ModuleList([nn.Embedding(4, 3), nn.Embedding(300, 8)])
+        self.layers = nn.ModuleList([nn.Linear(14, 16), nn.Linear(16, 8), nn.Linear(8, 1)])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         embedded = [table(x[:, 3 + i].long()) for i, table in enumerate(self.embeddings)]

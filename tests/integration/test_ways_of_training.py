@@ -109,7 +109,7 @@ def test_a_sum_is_told_of_where_batches_are_accumulated_and_a_mean_is_not(framew
         phase = aa.TrainPhase("t", data="train", losses=losses, sampler=aa.SimpleSampler(8), accumulate=2)
         return aa.Experiment("ways", graph, progress="none").run_phase(phase)
 
-    with pytest.warns(UserWarning, match=r"'net' is no mean over rows: .*Hint: return the mean over the rows"):
+    with pytest.warns(UserWarning, match=r"'net' is not a mean over rows: .*Hint: return the mean over the rows"):
         run(total)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

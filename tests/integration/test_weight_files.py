@@ -52,7 +52,7 @@ def test_square_layers_of_torch_are_not_loaded_into_flax_untransposed(tmp_path) 
         after.load_weights(file, names=names)
     assert "the order of the axes of layers_0.kernel, layers_2.kernel is not known" in str(caught.value)
     change = "lambda name, array: array.T if name.endswith('kernel') and array.ndim == 2 else array"
-    assert f"say what the order is: change={change}; or" in caught.value.hint
+    assert f"specify the order: change={change}; or" in caught.value.hint
     after.load_weights(file, names=names, change=eval(change))  # noqa: S307 - what the message says
     np.testing.assert_allclose(predictions(after), predictions(before), rtol=1e-5, atol=1e-6)
 
@@ -65,9 +65,9 @@ def test_square_layers_are_not_copied_untransposed() -> None:
         aa.copy_weights(*models, names={"kernel": "weight"})
     assert str(caught.value) == (
         "the order of the axes of kernel is not known, because the source has another name for it, and its shape is "
-        "the same in another order. Hint: say what the order is: change=lambda name, array: array.T if "
-        "name.endswith('kernel') and array.ndim == 2 else array; or, where it is that of the target, "
-        "change=lambda name, array: array."
+        "the same in another order. Hint: specify the order: change=lambda name, array: array.T if "
+        "name.endswith('kernel') and array.ndim == 2 else array; or, if the order is the same, "
+        "pass change=lambda name, array: array."
     )
     aa.copy_weights(*models, names={"kernel": "weight"}, change=lambda name, array: array.T)
     np.testing.assert_allclose(predictions(flax), predictions(net), rtol=1e-5, atol=1e-6)

@@ -94,8 +94,11 @@ def test_every_plugin_has_its_framework_pinned_for_tests(root: Path) -> None:
 
 
 def test_no_requirement_depends_on_the_system(root: Path) -> None:
-    """In the predecessor, extras with a marker for one system silently installed nothing on others."""
+    """In the predecessor, extras with a marker for one system silently installed nothing on others.
+
+    `isal` only saves time: zlib computes the same checksums where it has no wheel.
+    """
     for folder, project in projects(root).items():
         extras = project.get("optional-dependencies", {}).values()
         requirements = [*project["dependencies"], *(each for extra in extras for each in extra)]
-        assert not [each for each in requirements if "platform" in each], folder
+        assert not [each for each in requirements if "platform" in each and not each.startswith("isal")], folder

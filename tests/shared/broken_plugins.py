@@ -103,9 +103,9 @@ def _modules() -> dict[str, tuple[Any, str]]:
         "backends_class": (offering(lambda: [TinyBackend]), "which is not a Backend"),
         "backends_alien": (offering(lambda: [TinyBackend("brk"), object()]), "offers object"),
         "backends_late": (offering(_generator), "LookupError: the second one"),
-        "contract_of_0_1": (_of_contract(None), "does not say for which contract it is written"),
-        "contract_text": (_of_contract("2"), "has contract = '2', and this anyaccel has contract"),
-        "contract_of_tomorrow": (_of_contract(99), "is written for contract 99, and this anyaccel has contract"),
+        "contract_of_0_1": (_of_contract(None), "does not define its contract version"),
+        "contract_text": (_of_contract("2"), "has contract = '2', but this anyaccel has contract"),
+        "contract_of_tomorrow": (_of_contract(99), "is written for contract 99, but this anyaccel has contract"),
         "policies_list": (plugin_module("brk", policies=lambda: ["first"]), "returned list, not dict"),
         "policies_number": (plugin_module("brk", policies=lambda: {"first": 7}), "'first' is refused: it is 7, no fun"),
         "policies_raise": (plugin_module("brk", policies=_raise(KeyError("p"))), "KeyError: 'p'"),
@@ -127,7 +127,7 @@ def _attributes(framework: str) -> dict[str, tuple[Mapping[str, Any], str]]:
         "environment_text": ({"environment": "BRK"}, "environment='BRK'"),
         "roots_of_another": ({"import_roots": (framework,)}, ""),
         "conflict": ({"framework": framework}, f"refused for {framework} on cpu"),
-        "shadow": ({"framework": "numpy"}, "core's own"),
+        "shadow": ({"framework": "numpy"}, "built into anyaccel"),
     }
 
 
@@ -194,7 +194,7 @@ def _backends(framework: str) -> dict[str, tuple[Any, str]]:
         ),
         "brk_left": (
             _offering("brk_left", {"capabilities": {Memory: Memory}, "release_memory": raising}),
-            "offers TinyBackend with release_memory, which a capability has",
+            "offers TinyBackend with release_memory, which belongs to a capability",
         ),
         "brk_abstract": (plugin_module("brk", backends=lambda: [_Abstract()]), "TypeError"),  # type: ignore[abstract]
     }

@@ -144,8 +144,8 @@ _OTHER_NAMES = {
     "DataLoader": "a phase draws batches: TrainPhase(..., batch_size=32)",
     "manual_seed": "write ModelGraph(nodes, optimizer, seed=0)",
     "seed": "write ModelGraph(nodes, optimizer, seed=0)",
-    "cuda": "write devices('gpu') for the GPUs that there are",
-    "is_available": "write devices('gpu') for the GPUs that there are",
+    "cuda": "write devices('gpu') to list the GPUs",
+    "is_available": "write devices('gpu') to list the GPUs",
     "device_count": "write len(devices('gpu'))",
     "nn": "build models in their frameworks, or use SequentialMLP and SequentialCNN",
 }

@@ -151,7 +151,7 @@ class Accelerator:
         return ()
 
     def is_available(self, framework: str | None = None) -> bool:
-        """Return whether the device can be used now, by that framework or, without one, by any framework."""
+        """Return whether the device can be used now, by this framework or, if None, by any framework."""
         if not isinstance(framework, str | None):
             self.check(framework)
         for name in registry().frameworks if framework is None else [framework]:
@@ -168,7 +168,7 @@ class Accelerator:
         return registry().serving(framework, self.device, vendor=self.vendor)
 
     def device_string(self, framework: str) -> str:
-        """Return the framework's own name for the device, such as `"cuda:0"`; raise FrameworkError without one.
+        """Return the framework's own name for the device, such as `"cuda:0"`; raise FrameworkError if there is no name.
 
         Example:
             >>> import anyaccel as aa
@@ -179,7 +179,7 @@ class Accelerator:
         return str(known.ask(known.find(framework, self.device.kind), "device_string", self.device, required=True))
 
     def scope(self, framework: str) -> AbstractContextManager[Any]:
-        """Return a context in which new tensors of `framework` are created on this device; see `anyaccel.scope`."""
+        """Return a context that creates new tensors of `framework` on this device; see `anyaccel.scope`."""
         return self._backend(framework).scope(self.device)
 
     def place(self, obj: Any) -> Any:
@@ -236,12 +236,12 @@ class Accelerator:
             else:
                 if isinstance(leaf, np.ndarray) and not known.serves("numpy", self.device.kind):
                     available = f"numpy on {', '.join(known.kinds('numpy'))}"
-                    hint = "name the framework whose tensor it becomes: move(..., framework='...')"
+                    hint = "name the framework of the new tensor: move(..., framework='...')"
                     raise FrameworkError(f"a NumPy array cannot be on {self.spec!r}", available=available, hint=hint)
                 owner = known.owner(leaf)
                 if framework not in (None, owner):
-                    problem = f"a {type(leaf).__name__} of {owner} does not become a tensor of {framework} by moving it"
-                    hint = f"make it a NumPy array first: move(np.asarray(x), ..., framework={framework!r})"
+                    problem = f"a {type(leaf).__name__} of {owner} cannot be moved to {framework}"
+                    hint = f"convert it to a NumPy array first: move(np.asarray(x), ..., framework={framework!r})"
                     raise MoveError(problem, hint=hint)
                 result = backend(owner).move(leaf, self.device, pinned=self.pin_memory)
             results[id(leaf)] = leaf, result

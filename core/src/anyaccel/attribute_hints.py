@@ -9,7 +9,7 @@ from anyaccel.suggestions import did_you_mean
 
 
 class AttributeHints:
-    """Base class of public classes; its AttributeError suggests what was probably meant.
+    """Base class of public classes; its AttributeError suggests the probably intended name.
 
     A subclass has `attribute_hints`: names that other libraries use, separated by spaces, and a hint for them.
     """

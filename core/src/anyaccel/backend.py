@@ -93,7 +93,8 @@ class Backend(ABC):
 
     @final
     def capability(self, kind: type[Kind]) -> Kind | None:
-        """Return the object that implements a capability for this backend, always the same one; None without it.
+        """Return the object that implements a capability for this backend, always the same one; None if it lacks the
+        capability.
 
         The backend's own capability wins; otherwise another plugin can provide it by an entry point of the group
         `anyaccel.capabilities`. Do not call this in steps: ask once, when you build something.
@@ -123,7 +124,7 @@ class Backend(ABC):
         entry = named(BROUGHT, name)
         brought = None if entry is None else loaded(entry)(self)
         if entry is not None and brought is not None and not isinstance(brought, kind):
-            problem = f"the entry point {name} gives {brought!r:.200}, which is no {kind.__name__}"
+            problem = f"the entry point {name} returns {brought!r:.200}, which is not a {kind.__name__}"
             raise PluginError(problem, hint=f"update or uninstall {entry.value.partition('.')[0]}")
         return brought
 
@@ -170,7 +171,7 @@ class Backend(ABC):
 
     @abstractmethod
     def scope(self, device: Device) -> AbstractContextManager[Any]:
-        """Return a context in which new tensors are created on `device`; the previous default is restored on exit."""
+        """Return a context that creates new tensors on `device`; the previous default is restored on exit."""
 
     @abstractmethod
     def device_string(self, device: Device) -> str:
@@ -183,15 +184,15 @@ class Backend(ABC):
         return self.device_string(device)
 
     def thread_rng(self, key: int | None) -> AbstractContextManager[Any]:
-        """Return a context in which this thread draws from `key` (None: from the global state). It is entered often.
+        """Return a context that makes this thread draw from `key` (None: from the global state). It is entered often.
 
-        Its `draws` counts the draws. Its `passed` tells whether a global generator was used anyway, as by code that
-        seeds it.
+        Its `draws` counts the draws. Its `passed` is true if a global generator was used anyway, for example by code
+        that seeds it.
         """
         return nullcontext()
 
     def global_rng(self, key: int) -> AbstractContextManager[Any]:
-        """Return a context in which global generators start from `key`; on exit they are restored. It is entered often.
+        """Return a context that starts global generators from `key`; on exit they are restored. It is entered often.
 
         The next entry continues where the last one ended. Unlike `thread_rng` it applies to all threads and to code
         that seeds generators; only the thread that trains enters it. `draws` counts how often it ended with another
@@ -269,7 +270,7 @@ class Exchange(ABC):
     """Dtype of row orders and class indices, `"int64"` or `"int32"`."""
 
     def loaded_dtype(self, dtype: str) -> str:
-        """Return the dtype in which integers of `dtype` are loaded, another one if the backend lacks it."""
+        """Return the dtype for loading integers of `dtype`; another one if the backend lacks it."""
         return dtype
 
     @abstractmethod
@@ -316,7 +317,7 @@ class Exchange(ABC):
         return self.from_host(array, device)
 
     def staging_buffer(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
-        """Allocate uninitialized host memory from which `copy_async` is fastest: pinned memory, if that helps."""
+        """Allocate uninitialized host memory that makes `copy_async` fastest: pinned memory, if that helps."""
         return np.empty(shape, dtype)
 
     def copy_async(self, array: np.ndarray, device: Device) -> AsyncCopy:
@@ -395,7 +396,7 @@ class Compute(ABC):
         """Return the targets that a loss of the framework (`loss.own`) accepts; None, the default, if unknown.
 
         Columns of targets are checked once, when they are loaded. A value that the loss would silently accept (255 in a
-        binary cross entropy) is then refused, as it is for named losses.
+        binary cross entropy) is then refused, as for named losses.
         """
         return None
 
@@ -433,7 +434,7 @@ class Compute(ABC):
 
     @abstractmethod
     def dtype_of(self, model: Any) -> str | None:
-        """Return the dtype to which floating inputs are cast (the dtype of the parameters); None if any dtype works."""
+        """Return the dtype for floating inputs (the dtype of the parameters); None if any dtype works."""
 
     @abstractmethod
     def parameters(self, model: Any) -> Mapping[str, TensorSpec]:
@@ -451,9 +452,20 @@ class Compute(ABC):
     def state(self, model: Any) -> dict[str, np.ndarray]:
         """Return copies of the model's arrays in host memory, named `parameters/NAME` and `buffers/NAME`."""
 
+    def live_state(self, model: Any) -> dict[str, np.ndarray]:
+        """Return `state` to be read at once: arrays may share memory with the model, so nobody writes to them.
+
+        By default these are the copies of `state`.
+        """
+        return self.state(model)
+
     @abstractmethod
     def load_state(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
-        """Load the output of `state` into the model, on its device.
+        """Copy the output of `state` into the model, on its device.
+
+        Args:
+            model: The model.
+            state: Arrays that the model must not keep: they may be on a mapping of a file, or the model's own.
 
         Raises:
             StateError: names, shapes or dtypes differ.

@@ -17,31 +17,44 @@ UnknownArgument = Callable[[Any, str], AnyaccelError]
 """Gives the error for an argument that there is not: called with the object or class of a method, and the name."""
 
 _OTHER_WORDS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("n_epochs", "num_epochs", "max_epochs", "nb_epoch", "n_epoch"), ("epochs",)),
+    **dict.fromkeys(("n_epochs", "num_epochs", "max_epochs", "nb_epoch", "n_epoch", "num_train_epochs"), ("epochs",)),
     **dict.fromkeys(("device", "devices", "device_map", "gpus", "where"), ("accelerator", "where", "devices")),
     **dict.fromkeys(("learning_rate", "eta", "step_size"), ("lr",)),
     **dict.fromkeys(("optim", "opt", "solver"), ("optimizer",)),
     **dict.fromkeys(("loss_fn", "criterion", "objective", "loss_function"), ("loss", "losses")),
     **dict.fromkeys(("loss", "losses"), ("losses", "loss")),
     **dict.fromkeys(("metric", "eval_metric", "scoring"), ("metrics", "measure", "figures")),
-    **dict.fromkeys(("batch", "bs", "batch_size", "sampler"), ("batch_size", "sampler")),
+    **dict.fromkeys(
+        ("batch", "bs", "batch_size", "sampler", "per_device_train_batch_size", "train_batch_size"),
+        ("batch_size", "sampler"),
+    ),
     **dict.fromkeys(("patience", "early_stop"), ("early_stopping",)),
     **dict.fromkeys(
-        ("validation_data", "val", "val_data", "eval_set", "validation_split", "eval_data", "test_size"),
+        (
+            *("validation_data", "val", "val_data", "eval_set", "validation_split", "eval_data", "test_size"),
+            *("eval_dataset", "valid_pct", "validation_fraction", "tuning_data"),
+        ),
         ("validation",),
     ),
     **dict.fromkeys(("random_state", "random_seed", "rng", "manual_seed"), ("seed",)),
     **dict.fromkeys(
         ("path", "filename", "file", "dir", "directory", "filepath", "dirpath", "log_dir", "logdir"), ("folder", "path")
     ),
-    **dict.fromkeys(("verbose", "progress_bar", "verbosity"), ("progress",)),
+    **dict.fromkeys(("verbose", "progress_bar", "verbosity", "disable_tqdm"), ("progress",)),
+    **dict.fromkeys(("cat_names", "cat_cols", "categorical_features", "categorical_columns"), ("categories",)),
+    **dict.fromkeys(("gradient_accumulation_steps", "accumulate_grad_batches", "grad_accum"), ("accumulate",)),
+    **dict.fromkeys(("output_dir", "default_root_dir", "ckpt_path"), ("checkpoint", "folder")),
+    **dict.fromkeys(("resume_from_checkpoint",), ("resume",)),
     **dict.fromkeys(("num_workers", "n_jobs", "n_workers"), ("workers", "count")),
     **dict.fromkeys(
-        ("y", "targets", "target", "target_keys", "target_cols", "labels", "label_column"), ("target", "targets")
+        ("y", "targets", "target", "target_keys", "target_cols", "labels", "label_column", "label", "y_names"),
+        ("target", "targets"),
     ),
     **dict.fromkeys(("tag_keys", "tag_cols"), ("tags",)),
-    **dict.fromkeys(("X", "x", "input_columns", "feature_keys", "feature_cols"), ("features", "data", "inputs")),
-    **dict.fromkeys(("dataset", "train_data", "split"), ("data", "dataset")),
+    **dict.fromkeys(
+        ("X", "x", "input_columns", "feature_keys", "feature_cols", "cont_names"), ("features", "data", "inputs")
+    ),
+    **dict.fromkeys(("dataset", "train_data", "split", "train_dataset", "train_dataloader"), ("data", "dataset")),
     **dict.fromkeys(("name", "title", "id"), ("label", "name")),
     **dict.fromkeys(("params", "weights", "variables"), ("parameters", "variables")),
     **dict.fromkeys(("module", "net", "network", "estimator"), ("model", "estimator")),
@@ -69,9 +82,21 @@ _OF_OPTIMIZERS: Mapping[str, str] = {
     ),
     "weight_decay": "'adamw', weight_decay=0.01",
     "momentum": "'momentum', momentum=0.9",
+    **dict.fromkeys(("warmup_steps", "warmup"), "'adamw', schedule=Schedule('cosine', steps=1000, warmup=100)"),
 }
 """What an optimizer has, where a call takes one, by names that it has here and elsewhere."""
+_VALUES: Mapping[tuple[str, str], str] = {
+    ("verbose", "progress"): "write progress='none', or 'auto'",
+    ("shuffle", "sampler"): "rows are shuffled; sampler=SimpleSampler(32) keeps their order",
+    ("fp16", "precision"): "write precision='fp16-mixed'",
+    ("bf16", "precision"): "write precision='bf16-mixed'",
+    ("x", "data"): "give x and y as a pair: (x, y)",
+    ("X", "data"): "give x and y as a pair: (x, y)",
+    ("report_to", "callbacks"): "give its callback, as in callbacks=[WandbLogger()]",
+}
+"""Hints for a word of other libraries and the argument that has its place, where the value is another, too."""
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_MANY = 20  # arguments, from which a list of them all is no help
 _STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -164,7 +189,11 @@ def _wrong_call(
         return unknown(args[0] if args else None, wrong)
     if wrong is not None:
         hint = _meant(wrong, parameters)
-        return ArgumentError(f"{name} has no argument {wrong!r}", available=available, hint=hint)
+        # a hint that names the argument says it; nobody reads a list of 40 beside it
+        available = "" if hint and len(parameters) > _MANY else available
+        return ArgumentError(
+            f"{name} has no argument {wrong!r}", available=available, hint=hint or "use one of these names"
+        )
     needed = [
         f"{parameter.name}=..." if parameter.kind is inspect.Parameter.KEYWORD_ONLY else parameter.name
         for parameter in parameters.values()
@@ -174,15 +203,22 @@ def _wrong_call(
         positional = [key for key, parameter in parameters.items() if parameter.kind in _POSITIONAL]
         others = [f"{key}=..." for key in parameters if key not in positional]
         hint = f"write {name}({', '.join(positional + others[:1])}{', ...' if others[1:] else ''})"
-        return ArgumentError(f"{name}: {reason}", available=available, hint=hint)
+        is_method = len(parameters) < len(signature.parameters)
+        extra = args[len(positional) + is_method :]
+        is_array = len(extra) == 1 and (hasattr(extra[0], "shape") or isinstance(extra[0], list))
+        if positional[-1:] == ["data"] and is_array:
+            hint = "give x and y as a pair: (x, y)"
+        return ArgumentError(f"{name}: {reason}", available="" if len(parameters) > _MANY else available, hint=hint)
     more = ["..."] if len(needed) < len(parameters) else []
     return ArgumentError(f"{name}: {reason}", hint=f"write {name}({', '.join([*needed, *more])})")
 
 
 def _meant(wrong: str, parameters: Mapping[str, inspect.Parameter]) -> str:
+    """Return a hint for an argument that there is not; `""` if no argument is like it."""
     if not parameters:
-        return "it takes none"
+        return "it takes no arguments"
     if "optimizer" in parameters and wrong in _OF_OPTIMIZERS:
-        return f"the optimizer has it: optimizer=Optimizer({_OF_OPTIMIZERS[wrong]})"
+        return f"pass it to the optimizer: optimizer=Optimizer({_OF_OPTIMIZERS[wrong]})"
+    value = next((hint for (word, argument), hint in _VALUES.items() if word == wrong and argument in parameters), None)
     other = next((word for word in _OTHER_WORDS.get(wrong, ()) if word in parameters and word != wrong), None)
-    return f"it is called {other!r}" if other else did_you_mean(wrong, parameters, "use one of these names")
+    return value or (f"it is called {other!r}" if other else did_you_mean(wrong, parameters, ""))

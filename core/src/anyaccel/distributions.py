@@ -116,7 +116,7 @@ def named(group: str, name: str) -> EntryPoint | None:
     """
     entries = [entry for entry in entry_points(group) if entry.name == name]
     if len(entries) > 1:
-        problem = f"{_source(entries[0])} and {_source(entries[1])} both offer {name!r} in {group}"
+        problem = f"{_source(entries[0])} and {_source(entries[1])} both provide {name!r} in {group}"
         raise PluginError(problem, hint="uninstall one")
     return entries[0] if entries else None
 
@@ -191,7 +191,7 @@ def missing(
 def check_version(distribution: str, version: str) -> None:
     """Raise PluginError if one of anyaccel's own distributions has another version than core."""
     if distribution in DISTRIBUTIONS and version and _release(version) != _release(__version__):
-        problem = f"{distribution} has version {version}, and anyaccel {__version__}; they go together"
+        problem = f"{distribution} has version {version}, but anyaccel has {__version__}; both must match"
         raise PluginError(problem, hint=f"python -m pip install anyaccel=={version} {distribution}=={version}")
 
 
@@ -224,7 +224,7 @@ class MovedModules:
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Restore the spec of the module, which the import system has replaced by the spec of the former name."""
+        """Restore the spec of the module after the import system has replaced it with the spec of the former name."""
         module.__spec__ = self._spec
 
 
@@ -233,7 +233,7 @@ _DESCRIBED = {
     COMMANDS: "the command anyaccel {}",
     SETTINGS: "{}",
     METRICS: "the metric {}",
-    SAVED: "what was saved as {}",
+    SAVED: "the saved {}",
     MODEL_LIBRARIES: "fit of a model of {}",
 }
 

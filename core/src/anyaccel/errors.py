@@ -178,7 +178,7 @@ class UndefinedMetricWarning(UserWarning):
 
 
 class TableWarning(UserWarning):
-    """Columns of a table are left out, or rows to predict for have what was not in the rows of the training."""
+    """Columns of a table are left out, or rows to predict contain values that the training rows did not have."""
 
 
 class NaNWarning(UserWarning):

@@ -90,12 +90,12 @@ class Experiment(AttributeHints):
         "fit train": "use run(TrainPhase('train', data='train', losses=[...]))",
         "evaluate eval test score": "use run_phase(EvalPhase('test', data='all', metrics=['mse']))",
         "predict transform": "use run_phase(EvalPhase('predict', data='all')).prediction('NODE')",
-        "results runs losses metrics": "they are in experiment.history, and those of the last run in last_run",
+        "results runs losses metrics": "use experiment.history, or last_run for the last run",
         "model net nodes": "use experiment.graph, and experiment.graph['NODE'].model",
         "state state_dict": "use experiment.graph.state(), or save(folder)",
         "load_state load_state_dict": "use experiment.graph.load_state(state), or Experiment.load(folder)",
-        "add add_phase append": "give phases to run(phase, ...)",
-        "to cuda device": "say where to a phase: TrainPhase(..., accelerator='cpu')",
+        "add add_phase append": "pass phases to run(phase, ...)",
+        "to cuda device": "set it on a phase: TrainPhase(..., accelerator='cpu')",
         "start execute launch run_phases run_all": "use run(phase, ...)",
         "lr_find find_lr tune": "use anyaccel.find_learning_rate(experiment.graph, phase)",
         "summary": "use plan(phase), or experiment.graph.summary()",
@@ -110,7 +110,7 @@ class Experiment(AttributeHints):
         """
         raise ConfigError(
             "Experiment.from_active_context does not exist: there is no active context",
-            hint="write Experiment(label, graph), with the ModelGraph that it is to run",
+            hint="write Experiment(label, graph), with the ModelGraph to run",
         )
 
     def __repr__(self) -> str:
@@ -127,7 +127,7 @@ class Experiment(AttributeHints):
             ResultError: nothing has been run.
         """
         if not self.history:
-            raise ResultError(f"experiment {self.label!r} has run nothing yet", hint="call run_phase(...)")
+            raise ResultError(f"experiment {self.label!r} has not run yet", hint="call run_phase(...)")
         return self.history[-1]
 
     def plan(self, phase: Phase, inventory: Any = None) -> Plan:
@@ -272,12 +272,12 @@ class Experiment(AttributeHints):
             raise ConfigError(
                 f"{shown(config)} is not the configuration of an experiment",
                 available="keys label, graph and phases",
-                hint="give the dict that get_config() made",
+                hint="pass the dict from get_config()",
             )
         phases = config.get("phases", ())
         if not isinstance(phases, (list, tuple)):
             problem = f"phases must be a list of phase configurations, got {shown(phases)}"
-            raise ConfigError(problem, hint="give the dict that get_config() made")
+            raise ConfigError(problem, hint="pass the dict from get_config()")
         graph = ModelGraph.from_config(config["graph"], **given)
         read: list[Any] = [Phase.from_config(phase) for phase in phases]
         return cls(config.get("label", "experiment"), graph, read)
@@ -308,7 +308,7 @@ class Experiment(AttributeHints):
             {_PART: part, "graph": self.graph.saved_config()},
             versions_of(self.graph.shapes.backends.values()),
         )
-        saved_folder.write(folder, parts, self.graph.state(), arrays, versions=versions)
+        saved_folder.write(folder, parts, self.graph.state(copy=False), arrays, versions=versions)
 
     @classmethod
     def load(  # noqa: PLR0913 - keywords, each documented
@@ -353,7 +353,7 @@ class Experiment(AttributeHints):
         part, arrays = _read(folder)
         given: dict[str, Any] = {"models": models, "feature_sets": feature_sets, "optimizer": optimizer}
         graph = ModelGraph.load(folder, **given, allow=classes, names=names, change=change, strict=strict)
-        hint = "give them: load(folder, callbacks=[...]); callbacks=[] for none"
+        hint = "pass them: load(folder, callbacks=[...]), or callbacks=[] for none"
         if phases is None:
             phases = [_read_phase(each, classes) for each in part["phases"]]
         if callbacks is None:
@@ -370,7 +370,7 @@ def _read(folder: Any) -> tuple[Mapping[str, Any], Mapping[str, np.ndarray]]:
     part = manifest[_PART]
     keys = ("phases", "callbacks", "results")
     if not isinstance(part, Mapping) or "label" not in part or not all(isinstance(part.get(key), list) for key in keys):
-        raise ConfigError(f"{shown(part)} is not a saved experiment", hint="give the folder that save() wrote")
+        raise ConfigError(f"{shown(part)} is not a saved experiment", hint="pass the folder that save() wrote")
     return part, arrays
 
 
@@ -379,14 +379,16 @@ _KNOWN: dict[str, type[Callback]] = {
     "FrameworkSettings": FrameworkSettings,
     "Profile": Profile,
 }
-_HINT = "give the folder that save() wrote"
+_HINT = "pass the folder that save() wrote"
 
 
 def _phase_parts(phase: Phase) -> dict[str, Any]:
-    """Return a phase with its callbacks as plain data; `config` is None where it has none, and `reason` says why."""
+    """Return a phase with its callbacks as plain data; if it has no configuration, `config` is None, and `reason`
+    explains it.
+    """
     parts = {"label": phase.label, "config": None, "reason": "", "callbacks": _callback_parts(phase.callbacks)}
     if type(phase) is not Phase.kinds[phase.kind]:
-        return {**parts, "reason": f"it is of a class of its own, {type(phase).__name__}"}
+        return {**parts, "reason": f"it has a custom class, {type(phase).__name__}"}
     try:
         return {**parts, "config": phase.get_config()}
     except ConfigError as error:
@@ -402,7 +404,7 @@ def _read_phase(parts: Any, allow: Iterable[type]) -> Any:
     if not isinstance(parts, Mapping) or not {"label", "config", "reason", "callbacks"} <= set(parts):
         raise ConfigError(f"{shown(parts)} is not a saved phase", hint=_HINT)
     where = f"phase {parts['label']!r}"
-    hint = f"give the phases: load(folder, phases=[TrainPhase({parts['label']!r}, ...)]); phases=[] for none"
+    hint = f"pass the phases: load(folder, phases=[TrainPhase({parts['label']!r}, ...)]), or phases=[] for none"
     if parts["config"] is None:
         raise ConfigError(f"{where} was not saved: {parts['reason']}", hint=hint)
     phase = Phase.from_config(parts["config"])
@@ -445,12 +447,12 @@ def _read_callback(name: Any, config: Any, known: Mapping[str, type], where: str
     cls = known.get(str(name))
     if cls is None or not issubclass(cls, Callback):
         raise ConfigError(
-            f"{where}: the callback {name} is of a class that is not known; nothing was imported",
+            f"{where}: the callback {name} has an unknown class; nothing was imported",
             available=", ".join(known),
-            hint=f"if you trust it, import it: allow=[{str(name).rpartition(':')[2]}]",
+            hint=f"if you trust it, import it and pass allow=[{str(name).rpartition(':')[2]}]",
         )
     try:
         return cls(**config)
     except TypeError as error:
-        problem = f"{where}: the callback {name} does not take its configuration: {getattr(error, 'problem', error)}"
-        raise ConfigError(problem, hint="let get_config() give the arguments of the class") from error
+        problem = f"{where}: the callback {name} does not accept its configuration: {getattr(error, 'problem', error)}"
+        raise ConfigError(problem, hint="return the arguments of the class from get_config()") from error

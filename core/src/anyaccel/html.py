@@ -1,7 +1,7 @@
-"""HTML and SVG markup: elements in which all text from users is escaped.
+"""HTML and SVG markup: elements that escape all text from users.
 
 A value is escaped when it is put into an element, unless it is `Markup` already. Styles are inline, so that nothing
-affects the surrounding page. Colors are those of the page, except for the badges of devices.
+affects the surrounding page. Colors come from the page, except for the badges of devices.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ def renew() -> None:
 
 
 def deferred() -> AbstractContextManager[None]:
-    """Return a context in which signals wait for `check`, for `allowed`, or for the end.
+    """Return a context that delays signals until `check`, `allowed`, or the end.
 
     The same signal is not deferred twice: pressing Ctrl-C again raises a KeyboardInterrupt immediately.
     """
@@ -175,7 +175,7 @@ def deferred() -> AbstractContextManager[None]:
 
 
 def allowed(*, may_catch: bool = True) -> AbstractContextManager[None]:
-    """Return a context in which signals are not deferred: for long code that changes no values, and for hooks.
+    """Return a context that does not defer signals: for long code that changes no values, and for hooks.
 
     Args:
         may_catch: Whether code inside may catch the exception of a handler. If not, a signal whose exception was

@@ -27,7 +27,7 @@ class Launched:
         size: Number of processes.
         local_rank: Rank among those on this machine, from 0; None if the launcher does not set it.
         local_size: Number of processes on this machine; None if the launcher does not set it.
-        address: Host of the first process, at which all meet.
+        address: Host of the first process, where all meet.
         port: The port there.
     """
 
@@ -61,7 +61,7 @@ def launched(environment: Mapping[str, str] | None = None) -> Launched | None:
 
     Raises:
         ConfigError: the variables contradict each other, are incomplete (WORLD_SIZE=2 without RANK, RANK without
-            WORLD_SIZE, LOCAL_RANK alone), or do not tell where the processes meet.
+            WORLD_SIZE, LOCAL_RANK alone), or do not define where the processes meet.
     """
     given = os.environ if environment is None else environment
     if not any(name in given for name in _NAMES):  # no launcher at all
@@ -147,7 +147,7 @@ def _place(environment: Mapping[str, str], variables: Variables) -> tuple[int, i
         raise ConfigError(
             f"the environment has {variables.rank}={rank} and {variables.size}={size}",
             available=f"ranks 0 to {size - 1}",
-            hint=f"start all processes with one launcher, or unset {variables.rank} for a process of its own",
+            hint=f"start all processes with one launcher, or unset {variables.rank} for a single process",
         )
     return rank, size
 
@@ -166,7 +166,7 @@ def _local_place(environment: Mapping[str, str], variables: Variables, size: int
     raise ConfigError(
         f"the variables of {variables.launcher} contradict each other, {problem}: {shown}",
         available=available,
-        hint="start all processes with one launcher, and unset what is left from another",
+        hint="start all processes with one launcher, and unset the variables of other launchers",
     )
 
 
@@ -177,9 +177,10 @@ def _meeting_point(environment: Mapping[str, str], variables: Variables, size: i
     missing = [name for name, value in {"MASTER_ADDR": address, "MASTER_PORT": port}.items() if value is None]
     given = f"{variables.rank}={environment[variables.rank]} and {variables.size}={size}"
     raise ConfigError(
-        f"the environment has {given}, and not {' and '.join(missing)}, where the processes meet",
-        hint="set MASTER_ADDR to the host of the first process and MASTER_PORT to a free port there, alike in all "
-        "(mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500), or unset both of the first for a process of its own",
+        f"the environment has {given}, but not {' and '.join(missing)}, which define where the processes meet",
+        hint="set MASTER_ADDR to the host of the first process and MASTER_PORT to a free port there, the same in all "
+        "processes "
+        "(mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500), or unset the first two for a single process",
     )
 
 
@@ -242,10 +243,10 @@ def _check_alone(environment: Environment, variables: Variables) -> None:
     shown = " and ".join(f"{name}={environment[name]}" for name in told)
     missing = " and ".join(name for name in (variables.rank, variables.size) if not environment.get(name))
     raise ConfigError(
-        f"the environment has {shown}, and not {missing}: which of how many processes this one is, is not said",
-        available=f"{variables.rank} and {variables.size}, or neither of them for a process of its own",
+        f"the environment has {shown}, but not {missing}, so the rank or the number of processes is unknown",
+        available=f"{variables.rank} and {variables.size}, or neither for a single process",
         hint="start all processes with one launcher (anyaccel run --replicas 2 SCRIPT, torchrun, srun or mpirun) and "
-        f"hand on all variables that it sets; or unset {' and '.join(told)}",
+        f"pass on all variables that it sets; or unset {' and '.join(told)}",
     )
 
 
@@ -261,7 +262,7 @@ def number(environment: Environment, name: str) -> int:
     text = environment[name]
     if not text.isascii() or not text.isdigit() or (name.endswith(("SIZE", "TASKS")) and int(text) < 1):
         raise ConfigError(
-            f"the environment has {name}={text!r}, which is no number of processes",
+            f"the environment has {name}={text!r}, which is not a number of processes",
             hint=f"start the processes with a launcher: anyaccel run --replicas 2 SCRIPT; or unset {name}",
         )
     return int(text)
@@ -304,16 +305,16 @@ def address_of(environment: Environment, variables: Variables, size: int) -> str
 
 
 def port_of(environment: Environment, variables: Variables) -> int | None:
-    """Return the port of the first process: MASTER_PORT, or one from the number of the job, alike in all its
-    processes.
+    """Return the port of the first process: MASTER_PORT, or one from the number of the job, the same in all processes
+    its processes.
     """
     if environment.get("MASTER_PORT"):
         text = environment["MASTER_PORT"]
         if not text.isascii() or not text.isdigit() or not 0 < int(text) < 1 << 16:
             raise ConfigError(
-                f"the environment has MASTER_PORT={text!r}, which is no port",
+                f"the environment has MASTER_PORT={text!r}, which is not a port",
                 available="1 to 65535",
-                hint="set it to a free port of the first process, alike in all, such as MASTER_PORT=29500",
+                hint="set it to a free port of the first process, the same in all processes, such as MASTER_PORT=29500",
             )
         return int(text)
     if variables is TORCHRUN:

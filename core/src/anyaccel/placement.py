@@ -48,7 +48,7 @@ def devices(kind: str | None = None, framework: str | None = None) -> list[Devic
 
     Args:
         kind: List only this kind; aliases such as `"cuda"` are understood. An unknown kind returns an empty list.
-        framework: List only devices on which this framework runs.
+        framework: List only devices that this framework supports.
 
     Raises:
         FrameworkError: no plugin runs the framework.
@@ -68,7 +68,7 @@ def devices(kind: str | None = None, framework: str | None = None) -> list[Devic
 
 @call_hints
 def devices_or_cpu(kind: str = "gpu") -> list[Device]:
-    """List every device of a kind, or the CPU if the machine has none of them. The list is never empty.
+    """List every device of a kind, or the CPU if the machine has no such device. The list is never empty.
 
     Example:
         >>> import anyaccel as aa
@@ -84,7 +84,7 @@ def best_device(i: int = 0, framework: str | None = None) -> Device:
 
     Args:
         i: Index of the device among those of its kind.
-        framework: Consider only devices on which this framework runs.
+        framework: Consider only devices that this framework supports.
 
     Raises:
         DeviceParseError: `i` is not an index.
@@ -127,7 +127,7 @@ def device_of(obj: Any) -> Device | None:
 
 @call_hints
 def scope(where: Accelerator | Device | str, framework: str) -> AbstractContextManager[Any]:
-    """Return a context in which new tensors of `framework` are created on the device. Raises the errors of `place`.
+    """Return a context that creates new tensors of `framework` on the device. Raises the errors of `place`.
 
     Example:
         >>> import anyaccel as aa

@@ -38,15 +38,15 @@ SWITCH = "ANYACCEL_PLUGINS"
 BUILT_IN = "numpy"
 BUILT_IN_MODULE = "anyaccel.numpy_backend.plugin"
 PATIENCE = 3.0  # seconds
-SLOW_HINT = f"give it more time, such as --timeout 300, or leave it out with {SWITCH} if it never ends"
+SLOW_HINT = f"allow more time, such as --timeout 300, or exclude it with {SWITCH} if it never ends"
 
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
     """A plugin. `error` is the exception that loading it raised; a plugin with `faults` still serves what works.
 
-    `delays` list operations for which it was too slow or hung: the waiting command continued without it, and nothing
-    else is wrong.
+    `delays` lists operations that were too slow or hung: the waiting command continued without the plugin, and nothing
+        else is wrong.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Plugin:
             return self.error.hint
         if isinstance(self.error, ModuleNotFoundError) and self.error.name:
             return f"install the module {self.error.name!r}, or uninstall {self.source}"
-        return f"update or uninstall {self.source}, or leave it out with {SWITCH}"
+        return f"update or uninstall {self.source}, or exclude it with {SWITCH}"
 
     def __str__(self) -> str:
         return f"{self.name} ({self.distribution or 'not a distribution'} {self.version})".replace(" )", ")")
@@ -135,13 +135,11 @@ def check_contract(plugin: Plugin, module: Any) -> None:
     if declared == current or not hasattr(module, "backends"):
         return
     if isinstance(declared, int) and declared > current:
-        problem = f"plugin {plugin.name} is written for contract {declared}, and this anyaccel has contract {current}"
+        problem = f"plugin {plugin.name} is written for contract {declared}, but this anyaccel has contract {current}"
         raise PluginError(problem, hint="update anyaccel")
-    written = (
-        "does not say for which contract it is written" if declared is None else f"has contract = {declared!r:.50}"
-    )
-    problem = f"plugin {plugin.name} {written}, and this anyaccel has contract {current}, with capabilities as objects"
-    hint = f"write contract = {current} into its module once its capabilities are objects; {_PAGE}"
+    written = "does not define its contract version" if declared is None else f"has contract = {declared!r:.50}"
+    problem = f"plugin {plugin.name} {written}, but this anyaccel has contract {current}, with capabilities as objects"
+    hint = f"set contract = {current} in its module after converting its capabilities to objects; {_PAGE}"
     raise _refused(plugin, problem, hint)
 
 
@@ -152,11 +150,11 @@ def check_backends(plugin: Plugin) -> None:
     for backend in plugin.backends:
         if not isinstance(backend, Backend):
             problem = f"plugin {plugin.name} offers {type(backend).__name__}, which is not a Backend"
-            raise _refused(plugin, problem, "derive it from anyaccel.Backend")
+            raise _refused(plugin, problem, "subclass anyaccel.Backend")
         bases = [base.__name__ for base in type(backend).__mro__ if Capability in base.__bases__]
         if bases:
             problem = f"plugin {plugin.name} offers {type(backend).__name__}, which derives from {', '.join(bases)}"
-            hint = f"enter a class of its own in capabilities = {{{bases[0]}: ...}}; {_PAGE}"
+            hint = f"add a separate class to capabilities = {{{bases[0]}: ...}}; {_PAGE}"
             raise _refused(plugin, problem, hint)
         declared = backend.capabilities
         if not isinstance(declared, Mapping) or not all(map(_is_capability, declared)):
@@ -166,7 +164,9 @@ def check_backends(plugin: Plugin) -> None:
         classes = [kind for kind in declared if isinstance(kind, type)]
         left = [name for kind in classes for name in vars(kind) if name[0] != "_" and hasattr(backend, name)]
         if left:
-            problem = f"plugin {plugin.name} offers {type(backend).__name__} with {left[0]}, which a capability has"
+            problem = (
+                f"plugin {plugin.name} offers {type(backend).__name__} with {left[0]}, which belongs to a capability"
+            )
             hint = f"move it into the class that capabilities names; {_PAGE}"
             raise _refused(plugin, problem, hint)
         facts = {name: getattr(backend, name) for name in _FACTS}
@@ -175,9 +175,12 @@ def check_backends(plugin: Plugin) -> None:
         wrong += [f"a computed {name}" for name in facts if inspect.getattr_static(backend, name) is not facts[name]]
         if wrong:
             problem = f"plugin {plugin.name} offers a backend with {', '.join(wrong)}"
-            raise _refused(plugin, problem, "write them so, as attributes of the class", available=_FORMS)
+            raise _refused(plugin, problem, "define them as attributes of the class", available=_FORMS)
         if backend.framework == BUILT_IN:
-            raise PluginError(f"plugin {plugin.name} offers the framework {BUILT_IN!r}, core's own", hint="rename it")
+            raise PluginError(
+                f"plugin {plugin.name} offers the framework {BUILT_IN!r}, which is built into anyaccel",
+                hint="rename it",
+            )
 
 
 _PAGE = "see docs/how-to/migrate-plugins.md"
@@ -296,7 +299,7 @@ def offered(plugin: Plugin, module: Any, hook: str, kind: type, default: Any) ->
 @contextmanager
 def announce_waiting(name: str) -> Iterator[None]:
     """Print on standard error which plugin is being imported, if that takes longer than `PATIENCE`."""
-    line = f"waiting for plugin {name} (import); {SWITCH} says which plugins are loaded\n"
+    line = f"waiting for plugin {name} (import); {SWITCH} sets the plugins to load\n"
     timer = threading.Timer(PATIENCE, lambda: sys.stderr and sys.stderr.write(line))
     timer.daemon = True
     with suppress(RuntimeError):  # a process that may start no thread goes without

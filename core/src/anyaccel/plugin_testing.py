@@ -179,7 +179,7 @@ class TinyBackend(Backend):
         """Return a cell with the same value on the device."""
         if not isinstance(tensor, self.cell):
             raise MoveError(
-                f"{tensor!r} is not a tensor of {self.framework}", hint="give a cell made by TinyBackend.new()"
+                f"{tensor!r} is not a tensor of {self.framework}", hint="pass a cell from TinyBackend.new()"
             )
         return tensor if tensor.device == device else self.cell(tensor.value, device)
 

@@ -20,10 +20,10 @@ class Program(ABC):
     and `close` wait for a device. Inputs, and the cotangents passed to a pullback, may be memory of another framework
     and are never written to, even if a model writes to its inputs.
 
-    An input may be None: this step has no rows for it. Everything that depends on it is left out: operations do not run
+    An input may be None: this step has no rows for it. Everything that depends on it is skipped: operations do not run
     and their buffers do not change, outputs are None, and losses are not in the mapping. Cotangents of outputs and
-    inputs that are None are None. In a graph of several segments, an output that is None is passed on as None, and a
-    segment whose inputs are all None is not called. `MultiStepProgram.train_steps` always has all columns.
+    inputs that are None are also None. In a graph of several segments, an output that is None is passed on as None, and
+    a segment whose inputs are all None is not called. `MultiStepProgram.train_steps` always has all columns.
 
     Example:
         >>> import anyaccel as aa, numpy as np

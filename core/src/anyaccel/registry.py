@@ -108,7 +108,7 @@ class Registry:
                 self._loading = False
 
     def _sort(self) -> None:
-        """Sort plugins and backends by name, regardless of which was needed first."""
+        """Sort plugins and backends by name, regardless of the order of loading."""
         in_order = sorted(self._plugins.items(), key=lambda item: (item[0] != BUILT_IN, item[0]))
         self._plugins = dict(in_order)
         backends = [backend for _, plugin in in_order for backend in plugin.backends]
@@ -163,12 +163,12 @@ class Registry:
             is_policy = isinstance(name, str) and callable(policy)
             holder = self.policies.setdefault(name, (plugin, policy))[0] if is_policy else None
             if holder is not plugin:
-                why = f"{holder} offers it" if holder else f"it is {policy!r:.200}, no function"
+                why = f"{holder} already offers it" if holder else f"it is {policy!r:.200}, not a function"
                 plugin.add_fault(f"its policy {name!r} is refused:", why)
         return plugin
 
     def _enter(self, plugin: Plugin) -> None:
-        """Register what a plugin offers. If two offer the same pair, the plugin with the framework's name wins."""
+        """Register the offers of a plugin. If two offer the same pair, the plugin with the framework's name wins."""
         entries = {id(b): (b, inspect.getattr_static(b, "owns") is not Backend.owns) for b in plugin.backends}
         self._plugins[plugin.name] = plugin
         offers = [(backend.framework, kind, backend) for backend in plugin.backends for kind in backend.kinds]
@@ -379,7 +379,7 @@ class Registry:
         hint = install_line(distribution) if distribution and name not in self.frameworks else meant
         problem, allowed = f"no plugin for the framework {framework!r} is installed", loader.wanted()
         if allowed is not None and str(framework) not in allowed and name not in self.frameworks:
-            problem = f"no plugin for the framework {framework!r} is loaded, and {loader.SWITCH} says which are"
+            problem = f"no plugin for the framework {framework!r} is loaded, because {loader.SWITCH} limits the plugins"
             hint = f"add it to {loader.SWITCH} ({','.join(sorted(allowed))!r} now), or {hint}"
         return FrameworkError(problem, available=available, hint=hint)
 
@@ -391,7 +391,7 @@ class Registry:
             problem = f"{name} has no backend: {reason.problem}" + (f"; {explanation}" if explanation else "")
             return NoBackendError(problem, available=available, hint=reason.hint)
         failed = [f"plugin {p} is broken: {p.cause}" for p in self._plugins.values() if "owns() of" in p.cause]
-        problem = "; ".join([f"{name} has no backend: no installed plugin owns it", *failed])
+        problem = "; ".join([f"{name} has no backend: no installed plugin supports it", *failed])
         hint = "install the plugin of its framework, or name it: ModelNode(..., framework=...)"
         return NoBackendError(problem, available=available, hint=hint)
 

@@ -1,4 +1,4 @@
-"""Specs of optimizers, schedules and losses, from which each backend builds its own by the same formula."""
+"""Specs of optimizers, schedules and losses; each backend builds them with the same formulas."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _CLIPPING = ("clip_norm", "clip_value")
 FROM_OUTPUT = "from_output"  # the name of a loss that a model computes itself
 LOSS_ALIASES = {"mean_squared_error": "mse", "l2": "mse", "mean_absolute_error": "mae", "l1": "mae"}
 LOSS_ALIASES |= {"ce": "cross_entropy", "bce": "binary_cross_entropy"}
-_MEANT = {f"{kind}categorical_crossentropy": "write 'cross_entropy', which takes logits" for kind in ("", "sparse_")}
+_LOGITS = "write 'cross_entropy', which takes logits"
+_MEANT = {f"{kind}categorical_crossentropy": _LOGITS for kind in ("", "sparse_")}
+_MEANT |= dict.fromkeys(("logloss", "log_loss", "nll", "nll_loss", "nllloss", "softmax", "crossentropyloss"), _LOGITS)
+_MEANT |= dict.fromkeys(("rmse", "root_mean_squared_error", "squared_error"), "write 'mse'")
 
 
 @constructor_hints
@@ -31,14 +34,14 @@ class Spec:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """Rebuild a spec from the output of `get_config`; raise ConfigError or SpecError for anything else."""
-        hint = f"give the dict that get_config() of {cls._called} made"
+        hint = f"pass the dict from get_config() of {cls._called}"
         if not isinstance(config, Mapping) or not config or not all(isinstance(key, str) for key in config):
             raise ConfigError(f"{config!r} is not the configuration of {cls._called}", hint=hint)
         parts = {key: part.from_config(config[key]) for key, part in cls._parts.items() if config.get(key) is not None}
         try:
             return cls(**{**config, **parts})
         except TypeError as error:  # wrong names of settings
-            raise ConfigError(f"{config!r} is not that of {cls._called}: {error}", hint=hint) from None
+            raise ConfigError(f"{config!r} is not a configuration of {cls._called}: {error}", hint=hint) from None
 
 
 @constructor_hints
@@ -95,7 +98,9 @@ class Schedule(Spec):
         return {"name": self.name, "warmup": self.warmup, **dict(self.settings)}
 
 
-_LEFT_OUT = dict.fromkeys(("backend", "factory"), "each node's framework builds it") | {"reduction": "losses are means"}
+_LEFT_OUT = dict.fromkeys(("backend", "factory"), "the framework of each node builds it") | {
+    "reduction": "losses are means"
+}
 
 
 def _name_of(own: Any) -> str:
@@ -165,7 +170,7 @@ class Optimizer(Spec):
         finished = None if callable(own) else own
         if own is not None and not is_own_optimizer(own):
             problem = f"an object of type {type(own).__name__} cannot be used as an optimizer"
-            hint = "give a name, or the optimizer's class, so that every node gets an instance of its own"
+            hint = "pass a name, or the optimizer's class, so that every node gets a separate instance"
             raise SpecError(problem, available=f"names: {', '.join(OPTIMIZERS)}", hint=hint)
         text = name.lower() if isinstance(name, str) else _name_of(name)
         where = f"optimizer {text!r}: "
@@ -173,23 +178,23 @@ class Optimizer(Spec):
         changing = next((key for key, rate in rates.items() if callable(rate)), None)
         if changing is not None:
             raise SpecError(
-                f"{where}{changing} is a {type(rates[changing]).__name__}, and lr is a number",
-                hint=f"write lr=1.0, schedule=... with what {changing} is here: a function of the step",
+                f"{where}{changing} is a {type(rates[changing]).__name__}, but lr must be a number",
+                hint=f"write lr=1.0, schedule=... with this value of {changing}, a function of the step",
             )
         if own is not None and "learning_rate" in settings:
             rate = settings["learning_rate"]
-            raise SpecError(f"{where}the learning rate is lr here", hint=f"write lr={rate!r}, without learning_rate")
+            raise SpecError(f"{where}the learning rate is called lr", hint=f"write lr={rate!r}, without learning_rate")
         if clip_norm is None and clip_value is None:
             clip_norm = getattr(finished, "global_clipnorm", None) or None
         elif getattr(finished, "global_clipnorm", None):
             raise SpecError(
-                f"{where}it clips by its global_clipnorm, and here by {'clip_norm' if clip_norm else 'clip_value'}",
+                f"{where}it clips by both its global_clipnorm and {'clip_norm' if clip_norm else 'clip_value'}",
                 hint="leave one of them out",
             )
         lr = _checked(where, "lr", lr if lr is not None else 1e-3 if own is None or callable(own) else 1.0)
         clipping = {key: _checked(where, key, v) for key, v in zip(_CLIPPING, (clip_norm, clip_value), strict=True)}
         if None not in clipping.values():
-            raise SpecError(f"{where}clip_norm and clip_value are both given", hint="leave one of them out")
+            raise SpecError(f"{where}clip_norm and clip_value are both set", hint="leave one of them out")
         named = "constant" if schedule is None else schedule
         schedule = named if isinstance(named, Schedule) else Schedule(named)
         settings = _optimizer_settings(text, settings) if own is None else settings
@@ -256,7 +261,7 @@ class Loss(Spec):
         if kwargs and not isinstance(own, type):
             raise SpecError(f"loss {name!r} takes no arguments, got {', '.join(kwargs)}", hint="leave loss_kwargs out")
         if own is not None and not callable(own):
-            raise SpecError(f"{own!r} is not a loss", available=", ".join(LOSSES), hint="give a name or a callable")
+            raise SpecError(f"{own!r} is not a loss", available=", ".join(LOSSES), hint="pass a name or a callable")
         given = {key: _checked(f"loss {name!r}: ", key, v, takes[key]) for key, v in settings.items() if v is not None}
         kwargs |= {key: value for key, value in given.items() if value != takes[key].default}
         assign_fields(self, name=name, own=own, kwargs=kwargs)
@@ -356,5 +361,5 @@ def assign_fields(spec: Any, /, **values: Any) -> None:
 
 def _check_named(what: str, name: str, own: object) -> None:
     if own is not None:
-        hint = f"use a named {what}, or leave it out of the configuration and give it in code"
-        raise ConfigError(f"{what} {name!r} is a framework's own and has no configuration", hint=hint)
+        hint = f"use a named {what}, or leave it out of the configuration and pass it in code"
+        raise ConfigError(f"{what} {name!r} belongs to a framework and has no configuration", hint=hint)

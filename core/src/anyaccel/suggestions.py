@@ -1,4 +1,4 @@
-"""Suggestions for error messages: the closest known name to a misspelt one."""
+"""Suggestions for error messages: the closest known name to a misspelled one."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ def did_you_mean(
     """Return a hint: `did you mean 'CLOSEST'?`, or `otherwise` if no word is similar; equal words have a similarity of
     1.
     """
-    close = difflib.get_close_matches(str(given), [str(word) for word in words], n=1, cutoff=cutoff)
+    texts = [str(word) for word in words]
+    same = [text for text in texts if text.casefold() == str(given).casefold()]
+    close = same or difflib.get_close_matches(str(given), texts, n=1, cutoff=cutoff)
     return f"did you mean {close[0]!r}?" if close else otherwise
 
 
 def kind_hint(kind: str, known: Iterable[str], otherwise: str) -> str:
     """Return a hint for a kind of device that nothing runs on: the one that was meant, or `otherwise`."""
     if kind in ("auto", "best", "any"):
-        return "anyaccel.best_device() gives the best device of this machine"
+        return "use anyaccel.best_device() for the best device of this machine"
     return did_you_mean(kind, {*known, "gpu", "mps", "cuda", "rocm"} - {kind}, otherwise, cutoff=0.7)

@@ -109,7 +109,7 @@ class RunTrackers:
         if run in self._trackers:
             raise PhaseError(
                 f"phase {phase.label!r} has the same {self._name} callback twice",
-                hint="give it to the experiment or to the phase, not to both",
+                hint="pass it to the experiment or to the phase, not to both",
             )
         self._trackers[run] = self._make(run, target)
 
@@ -146,7 +146,7 @@ class RunTrackers:
             raise
         except Exception as error:
             self._failed.add(run)
-            what = f"{self._name} could not log phase {run.phase.label!r}, which goes on untracked"
+            what = f"{self._name} could not log phase {run.phase.label!r}, which continues untracked"
             warnings.warn(f"{what}: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=user_level())
 
 
@@ -226,8 +226,8 @@ class TrackerSwitch(RunTrackers):
             raise PluginError(
                 f"log_to() has no effect: the plugin {plugin!r} is not loaded",
                 available=", ".join(plugin.name for plugin in registry().plugins),
-                hint=f"add it to ANYACCEL_PLUGINS: ANYACCEL_PLUGINS={plugin}; or give phases the callback "
-                f"{self._callback}",
+                hint=f"add it to ANYACCEL_PLUGINS: ANYACCEL_PLUGINS={plugin}; or add to phases "
+                f"the callback {self._callback}",
             )
         return TrackingScope(checked, target, self._calls)
 

@@ -1,4 +1,4 @@
-"""User level: how far up the stack the code is that runs a phase, at which warnings point."""
+"""User level: the position in the stack of the code that runs a phase; warnings point there."""
 
 from __future__ import annotations
 

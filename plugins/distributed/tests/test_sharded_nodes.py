@@ -57,8 +57,8 @@ def test_the_node_comes_before_the_phase_and_the_plan_says_who_decided() -> None
     made = plan("none", None, "full")
     assert [(each.sharding, each.sharding_reason) for each in made.assignments] == [("none", "node"), ("full", "phase")]
     assert "none (node)" in str(made) and "full (phase)" in str(made)
-    assert "replicas keep its parameters whole, as it asks itself" in made.explain("first")
-    assert "replicas keep its parameters divided, as the phase asks" in made.explain("last")
+    assert "replicas keep its parameters whole, because it requests it" in made.explain("first")
+    assert "replicas keep its parameters divided, because the phase requests it" in made.explain("last")
     assert aa.Plan.from_json(made.to_json()) == made
     silent = plan(None, None)
     assert "sharding" not in silent.to_dict()["assignments"][0] and "sharding" not in str(silent)
@@ -89,9 +89,7 @@ def test_an_unknown_sharding_of_a_node_is_refused() -> None:
 
 def test_nodes_that_share_a_model_have_one_sharding() -> None:
     model = aa.SequentialMLP(3)
-    message = (
-        r"nodes 'first' and 'last' share a model, and its parameters are to be 'full' in one and 'none' in the other"
-    )
+    message = r"nodes 'first' and 'last' share a model, but its parameters are 'full' in one and 'none' in the other"
     with pytest.raises(GraphError, match=message):
         plan("full", None, model=model, other=model)
 

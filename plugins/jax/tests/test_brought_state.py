@@ -93,7 +93,7 @@ def test_a_train_state_goes_on_and_is_given_back(data: Any, train_state: Any) ->
 
 def test_a_train_state_of_another_optimizer_is_refused_once_it_has_steps(data: Any, train_state: Any) -> None:
     train(data, train_state, aa.Optimizer("sgd", lr=0.1))  # none is lost
-    message = r"node 'net' brings the state of another optimizer after 1 steps, which sgd cannot.*Hint: give the node"
+    message = r"node 'net' has the state of another optimizer after 1 steps, which sgd cannot.*Hint: use the optimizer"
     with pytest.raises(StateError, match=message):
         train(data, step_by_hand(train_state, X, Y))
 

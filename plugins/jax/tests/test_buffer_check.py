@@ -31,7 +31,10 @@ def of_keras(request: pytest.FixtureRequest) -> Any:
 def test_accumulated_batches_change_a_buffer_once_each_and_are_told(
     make: Callable[[Any], Any], request: pytest.FixtureRequest, train: Train
 ) -> None:
-    expected = r"phase 't' accumulates batches, and the buffer 'net/buffers/.*in every call of the model, 2 a step"
+    expected = (
+        r"phase 't' accumulates batches, and the buffer 'net/buffers/.*in every call of the model, 2 times per "
+        r"step"
+    )
     with pytest.warns(UserWarning, match=expected) as told:
         train(make(request), epochs=1, accumulate=2)
     assert len(told) == 1 and str(told[0].message).endswith("or leave accumulate out")

@@ -356,7 +356,7 @@ def test_a_step_that_cannot_be_traced_runs_line_by_line_and_says_so(data: Any) -
 
     expected, graph = graph_of(data), graph_of(data)
     run(expected)
-    with pytest.warns(CompileWarning, match=r"runs line by line: ConcretizationTypeError: .*Hint: make it traceable"):
+    with pytest.warns(CompileWarning, match=r"runs eagerly: ConcretizationTypeError: .*Hint: make it traceable"):
         run(graph, step)
     assert_close(model_of(graph, "net").tree, model_of(expected, "net").tree)
 
@@ -411,7 +411,7 @@ def test_frozen_nodes_are_in_evaluation_mode_and_keep_their_values(data: Any) ->
             lambda state, batch: ({"net": state["net"].apply_gradients(jnp.ones(3))}, 1.0),
             r"gradients are no dict like params",
         ),
-        (lambda state, batch: (state, {"loss": jnp.ones(3)}), r"gave a \w+ of shape \[3\] as the figure 'loss'"),
+        (lambda state, batch: (state, {"loss": jnp.ones(3)}), r"returned a \w+ of shape \[3\] as the figure 'loss'"),
     ],
 )
 def test_steps_that_are_none(step: Any, message: str, data: Any) -> None:

@@ -51,7 +51,7 @@ def test_an_error_of_the_cache_keeps_its_message(
     (tmp_path / "file").touch()
     ended = run(tmp_path / "file/cache", *options, **variables)
     assert message in ended.stderr
-    assert "raised while node 'model' was built" in ended.stderr
+    assert "raised while building node 'model'" in ended.stderr
     assert "ShapeError" not in ended.stderr
 
 

@@ -65,7 +65,7 @@ ROWS: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
     ),
     "an input too few": (
         lambda: run(net_with(lambda self, u, v: linen.Dense(3)(u))),
-        r"missing 1 required positional argument: 'v'\. Hint: feed every argument of its call",
+        r"missing 1 required positional argument: 'v'\. Hint: pass every argument of its call",
         with_two_inputs,
     ),
     "a decision by values": (

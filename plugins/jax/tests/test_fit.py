@@ -37,7 +37,7 @@ def equinox():
 def test_a_saved_model_predicts_the_same(make, tmp_path):
     fitted = aa.fit(make(), TABLE, target="kind", loss="cross_entropy", epochs=2, validation=0.2, progress="none")
     fitted.save(tmp_path)
-    with pytest.raises(ConfigError, match=r"give it: models={'model'"):
+    with pytest.raises(ConfigError, match=r"pass it: models={'model'"):
         aa.load(tmp_path)
     again = aa.load(tmp_path, models={"model": make()})
     np.testing.assert_array_equal(again.predict(TABLE, outputs=True), fitted.predict(TABLE, outputs=True))

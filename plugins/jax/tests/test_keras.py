@@ -237,8 +237,8 @@ def left_out(keras: ModuleType) -> list[tuple[Any, str]]:
             return super().compute_loss(*given, **named)
 
     return [
-        (CustomStep([keras.layers.Dense(1)]), r"CustomStep has a train_step of its own, which would not be called"),
-        (CustomLoss([keras.layers.Dense(1)]), r"CustomLoss has a compute_loss of its own, which would not be called"),
+        (CustomStep([keras.layers.Dense(1)]), r"CustomStep overrides train_step, which would not be called"),
+        (CustomLoss([keras.layers.Dense(1)]), r"CustomLoss overrides compute_loss, which would not be called"),
     ]
 
 
@@ -251,7 +251,7 @@ def test_what_only_kerass_own_loop_does_is_refused_in_training_only(
     before = values(model)
     source = aa.FeatureSet.from_dict("data", {"x": data[0], "y": data[1]}, ["x"], ["y"])
     experiment = aa.Experiment("e", aa.ModelGraph([aa.ModelNode("net", model, source.reference())], "sgd"))
-    with pytest.raises(PhaseError, match=f"node 'net' cannot be trained: {message}.*Hint: leave that out"):
+    with pytest.raises(PhaseError, match=f"node 'net' cannot be trained: {message}.*Hint: leave it out"):
         experiment.run_phase(aa.TrainPhase("t", data=source, losses=[aa.AppliedLoss("mse", on="net")]))
     for actual, expected in zip(values(model), before, strict=True):
         np.testing.assert_array_equal(actual, expected)

@@ -204,7 +204,7 @@ def test_processes_go_on_within_an_epoch_to_the_losses_of_an_undisturbed_run(
 @pytest.mark.slow
 def test_processes_refuse_what_would_give_other_numbers(told: dict[int, list[dict[str, Any]]]) -> None:
     for one in (one["refused"] for one in told[2]):
-        assert "other numbers of batches in the processes: 7, 8" in one["uneven"]
+        assert "different numbers of batches in the processes: 7, 8" in one["uneven"]
         assert "nothing in it has rows" in one["no rows"]
         assert "'w' of process 1 is not that of process 0" in one["different"]
         assert "jax.random.key(0)" in one["different"]
@@ -495,7 +495,7 @@ def test_a_checkpoint_of_another_state(tmp_path: Path) -> None:
             fresh.load(tmp_path / "a")
     two = Loop("cpu", framework="jax")
     two.prepare(parameters(), parameters())
-    with refuses(StateError, "has 1 states, and this loop 2", "in the same order"):
+    with refuses(StateError, "has 1 states, but this loop has 2", "in the same order"):
         two.load(tmp_path / "a")
 
 

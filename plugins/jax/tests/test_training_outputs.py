@@ -129,7 +129,7 @@ def test_outputs_of_training_without_names_are_refused(
     for model, names in ((Linen(linen_model(linen)), "['main', 'aux']"), (keras_model(keras), "['out0', 'out1']")):
         with pytest.raises(PhaseError) as caught:
             train(graph(source, model), [aa.AppliedLoss("mse", on="net")])
-        assert "its model gives 2 outputs (float32[1], float32[1] per sample) in training, but 1 output" in str(
+        assert "its model returns 2 outputs (float32[1], float32[1] per sample) in training, but 1 output" in str(
             caught.value
         )
         assert f"outputs={names}" in caught.value.hint

@@ -94,7 +94,7 @@ def test_a_batch_in_which_nothing_counts_changes_nothing():
     before = graph.state()
     loss = aa.AppliedLoss(aa.Loss("cross_entropy", ignore_index=-100), on="net", mask="data.none")
     phase = aa.TrainPhase("train", data="all", losses=loss, batch_size=8)
-    with pytest.warns(aa.errors.NaNWarning, match="in which nothing counts: all weights are 0"):
+    with pytest.warns(aa.errors.NaNWarning, match="because nothing counts: all weights are 0"):
         aa.Experiment("test", graph, progress="none").run_phase(phase)
     for name, array in before.items():
         if name.endswith(("kernel", "bias")):

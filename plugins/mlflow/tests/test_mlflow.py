@@ -168,7 +168,7 @@ def test_what_fails_while_it_trains_warns_and_the_training_goes_on(monkeypatch: 
 
     monkeypatch.setattr(anyaccel_mlflow.MLflowRun, "log", fails)
     with pytest.warns(
-        RuntimeWarning, match=r"MLflow could not log phase 'train', which goes on untracked: OSError: no"
+        RuntimeWarning, match=r"MLflow could not log phase 'train', which continues untracked: OSError: no"
     ):
         assert fit(callbacks=[MLflowLogger()]).results.loss.size == 3
 
@@ -194,7 +194,7 @@ def test_names_of_experiments_are_checked(name: Any) -> None:
 def test_a_plugin_that_is_not_loaded_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anyaccel.registry._registry", [Registry(NumpyBackend, list)])
     with pytest.raises(
-        PluginError, match=r"the plugin 'mlflow' is not loaded.*ANYACCEL_PLUGINS=mlflow; or give phases the callback"
+        PluginError, match=r"the plugin 'mlflow' is not loaded.*ANYACCEL_PLUGINS=mlflow; or add to phases the callback"
     ):
         autolog()
 

@@ -208,7 +208,7 @@ def test_a_loss_that_is_not_a_number_is_pruned() -> None:
 def test_a_value_that_epochs_do_not_have_is_an_error() -> None:
     runner, phase = experiment()
     callback = AnyaccelPruningCallback(optuna.create_study().ask(), "val_los")
-    with pytest.raises(PhaseError, match="monitors 'val_los', which epochs of 'train' do not have"):
+    with pytest.raises(PhaseError, match="monitors 'val_los', but the epochs of 'train' have no such value"):
         runner.run_phase(phase("train", callbacks=[callback]))
 
 

@@ -14,7 +14,7 @@ from anyaccel import Device, DeviceRequest
 from anyaccel.errors import AnyaccelError, ConfigError, DeviceParseError
 from anyaccel_resources import InventoryDevice, RequestEntry, products
 from anyaccel_resources.allocation import is_device_of
-from anyaccel_resources.exports import FORMATS, NAMES, export
+from anyaccel_resources.exports import FORMATS, GKE, NAMES, export
 
 
 def exported(request, to):
@@ -87,6 +87,26 @@ FORMS = [
     ),
     ("kubernetes", "cuda", {"resources": {"limits": {"nvidia.com/gpu": 1}}, "nodeSelector": {}}),
     ("kubernetes", "amd:any:2", {"resources": {"limits": {"amd.com/gpu": 2}}, "nodeSelector": {}}),
+    (
+        "gke",
+        "A100-40GB:2 cores=8",
+        {
+            "resources": {"limits": {"nvidia.com/gpu": 2, "cpu": 8}},
+            "nodeSelector": {"cloud.google.com/gke-accelerator": "nvidia-tesla-a100"},
+        },
+    ),
+    ("gke", "any:4", {"resources": {"limits": {"nvidia.com/gpu": 4}}, "nodeSelector": {}}),
+    (
+        "gke",
+        "TPU-V6E:8",
+        {
+            "resources": {"limits": {"google.com/tpu": 8}},
+            "nodeSelector": {
+                "cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice",
+                "cloud.google.com/gke-tpu-topology": "2x4",
+            },
+        },
+    ),
     ("kubernetes", "cpu cores=2", {"resources": {"limits": {"cpu": 2}}, "nodeSelector": {}}),
 ]
 
@@ -148,6 +168,7 @@ def test_a_claim_has_a_class_a_count_and_exact_names():
         ("slurm", "A100-80GB:2", "sizes of its own.*write 'A100:2'"),
         ("slurm", "40GB+", "compares no memory. Available: A100, A40"),
         ("slurm", "{H100:2, A100}", "products of one count"),
+        ("slurm", "{H100:2 nodes=2, L4:2 nodes=2}", "machines may be of several products"),
         ("slurm", "H100:2, A100:2", "no order of preference.*write '{H100:2, A100:2}'"),
         ("kubernetes", "H100, T4", "--export dra"),
         ("kubernetes", "gpu", "one vendor.*write 'cuda' or 'rocm'"),
@@ -157,6 +178,12 @@ def test_a_claim_has_a_class_a_count_and_exact_names():
         ("kubernetes", "cpu[bf16]", "no words for compute formats"),
         ("kubernetes", "H100 nodes=2", "completions: 2"),
         ("kubernetes", "TPU-V6E:4", "topologies"),
+        ("gke", "H100, T4", "one wish"),
+        ("gke", "MI300X", "no node of it has such a device. Available: nvidia-tesla-p100"),
+        ("gke", "L40S", "no node of it has such a device"),
+        ("gke", "A100-PCIe", "no node of it has such a device"),
+        ("gke", "TPU-V6E:2", "so many of them. Available: TPU-V5E:1"),
+        ("gke", "TPU-V4:4", "so many of them"),
         ("dra", "{H100, T4}", "order of preference"),
         ("dra", ", ".join(["H100"] * 9), "at most 8 alternatives"),
         ("dra", "H100:64", "at most 32"),
@@ -175,7 +202,7 @@ def test_what_a_scheduler_cannot_be_asked_for_is_refused(to, request_, told):
 # What is given to either request is what both ask for: `any` is any GPU there, and Modal has none but NVIDIA's; these
 # give no upgrades.
 NARROWER = {
-    *(("kind", to) for to in ("modal", "ray", "slurm")),
+    *(("kind", to) for to in ("modal", "ray", "slurm", "gke")),
     *(("exact", to) for to in ("ray", "skypilot", "slurm")),
 }
 ALL = [
@@ -238,7 +265,8 @@ def test_no_part_of_a_request_is_left_out(to, base):
             assert error.hint
             continue
         of_devices = name not in ("index", "more", "every", "count", "host_memory_gb", "cores", "nodes", "price")
-        alike = of_devices and all(is_device_of(base, device) == is_device_of(changed, device) for device in ALL)
+        there = [device for device in ALL if to != "gke" or device.name in GKE.values()]
+        alike = of_devices and all(is_device_of(base, device) == is_device_of(changed, device) for device in there)
         assert after != before or alike or (name, to) in NARROWER, changed
 
 

@@ -20,7 +20,7 @@ from anyaccel import Device, DeviceRequest
 from anyaccel.errors import AnyaccelError, ConfigError, DeviceParseError
 from anyaccel_resources import InventoryDevice, products
 from anyaccel_resources.allocation import is_device_of
-from anyaccel_resources.exports import FORMATS, NAMES, RAY, SKYPILOT
+from anyaccel_resources.exports import FORMATS, GKE, GKE_TPU, NAMES, RAY, SKYPILOT
 
 # What people write first, here and there: requests of this grammar, and the spellings of other systems.
 REQUESTS: list[Any] = [
@@ -38,6 +38,7 @@ REQUESTS: list[Any] = [
     ["nvidia:80GB+:2", "L40S:4"],
     {"L4", "T4", "A10G"},
     {"H100:2", "MI300X:2"},
+    {"H100:8 nodes=4", "A100:8 nodes=4"},
     # typed wrong, or as other systems write it: the hint has the request
     *(
         "A100-80",
@@ -82,7 +83,7 @@ def exported(to: str) -> list[tuple[DeviceRequest, Any]]:
 
 def test_there_are_enough_requests_and_every_system_takes_some():
     assert len(REQUESTS) >= 120
-    least = {"modal": 25, "skypilot": 45, "ray": 50, "slurm": 55, "kubernetes": 50, "dra": 50}
+    least = {"modal": 25, "skypilot": 45, "ray": 50, "slurm": 55, "kubernetes": 50, "gke": 45, "dra": 50}
     assert {to: len(exported(to)) >= number for to, number in least.items()} == dict.fromkeys(FORMATS, True)
 
 
@@ -139,6 +140,12 @@ MEANT = {
     "nvidia.com/mig-1g.5gb: 2": "5GB+:2",
     ">=40GB": "40GB+",
     "40GB or more": "40GB+",
+    "gpu0": "gpu:0",
+    "cuda:0,1": "cuda:0+1",
+    "0,1": "gpu:0+1",
+    "mem=64GB": "any mem=64GB",
+    "H100:8, nodes=2": "H100:8 nodes=2",
+    "8xH100 mem=64GB price<=9": "H100:8 mem=64GB price<=9",
     "40GiB+": "40GB+",
 }
 
@@ -148,6 +155,15 @@ def test_the_spelling_of_another_system_is_told_what_to_write(text, meant):
     with pytest.raises(DeviceParseError) as error:
         DeviceRequest.parse(text)
     assert error.value.hint == f"write {meant!r}" and DeviceRequest.parse(meant)
+
+
+@pytest.mark.parametrize(
+    "text", ["H100-SXM-PCIe", "H100-80GB-94GB", "H100 SXM NVL", "A100-60GB", "H100:2:3", "2x8xH100"]
+)
+def test_no_part_of_a_spelling_is_left_out(text):
+    with pytest.raises(DeviceParseError) as error:
+        DeviceRequest.parse(text)
+    assert not re.match(r"write '[A-Z]\d+[-\w]*(:\d+)?'$", error.value.hint)
 
 
 @pytest.mark.parametrize(
@@ -469,6 +485,56 @@ def test_shared_and_divided_devices_are_no_whole_ones():
     assert is_selected(DeviceRequest.parse("nvidia:5GB+").export("kubernetes"), labels("NVIDIA A100 MIG", 5120, "8.0"))
 
 
+# The devices of Google's machines with GPUs, by the label of their nodes.
+GKE_NODES = {
+    "nvidia-tesla-t4": ("T4", 16),
+    "nvidia-tesla-v100": ("V100", 16),
+    "nvidia-l4": ("L4", 24),
+    "nvidia-tesla-a100": ("A100", 40),
+    "nvidia-a100-80gb": ("A100", 80),
+    "nvidia-h100-80gb": ("H100", 80),
+    "nvidia-h100-mega-80gb": ("H100", 80),
+    "nvidia-h200-141gb": ("H200", 141),
+    "nvidia-b200": ("B200", 180),
+}
+
+
+@pytest.mark.parametrize(
+    ("request_", "wanted"),
+    [
+        ("A100", lambda name, gb: name == "A100"),
+        ("A100-80GB", lambda name, gb: (name, gb) == ("A100", 80)),
+        ("V100", lambda name, gb: name == "V100"),
+        ("H100!", lambda name, gb: name == "H100"),
+        ("H100", lambda name, gb: name in ("H100", "H200")),
+        ("L4", lambda name, gb: name == "L4"),
+        ("nvidia:40GB+", lambda name, gb: gb >= 40),
+        ("24GB+", lambda name, gb: gb >= 24),
+        ("sm>=89", lambda name, gb: name in ("L4", "H100", "H200", "B200")),
+        ("any[bf16]", lambda name, gb: name not in ("T4", "V100")),
+    ],
+)
+def test_a_pod_runs_on_the_nodes_of_gke_that_the_request_is_for(request_, wanted):
+    pod = DeviceRequest.parse(request_).export("gke")
+    for label, (name, gb) in GKE_NODES.items():
+        assert is_selected(pod, {"cloud.google.com/gke-accelerator": label}) == wanted(name, gb), label
+
+
+def test_labels_of_gke_are_read_back_and_known_to_skypilot(sky: Any):
+    for label, driver in GKE.items():
+        with pytest.raises(DeviceParseError) as error:
+            DeviceRequest.parse(label)
+        (meant,) = re.findall(r"^write '(.+)'$", error.value.hint)
+        entry = DeviceRequest.parse(meant).entries[0]
+        assert any(
+            entry.product == product.name and driver in [it[0] for it in product.drivers] for product in products()
+        )
+    formatter = pytest.importorskip("sky.provision.kubernetes.utils").GKELabelFormatter
+    for label, topologies in GKE_TPU.values():
+        assert {n: formatter.get_tpu_topology_label_value(label, n) for n in topologies} == topologies
+    assert formatter.get_accelerator_from_label_value("nvidia-tesla-a100") == "A100"
+
+
 def test_nodes_of_amd_are_chosen_by_their_own_labels():
     pod = DeviceRequest.parse("MI300X:8").export("kubernetes")
     for name in ("AMD_Instinct_MI300X_OAM", "AMD_Instinct_MI300X"):  # of the board, or of the driver's library
@@ -479,7 +545,7 @@ def test_nodes_of_amd_are_chosen_by_their_own_labels():
 
 def test_the_schema_of_kubernetes_has_what_is_exported():
     kubernetes = pytest.importorskip("kubernetes_validate")
-    for _, written in exported("kubernetes"):
+    for _, written in (*exported("kubernetes"), *exported("gke")):
         container = {"name": "main", "image": "image", "resources": written["resources"]}
         spec = {"containers": [container], **{key: value for key, value in written.items() if key != "resources"}}
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": spec}

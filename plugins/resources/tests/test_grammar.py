@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,6 +51,25 @@ def no_plugins(monkeypatch: pytest.MonkeyPatch) -> Registry:
         ("H100:*", {"product": "H100", "every": True}),
         ("any[bf16]:*", {"capabilities": ("bf16",), "every": True}),
         ("40GB+:*", {"memory_gb": 40, "every": True}),
+        ("nvidia:40GB+:2", {"kind": "cuda", "memory_gb": 40, "count": 2}),
+        ("amd:any:8", {"kind": "rocm", "count": 8}),
+        ("gpu:any:2", {"kind": "gpu", "count": 2}),
+        ("tpu:any:4", {"kind": "tpu", "count": 4}),
+        ("cuda:40GB+", {"kind": "cuda", "memory_gb": 40}),
+        ("nvidia:H100:8", {"product": "H100", "count": 8}),
+        ("A10", {"product": "A10"}),
+        ("L40", {"product": "L40"}),
+        ("H100-NVL", {"product": "H100", "form": "NVL"}),
+        ("A100-SXM4-80GB:2", {"product": "A100", "form": "SXM", "memory_gb": 80, "count": 2}),
+        ("A100-80GB-PCIe!", {"product": "A100", "form": "PCIe", "memory_gb": 80, "exact": True}),
+        ("MI300X:8", {"product": "MI300X", "count": 8}),
+        ("TPU-V5litepod:8", {"product": "TPU-V5E", "count": 8}),
+        ("sm>=80", {"sm": 80}),
+        ("sm>=90:2 mem=64GB", {"sm": 90, "count": 2, "host_memory_gb": 64}),
+        ("24GB+:2 sm>=89", {"memory_gb": 24, "count": 2, "sm": 89}),
+        ("any[fp8] sm>=89", {"capabilities": ("fp8",), "sm": 89}),
+        ("H100:8 nodes=2", {"product": "H100", "count": 8, "nodes": 2}),
+        ("H100 price<=2.50", {"product": "H100", "price": 2.5}),
     ],
 )
 def test_every_form_is_one_wish_in_any_case(text, entry):
@@ -102,6 +123,21 @@ def test_a_list_is_an_order_of_preference_and_a_set_is_not():
         ("gpu:0+", r"character 7: '' is not an index"),
         ("H100:1+2", r"character 7: '\+' is not expected here"),
         ("gpu:*+1", r"character 6: '\+' is not expected here"),
+        ("nvidia", r"character 7: 'nvidia' is a vendor"),
+        ("nvidia:2", r"character 7: 'nvidia' is a vendor"),
+        ("amd:H100", r"character 5: H100 is a product of nvidia"),
+        ("cpu:any", r"character 5: 'any' is not an index"),
+        ("sm>=many", r"character 5: 'many' is not a compute capability"),
+        ("sm:80", r"character 3: '>=' is missing"),
+        ("H100-OAM", r"character 1: H100 is not known as OAM. Available: H100-PCIe, H100-SXM, H100-NVL"),
+        ("H100-96GB", r"no H100 with 96 GB.*write 'GH200'"),
+        ("H100-80GB-94GB", r"character 1: 'H100-80GB-94GB' is neither"),
+        ("H100-SXM-PCIe", r"character 1: 'H100-SXM-PCIe' is neither"),
+        ("H100:0.5", r"character 6: '0.5' is not a count.*whole devices"),
+        ("H100 nodes=0", r"nodes=0 is not understood.*nodes=2"),
+        ("H100 price<=0", r"price<=0 is not understood.*price<=2.50"),
+        ("H100 price=3", r"price3? is not understood|price.*not understood"),
+        ("H100 sm>=80 sm>=90", r"sm is given twice"),
         ("H100;A100", r"character 5: ';' is not expected here"),
         (", ".join(["any"] * 65), r"more than 64 entries"),
         ("x" * (LONGEST + 1), r"is too long"),
@@ -135,7 +171,16 @@ _numbers = st.integers(1, 100_000)
 _names = st.sampled_from([product.name for product in products()])
 _sized = st.sampled_from([(product.name, gb) for product in products() for gb in product.memory_gb])
 _chosen = st.lists(st.sampled_from(capabilities()), unique=True).map(tuple)
-_host = {"host_memory_gb": st.integers(0, 100_000), "cores": st.integers(0, 100_000), "capabilities": _chosen}
+_host = {
+    "host_memory_gb": st.integers(0, 100_000),
+    "cores": st.integers(0, 100_000),
+    "capabilities": _chosen,
+    "sm": st.sampled_from([0, 70, 80, 89, 103, 120]),
+    "nodes": st.integers(1, 100_000),
+    "price": st.just(0) | st.integers(1, 10_000_000).map(lambda cents: cents / 100),
+}
+_formed = st.sampled_from([(product.name, form) for product in products() for form in product.forms])
+_several = st.sampled_from([kind for kind in KINDS if kind != "cpu"])
 
 
 def _built(**fields: st.SearchStrategy) -> st.SearchStrategy[RequestEntry]:
@@ -147,6 +192,12 @@ _entries = st.one_of(
     _built(kind=st.sampled_from(KINDS), index=st.none() | st.integers(0, 100_000)),
     _indices.flatmap(lambda it: _built(kind=st.sampled_from(KINDS), index=st.just(it[0]), more=st.just(tuple(it[1:])))),
     _built(kind=st.sampled_from(KINDS), every=st.just(True)),
+    _built(kind=_several, count=st.integers(2, 100_000)),
+    _built(kind=_several, memory_gb=st.integers(1, 100_000), count=_numbers),
+    _built(kind=_several, memory_gb=st.integers(1, 100_000), every=st.just(True)),
+    _formed.flatmap(
+        lambda it: _built(product=st.just(it[0]), form=st.just(it[1]), count=_numbers, newer=st.booleans())
+    ),
     _built(every=st.just(True)),
     _built(product=_names, every=st.just(True)),
     _built(memory_gb=st.integers(1, 100_000), every=st.just(True)),
@@ -166,11 +217,13 @@ def test_what_is_printed_parses_back(entries, ordered):
     assert repr(request) == f"DeviceRequest.parse({str(request)!r})"
 
 
-@given(st.text(max_size=40) | st.text("HAB1024x0:[]{}!+,- gpuanymefGB=", max_size=30))
+@given(st.text(max_size=40) | st.text("HAB1024x0:[]{}!+,- gpuanymefGB=<>.sSXMl", max_size=30))
 def test_any_text_is_a_request_or_a_parse_error(text):
     try:
         request = DeviceRequest.parse(text)
     except DeviceParseError as error:
         assert "character" in error.problem and error.hint
+        if written := re.fullmatch(r"write '([^']+)'", error.hint):  # what it says to write is a request
+            assert DeviceRequest.parse(written.group(1))
     else:
         assert DeviceRequest.parse(str(request)) == request

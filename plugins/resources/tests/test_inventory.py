@@ -72,6 +72,20 @@ def test_words_have_kinds_and_the_memory_of_the_host(words: str, nbytes: list[fl
     assert machine.host_nbytes == host
 
 
+def test_words_have_forms_and_tpus():
+    machine = Inventory.parse("2xH100-SXM, 1x H100-NVL, 4x TPU-V6E")
+    devices = [(str(it.device), it.label, it.form) for it in machine.devices if it.device.kind != "cpu"]
+    assert devices[:3] == [("gpu:0", "H100-80GB", "SXM"), ("gpu:1", "H100-80GB", "SXM"), ("gpu:2", "H100-94GB", "NVL")]
+    assert devices[3:] == [(f"tpu:{i}", "TPU-V6E", "") for i in range(4)]
+    assert {it.vendor for it in machine.devices[3:7]} == {"google"}
+
+
+@pytest.mark.parametrize("words", ["8x T4 nodes=2", "8x T4 price<=9", "sm>=80", "2x T4 sm>=75", "2x gpu:40GB+"])
+def test_what_is_asked_for_is_no_device(words):
+    with pytest.raises(ConfigError, match="in the inventory"):
+        Inventory.parse(words)
+
+
 # -- from a file -------------------------------------------------------------------------------------------------------
 
 

@@ -75,7 +75,9 @@ def test_what_is_not_known_is_not_covered():
     experiment = aa.Experiment("e", one_node())
     plan = experiment.plan(train(accelerator="cpu"), inventory="1x sim-1GB")
     assert plan.memory[0].capacity is None and plan.fits is None
-    assert plan.not_covered == ("capacity of numpy on cpu:0: the machine was described without it: write mem=64GB",)
+    assert plan.not_covered == (
+        "capacity of numpy on cpu:0: the description of the machine does not set it: add mem=64GB",
+    )
     assert "not covered" in str(plan)
     assert experiment.plan(train(accelerator="cpu"), inventory="1x sim-1GB, cpu mem=8GB").memory[0].capacity == 8 * GB
 
@@ -158,4 +160,4 @@ def test_a_machine_in_a_file_or_in_words(call, target, tmp_path):
     done = call("plan", target.replace("planned.py:train", "planned.py:train"), "--file", str(file))
     assert done.exit_code == 2 and "'sim' is not on this machine" in done.stderr
     done = call("plan", target, "--on", "cpu", "--file", str(file))
-    assert done.exit_code == 2 and "--on and --file both give a machine" in done.stderr
+    assert done.exit_code == 2 and "both --on and --file describe a machine" in done.stderr

@@ -12,7 +12,10 @@ from anyaccel_resources.products import product_named, product_of
 
 def test_every_figure_has_an_address_and_a_date():
     for product in products():
-        figures = {name for name in ("memory_gb", "compute_capability", "capabilities") if getattr(product, name)}
+        assert product.drivers, product.name
+        figures = {
+            name for name in ("drivers", "memory_gb", "compute_capability", "capabilities") if getattr(product, name)
+        }
         assert product.sources.keys() >= figures | ({"upgrades"} if product.upgrades else set()), product.name
         for source in product.sources.values():
             assert source["url"].startswith("https://") and date.fromisoformat(source["date"]) <= date.today()

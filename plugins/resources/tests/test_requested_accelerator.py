@@ -145,7 +145,7 @@ def test_a_phase_runs_on_what_its_request_gets(asked):
         expected = "sim:1" if isinstance(asked, list) else "cpu:0"
         assert str(results.plan.device("net")) == expected
         wish = str(aa.DeviceRequest.parse(asked))
-        assert f"the phase asks for {wish!r}" in results.plan.explain("net")
+        assert f"the phase requests {wish!r}" in results.plan.explain("net")
 
 
 def test_a_phase_says_why_nothing_fits():
@@ -177,7 +177,7 @@ def test_the_environment_has_the_default(monkeypatch):
         plan = experiment().plan(train())
         assert str(plan.device("net")) == "sim:1"
         assert (
-            "neither the node nor the phase asks for a device, and 'ANYACCEL_DEVICE=H100, sim:1' is set"
+            "neither the node nor the phase requests a device, and 'ANYACCEL_DEVICE=H100, sim:1' is set"
             in plan.explain("net")
         )
         assert str(experiment().plan(train(accelerator="sim:0")).device("net")) == "sim:0"

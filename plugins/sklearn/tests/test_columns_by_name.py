@@ -103,10 +103,10 @@ def test_rows_of_another_width_and_a_row_alone_are_refused_and_the_hint_works():
     rows = X.astype("float32")
     model = aa.fit(aa.SequentialMLP(1), (rows, rows[:, 0]), loss="mse", epochs=1, progress="none")
     with pytest.raises(
-        ColumnError, match=r"float32\[2\] in these data; the graph was built for float32\[3\]\. Hint: give"
+        ColumnError, match=r"float32\[2\] in these data; the graph was built for float32\[3\]\. Hint: pass"
     ) as wide:
         model.predict(rows[:, :2])
-    assert str(wide.value).endswith("Hint: give rows of this shape: an array of shape [rows, 3].")
-    with pytest.raises(ColumnError, match=r"a row alone is an array of one row: x\[None\]\.$"):
+    assert str(wide.value).endswith("Hint: pass rows of this shape: an array of shape [rows, 3].")
+    with pytest.raises(ColumnError, match=r"for a single row, pass x\[None\]\.$"):
         model.predict(rows[0])
     np.testing.assert_allclose(model.predict(rows[0][None]), model.predict(rows)[:1], rtol=1e-6)

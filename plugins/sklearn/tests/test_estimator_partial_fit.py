@@ -463,7 +463,7 @@ def test_a_phase_without_losses_and_without_learners_is_refused(data, line, expe
         experiment(line(Dense(1), "adam")).run_phase(TrainPhase("t", data="train", losses=[]))
     assert str(caught.value) == (
         "phase 't' trains, but has no loss and no estimator with partial_fit to train. "
-        "Hint: give losses=[AppliedLoss('mse', on='NODE')]."
+        "Hint: pass losses=[AppliedLoss('mse', on='NODE')]."
     )
 
 

@@ -286,7 +286,7 @@ def test_accuracy_refuses_class_indices_without_a_score():
         accuracy(np.zeros((3, 2)), np.array([1, 2, 2]))
     assert str(caught.value) == (
         "accuracy: the targets have class index 2, but there are 2 scores per sample. Available: 0 to 1. "
-        "Hint: if it does not count, write Metric('accuracy', ignore_index=2); else number the classes from 0."
+        "Hint: to ignore it, write Metric('accuracy', ignore_index=2); otherwise number the classes from 0."
     )
 
 
@@ -318,7 +318,7 @@ def test_a_state_holds_no_estimator_and_what_needs_one_says_so(data, experiment)
         experiment(other).run_phase(EvalPhase("e", data="val"))
     assert str(caught.value) == (
         "phase 'e' needs 'est', an estimator that is not fitted. Hint: run a FitPhase first, "
-        "FitPhase('fit', data=..., nodes='est'); a state or configuration that was loaded has no estimators."
+        "FitPhase('fit', data=..., nodes='est'); a loaded state or configuration has no estimators."
     )
 
 

@@ -502,7 +502,7 @@ def test_undone_twice_is_an_error() -> None:
     undone = fs.fit_transform(Shift(), "y", fit_on="train").undo_transform()
     for again in (undone.undo_transform, undone.undo_transforms, fs.undo_transforms):
         message = refusal(again)
-        assert message.startswith("'fs' has no transform to undo; its columns are as they came. Hint: undo")
+        assert message.startswith("'fs' has no transform to undo; its columns are unchanged. Hint: undo")
 
 
 def test_splits_made_after_a_transform_stay_when_it_is_undone() -> None:
@@ -731,13 +731,13 @@ def test_fresh_data_that_have_the_new_column_already() -> None:
     fitted_there = example().fit_transform(Times(), "y", fit_on="all", into="w2")
     here = FeatureSet.from_dict("fresh", {"y": [1.0], "w2": [2.0]}, "y", "w2")
     message = refusal(lambda: here.transform_like(fitted_there))
-    assert "Times on y of 'fresh' makes the column 'w2', which is there already. Available: columns: y, w2" in message
+    assert "Times on y of 'fresh' makes the column 'w2', which already exists. Available: columns: y, w2" in message
 
 
 def test_transforms_are_taken_from_what_has_them_and_once() -> None:
     message = refusal(lambda: fresh().transform_like(example()))
     assert "'fresh' cannot be transformed like FeatureSet('fs'" in message
-    assert "it has no transforms. Hint: give the feature set that fit_transform returned" in message
+    assert "it has no transforms. Hint: pass the feature set that fit_transform returned" in message
     assert "cannot be transformed like 3" in refusal(lambda: fresh().transform_like(3))  # type: ignore[arg-type]
     fitted_there = fitted()
     done = fresh().transform_like(fitted_there)

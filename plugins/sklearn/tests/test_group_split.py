@@ -127,15 +127,16 @@ def test_a_view_is_grouped_by_its_own_rows() -> None:
 
 
 def test_fewer_groups_than_splits() -> None:
-    assert "'fs' cannot be cut into 2 splits; groups: 1; splits: a, b. Hint: make fewer splits" in refusal(
-        make(["p"] * 10), group_by="who"
+    assert (
+        "'fs' cannot be cut into 2 splits; groups: 1; splits: a, b. Hint: make fewer splits, or give rows"
+        in refusal(make(["p"] * 10), group_by="who")
     )
 
 
 def test_groups_without_a_value_and_columns_that_are_not_there() -> None:
     message = refusal(make(["p", None, "q"]), kind=ColumnError, group_by="who")
     assert "group_by cannot use column 'who', which has no value in 1 of 3 rows, the first in row 1" in message
-    assert "3 is not the name of a column" in refusal(make(["p", "q"]), kind=ColumnError, group_by=3)
+    assert "3 cannot be the name of a column" in refusal(make(["p", "q"]), kind=ColumnError, group_by=3)
     assert "no column 'whom'" in refusal(make(["p", "q"]), kind=ColumnError, group_by="whom")
     assert "group_by of 'fs' names no column" in refusal(make(["p", "q"]), group_by=())
 

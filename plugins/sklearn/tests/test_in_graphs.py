@@ -84,7 +84,7 @@ def test_an_estimator_between_a_loss_and_a_trained_node_is_refused(table, mlp, e
     with pytest.raises(GraphError) as caught:
         training(graph, AppliedLoss("mse", on="e"))
     assert "node 'e' is not differentiable and is between a loss and a, which is trained" in str(caught.value)
-    assert "freeze what comes before it" in str(caught.value)
+    assert "freeze the nodes before it" in str(caught.value)
 
 
 def test_an_estimator_that_is_not_fitted_is_an_error(table, mlp, estimator):
@@ -157,6 +157,6 @@ def test_a_state_of_what_an_estimator_has_still_to_feed(table, estimator, mlp):
         make().load_state(whole)
     assert str(caught.value) == (
         "node 'b' is not built, because it depends on an estimator that is not fitted: e. "
-        "Hint: put the fitted estimator into the graph first: neither a state nor a configuration has it."
+        "Hint: put the fitted estimator into the graph first: states and configurations do not contain it."
     )
     assert make(2.0).load_state(whole).state().keys() == whole.keys()

@@ -232,7 +232,7 @@ def test_a_node_that_is_compared_with_nothing_is_told(scaled):
     with pytest.raises(TransformError) as caught:
         result.prediction("code", undo=True)
     message = str(caught.value)
-    assert "no loss, metric or target says which columns they stand for" in message
+    assert "no loss, metric or target shows which columns they belong to" in message
     assert "feature_set.inverse(results.prediction('code'), columns=[...])" in message
     with pytest.raises(TransformError, match=r"cannot be undone for predictions of 'code'"):
         result.to_arrow(undo=True)
@@ -249,7 +249,7 @@ def test_targets_that_are_not_clear_are_told(scaled, raw):
     other.add_splits({"test": [5, 3]})
     nodes = [ModelNode("head", SequentialMLP((1,), n_layers=1), [scaled.reference(), other.reference()])]
     result = Experiment("e", ModelGraph(nodes), progress="none").run_phase(EvalPhase("v", data="test"))
-    with pytest.raises(TransformError, match=r"no loss, metric or target says which columns they stand for"):
+    with pytest.raises(TransformError, match=r"no loss, metric or target shows which columns they belong to"):
         result.prediction("head", undo=True)
 
 

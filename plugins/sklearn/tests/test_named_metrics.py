@@ -207,7 +207,7 @@ LOGITS, TRUE = np.random.default_rng(0).normal(size=(6, 3)), np.array([0, 1, 2, 
 @pytest.mark.parametrize(
     ("name", "outputs", "targets", "message"),
     [
-        ("f1", LOGITS, TRUE, r"f1 is that of class 1 .* Available: f1_macro, f1_micro, .* Hint: .*'f1_macro'"),
+        ("f1", LOGITS, TRUE, r"f1 needs the classes 0 and 1.* Available: f1_macro, f1_micro, .* Hint: .*'f1_macro'"),
         ("recall", TRUE, TRUE, r"recall is that of class 1"),
         ("recall", np.array(["1", "0"]), np.array(["1", "0"]), r"recall is that of class 1"),
         ("roc_auc", LOGITS, TRUE, r"roc_auc is that of two classes, and there are 3 .* Hint: use 'roc_auc_ovr'"),
@@ -230,7 +230,7 @@ def test_a_single_output_that_looks_like_a_probability_is_warned_of_unless_it_is
     assert value("accuracy", chances, true, from_logits=False) == 1.0
     assert value("accuracy", chances, true, from_logits=True) == pytest.approx(1 / 3)
     assert value("mse", chances, true) > 0  # of numbers: no warning
-    with pytest.raises(SpecError, match=r"with from_logits=False outputs are from 0 to 1\. Hint: leave"):
+    with pytest.raises(SpecError, match=r"with from_logits=False, outputs must be from 0 to 1\. Hint: leave"):
         value("accuracy", 2 * chances, true, from_logits=False)
     again = Metric.from_config(Metric("accuracy", from_logits=False).get_config())
     assert again.from_logits is False

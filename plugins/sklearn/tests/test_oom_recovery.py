@@ -222,4 +222,4 @@ def test_fits_are_computed_in_smaller_batches(limit: Limit) -> None:
         assert result.fitted[0].rows == ROWS
     assert fitted[0].shape == (ROWS, 1)
     np.testing.assert_allclose(fitted[1], fitted[0], rtol=1e-12)
-    assert told(result) == [STREAMED, "15 rows of 30 at once now", "6 rows of 30 at once now"]
+    assert told(result) == [STREAMED, "15 of 30 rows at a time from now on", "6 of 30 rows at a time from now on"]

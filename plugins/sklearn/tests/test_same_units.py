@@ -31,7 +31,7 @@ def test_targets_in_other_units_than_the_graphs_are_refused_where_something_comp
     scaled = raw.fit_transform(Scaler(), "y", fit_on="all")
     experiment = Experiment("e", ModelGraph([ModelNode("net", Dense(1), scaled.reference())]), progress="none")
     other = raw.fit_transform(Scaler(), "y", fit_on=raw.add_split("some", [0, 1, 2]))
-    for given, shown in ((raw, "as it was before the transforms"), (other, "with other transforms than")):
+    for given, shown in ((raw, "without the transforms"), (other, "with other transforms than")):
         with pytest.raises(PhaseError, match=rf"given 'd' {shown}.*Scaler on y, .*fresh.transform_like\(data\)"):
             experiment.run_phase(EvalPhase("e", data=given, **compares))
     fresh = raw.transform_like(scaled)

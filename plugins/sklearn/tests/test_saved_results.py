@@ -111,5 +111,5 @@ def test_what_is_not_compared_with_anything_is_not_undone_in_silence(data, tmp_p
     graph = ModelGraph([ModelNode("guess", SequentialMLP((1,), n_layers=1), whole.reference())])
     results = Experiment("e", graph, progress="none").run_phase(EvalPhase("v", data="all"))
     for each in (results, again(results, tmp_path)):
-        with pytest.raises(TransformError, match="no loss, metric or target says which columns"):
+        with pytest.raises(TransformError, match="no loss, metric or target shows which columns"):
             each.prediction("guess", undo=True)

@@ -91,5 +91,5 @@ class Learner:
 @pytest.mark.parametrize("data", [batches(), Numbered()], ids=["batches", "items"])
 def test_estimators_do_not_learn_from_a_source(data: Any) -> None:
     node = ModelNode("est", Learner(), table().reference(["a"], ["y"]))
-    with pytest.raises(PhaseError, match=r"from which estimators cannot learn.*partial_fit: est"):
+    with pytest.raises(PhaseError, match=r"but estimators cannot learn from a source.*partial_fit: est"):
         run(ModelGraph([node]), TrainPhase("t", data=data))

@@ -205,7 +205,7 @@ def test_a_stratum_of_one_is_named_with_its_count_and_the_remedy() -> None:
     message = refusal(make(["a"] * 5 + ["b"] + ["c"] * 4), "label")
     assert "stratum label='b' of 'fs' cannot be cut into 2 splits" in message
     assert "; rows: 1; splits: a, b; strata too small: 1 of 3" in message
-    assert "Hint: leave its rows out with filter(), or join it with another stratum" in message
+    assert "Hint: leave its rows out, with filter() or pandas" in message
     assert make(["a", "b"]).split_random({"whole": 1.0}, stratify_by="label")["whole"].name == "whole"
 
 

@@ -267,6 +267,53 @@ def test_a_saved_model_predicts_in_a_new_process_to_the_last_bit(tmp_path):
     assert b"pickle" not in b"".join(file.read_bytes() for file in (tmp_path / "saved").rglob("*") if file.is_file())
 
 
+def passengers():
+    """A table of the size and the columns of the Titanic's: a name in each row, and gaps in 40 % of the ages."""
+    n, draw = 1313, np.random.default_rng(1)
+    age = np.where(draw.random(n) < 0.42, np.nan, draw.integers(1, 70, n))
+    table = pd.DataFrame({"name": [f"Passenger {row}, Miss {row * 7919:x}" for row in range(n)]})
+    table = table.assign(**{"class": draw.choice(["1st", "2nd", "3rd"], n), "age": age})
+    table = table.assign(sex=draw.choice(["male", "female"], n))
+    return table.assign(survived=((table["sex"] == "female") | (draw.random(n) < 0.2)).astype(int))
+
+
+def trips():
+    """A table of 12,000 rows, whose numbers have quantile intervals, and whose stations have embeddings."""
+    n, draw = 12_000, np.random.default_rng(2)
+    start = pd.date_range("2024-01-01", periods=n, freq="17min")
+    table = pd.DataFrame({"station": [f"s{place}" for place in draw.integers(0, 90, n)], "start": start})
+    table = table.assign(rider=[f"r{place}" for place in draw.integers(0, 900, n)], km=draw.gamma(2.0, 3.0, n))
+    return table.assign(survived=np.where(draw.random(n) < 0.3, "late", "on time"))
+
+
+@pytest.mark.parametrize(("table", "largest"), [(passengers, 200_000), (trips, 2_000_000)])
+def test_mlp_of_a_file_predicts_in_a_new_process_to_the_last_bit(table, largest, tmp_path):
+    rows = table()
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TableWarning)
+        settings = {"target": "survived", "validation": 0.2, "epochs": 2, "framework": "numpy", "progress": "none"}
+        fitted = aa.fit("mlp", tmp_path / "rows.csv", **settings)
+    fitted.save(tmp_path / "saved")
+    rows.drop(columns="survived").to_csv(tmp_path / "new.csv", index=False)
+    np.save(tmp_path / "outputs.npy", fitted.predict(tmp_path / "new.csv", outputs=True))
+    np.save(tmp_path / "probabilities.npy", fitted.predict_proba(tmp_path / "new.csv"))
+    code = (
+        "import sys, numpy, anyaccel as aa; folder = sys.argv[1]\n"
+        "fitted = aa.load(folder + '/saved')\n"
+        "made = fitted.predict(folder + '/new.csv', outputs=True)\n"
+        "assert numpy.array_equal(made, numpy.load(folder + '/outputs.npy'))\n"
+        "made = fitted.predict_proba(folder + '/new.csv')\n"
+        "assert numpy.array_equal(made, numpy.load(folder + '/probabilities.npy'))\n"
+        "print(fitted.columns)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{fitted.columns!r}\n"
+    assert sum(file.stat().st_size for file in (tmp_path / "saved").rglob("*")) < largest
+    assert b"pickle" not in b"".join(file.read_bytes() for file in (tmp_path / "saved").rglob("*") if file.is_file())
+
+
 def test_training_goes_on_from_a_checkpoint(tmp_path):
     settings = {"checkpoint": str(tmp_path / "run"), "resume": "auto", "validation": 0.2}
     fit(epochs=2, **settings)
@@ -400,10 +447,6 @@ def test_scaled_targets_come_back_in_their_units():
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (
-            {"name": [f"p{row}" for row in range(N)]},
-            r"'name' has 240 different values in 240 rows, so",
-        ),
         ({"zip": [str(row % 90) for row in range(N)]}, r"'zip' is text, and 100% of its values look like numbers"),
         (
             {"n": ["n/a" if row % 4 else "1" for row in range(N)], "zip": ["1", "2", "x"] * 80},
@@ -418,6 +461,68 @@ def test_columns_of_no_use_are_refused(more, message):
     with pytest.raises(ColumnError, match=message):
         fit(frame(**more))
     assert fit(frame(**more), drop=list(more)).columns["sex"]
+
+
+@pytest.mark.parametrize("model", [net, "mlp"])
+def test_text_with_another_value_in_each_row_is_left_out_with_a_warning(model, tmp_path):
+    framework = {"framework": "numpy"} if model == "mlp" else {}
+    data = frame(name=[f"p{row}" for row in range(N)])
+    with pytest.warns(TableWarning, match=r"are left out: 'name' \(such as 'p0'\)\. Hint: .*categories=\['name'\]"):
+        fitted = fit(data, model=model, **framework)
+    assert fitted.columns["name"].treatment == "identifies rows: 240 values in 240 rows"
+    without = fit(model=model, **framework)
+    np.testing.assert_array_equal(matrix(fitted), matrix(without))
+    np.testing.assert_array_equal(fitted.predict(data, outputs=True), without.predict(RAW, outputs=True))
+    kept = fit(data, model=model, categories=["name"], **framework)
+    assert kept.columns["name"].treatment == "mean of the target, cross-fitted, scaled"
+    assert fit(data, model=model, embed=["name"], **framework).columns["name"].n_categories == N
+    with pytest.raises(ColumnError, match=r"no feature is left.*identifies rows.*Hint: .*categories=\['name'\]"):
+        fit(data[["name", "survived"]], model=model, **framework)
+
+
+def test_numbers_for_mlp_become_places_between_quantiles(tmp_path):
+    rows = 5000
+    size, when = rng.gamma(2.0, 20.0, rows), pd.date_range("2020-01-30", periods=rows, freq="31h")
+    size[::7] = np.nan
+    table = pd.DataFrame({"size": size, "flag": np.arange(rows) % 2, "when": when, "y": rng.normal(size=rows)})
+    fitted = fit(table, "y", model="mlp", framework="numpy", epochs=0)
+    made = matrix(fitted)
+    assert fitted.columns["size"].treatment == "median where missing, indicator, scaled, 10 quantile intervals"
+    assert fitted.columns["flag"].treatment == "scaled"
+    assert fitted.columns["size"].n_features == 12 and made.shape[1] == sum(it.n_features for it in fitted.columns)
+    edges = np.nanquantile(size, np.linspace(0, 1, 11))
+    start = 2 + len(fitted.columns["when"].treatment.split(", ")) - 1  # after scaled numbers and parts of dates
+    places = made[:, start : start + 10]
+    assert ((places >= 0) & (places <= 1)).all() and (np.diff(places, axis=1) <= 0).all()
+    expected = np.interp(np.where(np.isnan(size), np.nanmedian(size), size), edges, np.arange(11))
+    np.testing.assert_allclose(places.sum(axis=1), expected, atol=1e-4)
+    fitted.save(tmp_path / "saved")
+    np.testing.assert_array_equal(aa.load(tmp_path / "saved").predict(table), fitted.predict(table))
+    assert not fit(table, "y", model=net, epochs=0).columns["size"].treatment.endswith("intervals")
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "n_intervals"),
+    [(16_000, 1, 32), (20_000, 1, 32), (2000, 1, 4), (1999, 1, 0), (5000, 103, 9), (5000, 256, 4), (5000, 257, 0)],
+)
+def test_short_and_wide_tables_have_fewer_intervals(rows, width, n_intervals):
+    data = {"x": rng.normal(size=(rows, width)), "y": np.arange(rows) % 2 == 0}
+    fitted = fit(data, "y", model="mlp", framework="numpy", epochs=0)
+    assert matrix(fitted).shape == (rows, width * (1 + n_intervals))
+
+
+@pytest.mark.parametrize(
+    ("n_categories", "treatment"),
+    [(48, "code for an embedding; 0 if missing"), (60, "mean of the target, cross-fitted, scaled")],
+)
+def test_mlp_embeds_categories_that_have_many_rows(n_categories, treatment):
+    rows = 1000
+    data = {"c": [f"v{row % n_categories}" for row in range(rows)], "y": np.arange(rows) % 2 == 0}
+    fitted = fit(data, "y", model="mlp", framework="numpy", epochs=0)
+    assert fitted.columns["c"].treatment == treatment
+    assert (
+        fit(data, "y", model="mlp", framework="numpy", embed=["c"], epochs=0).columns["c"].treatment.startswith("code")
+    )
 
 
 def test_a_hundred_thousand_categories():
@@ -560,9 +665,8 @@ def test_a_feature_set_is_treated_for_a_model_that_is_made_for_it(model, tmp_pat
     framework = {"framework": "numpy"} if model == "mlp" else {}
     fitted = fit(data, None, model, validation="val", **framework)
     train = data["train"].array("x")
-    np.testing.assert_allclose(
-        matrix(fitted), np.clip(StandardScaler().fit(train).transform(x), -5, 5), rtol=1e-4, atol=1e-6
-    )
+    scaled = np.clip(StandardScaler().fit(train).transform(x), -5, 5)
+    np.testing.assert_allclose(matrix(fitted), scaled, rtol=1e-4, atol=1e-6)
     fitted.save(tmp_path / "saved")
     loaded = aa.load(tmp_path / "saved")
     np.testing.assert_array_equal(loaded.predict({"x": x}, outputs=True), fitted.predict({"x": x}, outputs=True))
@@ -577,7 +681,7 @@ def test_columns_of_tags_alone_become_features():
 
 
 def test_mlp_embeds_many_categories_and_predicts_what_a_new_process_does(tmp_path):
-    fitted = fit(model="mlp", framework="numpy", validation=0.2)
+    fitted = fit(model="mlp", framework="numpy", validation=0.2, embed=["cabin"])
     assert fitted.columns["cabin"].treatment == "code for an embedding; 0 if missing"
     fitted.save(tmp_path / "saved")
     np.testing.assert_array_equal(aa.load(tmp_path / "saved").predict(RAW), fitted.predict(RAW))

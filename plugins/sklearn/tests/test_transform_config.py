@@ -128,7 +128,7 @@ def test_configurations_differ_where_numbers_do():
     ]
     config = ModelGraph([ModelNode("net", SequentialMLP(1), scaled[0].reference())]).get_config()
     assert ModelGraph.from_config(config, feature_sets=scaled[:1])
-    with pytest.raises(ConfigError, match="transformed in another way than the given 'data'"):
+    with pytest.raises(ConfigError, match="other transforms than the given 'data'"):
         ModelGraph.from_config(config, feature_sets=scaled[1:])
 
 

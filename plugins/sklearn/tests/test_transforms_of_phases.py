@@ -40,7 +40,7 @@ def test_data_without_the_transforms_of_the_graph_are_refused(which):
     given = raw["test"] if which == "view" else FeatureSet.from_dict("d", arrays, ["x"], ["y"])
     with pytest.raises(
         PhaseError,
-        match=r"given 'd' as it was before the transforms.*Hundredth on x.*fresh.transform_like\(data\)",
+        match=r"given 'd' without the transforms.*Hundredth on x.*fresh.transform_like\(data\)",
     ):
         experiment.run_phase(EvalPhase("e", data=given))
     right = experiment.run_phase(EvalPhase("e", data="test")).prediction("net")
@@ -100,8 +100,8 @@ def test_a_column_that_a_transform_made_is_missing_in_raw_data():
     phase = EvalPhase("e", data=raw, losses=[AppliedLoss("mse", on="net", inputs=["outputs", "d.z"])])
     with pytest.raises(
         ColumnError,
-        match=r"'d' has no column 'z', which the graph's data have from a transform.*Hundredth on y into z.*"
-        r"Hint: give fresh.transform_like\(data\)",
+        match=r"'d' has no column 'z', which a transform added to the graph's data.*Hundredth on y into z.*"
+        r"Hint: pass fresh.transform_like\(data\)",
     ):
         Experiment("e", ModelGraph(nodes), progress="none").run_phase(phase)
 

@@ -61,7 +61,7 @@ def test_an_evaluation_that_fails_is_written(logged, read, experiment, evaluate,
     with pytest.raises(aa.errors.SpecError):
         experiment().run_phase(evaluate(metrics=[broken]))
     written = read(logged / "demo/eval-1")
-    assert "metric 'broken' on node 'one' ended by Oops: no measure" in error_text(written)
+    assert "metric 'broken' on node 'one' raised Oops: no measure" in error_text(written)
     assert written.scalars == {}
 
 
@@ -182,6 +182,6 @@ def test_a_wrong_number_of_steps_is_an_error(every, runs):
 
 def test_the_same_callback_given_twice_is_an_error(runs, folders, experiment, train, still_open):
     callback = TensorBoard(runs)
-    with pytest.raises(PhaseError, match=r"'train' has the same TensorBoard callback twice\. Hint: give it to the"):
+    with pytest.raises(PhaseError, match=r"'train' has the same TensorBoard callback twice\. Hint: pass it to the"):
         experiment(callbacks=[callback]).run_phase(train(callbacks=[callback]))
     assert folders(runs) == ["demo/train-1"] and still_open(runs) == []

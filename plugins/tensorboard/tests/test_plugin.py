@@ -133,7 +133,7 @@ def test_a_call_without_the_plugin_is_an_error(monkeypatch, runs):
     assert str(caught.value).startswith(
         "log_to() has no effect: the plugin 'tensorboard' is not loaded. Available: numpy"
     )
-    assert "give phases the callback TensorBoard(folder)" in str(caught.value)
+    assert "add to phases the callback TensorBoard(folder)" in str(caught.value)
     assert log_to(None).target is None
 
 

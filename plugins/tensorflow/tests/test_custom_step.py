@@ -205,7 +205,7 @@ def test_a_step_that_cannot_be_traced_runs_line_by_line_and_says_so(data: Any) -
 
     expected, graph = graph_of(data), graph_of(data)
     run(expected)
-    with pytest.warns(CompileWarning, match=r"the step cannot be compiled, and runs line by line: .*Hint: make it"):
+    with pytest.warns(CompileWarning, match=r"the step cannot be compiled and runs eagerly: .*Hint: make it"):
         run(graph, step)
     assert_close(graph["net"].model, expected["net"].model)
 
@@ -250,7 +250,7 @@ def test_frozen_nodes_do_not_change_and_have_no_optimizer(data: Any) -> None:
             ),
             r"the optimizer of net was given no gradient\. Hint: compute the loss inside `with tf\.GradientTape",
         ),
-        (lambda models, batch, optimizers: {"loss": tf.ones(3)}, r"gave a \w+ of shape \[3\] as the figure 'loss'"),
+        (lambda models, batch, optimizers: {"loss": tf.ones(3)}, r"returned a \w+ of shape \[3\] as the figure 'loss'"),
     ],
 )
 def test_steps_that_are_none(step: Any, message: str, data: Any) -> None:

@@ -77,7 +77,7 @@ ROWS: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
     ),
     "an input too few": (
         lambda: run(net_with(lambda self, u, v: self.layer(u))),
-        r"missing a required argument: 'v'\. Hint: feed every argument of its call: ModelNode\(label, model, \[",
+        r"missing a required argument: 'v'\. Hint: pass every argument of its call: ModelNode\(label, model, \[",
         with_two_inputs,
     ),
     "a layer of another size": (
@@ -92,12 +92,12 @@ ROWS: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
     ),
     "a model that is not trainable": (
         lambda: run(frozen()),
-        r"nothing to train: net \(no parameters\)\. Hint: give a model parameters that can be trained",
+        r"nothing to train: net \(no parameters\)\. Hint: use a model with trainable parameters",
         lambda: run(net()),
     ),
     "an optimizer of Keras that scales losses": (
         lambda: run(net(), keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())),
-        r"has inner_optimizer.*Hint: give the inner one: Optimizer\(optimizer\.inner_optimizer\)",
+        r"has inner_optimizer.*Hint: pass the inner optimizer: Optimizer\(optimizer\.inner_optimizer\)",
         lambda: run(net(), keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()).inner_optimizer),
     ),
     "a callback of Keras": (
@@ -112,7 +112,7 @@ ROWS: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
     ),
     "a dataset feeds a node": (
         lambda: aa.ModelNode("net", net(), tf.data.Dataset.from_tensor_slices((X, CLASSES))),
-        r"an upstream of type \w+\. Hint: give feature_set\.reference",
+        r"an upstream of type \w+\. Hint: pass feature_set\.reference",
         lambda: aa.ModelNode("net", net(), data().reference()),
     ),
     "another name of TensorFlow": (

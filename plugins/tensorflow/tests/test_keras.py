@@ -201,8 +201,8 @@ class Writing(layers.Layer):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: CustomStep([layers.Dense(3)]), "CustomStep has a train_step of its own, which would not be called"),
-        (lambda: CustomLoss([layers.Dense(3)]), "CustomLoss has a compute_loss of its own, which would not be called"),
+        (lambda: CustomStep([layers.Dense(3)]), "CustomStep overrides train_step, which would not be called"),
+        (lambda: CustomLoss([layers.Dense(3)]), "CustomLoss overrides compute_loss, which would not be called"),
         (
             lambda: keras.Sequential([layers.SpectralNormalization(layers.Dense(3))]),
             r"layers\.0 \(SpectralNormalization\) assigns to a weight that it trains",

@@ -64,7 +64,7 @@ def test_custom_losses_train_as_the_named_one_of_the_same_formula(
 
 
 def test_a_loss_that_is_not_a_scalar_raises() -> None:
-    with pytest.raises(SpecError, match=r"the loss 'each' gives shape \[8\].*a loss must give a scalar.*mean over"):
+    with pytest.raises(SpecError, match=r"the loss 'each' returns shape \[8\].*a loss must return a scalar.*mean over"):
 
         def each(outputs: Any, targets: Any) -> Any:
             return tf.reduce_mean((outputs - targets) ** 2, -1)

@@ -107,7 +107,7 @@ def test_a_functional_model_gets_its_inputs_by_name(data: aa.FeatureSet, names: 
     expected = model.predict({"left": data.array("a"), "right": data.array("b")}, verbose=0)
     for name, array in expected.items():
         np.testing.assert_allclose(values.prediction(f"net.{name}"), array, rtol=1e-5, atol=1e-6)
-    with pytest.raises(GraphError, match=r"takes its inputs by name.*Available: left, right\. Hint: give a dict"):
+    with pytest.raises(GraphError, match=r"takes its inputs by name.*Available: left, right\. Hint: pass a dict"):
         aa.ModelGraph([aa.ModelNode("net", model, [data.reference("a"), data.reference("b")])]).build()
 
 

@@ -106,7 +106,7 @@ def test_values_of_all_processes(several: tuple[int, dict[str, Any]]) -> None:
 def test_what_several_processes_refuse(several: tuple[int, dict[str, Any]]) -> None:
     size, found = several
     texts = found["refused"]
-    assert f"other numbers of batches in the processes: {', '.join(['7', '8', '9'][:size])}" in texts["lengths"]
+    assert f"different numbers of batches in the processes: {', '.join(['7', '8', '9'][:size])}" in texts["lengths"]
     assert "the data set gives other rows in each process" in texts["rows"]
     assert "without shard()" in texts["other rows"]
     assert "has none of the 1 rows of batch 2" in texts["by hand"]
@@ -215,7 +215,7 @@ def test_state_is_of_models_optimizers_and_others(tmp_path: Path) -> None:
         other.load(tmp_path / "saved")
     fewer = script.loop_of()
     fewer.prepare(script.model_of(), script.data())
-    with pytest.raises(StateError, match="has 1 optimizers, and this loop 0"):
+    with pytest.raises(StateError, match="has 1 optimizers, but this loop has 0"):
         fewer.load(tmp_path / "saved")
     adam = script.loop_of()
     built = keras.optimizers.Adam(0.1)
@@ -405,7 +405,7 @@ def refusals() -> dict[str, tuple[type[AnyaccelError], str, Any]]:
         "twice": (ConfigError, "this Sequential is prepared already", twice),
         "optimizer twice": (ConfigError, "this SGD is prepared already", optimizer_twice),
         "accumulates": (ConfigError, "would accumulate twice", accumulates_twice),
-        "window": (StateError, "save() within an update", within_a_window),
+        "window": (StateError, "save() was called between updates", within_a_window),
         "unbuilt": (
             ConfigError,
             "has no variables yet",

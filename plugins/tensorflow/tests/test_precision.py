@@ -121,7 +121,7 @@ def test_a_node_kept_in_float32_sees_float32() -> None:
 
 def test_other_precisions_of_layers_are_refused() -> None:
     with pytest.raises(
-        CapabilityError, match="its layers compute in float64 only if they are made so: dtype='float64'"
+        CapabilityError, match="its layers compute in float64 only if they are created with dtype='float64'"
     ):
         train(graph(layers()), data(), precision="float64")
 

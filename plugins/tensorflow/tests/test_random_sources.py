@@ -110,6 +110,6 @@ def test_an_order_of_tf_data_that_depends_on_how_often_it_was_read_is_refused(tm
 
     with pytest.raises(KeyboardInterrupt):
         run(source(), tmp_path, stop=15)
-    with pytest.raises(aa.errors.SourceError, match="gives other rows than before the checkpoint") as told:
+    with pytest.raises(aa.errors.SourceError, match="returns other rows than before the checkpoint") as told:
         run(source(), tmp_path)
     assert "a function with a parameter `epoch`" in told.value.hint

@@ -129,7 +129,7 @@ def test_inputs_may_differ() -> None:
         ({"z": 1}, r"batch_axis has 'z', which is not an input. Available: x, mask"),
         (-1, r"batch_axis=-1 is not the number of an axis. Hint: write batch_axis=1"),
         ("1", r"batch_axis='1' is not the number of an axis"),
-        (2, r"batch_axis=2 of an input that has 2 axes.*batch_axis=0 to 1.*batch_axis={'INPUT': 1}"),
+        (2, r"batch_axis=2, but the input has only 2 axes.*batch_axis=0 to 1.*batch_axis={'INPUT': 1}"),
     ],
 )
 def test_axes_that_are_not_there_are_refused(batch_axis: Any, message: str) -> None:

@@ -129,7 +129,9 @@ def test_columns_of_arrays_are_widened_and_a_tensor_has_a_hint() -> None:
     data = aa.FeatureSet.from_dict("d", {"x": TorchBackend().to_host(tensor)}, ["x"])
     assert data.array("x").dtype == np.float32
     np.testing.assert_array_equal(data.array("x"), tensor.float().numpy())
-    with pytest.raises(ColumnError, match=r"'x' is a Tensor that does not become.*Hint: cast it first: 'x': tensor"):
+    with pytest.raises(
+        ColumnError, match=r"'x' is a Tensor that cannot be converted.*Hint: cast it first: 'x': tensor"
+    ):
         aa.FeatureSet.from_dict("d", {"x": tensor}, ["x"])
     aa.FeatureSet.from_dict("d", {"x": tensor.float()}, ["x"])
 

@@ -76,7 +76,10 @@ def test_accumulated_batches_change_a_buffer_once_each_and_are_told(name: str) -
     assert name == "codebook" or not np.allclose(losses, whole, rtol=1e-6), "there is something to tell"
     buffer = FIRST.get(name, "1.running_mean")
     assert f"phase 't' accumulates batches, and the buffer 'net/buffers/{buffer}' " in message
-    assert "in every call of the model, 2 a step. A step is not that of one batch of all rows. Hint:" in message
+    assert (
+        "in every call of the model, 2 times per step. A step would differ from one on the whole batch. Hint:"
+        in message
+    )
     assert message.endswith("or leave accumulate out")
 
 
@@ -84,7 +87,7 @@ def test_accumulated_batches_change_a_buffer_once_each_and_are_told(name: str) -
 def test_shards_of_a_fixed_order_are_told(name: str) -> None:
     _, (message,) = trained(MAKERS[name], deterministic=True)
     assert f"phase 't' cuts each batch into 8 shards, and the buffer 'net/buffers/{FIRST[name]}' " in message
-    assert "8 a step" in message and message.endswith("or leave deterministic out")
+    assert "8 times per step" in message and message.endswith("or leave deterministic out")
 
 
 @pytest.mark.parametrize("settings", [{"accumulate": 2}, {"deterministic": True}], ids=str)

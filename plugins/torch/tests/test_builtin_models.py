@@ -165,7 +165,7 @@ def test_built_cnn_takes_other_image_sizes_only_if_its_weights_fit() -> None:
 def test_cnn_refuses_inputs_that_are_not_images(backend: TorchBackend) -> None:
     with pytest.raises(ShapeError, match=r"takes one input \[channels, height, width\] per sample, got \[64\]"):
         backend.infer(SequentialCNN(), [TensorSpec((64,), "float32")], 0)
-    with pytest.raises(ShapeError, match=r"2 poolings by 2 leave nothing of \[1, 3, 3\]"):
+    with pytest.raises(ShapeError, match=r"2 poolings by 2 leave nothing of an image of shape \[1, 3, 3\]"):
         SequentialCNN()(torch.zeros(2, 1, 3, 3))
     with pytest.raises(SpecError, match="kernel_size=2 is not odd"):
         SequentialCNN(kernel_size=2)

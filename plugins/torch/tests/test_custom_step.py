@@ -357,10 +357,13 @@ def test_a_single_number_is_the_loss_and_nan_is_warned_of(data: aa.FeatureSet) -
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"loss": torch.ones(3)}, r"gave a Tensor of shape \[3\] as the figure 'loss'.*a mean over the batch"),
-        ({3: 1.0}, r"gave 1.0 as the figure 3\. Available: a dict of names and scalars"),
-        ("good", "gave 'good' as the figure 'loss'"),
-        ({"val_loss": 1.0}, r"figure 'val_loss', as figures of validations are called\. Hint: give it as 'loss'"),
+        ({"loss": torch.ones(3)}, r"returned a Tensor of shape \[3\] as the figure 'loss'.*a mean over the batch"),
+        ({3: 1.0}, r"returned 1.0 as the figure 3\. Available: a dict of names and scalars"),
+        ("good", "returned 'good' as the figure 'loss'"),
+        (
+            {"val_loss": 1.0},
+            r"figure 'val_loss', but the prefix `val_` is reserved for validations\. Hint: name it 'loss'",
+        ),
     ],
 )
 def test_a_figure_that_is_no_number(given: Any, message: str, data: aa.FeatureSet) -> None:
@@ -371,9 +374,9 @@ def test_a_figure_that_is_no_number(given: Any, message: str, data: aa.FeatureSe
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"losses": [aa.AppliedLoss("mse", on="net")]}, "has losses and a step of its own.*Hint: leave losses out"),
-        ({"accumulate": 2}, "accumulate=2 and a step of its own.*Hint: leave accumulate out"),
-        ({"compile": "steps"}, r"compile='steps' and a step of its own.*Hint: leave compile out"),
+        ({"losses": [aa.AppliedLoss("mse", on="net")]}, "has both losses and a custom step.*Hint: leave losses out"),
+        ({"accumulate": 2}, "accumulate=2 and a custom step.*Hint: leave accumulate out"),
+        ({"compile": "steps"}, r"compile='steps' and a custom step.*Hint: leave compile out"),
         ({"step": 3}, r"step must be a function of \(models, batch, optimizers\), got 3"),
     ],
 )
@@ -383,7 +386,7 @@ def test_settings_that_do_not_go_with_a_step(settings: dict[str, Any], message: 
 
 
 def test_a_step_has_no_configuration() -> None:
-    with pytest.raises(ConfigError, match="'t' has a step of its own, which has no configuration"):
+    with pytest.raises(ConfigError, match="'t' has a custom step, which cannot be written to a configuration"):
         aa.TrainPhase("t", data="all", step=regression).get_config()
 
 
@@ -393,10 +396,10 @@ def test_frameworks_that_cannot_and_several_are_refused_by_the_plan(data: aa.Fea
     with pytest.raises(PhaseError, match=r"not supported for models of numpy; net: numpy\. Hint: train"):
         aa.Experiment("own", numpy_only).plan(phase)
     both = [aa.ModelNode("body", mlp(4, 3), data.reference()), aa.ModelNode("net", aa.SequentialMLP(), "body")]
-    with pytest.raises(PhaseError, match=r"the code of one framework.*body: torch on cpu:0, net: numpy on cpu:0"):
+    with pytest.raises(PhaseError, match=r"can use only one framework.*body: torch on cpu:0, net: numpy on cpu:0"):
         aa.Experiment("own", aa.ModelGraph(both, "adam")).plan(phase)
 
 
 def test_a_node_without_an_optimizer_is_refused(data: aa.FeatureSet) -> None:
-    with pytest.raises(PhaseError, match="node 'net' is trained and has no optimizer"):
+    with pytest.raises(PhaseError, match="node 'net' is trained but has no optimizer"):
         run(graph_of(mlp(), data, None))

@@ -88,7 +88,7 @@ def test_the_cache_is_an_output_of_an_evaluation(data: aa.FeatureSet) -> None:
 def test_a_loss_on_the_cache_is_refused(data: aa.FeatureSet) -> None:
     losses = [ON_LOGITS, aa.AppliedLoss("mse", on="net", inputs=["outputs.cache", "outputs.cache"], label="cache")]
     with pytest.raises(
-        PhaseError, match=r"gives 'cache' in evaluation, not in training.*Available: net\.logits"
+        PhaseError, match=r"returns 'cache' in evaluation, but not in training.*Available: net\.logits"
     ) as told:
         run(made(data, Cached()), phase(losses))
     assert "freeze 'net'" in told.value.hint
@@ -97,7 +97,7 @@ def test_a_loss_on_the_cache_is_refused(data: aa.FeatureSet) -> None:
 def test_a_trained_node_whose_cache_feeds_another_is_refused_and_frozen_is_not(data: aa.FeatureSet) -> None:
     graph = made(data, Cached(), aa.ModelNode("head", nn.Linear(6, 2), "net.cache"))
     loss = aa.AppliedLoss("cross_entropy", on="head")
-    with pytest.raises(PhaseError, match="gives 'cache' in evaluation, not in training"):
+    with pytest.raises(PhaseError, match="returns 'cache' in evaluation, but not in training"):
         run(graph, phase(loss))
     graph.freeze("net")  # as the hint says
     assert np.isfinite(run(graph, phase(loss)).loss).all()

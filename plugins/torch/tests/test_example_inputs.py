@@ -124,7 +124,7 @@ def test_an_auxiliary_head_is_seen_where_training_does_not_accept_zeros(columns:
     data = aa.FeatureSet.from_dict("data", columns, ["ids"], ["kind"])
     graph = aa.ModelGraph([aa.ModelNode("net", Auxiliary(), data.reference("ids"))], aa.Optimizer("sgd", lr=0.1))
     phase = aa.TrainPhase("train", data="all", losses=aa.AppliedLoss("cross_entropy", on="net"), batch_size=BATCH)
-    with pytest.raises(PhaseError, match=r"its model gives 2 outputs .* in training, but 1 output"):
+    with pytest.raises(PhaseError, match=r"its model returns 2 outputs .* in training, but 1 output"):
         aa.Experiment("test", graph, progress="none").run_phase(phase)
 
 

@@ -104,12 +104,12 @@ ROWS: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
     "the class of a module": (lambda: train(Net), r"is the class Net\. Hint: create one: Net\(", lambda: train(Net())),
     "the state of a module": (
         lambda: train(Net().state_dict()),
-        r"is a OrderedDict.*Hint: if this is the state of a model, create the model, load it",
+        r"is a OrderedDict.*Hint: if this is the state of a model, create the model, load the state",
         lambda: train(loaded()),
     ),
     "a function": (
         lambda: train(F.relu),
-        r"is a function.*Hint: give an object of a model class",
+        r"is a function.*Hint: pass an object of a model class",
         lambda: train(net_with(lambda self, x: F.relu(self.layer(x)))),
     ),
     "no return": (
@@ -134,17 +134,17 @@ ROWS: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
     ),
     "too few outputs": (
         lambda: train(nn.Linear(4, 2)),
-        r"class index 2; the model gives 2 classes, 0 to 1",
+        r"class index 2; the model has 2 classes, 0 to 1",
         lambda: train(nn.Linear(4, 3)),
     ),
     "layers in a list": (
         lambda: train(InList(list)),
-        r"nothing to train: net \(no parameters\)\. Hint: give a model parameters.*layers in a plain list",
+        r"nothing to train: net \(no parameters\)\. Hint: use a model with trainable parameters.*in a plain list",
         lambda: train(InList(nn.ModuleList)),
     ),
     "an input too few": (
         lambda: train(Two()),
-        r"missing 1 required positional argument: 'y'\. Hint: feed every argument of its call: ModelNode\(",
+        r"missing 1 required positional argument: 'y'\. Hint: pass every argument of its call: ModelNode\(",
         trained_with_two_inputs,
     ),
     "an array out of forward": (
@@ -194,19 +194,19 @@ ROWS: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
     ),
     "a tensor with a gradient as a column": (
         lambda: data(x=torch.tensor(X, requires_grad=True)),
-        r"column 'x' is a Tensor that does not become an array.*Hint: give its values alone: 'x': tensor\.detach\(\)",
+        r"column 'x' is a Tensor that cannot be converted to an array.*Hint: pass its values: 'x': tensor\.detach\(\)",
         lambda: train(features=data(x=torch.tensor(X, requires_grad=True).detach().cpu())),
     ),
     "a metric of tensors": (
         lambda: judge(lambda outputs, targets: (torch.argmax(outputs, 1) == targets).float().mean()),
-        r"metric '<lambda>' on node 'net' ended by TypeError.*NumPy arrays.*Hint: give a function: def metric\(outputs",
+        r"metric '<lambda>' on node 'net' raised TypeError.*NumPy arrays.*Hint: give a function: def metric\(outputs",
         lambda: judge(lambda outputs, targets: float((outputs.argmax(1) == targets).mean())),
     ),
     "a loader feeds a node": (
         lambda: aa.ModelNode(
             "net", Net(), torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.tensor(X)))
         ),
-        r"an upstream of type DataLoader\. Hint: give feature_set\.reference",
+        r"an upstream of type DataLoader\. Hint: pass feature_set\.reference",
         lambda: aa.ModelNode("net", Net(), data().reference()),
     ),
     "another name of torch": (

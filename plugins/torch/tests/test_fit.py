@@ -122,7 +122,7 @@ def fit(data=None, **settings):
 def test_a_module_of_ones_own_is_given_again_when_it_is_loaded(tmp_path):
     fitted = fit(scaler=preprocessing.StandardScaler(), epochs=30)
     fitted.save(tmp_path)
-    with pytest.raises(ConfigError, match=r"does not have the model of node 'model'\. Hint: give it: models={'model'"):
+    with pytest.raises(ConfigError, match=r"does not have the model of node 'model'\. Hint: pass it: models={'model'"):
         aa.load(tmp_path)
     again = aa.load(tmp_path, models={"model": network()})
     names = again.predict(wine().drop(columns="cultivar"))

@@ -54,7 +54,7 @@ def test_a_sampler_of_one_of_several_parts_is_refused() -> None:
     expected = list(range(0, ROWS, 2))
     for loader in (DataLoader(DATA, 3, sampler=part), DataLoader(DATA, batch_sampler=BatchSampler(part, 3, False))):
         with pytest.raises(
-            SourceError, match=r"1 of 2 parts of its rows: DistributedSampler.*make the loader without it"
+            SourceError, match=r"1 of 2 parts of its rows: DistributedSampler.*create the loader without it"
         ):
             source(loader)
         assert rows(lambda it=loader: it) == expected == sorted(int(x) for batch in loader for x in batch[0])
@@ -75,11 +75,11 @@ def test_rows_that_drop_last_leaves_out_are_told_in_training_and_warned_of_in_an
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fitted = aa.fit(torch.nn.Linear(1, 1), DataLoader(DATA, 5, drop_last=True), **options)
-        assert any("leaves 2 rows out of each epoch" in event.message for event in fitted.results.events)
+        assert any("drops 2 rows of each epoch" in event.message for event in fitted.results.events)
         even = aa.fit(torch.nn.Linear(1, 1), DataLoader(DATA, 4, drop_last=True), **options)
         assert not any("leaves" in event.message for event in even.results.events)
         assert len(fitted.predict(DataLoader(DATA, 5))) == ROWS, "the hint"
-    with pytest.warns(UserWarning, match=r"read without 2 of its rows: its loader has drop_last=True.*drop_last=False"):
+    with pytest.warns(UserWarning, match=r"leaves 2 of its rows out: its loader has drop_last=True.*drop_last=False"):
         assert len(fitted.predict(DataLoader(DATA, 5, drop_last=True))) == 10
 
 

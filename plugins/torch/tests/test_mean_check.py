@@ -64,8 +64,11 @@ def test_a_sum_is_told_with_both_values() -> None:
     (message,) = accumulated(on_logits(lambda logits, x: (logits**2).sum()))
     with torch.no_grad():
         expected = float((Tagger()(torch.tensor(COLUMNS["x"][:4]))["logits"] ** 2).sum())
-    assert f"the loss 'net' is no mean over rows: over one batch it is {expected:.6g}, and" in message
-    assert f"two halves is {expected / 2:.6g}. A step is not that of one batch of all rows. Hint: return the" in message
+    assert f"the loss 'net' is not a mean over rows: over one batch it is {expected:.6g}, and" in message
+    assert (
+        f"two halves is {expected / 2:.6g}. A step would differ from one on the whole batch. Hint: return the"
+        in message
+    )
 
 
 def test_a_mean_over_tokens_of_the_models_own_is_told_and_the_hint_counts_them() -> None:
@@ -87,7 +90,7 @@ def test_it_is_told_where_all_tokens_of_the_first_batch_count() -> None:
     graph = aa.ModelGraph([aa.ModelNode("net", model, upstream)], aa.Optimizer("sgd", lr=0.1))
     losses = [aa.AppliedLoss.from_output("net")]
     phase = aa.TrainPhase("t", data="all", losses=losses, sampler=aa.SimpleSampler(4), accumulate=2)
-    with pytest.warns(UserWarning, match="the loss 'net' is no mean over rows: over one batch"):
+    with pytest.warns(UserWarning, match="the loss 'net' is not a mean over rows: over one batch"):
         aa.Experiment("e", graph, progress="none").run_phase(phase)
 
 
@@ -108,8 +111,8 @@ def test_a_model_that_mixes_rows_is_told_also_beside_a_named_loss() -> None:
     named = aa.Loss("cross_entropy", ignore_index=-100)
     loss = aa.AppliedLoss(named, on="net", inputs=["outputs.logits", "data.labels"])
     (message,) = accumulated(loss, Centred())
-    assert "accumulates batches, and the loss 'net' has the rows of a batch mixed by its model" in message
-    assert message.endswith("Hint: let the model compute each row by itself; or leave accumulate out")
+    assert "accumulates batches, and the loss 'net' depends on a model that mixes the rows of a batch" in message
+    assert message.endswith("Hint: compute each row independently in the model; or leave accumulate out")
 
 
 @pytest.mark.parametrize(

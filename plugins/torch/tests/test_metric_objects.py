@@ -70,10 +70,10 @@ def test_an_object_that_gives_several_numbers_is_refused_with_what_to_write():
     metrics = pytest.importorskip("torchmetrics")
     ours = experiment(3)
     each = metrics.F1Score(task="multiclass", num_classes=3, average=None)
-    with pytest.raises(SpecError, match=r"MulticlassF1Score' on node 'net': it gave values of shape \[3\]"):
+    with pytest.raises(SpecError, match=r"MulticlassF1Score' on node 'net': it returned values of shape \[3\]"):
         ours.run_phase(aa.EvalPhase("e", data="all", metrics=[each]))
     several = metrics.MetricCollection([metrics.Accuracy(task="multiclass", num_classes=3)])
-    with pytest.raises(SpecError, match=r"it gave a dict.*Hint: give each .*metrics=list\(collection.values\(\)\)"):
+    with pytest.raises(SpecError, match=r"it returned a dict.*Hint: pass each .*metrics=list\(collection.values\(\)\)"):
         ours.run_phase(aa.EvalPhase("e", data="all", metrics=[several]))
     assert ours.run_phase(aa.EvalPhase("e", data="all", metrics=list(several.values()))).metrics
 

@@ -211,7 +211,7 @@ def test_an_argument_that_the_module_lacks_is_told(model: nn.Module, data: aa.Fe
     ("output", "error", "message"),
     [
         ("lost", ColumnError, r"the output 'net\.lost', which its model does not return\. Available: net\.loss, "),
-        ("logits", ShapeError, r"the output 'net\.logits', float32\[3\], which is no loss"),
+        ("logits", ShapeError, r"the output 'net\.logits', float32\[3\], which is not a loss"),
     ],
 )
 def test_a_loss_from_an_output_that_is_none_is_refused(
@@ -222,5 +222,5 @@ def test_a_loss_from_an_output_that_is_none_is_refused(
 
 
 def test_a_module_without_its_labels_has_no_loss(data: aa.FeatureSet, model: nn.Module) -> None:
-    with pytest.raises(ColumnError, match=r"computes a loss only if it gets targets needs them as an input"):
+    with pytest.raises(ColumnError, match=r"computes a loss only with targets, pass them as an input"):
         train(graph(model, inputs(data, labels=False)), aa.AppliedLoss.from_output("net"))

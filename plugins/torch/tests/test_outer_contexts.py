@@ -134,7 +134,7 @@ def test_a_phase_inside_autocast_is_refused_before_anything_moves(route: str) ->
             run()
         assert torch.is_autocast_enabled("cpu")
     assert f"runs inside {AUTOCAST}, and node " in caught.value.problem
-    assert "run the phase outside of it" in caught.value.hint and "precision='bf16-mixed'" in caught.value.hint
+    assert "run the phase outside this context" in caught.value.hint and "precision='bf16-mixed'" in caught.value.hint
     run()  # as the hint says
 
 

@@ -111,7 +111,7 @@ def test_wrong_checkpoints_are_errors_that_say_what_is_there(tmp_path: Path) -> 
         loop.load(tmp_path / "a")
     loop = aa.Loop("cpu", framework="torch")
     loop.prepare(nn.Sequential(nn.Linear(2, 1)))
-    with pytest.raises(StateError, match="has 1 loaders, and this loop 0"):
+    with pytest.raises(StateError, match="has 1 loaders, but this loop has 0"):
         loop.load(tmp_path / "a")
     with pytest.raises(ConfigError, match="no checkpoint of a loop"):
         loop.load(tmp_path / "b")
@@ -143,7 +143,7 @@ def test_an_update_is_not_saved_between_its_gradients_and_its_step(tmp_path: Pat
         for number, (x, y) in enumerate(loader):
             loop.backward(nn.functional.mse_loss(net(x), y))
             if loop.is_update:
-                with pytest.raises(StateError, match="gradients of an update that has not come would be lost"):
+                with pytest.raises(StateError, match="accumulated gradients would be lost"):
                     loop.save(tmp_path / "by hand")
             if number:  # the first batch is left without a step
                 optimizer.step()
@@ -175,7 +175,7 @@ def test_a_damaged_checkpoint_is_left_out_by_name(tmp_path: Path) -> None:
     *_, before, newest = sorted(folder.name for folder in tmp_path.iterdir())
     file = next((tmp_path / newest).glob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:-9])
-    with pytest.warns(RuntimeWarning, match=f"the run goes on from {before}: .*{file.name}"):
+    with pytest.warns(RuntimeWarning, match=f"the run resumes from {before}: .*{file.name}"):
         rest = train(str(tmp_path), 0, 0, 7)
     assert rest[0][0] == int(before[5:14]) and rest == whole[-len(rest) :]
     for manifest in tmp_path.glob("*/manifest.json"):

@@ -172,7 +172,7 @@ def test_a_node_kept_in_float32_sees_float32() -> None:
     assert kept.dtypes == {("product", torch.float32), *wide}
     plan = aa.Experiment("e", network).plan(aa.TrainPhase("t", data=rows, losses=losses, precision="bf16-mixed"))
     assert "it is computed in bf16-mixed, as the phase asks" in plan.explain("narrow")
-    assert "it is computed in float32, as it asks itself" in plan.explain("net")
+    assert "it is computed in float32, as it requests it" in plan.explain("net")
     assert "bf16-mixed (phase)" in str(plan) and "float32 (node)" in str(plan)
 
 
@@ -294,7 +294,7 @@ def test_matmul_precisions_of_two_threads_are_one_or_refused() -> None:
     graph(mlp(), rows).run(phase)
     ((shared, refused, during),) = stands
     assert shared is None and during == "medium" and torch.get_float32_matmul_precision() == before
-    assert isinstance(refused, PhaseError) and "a phase of another thread has 'medium'" in str(refused)
+    assert isinstance(refused, PhaseError) and "a phase in another thread has 'medium'" in str(refused)
 
 
 def test_narrow_parameters_are_refused_in_mixed_precision() -> None:
@@ -430,7 +430,7 @@ def test_a_plain_sequence_is_cut_into_parts() -> None:
 
 def test_a_model_without_such_parts_is_refused() -> None:
     rows = data()
-    with pytest.raises(CapabilityError, match="remat='blocks', and torch finds no such parts in a Linear"):
+    with pytest.raises(CapabilityError, match="remat='blocks', but torch finds no such parts in a Linear"):
         train(graph(nn.Linear(6, 3), rows, remat="blocks"), rows)
 
 

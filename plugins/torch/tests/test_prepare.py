@@ -137,7 +137,7 @@ def test_a_device_that_is_not_there_and_what_cannot_be_prepared_are_errors():
     if not aa.devices("gpu", framework="torch"):
         with pytest.raises(DeviceUnavailableError, match="gpu:0"):
             aa.prepare(net, optimizer, loader, accelerator="gpu:0")
-    with pytest.raises(DataError, match=r"prepare\(\) was given nothing\. Hint: write prepare\(net, opt"):
+    with pytest.raises(DataError, match=r"prepare\(\) received no arguments\. Hint: write prepare\(net, opt"):
         aa.prepare()
     with pytest.raises(DataError, match=r"prepare\(\) cannot prepare 3\. Available: models, optimizers and loaders"):
         aa.prepare(net, 3)

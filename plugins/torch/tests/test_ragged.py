@@ -456,14 +456,14 @@ def wrong(**batch: Any) -> Any:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"pad": {"ids": 0}}, r"'mask' of the batch of .*if batches differ in length, say so: pad={'mask': 0}"),
+        ({"pad": {"ids": 0}}, r"'mask' of the batch of .*if batches differ in length, set pad={'mask': 0}"),
         ({"collate": 3}, r"collate=3 is not a function. Hint: write collate=lambda items"),
         ({"collate": wrong(kind=torch.zeros(3))}, r"the columns of the batch of .* differ in length"),
-        ({"collate": lambda items: collated(items[1:])}, r"collate gave 7 rows of 8 items.*one row for each item"),
+        ({"collate": lambda items: collated(items[1:])}, r"collate returned 7 rows for 8 items.*one row for each item"),
         ({"collate": lambda items: items[99]}, r"could not be collated: IndexError"),
-        ({"pad": {**PADS, "mask": aa.Pad(0, mask="m")}}, r"cannot make a mask of 'mask': what is padded already"),
+        ({"pad": {**PADS, "mask": aa.Pad(0, mask="m")}}, r"cannot create a mask of 'mask': the lengths of rows"),
         ({"pad": {**PADS, "ids": aa.Pad(0, length=4)}}, r"'ids' of .* has a row of \d+ entries.*it is padded to 4"),
-        ({"pad": {**PADS, "ids": 0.5}}, r"column 'ids' is of int64, which cannot hold 0.5"),
+        ({"pad": {**PADS, "ids": 0.5}}, r"column 'ids' is of int64, which cannot hold the padding value 0.5"),
         ({"pad": {**PADS, "kind": 0}}, r"column 'kind' of .* has the shape \[8\], which has no axis to pad"),
     ],
 )
@@ -476,7 +476,7 @@ def test_sources_that_cannot_be_padded_say_why(settings: dict[str, Any], message
 
 def test_a_loader_of_different_lengths_is_told_what_to_write() -> None:
     source = aa.IterableSource("texts", loader(), **ROLES)
-    with pytest.raises(SourceError, match=r"if batches differ in length, say so: pad={'ids': 0}"):
+    with pytest.raises(SourceError, match=r"if batches differ in length, set pad={'ids': 0}"):
         list(source.batches(0))
 
 

@@ -425,7 +425,7 @@ def test_workers_that_are_kept_go_on_where_nothing_is_drawn_in_them_and_are_refu
     np.testing.assert_array_equal(resumed, losses)
     with pytest.raises(KeyboardInterrupt):
         run(lambda: loader(Drawing(), 2, **kept), tmp_path / "b", seed=1, stop=10)
-    with pytest.raises(aa.errors.SourceError, match=r"other rows.*not what worker processes keep") as told:
+    with pytest.raises(aa.errors.SourceError, match=r"other rows.*state that worker processes keep") as told:
         run(lambda: loader(Drawing(), 2, **kept), tmp_path / "b", seed=8)
     assert "leave persistent_workers out" in told.value.hint
     hinted = lambda: loader(Drawing(), 2, shuffle=True)  # noqa: E731

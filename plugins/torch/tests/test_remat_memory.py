@@ -151,7 +151,7 @@ def test_what_cannot_be_known_says_why() -> None:
     plan = planned(OnValues())
     (activations,) = plan.activations
     assert activations.kept is None is activations.saved and "measuring a step failed: DataDependent" in activations.gap
-    assert f"what remat of net saves: {activations.gap}" in plan.not_covered
+    assert f"memory saved by remat of net: {activations.gap}" in plan.not_covered
     assert "activations of 16 rows until the backward pass not covered: measuring" in str(plan)
 
 

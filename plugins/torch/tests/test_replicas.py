@@ -108,8 +108,8 @@ def test_one_that_asks_to_stop_stops_all(two: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("model", "the loss 'net' has the rows of a batch mixed by its model: over one batch it is "),
-        ("loss", "the loss 'net' is no mean over rows: over one batch it is "),
+        ("model", "the loss 'net' depends on a model that mixes the rows of a batch: over one batch it is "),
+        ("loss", "the loss 'net' is not a mean over rows: over one batch it is "),
         ("buffer", "the buffer 'net/buffers/mean' was not the same in all replicas"),
     ],
 )

@@ -103,7 +103,7 @@ def test_a_phase_of_another_thread_that_would_change_them_meanwhile_is_refused()
             thread.join()
 
     train_with({name: not before[name]}, Meanwhile())
-    assert read() == before and "so has a phase of another thread" in refused[0]
+    assert read() == before and "a phase in another thread has them too" in refused[0]
     thread = threading.Thread(target=train_with, args=({name: not before[name]}, after := Reading()))
     thread.start()
     thread.join()

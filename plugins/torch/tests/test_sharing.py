@@ -84,7 +84,7 @@ def two(tmp_path_factory: pytest.TempPathFactory, alone: Path) -> Path:
 def test_a_loss_that_is_no_mean_is_told_by_the_first(two: Path) -> None:
     first, second = told(two, "no_mean", 2)
     (message,) = first["messages"]
-    assert "shares batches among replicas, and the loss 'net' is no mean over rows" in message
+    assert "shares batches among replicas, and the loss 'net' is not a mean over rows" in message
     assert second["messages"] == []
 
 

@@ -85,7 +85,7 @@ def test_a_last_batch_of_one_row_is_refused_before_the_first_step(name: str) -> 
     before = graph.state()
     with pytest.raises(
         PhaseError,
-        match=r"phase 't': step 2 of each epoch has a batch of one row, with which node 'net' cannot be trained: "
+        match=r"phase 't': step 2 of each epoch has a batch of one row, and node 'net' cannot be trained on it: "
         r"Expected more than 1 value per channel.*Hint: draw batches of 31 rows, or leave that one out: "
         r"sampler=SimpleSampler\(32, drop_last=True\)\.",
     ):
@@ -148,7 +148,7 @@ def test_both_parts_of_the_hint_are_followed(n_rows: int, size: int) -> None:
 
 
 def test_one_row_alone_has_no_batches_of_another_size() -> None:
-    with pytest.raises(PhaseError, match=r"Hint: give more rows\.$"):
+    with pytest.raises(PhaseError, match=r"Hint: use more rows\.$"):
         trained(graph_of(plain(), 1), batch_size=32)
     trained(graph_of(plain(), 2), batch_size=32)
 

@@ -51,7 +51,7 @@ def test_operations_of_linear_layers_are_those_of_a_count_by_hand():
     epoch = results.epochs[-1]
     assert after.samples_per_second == pytest.approx(ROWS / epoch.seconds)
     assert after.model_flops_utilization is None
-    assert "16 bits" in after.not_covered["model_flops_utilization"]
+    assert "16-bit" in after.not_covered["model_flops_utilization"]
 
 
 def test_operations_of_a_convolution_are_those_of_a_count_by_hand():
@@ -68,7 +68,7 @@ def test_activations_of_a_node_are_what_its_forward_pass_keeps():
     assert [node.activations for node in before.nodes] == [None, None]
     # tanh keeps its output, which is that of the node; its input is freed. The head has its output alone.
     assert [node.activations for node in stats.nodes] == [BATCH * 16 * 4, BATCH * 1 * 4]
-    assert "activations" in str(stats) and "operations a step" in str(stats)
+    assert "activations" in str(stats) and "operations per step" in str(stats)
     assert stats.to_dict()["nodes"][0]["activations"] == BATCH * 16 * 4
 
 
@@ -109,11 +109,11 @@ def test_utilization_is_operations_beside_the_rate_of_the_device(monkeypatch):
     epoch = results.epochs[-1]
     assert stats.flops_per_step == 2 * 2 * BATCH * 6
     expected = stats.flops_per_step * epoch.steps / epoch.seconds / 756.5e12
-    assert stats.model_flops_utilization == pytest.approx(expected) and "of the stated rate" in str(stats)
+    assert stats.model_flops_utilization == pytest.approx(expected) and "of the peak rate" in str(stats)
     name[0] = "Some GPU"
     (_, _, stats), _ = measured(torch.nn.Linear(6, 1), precision="bf16-mixed")
     assert stats.model_flops_utilization is None
-    assert stats.not_covered["model_flops_utilization"] == "no rate in bf16 is known of Some GPU (cpu:0)"
+    assert stats.not_covered["model_flops_utilization"] == "the rate of Some GPU (cpu:0) in bf16 is unknown"
 
 
 def test_what_cannot_be_measured_says_so():

@@ -196,6 +196,6 @@ def test_nodes_of_one_model_must_be_frozen_in_one_mode() -> None:
     losses = [aa.AppliedLoss("mse", on=label) for label in ("net", "twin", "own")]
     with pytest.raises(GraphError, match="share one model but differ in frozen, its mode, modes or optimizer") as error:
         aa.Experiment("e", graph, progress="none").run_phase(phase(losses=losses))
-    assert error.value.hint.startswith("freeze both in the same mode")
+    assert error.value.hint.startswith("use the same mode, modes and optimizer")
     graph.freeze("twin", mode="train")
     assert aa.Experiment("e", graph, progress="none").run_phase(phase(losses=losses)).epochs

@@ -144,7 +144,7 @@ def test_outputs_of_training_without_names_are_refused_and_the_hint_works(kind: 
     with pytest.raises(PhaseError) as caught:
         run(graph(source, seeded(kind)), phase(PLAIN))
     assert str(caught.value).startswith(
-        "node 'net': its model gives 2 outputs (float32[3], float32[3] per sample) in training, but 1 output "
+        "node 'net': its model returns 2 outputs (float32[3], float32[3] per sample) in training, but 1 output "
         "(float32[3] per sample) in evaluation; "
     )
     first, other = ("logits", "aux") if kind is Inception else ("out0", "out1")
@@ -168,7 +168,9 @@ def test_another_shape_in_training_is_refused() -> None:
 
 
 def test_a_loss_that_a_module_returns_in_training_alone_is_refused() -> None:
-    with pytest.raises(PhaseError, match=r"node 'net': its model gives '1', one number for a batch, in training only"):
+    with pytest.raises(
+        PhaseError, match=r"node 'net': its model returns '1', one number for a batch, only in training"
+    ):
         run(graph(data(), seeded(AddedLoss)), phase(PLAIN))
 
 
@@ -201,7 +203,7 @@ def test_no_node_is_fed_by_an_output_of_training() -> None:
     ]
     with pytest.raises(GraphError, match=r"node 'top' takes 'net\.aux', an output that exists only") as e:
         aa.ModelGraph(nodes, aa.Optimizer("sgd", lr=0.1)).build()
-    assert "inside the model" in e.value.hint
+    assert "into the model" in e.value.hint
 
 
 def test_inferring_outputs_of_training_leaves_the_model_as_it_was() -> None:
@@ -217,5 +219,5 @@ def test_inferring_outputs_of_training_leaves_the_model_as_it_was() -> None:
 
 
 def test_a_node_that_names_outputs_that_do_not_exist_is_refused() -> None:
-    with pytest.raises(GraphError, match="names 3 outputs, and its model gives 1"):
+    with pytest.raises(GraphError, match="names 3 outputs, but its model returns 1"):
         graph(data(), seeded(Inception), outputs=["logits", "aux", "more"]).build()

@@ -188,7 +188,7 @@ def test_a_sparse_buffer_may_stay_out_of_the_state() -> None:
 
 
 def test_inputs_by_name_alone_are_asked_for_by_name() -> None:
-    with pytest.raises(GraphError, match=r"takes its inputs by name.*give a dict: \{'x': \.\.\.\}"):
+    with pytest.raises(GraphError, match=r"takes its inputs by name.*pass a dict: \{'x': \.\.\.\}"):
         trained(ByName())
     trained(ByName(), "x")
 

@@ -104,13 +104,16 @@ def test_frozen_nodes_are_left_out(data: aa.FeatureSet) -> None:
 
 def test_an_average_that_is_empty_or_of_another_graph(data: aa.FeatureSet) -> None:
     graph = aa.ModelGraph([aa.ModelNode("other", mlp(), data.reference())], "adam")
-    with pytest.raises(PhaseError, match=r"WeightAveraging is empty\. Available: other\. Hint: give it to"):
+    with pytest.raises(PhaseError, match=r"WeightAveraging is empty\. Available: other\. Hint: add it to"):
         aa.WeightAveraging().apply(graph)
     with pytest.raises(PhaseError, match=r"takes a ModelGraph, got 'graph'\. Hint: give experiment\.graph"):
         aa.WeightAveraging().apply("graph")  # type: ignore[arg-type]
     average = aa.WeightAveraging()
     train(mlp(), data, average)
-    with pytest.raises(PhaseError, match="made for node 'net', which the graph does not have"), average.applied(graph):
+    with (
+        pytest.raises(PhaseError, match="computed for node 'net', which the graph does not have"),
+        average.applied(graph),
+    ):
         pass
 
 

@@ -169,7 +169,7 @@ def test_tied_weights_that_differ_in_a_file_are_refused(tmp_path):
     given["twin.weight"] += 1
     save_file(given, tmp_path / "net.safetensors")
     with pytest.raises(
-        StateError, match=r"body\.0\.weight and twin\.weight are one value in the model, and differ in the"
+        StateError, match=r"body\.0\.weight and twin\.weight are one value in the model, but differ in the"
     ):
         graph_of(made(2)).load_weights(tmp_path / "net.safetensors")
 

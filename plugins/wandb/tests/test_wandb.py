@@ -196,7 +196,7 @@ def test_what_fails_while_it_trains_warns_and_the_training_goes_on(monkeypatch: 
 
     monkeypatch.setattr(anyaccel_wandb.WandbRun, "log", fails)
     with pytest.warns(
-        RuntimeWarning, match="Weights & Biases could not log phase 'train', which goes on untracked: OSE"
+        RuntimeWarning, match="Weights & Biases could not log phase 'train', which continues untracked: OSE"
     ):
         assert fit(callbacks=[WandbLogger("digits")]).results.loss.size == 3
 
@@ -223,7 +223,7 @@ def test_names_of_projects_are_checked(name: Any) -> None:
 def test_a_plugin_that_is_not_loaded_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anyaccel.registry._registry", [Registry(NumpyBackend, list)])
     with pytest.raises(
-        PluginError, match=r"the plugin 'wandb' is not loaded.*ANYACCEL_PLUGINS=wandb; or give phases the callback"
+        PluginError, match=r"the plugin 'wandb' is not loaded.*ANYACCEL_PLUGINS=wandb; or add to phases the callback"
     ):
         log_to("digits")
 

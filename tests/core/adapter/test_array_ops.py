@@ -112,7 +112,7 @@ def test_a_dtype_of_the_frameworks_own_asks_for_a_kind_of_its_own():
         with pytest.raises(CapabilityError) as caught:
             getattr(MinimalOps(), method)(array)
         assert str(caught.value) == (
-            f"{array.dtype} is not a dtype of NumPy's. Hint: define {method}(self, array) in MinimalOps."
+            f"{array.dtype} is not a NumPy dtype. Hint: define {method}(self, array) in MinimalOps."
         )
 
 
@@ -155,7 +155,7 @@ def test_losses_ask_for_the_kind_and_not_for_the_name_of_a_dtype(loss):
 def test_custom_losses_are_refused_by_default(loss):
     with pytest.raises(SpecError) as caught:
         loss_function(MinimalOps(), loss(Loss(max), "n y"))
-    assert str(caught.value) == ("the loss 'max' is not a named one. Hint: use a named loss with this framework.")
+    assert str(caught.value) == ("the loss 'max' is not a named loss. Hint: use a named loss with this framework.")
 
 
 @pytest.mark.parametrize(("outputs", "targets"), [("complex64", "float32"), ("float32", "complex64")])
@@ -176,7 +176,7 @@ def test_a_complex_parameter_is_refused_where_it_would_be_trained(trainable, seg
     with pytest.raises(GraphError) as caught:
         ArrayProgram(made, MinimalOps())
     assert str(caught.value) == (
-        "the parameter 'slope' of node 'n' is complex (complex128) and cannot be trained. Hint: hold its real and "
+        "the parameter 'slope' of node 'n' is complex (complex128) and cannot be trained. Hint: store its real and "
         "imaginary parts as two real parameters, or freeze the node."
     )
 

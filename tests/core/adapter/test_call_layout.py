@@ -89,7 +89,7 @@ def test_an_output_that_this_mode_lacks_is_none():
 
 @pytest.mark.parametrize("returned", [{"other": A}, A, (A,), {"logits": None}])
 def test_an_output_that_is_missing_is_told(returned):
-    with pytest.raises(PhaseError, match=r"without the logits that it returned when .* Hint: return the same outputs"):
+    with pytest.raises(PhaseError, match=r"without logits, which it returned when .* Hint: return the same outputs"):
         outputs(CallLayout((), [spec(("logits",))]), returned)
 
 

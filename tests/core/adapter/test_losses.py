@@ -138,7 +138,7 @@ def test_losses_do_not_broadcast(name, outputs, targets, available, judge):
 
 
 def test_a_named_loss_takes_outputs_and_targets(judge):
-    with pytest.raises(SpecError, match=r"mse takes two inputs, outputs and targets, and got 1: v0"):
+    with pytest.raises(SpecError, match=r"mse takes two inputs, outputs and targets, but got 1: v0"):
         judge("mse", LOGITS, label="fit")
 
 
@@ -170,8 +170,8 @@ def test_a_custom_loss_returns_sum_weight_and_gradients(own, judge, slopes):
 def test_a_class_that_makes_no_loss_is_refused(judge):
     with pytest.raises(SpecError) as caught:
         judge(Loss(int), LOGITS, LOGITS)
-    assert "the loss 'int' is a class whose objects cannot be called" in str(caught.value)
-    assert "Hint: give a function, a class with __call__, or a name such as 'mse'" in str(caught.value)
+    assert "the loss 'int' is a class, but its objects cannot be called" in str(caught.value)
+    assert "Hint: pass a function, a class with __call__, or a name such as 'mse'" in str(caught.value)
     with pytest.raises(SpecError, match=r"cannot create the loss 'ndarray'.*Hint: correct loss_kwargs"):
         judge(Loss(np.ndarray), LOGITS, LOGITS)
 

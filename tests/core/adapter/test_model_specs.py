@@ -80,7 +80,7 @@ def test_initial_values_golden():
         ({"channels": (4, "8")}, "SequentialCNN: channels[1]='8' is not a positive int."),
         (
             {"channels": ()},
-            "SequentialCNN: channels=() makes no convolution. Hint: give a number for each convolution.",
+            "SequentialCNN: channels=() is empty. Hint: give a number for each convolution.",
         ),
         (
             {"channels": (1,) * 10_001},
@@ -131,7 +131,7 @@ def test_inputs_that_are_no_images_are_refused(inputs, given):
         CNNSpec().weights(inputs, 0)
     assert str(caught.value) == (
         f"SequentialCNN takes one input [channels, height, width] per sample, got {given}. "
-        "Hint: store images channels first; one channel is an axis too, [1, height, width]."
+        "Hint: store images channels first; a single channel also needs an axis, [1, height, width]."
     )
 
 
@@ -139,6 +139,6 @@ def test_pooling_that_leaves_nothing_is_an_error():
     with pytest.raises(ShapeError) as caught:
         CNNSpec(channels=(4, 4, 4)).shapes([(1, 28, 7)])
     assert str(caught.value) == (
-        "SequentialCNN: 3 poolings by 2 leave nothing of [1, 28, 7]. "
+        "SequentialCNN: 3 poolings by 2 leave nothing of an image of shape [1, 28, 7]. "
         "Hint: use fewer convolutions, larger images, or pool=1."
     )

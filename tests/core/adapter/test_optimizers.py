@@ -160,6 +160,6 @@ def test_a_class_as_optimizer_is_refused(program):
     with pytest.raises(SpecError) as caught:
         program(Optimizer(Own))
     assert str(caught.value) == (
-        "optimizer 'Own' is a framework's own, and this framework takes named optimizers only. "
+        "optimizer 'Own' belongs to a framework, but this framework accepts named optimizers only. "
         "Available: sgd, momentum, adam, adamw. Hint: use one of these names."
     )

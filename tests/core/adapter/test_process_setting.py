@@ -50,7 +50,7 @@ def test_the_last_thread_to_let_go_sets_back_what_was_before_the_first() -> None
 
 def test_another_value_is_refused_while_a_thread_holds_one() -> None:
     held, first = Global(), ExitStack()
-    message = r"matmul_precision='high' is asked for while a phase of another thread has 'medium'.*the same value"
+    message = r"matmul_precision='high' is requested while a phase in another thread has 'medium'.*the same value"
     with thread() as elsewhere:
         elsewhere(lambda: held.held(first, "medium"))
         with pytest.raises(PhaseError, match=message), held.setting.hold("high"):

@@ -22,7 +22,7 @@ def test_a_state_with_the_models_names_shapes_and_dtypes_passes():
     ("changes", "message"),
     [
         ({"buffers/n": None}, r"the state lacks buffers/n; the model has parameters/w, buffers/n"),
-        ({"x": np.zeros(1)}, r"has x, which the model does not have"),
+        ({"x": np.zeros(1)}, r"has x, which is not in the model"),
         ({"parameters/w": np.ones(3, "f4")}, r"w in the state is float32\[3\]; .* is float32\[2\]"),
         ({"parameters/w": np.ones(2)}, r"w in the state is float64\[2\]"),
     ],

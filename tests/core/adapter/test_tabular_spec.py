@@ -17,14 +17,14 @@ def test_a_spec_is_read_back_from_its_configuration():
 
 
 def test_embeddings_are_as_wide_as_the_rule_says():
-    assert [embedding_width(n) for n in (1, 2, 3, 10, 98, 99, 5000)] == [1, 2, 2, 6, 50, 50, 50]
+    assert [embedding_width(n) for n in (1, 2, 10, 98, 5000, 10**6)] == [2, 2, 4, 6, 17, 50]
 
 
 def test_names_and_shapes_of_the_parameters():
     weights = TabularSpec(3, (4, 200), 2, (16, 8)).weights([(5,)], 0)
     assert {name: value.shape for name, value in weights.items()} == {
-        "embeddings.0.weight": (4, 3), "embeddings.1.weight": (200, 50),
-        "layers.0.weight": (16, 56), "layers.0.bias": (16,), "layers.1.weight": (8, 16), "layers.1.bias": (8,),
+        "embeddings.0.weight": (4, 3), "embeddings.1.weight": (200, 8),
+        "layers.0.weight": (16, 14), "layers.0.bias": (16,), "layers.1.weight": (8, 16), "layers.1.bias": (8,),
         "layers.2.weight": (2, 8), "layers.2.bias": (2,),
     }  # fmt: skip
 
@@ -64,7 +64,7 @@ def test_settings_out_of_range_are_refused(settings, message):
 
 def test_codes_that_sixteen_bits_do_not_hold_are_a_reason():
     assert TabularSpec(1, (257,)).precision_reason("bf16-mixed") == (
-        "its codes of up to 256 are not exact in bfloat16, which ends at 256"
+        "its codes of up to 256 are not exact in bfloat16, which is exact up to 256"
     )
     assert not TabularSpec(1, (256,)).precision_reason("bf16-mixed")
     assert not TabularSpec(1, (2048,)).precision_reason("fp16-mixed")

@@ -101,13 +101,13 @@ def test_only_convert_loads_plugins(run, call, monkeypatch, tmp_path):
 @pytest.mark.parametrize("flags", [(), ("--json",)])
 def test_a_folder_that_is_none_is_refused(command, flags, call, tmp_path):
     (tmp_path / "empty").mkdir()
-    for name, cause in (("nope", "there is no such folder"), ("empty", "it is an empty folder")):
+    for name, cause in (("nope", "the folder does not exist"), ("empty", "the folder is empty")):
         folder = str(tmp_path / name)
         further = {"diff": [folder], "convert": [str(tmp_path / "w.safetensors")]}.get(command, [])
         answer = call("checkpoint", command, folder, *further, *flags)
         assert answer.exit_code == 2
         message = json.loads(answer.stdout)["error"]["message"] if flags else answer.stderr
-        assert f"'{folder}' has no checkpoints; {cause}. Hint: give the folder of a Checkp" in message
+        assert f"'{folder}' has no checkpoints; {cause}. Hint: pass the folder of a Checkp" in message
 
 
 def test_a_manifest_of_something_else_is_refused(call, tmp_path):
@@ -148,7 +148,7 @@ def test_a_saved_graph_is_no_run(call, tmp_path):
     graph().save(tmp_path)
     answer = call("checkpoint", "list", str(tmp_path))
     assert answer.exit_code == 2
-    hint = f"Hint: it is one saved graph or checkpoint: anyaccel checkpoint show {tmp_path}."
+    hint = f"Hint: it is a single saved graph or checkpoint: use anyaccel checkpoint show {tmp_path}."
     assert answer.stderr.strip().endswith(hint)
     assert call(*hint.partition("anyaccel ")[2].removesuffix(".").split()).exit_code == 0
 
@@ -199,7 +199,7 @@ def test_a_missing_file_of_arrays_is_named(run, call):
 
 def test_the_same_does_not_differ(run, call):
     answer = call("checkpoint", "diff", str(run), str(newest(run)))
-    assert answer.exit_code == 0 and answer.stdout.strip() == f"{newest(run)} and {newest(run)} hold the same"
+    assert answer.exit_code == 0 and answer.stdout.strip() == f"{newest(run)} and {newest(run)} are equal"
     report = json.loads(call("checkpoint", "diff", str(run), str(run), "--json").stdout)
     assert report["values"] == report["arrays"] == []
 
@@ -311,7 +311,7 @@ def test_weights_of_one_node_have_their_own_names(call, tmp_path):
     assert set(json.loads(answer.stdout)["names"]) == load_file(file).keys() == names
     refused = call("checkpoint", "convert", str(tmp_path / "saved"), str(tmp_path / "x.safetensors"), "--node", "body")
     assert refused.exit_code == 2
-    assert "has no weights of a node 'body'. Available: head, net. Hint: give one of these" in refused.stderr
+    assert "has no weights for a node 'body'. Available: head, net. Hint: use one of these" in refused.stderr
 
 
 def test_conversions_that_cannot_be_done_are_refused(call, tmp_path):
@@ -320,10 +320,10 @@ def test_conversions_that_cannot_be_done_are_refused(call, tmp_path):
     file.write_bytes(b"before")
     saved_folder.write(tmp_path / "plain", {"graph": {}}, {"x": X})
     for folder, name, message in (
-        ("saved", "w.safetensors", "is there already. Hint: choose another name, or remove it first"),
-        ("saved", "w.pt", "no installed plugin has files that end in '.pt'"),
+        ("saved", "w.safetensors", "already exists. Hint: choose another name, or remove it first"),
+        ("saved", "w.pt", "no installed plugin reads '.pt' files"),
         ("saved", "w.safetensors/w.safetensors", "w.safetensors' cannot be written: "),
-        ("plain", "v.safetensors", "has no weights. Hint: give a saved graph or a checkpoint of one"),
+        ("plain", "v.safetensors", "has no weights. Hint: pass a saved graph, or a checkpoint of one"),
     ):
         answer = call("checkpoint", "convert", str(tmp_path / folder), str(tmp_path / name))
         assert answer.exit_code == 2 and message in answer.stderr, answer.stderr

@@ -204,7 +204,9 @@ def test_devices_are_listed_with_native_names(call):
 
 def test_missing_devices_are_listed_with_the_reason(call):
     answer = call("devices", "--framework", "numpy")
-    assert "no sim for numpy: none was made; anyaccel.simulate(1) or ANYACCEL_SIMULATE=1 makes it" in answer.stdout
+    assert (
+        "no sim for numpy: none exists; use anyaccel.simulate(1) or ANYACCEL_SIMULATE=1 to create it" in answer.stdout
+    )
     (report,) = parse_json(call("devices", "--json").stdout)["frameworks"]
     assert report["missing"][0]["kind"] == "sim"
 

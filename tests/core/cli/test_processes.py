@@ -76,7 +76,7 @@ def test_a_broken_plugin_is_listed_with_cause_and_hint(broken, spawn):
     assert [line.split()[0] for line in lines[:5]] == ["plugin", "numpy", "good", "hurt", "lost"]
     assert lines[5:] == [
         "hurt is broken: RuntimeError: first second \\x1b[31mred",
-        "  Hint: update or uninstall anyaccel-hurt, or leave it out with ANYACCEL_PLUGINS",
+        "  Hint: update or uninstall anyaccel-hurt, or exclude it with ANYACCEL_PLUGINS",
         "lost is broken: ModuleNotFoundError: No module named 'a_framework_that_is_not_there'",
         "  Hint: install the module 'a_framework_that_is_not_there', or uninstall anyaccel-lost",
     ]
@@ -118,8 +118,11 @@ def test_plugins_can_be_switched_off(broken, spawn):
 FAILURES = {
     "raises": ("raise ValueError('no driver')", "ValueError: no driver"),
     "leaves": ("import os; os._exit(7)", "ended with status 7"),
-    "leaves quietly": ("import os; os._exit(0)", "gave no list: ''"),
-    "says other things": ("import os; print('[1]', '{}', sep='\\n', flush=True); os._exit(0)", "gave no list: '[1]"),
+    "leaves quietly": ("import os; os._exit(0)", "returned no list: ''"),
+    "says other things": (
+        "import os; print('[1]', '{}', sep='\\n', flush=True); os._exit(0)",
+        "returned no list: '[1]",
+    ),
 }
 
 
@@ -238,7 +241,7 @@ def test_a_plugin_that_is_slow_to_import_is_no_broken_one_and_the_hint_brings_it
     answer = spawn("plugins", "--timeout", "2", **environment)
     lines = answer.stdout.splitlines()
     assert lines[-2] == "slow is slow: its import did not end within 2 s"
-    assert lines[-1].startswith("  Hint: give it more time, such as --timeout 300") and "uninstall" not in answer.stdout
+    assert lines[-1].startswith("  Hint: allow more time, such as --timeout 300") and "uninstall" not in answer.stdout
     assert answer.returncode == 1
     again = spawn("plugins", "--json", "--timeout", "300", **environment)
     assert [each["status"] for each in json.loads(again.stdout)["plugins"]] == ["ok", "ok"]
@@ -257,7 +260,7 @@ def test_backends_of_one_framework_are_asked_each_in_a_process_of_its_own(tmp_pa
     assert (
         lines[-2] == "chip is broken: the process that lists the devices of its backend for good ended with status -6"
     )
-    assert lines[-1] == "  Hint: update or uninstall anyaccel-chip, or leave it out with ANYACCEL_PLUGINS"
+    assert lines[-1] == "  Hint: update or uninstall anyaccel-chip, or exclude it with ANYACCEL_PLUGINS"
 
 
 def test_a_wrong_answer_is_shown_by_plugins_and_devices(tmp_path, spawn):

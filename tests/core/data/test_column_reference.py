@@ -61,7 +61,7 @@ def test_roles_without_columns() -> None:
 
 
 def test_names_once(fs: FeatureSet) -> None:
-    with pytest.raises(ColumnError, match=r"feature 'a' of 'fs' was named twice. Hint: name it once"):
+    with pytest.raises(ColumnError, match=r"feature 'a' of 'fs' is named twice. Hint: name it once"):
         fs.reference(["a", "b", "a"])
 
 
@@ -83,10 +83,12 @@ def test_invalid_configurations_are_refused(fs: FeatureSet, config: dict[str, ob
 
 def test_configurations_of_other_feature_sets(fs: FeatureSet) -> None:
     with pytest.raises(
-        ConfigError, match=r"names the feature set 'f', which was not given. Available: fs. Hint: did you mean 'fs'"
+        ConfigError,
+        match=r"names the feature set 'f', which is not in feature_sets. Available: fs. Hint: did you "
+        r"mean 'fs'",
     ):
         Reference.from_config({"feature_set": "f"}, {"fs": fs})
-    with pytest.raises(ConfigError, match=r"which was not given\. Hint: give it in feature_sets"):
+    with pytest.raises(ConfigError, match=r"which is not in feature_sets\. Hint: add it to feature_sets"):
         Reference.from_config({"feature_set": "f"}, {})
     with pytest.raises(ColumnError, match=r"no feature 'zz'"):
         Reference.from_config({"feature_set": "fs", "features": ["zz"]}, {"fs": fs})

@@ -165,9 +165,7 @@ def test_a_cast_says_which_columns(fs: FeatureSet) -> None:
     for given, shown in (("float64", r"'float64'"), (np.float64, r"<class 'numpy.float64'>")):
         with pytest.raises(ColumnError) as caught:
             fs.cast(given)  # type: ignore[arg-type]
-        assert f"cast({shown}) of 'fs' does not say which columns. Available: columns: x, n, y, who" in str(
-            caught.value
-        )
+        assert f"cast({shown}) of 'fs' does not name the columns. Available: columns: x, n, y, who" in str(caught.value)
     with pytest.raises(ColumnError, match=r"Hint: write cast\(\{'x': 'float64'\}\)"):
         fs.cast("float64")  # type: ignore[arg-type]
 

@@ -60,7 +60,7 @@ def test_columns_that_do_not_fit(fs: FeatureSet, names: list[str], first: str, s
 
 
 def test_columns_to_join_must_exist(fs: FeatureSet) -> None:
-    with pytest.raises(ColumnError, match=r"no columns of 'fs' were named. Available: a, b, .*name at least one"):
+    with pytest.raises(ColumnError, match=r"no columns of 'fs' are named. Available: a, b, .*name at least one"):
         joined_spec(fs, [])
     with pytest.raises(ColumnError, match=r"no column 'z'"):
         joined_array(fs, ["a", "z"])

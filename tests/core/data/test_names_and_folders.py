@@ -20,7 +20,9 @@ def data(label="d", column="x"):
 
 
 def test_a_column_with_a_lone_surrogate_is_refused_and_the_hint_works():
-    with pytest.raises(ColumnError, match=r"has a lone surrogate, which UTF-8 cannot write\. Hint: rename it, .*'a\?'"):
+    with pytest.raises(
+        ColumnError, match=r"has a lone surrogate, which UTF-8 cannot encode\. Hint: rename it, .*'a\?'"
+    ):
         data(column=BAD)
     assert data(column="a?").features == ("a?",)
 
@@ -113,11 +115,11 @@ def test_a_path_that_is_not_there_names_those_that_look_like_it(name, tmp_path, 
     meant = caught.value.hint.removeprefix("did you mean '").removesuffix("'?")
     assert read(meant) is not None
     with pytest.raises(
-        MissingFileError, match=r"and no folder '.*nowhere'\. Hint: write the whole path; relative ones beg"
+        MissingFileError, match=r"and no folder '.*nowhere'\. Hint: use an absolute path; relative paths start"
     ):
         read(f"nowhere/train{ending}")
     assert read(str(tmp_path / f"train{ending}")) is not None
-    with pytest.raises(MissingFileError, match="Hint: download it, and give the path of the file"):
+    with pytest.raises(MissingFileError, match="Hint: download it, and pass the path of the file"):
         read(f"https://example.org/train{ending}")
 
 

@@ -134,9 +134,9 @@ def test_it_is_shown_with_its_longest_row() -> None:
     [
         (
             lambda: FeatureSet.from_dict("d", {"x": ROWS}, "x"),
-            r"'x' is ragged.*in a FeatureSet say.*pad={'x': 0}",
+            r"'x' is ragged.*in a FeatureSet, choose.*pad={'x': 0}",
         ),
-        (lambda: FeatureSet.from_dict("d", {"x": ROWS}, "x", pad=0), r"pad=0 of 'd' does not say.*write pad={'x': 0}"),
+        (lambda: FeatureSet.from_dict("d", {"x": ROWS}, "x", pad=0), r"pad=0 of 'd' does not name.*write pad={'x': 0}"),
         (lambda: FeatureSet.from_dict("d", {"x": ROWS}, "x", pad={"z": 0}), r"names 'z', which is not a feature or"),
         (lambda: made("0"), r"Pad: value='0' is not a number. Hint: write Pad\(0\)"),
         (lambda: Pad(multiple_of=0), r"Pad: multiple_of=0 is not 1 or more. Hint: write Pad\(0, multiple_of=8\)"),
@@ -144,12 +144,12 @@ def test_it_is_shown_with_its_longest_row() -> None:
         (lambda: Pad(mask=""), r"Pad: mask='' is not a name"),
         (lambda: Pad(length=9, multiple_of=4), r"length=9 is not a multiple of 4. Hint: leave multiple_of out"),
         (lambda: made(Pad(length=2)), r"'x' has a row of 3 entries; it is padded to 2. Hint: .*length=3"),
-        (lambda: made(0.5), r"'x' is of int64, which cannot hold 0.5"),
-        (lambda: made(Pad(mask="y")), r"mask of 'x' of 'd' is called 'y', as a column is.*leave mask= out"),
+        (lambda: made(0.5), r"'x' is of int64, which cannot hold the padding value 0.5"),
+        (lambda: made(Pad(mask="y")), r"mask of 'x' of 'd' is called 'y', but a column has that name.*leave mask= out"),
         (lambda: FeatureSet.from_dict("d", {"x": [[[1], [2, 3]]]}, "x", pad={"x": 0}), r"rows of column 'x' cannot be"),
-        (lambda: FeatureSet.from_dict("d", {"x": [1, 2]}, "x", pad={"x": 0}), r"'x' is of int64, and pad= is for.*out"),
+        (lambda: FeatureSet.from_dict("d", {"x": [1, 2]}, "x", pad={"x": 0}), r"'x' is of int64, but pad= is for.*out"),
         (lambda: FeatureSet.from_dict("d", {"x": [[1], 2]}, "x", pad={"x": 0}), r"rows of column 'x' cannot be padded"),
-        (lambda: FeatureSet.from_dict("d", {"x": [[], []]}, "x", pad={"x": 0}), r"and one has to have values"),
+        (lambda: FeatureSet.from_dict("d", {"x": [[], []]}, "x", pad={"x": 0}), r"and at least one must have values"),
         (lambda: FeatureSet.from_dict("d", {"x": [["a"], []]}, "x", pad={"x": 0}), r"'x' cannot be read as numbers"),
         (lambda: FeatureSet.from_dict("d", {"x": [[1, None], [2]]}, "x", pad={"x": 0}), r"'x' cannot be read as num"),
         (
@@ -170,7 +170,7 @@ def test_it_is_shown_with_its_longest_row() -> None:
         ),
         (
             lambda: FeatureSet.from_arrow("d", pa.table({"x": [1, 2]}), "x", pad={"x": 0}),
-            r"'x' is of int64, and pad= is for rows of different length.*leave it out of pad=",
+            r"'x' is of int64, but pad= is for rows of different length.*leave it out of pad=",
         ),
     ],
 )
@@ -181,5 +181,5 @@ def test_what_cannot_be_padded_is_refused(make: Callable[[], Any], message: str)
 
 def test_columns_of_different_length_are_not_joined() -> None:
     data = made(Pad(mask="mask"))
-    with pytest.raises(ColumnError, match=r"'x' of 'd', whose rows differ .* cannot be joined.*d.reference\('x'\)"):
+    with pytest.raises(ColumnError, match=r"'x' of 'd' cannot be joined .* its rows differ .*d.reference\('x'\)"):
         joined_spec(data, ["x", "mask"])

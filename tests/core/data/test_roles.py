@@ -79,8 +79,8 @@ def test_columns_that_hold_no_numbers_are_all_named(way: str, tmp_path: Path) ->
     message = str(caught.value)
     assert "2 of the remaining columns of 'fs' cannot be features: who, words; column" in message
     assert "column 'who' cannot be read as numbers" in message and "column 'words' cannot" in message
-    assert "name them as tags, leave them out of the data, or name the features one by one" in message
-    assert "one by one; of texts store token ids" in message
+    assert "name them as tags, leave them out of the data, or list the features explicitly" in message
+    assert "explicitly; for texts, store token ids" in message
     with pytest.raises(ColumnError, match="cannot be targets: who, words"):
         made(way, tmp_path, {**WIDE, "words": [["a"]] * 4}, "c0", ...)
 
@@ -100,8 +100,8 @@ def test_nulls_among_the_rest_are_reported_with_their_row() -> None:
 def test_two_roles_cannot_both_have_the_rest(way: str, tmp_path: Path) -> None:
     with pytest.raises(ColumnError) as caught:
         made(way, tmp_path, WIDE, ..., "y", ...)
-    assert "both the features and the tags of 'fs' are given as '...'" in str(caught.value)
-    assert "write ... once" in str(caught.value)
+    assert "both the features and the tags of 'fs' are set to '...'" in str(caught.value)
+    assert "use ... for one role" in str(caught.value)
 
 
 def test_nothing_is_left_for_the_features() -> None:
@@ -112,7 +112,7 @@ def test_nothing_is_left_for_the_features() -> None:
 def test_an_ellipsis_is_refused_elsewhere() -> None:
     fs = FeatureSet.from_dict("fs", {"x": [1.0], "y": [1.0]}, "x", "y")
     for wrong in (lambda: FeatureSet.from_dict("fs", {"x": [1.0]}, ["x", ...]), lambda: fs.select(features=...)):
-        with pytest.raises(ColumnError, match="Ellipsis is not the name of a column"):
+        with pytest.raises(ColumnError, match="Ellipsis cannot be the name of a column"):
             wrong()
 
 

@@ -174,9 +174,9 @@ def test_invalid_conditions_are_refused() -> None:
     assert "the condition on 'label' of 'fs' is a mapping" in refusal({"label": {"min": 1}})
     once = "the condition on 'who' of 'fs' is an iterator, which can be read only once"
     assert once in refusal({"who": (name for name in "ab")}) and once in refusal({"who": iter("ab")})
-    assert "'label' of 'fs' is a bool array, and the column is of int64" in refusal({"label": np.ones(10, bool)})
+    assert "'label' of 'fs' is a bool array, but the column is of int64" in refusal({"label": np.ones(10, bool)})
     assert "take(np.flatnonzero(mask))" in refusal({"label": np.ones(10, bool)})
-    assert "column 'x' of 'fs' has samples of shape [2], which equal no single value" in refusal({"x": 1.0})
+    assert "column 'x' of 'fs' has samples of shape [2], which cannot equal a single value" in refusal({"x": 1.0})
 
 
 @pytest.mark.parametrize(
@@ -192,21 +192,21 @@ def test_invalid_conditions_are_refused() -> None:
 )
 def test_masks_of_another_shape_or_dtype(mask: Any, dtype: str, shape: list[int]) -> None:
     message = refusal({"x": mask})
-    assert f"the condition on 'x' of 'fs' gave dtype {dtype} and shape {shape}" in message
-    assert "; a mask is of dtype bool and shape [10]; the function was given [10, 2]" in message
+    assert f"the condition on 'x' of 'fs' returned dtype {dtype} and shape {shape}" in message
+    assert "; a mask must have dtype bool and shape [10]; the function received [10, 2]" in message
 
 
 def test_an_error_of_the_function_says_where_it_was() -> None:
     with pytest.raises(TypeError) as caught:
         make().filter({"who": lambda who: who > "a"})
     assert caught.value.__notes__ == [
-        "Raised by the condition on 'who' of 'fs', which was given an array of dtype object and shape [10]."
+        "Raised by the condition on 'who' of 'fs', which received an array of dtype object and shape [10]."
     ]
 
 
 def test_an_empty_filter_reports_what_each_condition_met() -> None:
     message = refusal({"label": 7, "who": "b", "volt": lambda v: v > 9}, SplitError)
-    assert "the filter of 'fs' leaves no row: none meets label=7, who='b', volt by <lambda>" in message
+    assert "the filter of 'fs' leaves no rows: none meets label=7, who='b', volt by <lambda>" in message
     assert "; label=7 is met by 0 of 10 rows (values: 0, 1, 2); who='b' is met by 2 of 10 rows" in message
     assert "volt by <lambda> is met by 0 of 10 rows. Hint: widen the conditions" in message
     assert "(values: 'a', 'b', 'c', None)" in refusal({"who": "z"}, SplitError)
@@ -215,7 +215,7 @@ def test_an_empty_filter_reports_what_each_condition_met() -> None:
 
 @pytest.mark.parametrize("positions", [[], [[0]], [0.5], np.ones(10, bool), ["a"], 3, [[1], [1, 2]]])
 def test_invalid_positions_are_refused(positions: Any) -> None:
-    with pytest.raises(SplitError, match=r"take\(\) from 'all' of 'fs' has rows of shape .*rows are integers \[k\]"):
+    with pytest.raises(SplitError, match=r"take\(\) from 'all' of 'fs' has rows of shape .*integer array \[k\]"):
         make().take(positions)
 
 
@@ -303,7 +303,7 @@ def test_splits_by_condition_that_overlap_or_are_empty() -> None:
     with pytest.raises(SplitError) as caught:
         view.split_by_condition({"a": {"label": [0, 1]}, "b": {"label": 2}, "c": {"volt": lambda v: v < 0.25}})
     assert "splits 'a' and 'c' of 'fs' overlap; 2 rows meet the conditions of both: 1, 0" in str(caught.value)
-    with pytest.raises(SplitError, match=r"split 'b' of 'fs' leaves no row: none meets label=7"):
+    with pytest.raises(SplitError, match=r"split 'b' of 'fs' leaves no rows: none meets label=7"):
         fs.split_by_condition({"a": {"label": 1}, "b": {"label": 7}})
     for wrong in ({}, None, [1]):
         with pytest.raises(

@@ -65,7 +65,7 @@ def test_drop_last_that_leaves_no_batch() -> None:
 def test_no_rows() -> None:
     sampler = SimpleSampler(1)
     for ask in (sampler.batches, sampler.steps, lambda n: sampler.order(n, 0)):
-        with pytest.raises(SamplerError, match=r"0 rows make no batch. Hint: give data with at least one row"):
+        with pytest.raises(SamplerError, match=r"0 rows make no batch. Hint: pass data with at least one row"):
             ask(0)
 
 
@@ -77,7 +77,7 @@ def test_batch_sizes_are_integers(size: object) -> None:
 
 @pytest.mark.parametrize("size", [0, -3])
 def test_batch_sizes_are_positive(size: int) -> None:
-    with pytest.raises(SamplerError, match=rf"batch_size={size} is below 1. Hint: give a batch size of 1 or more"):
+    with pytest.raises(SamplerError, match=rf"batch_size={size} is below 1. Hint: use a batch size of 1 or more"):
         SimpleSampler(size)
 
 

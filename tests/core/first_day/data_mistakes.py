@@ -20,12 +20,12 @@ from .newcomer import (
 )
 
 DATA = [
-    Row("an array feeds a node", lambda: node(up=X), r"an upstream of type ndarray\. Hint: give feature_set", node),
+    Row("an array feeds a node", lambda: node(up=X), r"an upstream of type ndarray\. Hint: pass feature_set", node),
     Row("a frame of rows is data of a phase", lambda: run(train(data=X)), r"Hint: write FeatureSet\.from_dict", data),
     Row(
         "no split was made",
         lambda: run(train(), graph(rows())),
-        r"no split 'train'.*Hint: make splits with split_random",
+        r"no split 'train'.*Hint: create splits with split_random",
         lambda: run(train(), graph(data())),
     ),
     Row(
@@ -73,7 +73,7 @@ DATA = [
     Row(
         "columns of different length",
         lambda: rows(CLASSES[:50]),
-        r"differ in length; x: 60, y: 50\. Hint: give every column one entry",
+        r"differ in length; x: 60, y: 50\. Hint: use one entry per",
         rows,
     ),
     Row(

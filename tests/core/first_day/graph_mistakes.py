@@ -27,7 +27,7 @@ GRAPH = [
         node,
     ),
     Row(
-        "the name of a model", lambda: node(model="resnet18"), r"is a str: 'resnet18'\. Hint: give a model object", node
+        "the name of a model", lambda: node(model="resnet18"), r"is a str: 'resnet18'\. Hint: pass a model object", node
     ),
     Row(
         "model and label swapped",
@@ -44,19 +44,19 @@ GRAPH = [
     Row(
         "two nodes of one label",
         lambda: aa.ModelGraph([node("n"), node("n")]),
-        r"two nodes are called 'n'.*Hint: give each its own",
+        r"two nodes are called 'n'.*Hint: give each a unique",
         lambda: aa.ModelGraph([node("n", up=(d := data()).reference()), node("m", up=d.reference())]),
     ),
     Row(
         "two data of one label",
         lambda: aa.ModelGraph([node("a"), node("b")]),
-        r"two feature sets are called 'data'\. Hint: give each its own",
+        r"two feature sets are called 'data'\. Hint: give each a unique",
         lambda: aa.ModelGraph([node("a", up=data(label="c").reference()), node("b")]),
     ),
     Row(
         "a loop",
         lambda: aa.ModelGraph([node("a", up="b"), node("b", up="a")]),
-        r"has a cycle: a -> b -> a\. Hint: let one of these nodes take its input from elsewhere",
+        r"has a cycle: a -> b -> a\. Hint: remove one of these connections",
         lambda: both_layers("a"),
     ),
     Row(
@@ -71,7 +71,7 @@ GRAPH = [
         r"nodes must be a list, got ModelNode\. Hint: write \[node\]",
         lambda: aa.ModelGraph([node()], "adam"),
     ),
-    Row("no nodes", lambda: aa.ModelGraph([], "adam"), r"has no node\. Hint: give it ModelNode", graph),
+    Row("no nodes", lambda: aa.ModelGraph([], "adam"), r"has no node\. Hint: pass ModelNode", graph),
     Row(
         "an optimizer misspelt",
         lambda: graph(optimizer="adma"),
@@ -81,7 +81,7 @@ GRAPH = [
     Row(
         "no optimizer",
         lambda: run(train(), graph(optimizer=None)),
-        r"has no optimizer\. Hint: give one to the graph",
+        r"has no optimizer\. Hint: set one on the graph",
         lambda: run(train()),
     ),
     Row(
@@ -129,7 +129,7 @@ GRAPH = [
     Row(
         "one upstream to join",
         lambda: aa.ConcatNode("c", ["a"]),
-        r"has 1 upstream\. Hint: give it two or more",
+        r"has 1 upstream\. Hint: pass two or more",
         lambda: aa.ConcatNode("c", ["a", "b"]),
     ),
     Row(
@@ -153,19 +153,19 @@ GRAPH = [
     Row(
         "graph.to",
         lambda: graph().to("cpu"),
-        r"Hint: say where to a phase: TrainPhase\(\.\.\., accelerator='cpu'\)",
+        r"Hint: set it on a phase: TrainPhase\(\.\.\., accelerator='cpu'\)",
         lambda: run(train(accelerator="cpu")),
     ),
     Row(
         "graph.compile",
         lambda: graph().compile("adam"),
-        r"Hint: give the optimizer to ModelGraph\(nodes, 'adam'\)",
+        r"Hint: pass the optimizer to ModelGraph\(nodes, 'adam'\)",
         lambda: run(train(losses=[LOSS]), graph(optimizer="adam")),
     ),
     Row(
         "graph.parameters",
         lambda: graph().parameters(),
-        r"Hint: they are in the models: graph\['NODE'\]\.model",
+        r"Hint: the models have them: graph\['NODE'\]\.model",
         lambda: graph().build()["net"].model.parameters,
     ),
     Row("graph.state_dict", lambda: graph().state_dict(), r"Hint: use state\(\)", lambda: graph().state()),
@@ -203,7 +203,7 @@ GRAPH = [
     Row(
         "a state of another graph",
         lambda: graph().load_state({}),
-        r"it lacks parameters/.*Hint: load it into the graph that it was taken from",
+        r"it lacks parameters/.*Hint: load it into the graph that it belongs to",
         lambda: (g := graph()).load_state(g.state()),
     ),
 ]

@@ -31,7 +31,7 @@ RUNNING = [
     Row(
         "run([a, b])",
         lambda: experiment().run([train(), judge()]),
-        r"Hint: give phases one by one: run\(\*phases\)",
+        r"Hint: pass phases one by one: run\(\*phases\)",
         lambda: experiment().run(*[train(), judge()]),
     ),
     Row(
@@ -79,7 +79,7 @@ RUNNING = [
     Row(
         "results before a run",
         lambda: experiment().last_run,
-        r"has run nothing yet\. Hint: call run_phase",
+        r"has not run yet\. Hint: call run_phase",
         lambda: run(judge()),
     ),
     Row("a plot before a run", lambda: experiment().plot(), r"Hint: run a TrainPhase first", lambda: run(train())),
@@ -98,7 +98,7 @@ RUNNING = [
     Row(
         "val_loss without a validation",
         lambda: run(train()).figure("val_loss"),
-        r"Hint: give the phase a validation: TrainPhase\(\.\.\., validation='val'\)",
+        r"Hint: add a validation to the phase: TrainPhase\(\.\.\., validation='val'\)",
         lambda: run(train(validation="val")).figure("val_loss"),
     ),
     Row(
@@ -140,7 +140,7 @@ RUNNING = [
     Row(
         "accuracy of numbers",
         lambda: run(judge(metrics="accuracy"), graph(data(NUMBERS), mlp(1))),
-        r"the logit of class 1, but the targets have 12 values.*Hint: give the model one output per class",
+        r"the logit of class 1, but the targets have 12 values.*Hint: use a model with one output per class",
         lambda: run(judge(metrics="accuracy"), graph(data(), mlp(3))),
     ),
     Row(
@@ -152,13 +152,13 @@ RUNNING = [
     Row(
         "a metric that fails",
         lambda: run(judge(metrics=[lambda outputs, targets: {}["a"]])),
-        r"metric '<lambda>' on node 'net' ended by KeyError.*Hint: give a function: def metric\(outputs, targets\)",
+        r"metric '<lambda>' on node 'net' raised KeyError.*Hint: give a function: def metric\(outputs, targets\)",
         lambda: run(judge(metrics=[own_metric])),
     ),
     Row(
         "a metric that gives a list",
         lambda: run(judge(metrics=[lambda outputs, targets: outputs])),
-        r"it gave values of shape \[12, 3\], not one number\. Hint: average: return float\(np\.mean",
+        r"it returned values of shape \[12, 3\], not one number\. Hint: average: return float\(np\.mean",
         lambda: run(judge(metrics=[lambda outputs, targets: float(np.mean(outputs))])),
     ),
     Row(

@@ -45,7 +45,7 @@ TRAINING = [
     Row(
         "CrossEntropyLoss",
         lambda: aa.AppliedLoss("CrossEntropyLoss", on="net"),
-        r"Hint: did you mean 'cross_entropy'\?",
+        r"Hint: write 'cross_entropy', which takes logits",
         lambda: aa.AppliedLoss("cross_entropy", on="net"),
     ),
     Row(
@@ -57,11 +57,11 @@ TRAINING = [
     Row(
         "a loss of other inputs",
         lambda: run(train(losses=[aa.AppliedLoss("cross_entropy", "net", ["predictions", "labels"])])),
-        r"'predictions', which is nothing in this graph\. Available: outputs, targets",
+        r"'predictions', which is not in this graph\. Available: outputs, targets",
         lambda: run(train(losses=[aa.AppliedLoss("cross_entropy", "net", ["outputs", "targets"])])),
     ),
     Row(
-        "no loss", lambda: run(train(losses=[])), r"has no loss.*Hint: give losses=\[AppliedLoss", lambda: run(train())
+        "no loss", lambda: run(train(losses=[])), r"has no loss.*Hint: pass losses=\[AppliedLoss", lambda: run(train())
     ),
     Row(
         "n_epochs=",
@@ -180,7 +180,7 @@ TRAINING = [
     Row(
         "stopping by a metric of one's own",
         lambda: run(train(validation=judge(metrics=[own_metric]), callbacks=[aa.EarlyStopping("val_own_metric")])),
-        r"better when it is high or low is not known\. Hint: write mode='max'",
+        r"is better\. Hint: write mode='max'",
         lambda: run(
             train(validation=judge(metrics=[own_metric]), callbacks=[aa.EarlyStopping("val_own_metric", mode="max")])
         ),
@@ -212,13 +212,13 @@ TRAINING = [
     Row(
         "class indices from 1",
         lambda: run(train(), graph(data(CLASSES + 1))),
-        r"has the class index 3; .*0 to 2\. Hint: class indices begin at 0: subtract 1",
+        r"has the class index 3; .*0 to 2\. Hint: class indices start at 0: subtract 1",
         lambda: run(train(), graph(data(CLASSES + 1 - 1))),
     ),
     Row(
         "class indices as floats",
         lambda: run(train(), graph(data(CLASSES.astype("float32")))),
-        r"if these are class indices say so: feature_set\.cast\(\{'y': 'int64'\}\)",
+        r"if these are class indices, cast them: feature_set\.cast\(\{'y': 'int64'\}\)",
         lambda: run(train(), graph(data(CLASSES.astype("float32")).cast({"y": "int64"}))),
     ),
     Row(
@@ -242,7 +242,7 @@ TRAINING = [
     Row(
         "several outputs for mse",
         lambda: run(train(losses=[MSE]), graph(data(NUMBERS), mlp(3))),
-        r"losses never broadcast.*Hint: change the model's output_shape",
+        r"losses never broadcast.*Hint: give the model 1 output",
         lambda: run(train(losses=[MSE]), graph(data(NUMBERS), mlp(1))),
     ),
     Row(

@@ -129,7 +129,7 @@ def test_another_model_takes_its_weights_by_a_map_of_names(tmp_path):
 
 def test_a_folder_of_a_graph_alone_is_no_fitted_model(tmp_path):
     fit().graph.save(tmp_path)
-    with pytest.raises(ConfigError, match=r"holds no fit\. Available: graph\. Hint: give the folder that save"):
+    with pytest.raises(ConfigError, match=r"holds no fit\. Available: graph\. Hint: pass the folder that save"):
         aa.load(tmp_path)
     fit().graph.save(tmp_path, extra={"fit": 3})
     with pytest.raises(ConfigError, match=r"holds 3 in place of what FittedModel.save wrote"):

@@ -23,7 +23,6 @@ ELSEWHERE = {
 OTHER_DEFAULTS = {
     "accelerator": "a fit takes the best device by itself, a phase the CPU",
     "epochs": "a fit trains a model to be used, a phase may be one of several",
-    "batch_size": "None is that of the model: 32, and 128 for a model by name",
 }
 
 
@@ -81,7 +80,7 @@ def test_a_setting_does_what_it_does_in_a_phase(name):
         ({"on_nan": "explode"}, r"unknown on_nan='explode'"),
         ({"precision": "half"}, "half"),
         ({"step": 3, "loss": None}, r"step must be a function of \(models, batch, optimizers\)"),
-        ({"step": print, "accumulate": 2}, r"accumulate=2 and a step of its own"),
+        ({"step": print, "accumulate": 2}, r"accumulate=2 and a custom step"),
         ({"loss": {}}, r"must have columns of targets as its keys"),
         ({"loss": {3: "mse"}}, r"must have columns of targets as its keys"),
         ({"loss": ["mse"]}, r"is no list of AppliedLoss objects"),

@@ -11,6 +11,7 @@ import pytest
 import anyaccel as aa
 from anyaccel import TabularMLP
 from anyaccel.errors import FrameworkError, PhaseError
+from anyaccel.fitting.table_models import batch_size_for
 from anyaccel.numpy_backend import Dense
 from anyaccel.registry import registry
 
@@ -83,6 +84,33 @@ def test_defaults_of_the_name_and_of_a_model():
     assert (graph.optimizer.name, graph.optimizer.lr) == ("adamw", 1e-3)
     assert fit(aa.SequentialMLP(3)).graph.optimizer.name == "adam"
     assert fit(optimizer=PLAIN).graph.optimizer == PLAIN
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "batch_size"), [(1, 128), (5000, 128), (8000, 256), (12_000, 512), (30_000, 1024), (10**7, 1024)]
+)
+def test_batches_of_the_name_grow_with_the_table(n_rows, batch_size):
+    assert batch_size_for(n_rows) == batch_size
+
+
+@pytest.mark.parametrize("batch_size", [16, 32, 128])
+def test_a_batch_size_beside_a_sampler_or_a_loader_is_refused(batch_size):
+    table = {"a": X[:, 0], "b": X[:, 1]}
+    named = {"target": "b", "loss": "mse", "epochs": 1}
+    assert fit("mlp", table, **named).phase.batch_size == 128
+    assert fit("mlp", table, **named, batch_size=batch_size).phase.batch_size == batch_size
+    assert fit("mlp", table, **named, sampler=aa.SimpleSampler(4)).phase.batch_size == 4
+    for model in ("mlp", aa.SequentialMLP()):
+        with pytest.raises(PhaseError, match=r"has both a sampler and a batch_size\. Hint: leave batch_size out"):
+            fit(model, table, **named, sampler=aa.SimpleSampler(4), batch_size=batch_size)
+
+    def batches():
+        yield {"x": X[:4], "y": X[:4, :1]}
+
+    given = {"target": "y", "features": "x", "loss": "mse"}
+    assert fit(aa.SequentialMLP(), batches, **given).results.loss
+    with pytest.raises(PhaseError, match=rf"fit has batch_size={batch_size}, and the data come in batches"):
+        fit(aa.SequentialMLP(), batches, **given, batch_size=batch_size)
 
 
 def test_the_name_stops_early_with_a_validation_unless_told_otherwise():

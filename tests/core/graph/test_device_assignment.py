@@ -73,7 +73,7 @@ def test_a_phase_on_a_kind_that_a_framework_lacks_falls_back_to_the_cpu(serve, c
     [
         ("gpuu", "did you mean 'gpu'?"),
         ("cudda:0", "did you mean 'cuda'?"),
-        ("auto", "anyaccel.best_device() gives the best device of this machine."),
+        ("auto", "use anyaccel.best_device() for the best device of this machine."),
     ],
 )
 def test_a_misspelt_kind_is_told_with_the_one_that_was_meant(chain, asked, hint):
@@ -98,7 +98,7 @@ def test_a_missing_device_is_told_with_the_reasons_of_the_frameworks_of_the_grap
             return "other is built without it"
 
     serve(Other("other", ("sim:9",)))
-    with pytest.raises(DeviceUnavailableError, match=r"none was made; anyaccel\.simulate") as caught:
+    with pytest.raises(DeviceUnavailableError, match=r"none exists; use anyaccel\.simulate") as caught:
         plan(chain(None), "sim:3")
     assert "other is built without it" not in str(caught.value)
 
@@ -176,8 +176,8 @@ def test_nodes_that_share_a_model_may_not_be_on_two_devices(table, mlp, sims):
     graph = ModelGraph([ModelNode("a", model, fs.reference(), "sim:0"), ModelNode("b", model, "a", "sim:1")])
     with pytest.raises(GraphError) as caught:
         plan(graph)
-    assert "nodes 'a' and 'b' share one model and ask for two devices, sim:0 and sim:1" in str(caught.value)
-    assert "give both the same accelerator" in str(caught.value)
+    assert "nodes 'a' and 'b' share one model but request two devices, sim:0 and sim:1" in str(caught.value)
+    assert "set the same accelerator on both" in str(caught.value)
 
 
 @pytest.mark.parametrize("what", ["frozen", "modes", "optimizer"])
@@ -250,7 +250,7 @@ def test_a_concat_of_data_alone_falls_back_like_a_model(serve, table):
     fs = table()
     graph = ModelGraph([ConcatNode("c", [fs.reference(), fs.reference()])])
     assert plan(graph, "gpu:0").explain("c") == (
-        "c runs on cpu:0 (numpy: cpu) because the phase asks for 'gpu:0', where no installed plugin runs numpy."
+        "c runs on cpu:0 (numpy: cpu) because the phase requests 'gpu:0', but no installed plugin runs numpy there."
     )
     with pytest.raises(FrameworkError, match=r"node 'c': no installed plugin runs numpy on 'gpu'"):
         plan(graph, "gpu:0", strict=True)
@@ -292,7 +292,7 @@ def test_a_policy_chooses_for_nodes_without_an_accelerator_of_their_own(serve, c
 
 
 def test_an_unknown_policy_is_an_error(chain):
-    with pytest.raises(PluginError, match=r"no plugin offers the placement policy 'spread'. Hint: install"):
+    with pytest.raises(PluginError, match=r"no plugin has the placement policy 'spread'. Hint: install"):
         plan(chain(None), policy="spread")
 
 
@@ -302,7 +302,7 @@ def test_an_unknown_policy_is_an_error(chain):
         (
             {"zzz": "cpu"},
             PluginError,
-            "policy 'odd' of plugin chooser .* places zzz, which is no node of this phase. Available: a",
+            "policy 'odd' of plugin chooser .* places zzz, which is not a node of this phase. Available: a",
         ),
         (None, PluginError, "the policy 'odd' of plugin chooser .* must return devices by label, got NoneType"),
         (
@@ -314,7 +314,7 @@ def test_an_unknown_policy_is_an_error(chain):
         (
             {"a": 7},
             PluginError,
-            "policy 'odd' of plugin chooser .* device that is none: 7 does .* Hint: update chooser",
+            "policy 'odd' of plugin chooser .* invalid device: 7 does .* Hint: update chooser",
         ),
     ],
 )
@@ -375,17 +375,17 @@ def test_every_reason_is_explained(serve, chain, sims):
         "The phase's 'gpu:0' was not taken: the node's own accelerator comes first."
     )
     assert made.explain("b") == (
-        "b runs on cpu:0 (numpy: cpu) because the phase asks for 'gpu:0', where no installed plugin runs numpy. "
+        "b runs on cpu:0 (numpy: cpu) because the phase requests 'gpu:0', but no installed plugin runs numpy there. "
         "The phase's 'gpu:0' was not taken: no installed plugin runs numpy on gpu."
     )
     assert made.explain("c").startswith("c runs on sim:0 (numpy: sim:0) because the policy 'first' chose it. The phase")
     made = plan(chain(None), "sim:0")
     assert (
         made.explain("a")
-        == "a runs on sim:0 (numpy: sim:0) because the phase asks for 'sim:0' and the node for no device."
+        == "a runs on sim:0 (numpy: sim:0) because the phase requests 'sim:0', and the node requests no device."
     )
     assert plan(chain(None)).explain("a") == (
-        "a runs on cpu:0 (numpy: cpu) because neither the node nor the phase asks for a device."
+        "a runs on cpu:0 (numpy: cpu) because neither the node nor the phase requests a device."
     )
 
 
@@ -412,7 +412,7 @@ def test_crossings_name_value_ends_route_and_bytes_each_place_once(table, mlp, s
 
 @pytest.mark.parametrize("change", [{"segments": 1}, {"columns": [{"odd": 1}]}, {"assignments": [{"device": "?"}]}])
 def test_a_malformed_plan_is_told(change, whole):
-    with pytest.raises(ConfigError, match=r"is not a plan as plain data: .*Hint: give the dict that plan"):
+    with pytest.raises(ConfigError, match=r"is not a plan as plain data: .*Hint: pass the dict from plan"):
         Plan.from_dict({**plan(whole, "sim:1").to_dict(), **change})
 
 
@@ -454,7 +454,7 @@ def test_a_plan_is_shown_to_people(whole):
         "c     sim:1   numpy sim:1  neighbour  0",
         "d     sim:1   numpy sim:1  phase      6",
         "load  fs.x -> numpy sim:0: float32[4] (float64 to float32)",
-        "cross a: numpy sim:0 -> numpy sim:1 by a move within the framework, 12 B a sample",
+        "cross a: numpy sim:0 -> numpy sim:1 by a move within the framework, 12 B per sample",
     ]
 
 
@@ -557,7 +557,7 @@ def test_a_model_is_not_shared_between_two_segments(serve, twin, table, mlp):
         ModelNode("c", model, "b"),
     ]
     with pytest.raises(
-        GraphError, match=r"node 'c' shares its model with a node of another segment. Hint: give it a model"
+        GraphError, match=r"node 'c' shares its model with a node of another segment. Hint: use a separate model"
     ):
         plan(ModelGraph(nodes))
 

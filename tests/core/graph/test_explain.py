@@ -62,10 +62,10 @@ def test_explain_names_the_deciding_level_in_every_case(serve, sims, monkeypatch
     sentences = {
         "node": "because its own accelerator is",
         "policy": "because the policy",
-        "phase": "because the phase asks for",
-        "environment": "because neither the node nor the phase asks for a device, and",
-        "default": "because neither the node nor the phase asks for a device.",
-        "fallback": "where no installed plugin runs numpy",
+        "phase": "because the phase requests",
+        "environment": "because neither the node nor the phase requests a device, and",
+        "default": "because neither the node nor the phase requests a device.",
+        "fallback": "but no installed plugin runs numpy",
     }
     rows = data()
     seen = set()

@@ -85,7 +85,7 @@ def test_a_kind_of_phase_that_does_not_say_what_it_computes_names_itself(graph: 
     class Silent(LargestOutput):
         compute = Phase.compute
 
-    with pytest.raises(NotImplementedError, match="Silent does not say what it computes"):
+    with pytest.raises(NotImplementedError, match="Silent does not define what it computes"):
         graph.run(Silent("s", data="all"), progress="none")
     assert not graph.live_values.in_use
 
@@ -93,10 +93,10 @@ def test_a_kind_of_phase_that_does_not_say_what_it_computes_names_itself(graph: 
 @pytest.mark.parametrize(
     ("given", "hint"),
     [
-        ([], r"was given no phases.*graph\.run\(TrainPhase"),
+        ([], r"received no phases.*graph\.run\(TrainPhase"),
         (["train"], "pass the phase itself, not its label"),
         ([TrainPhase], r"create one: TrainPhase\('name'"),
-        ([[TrainPhase("t", data="all", losses=[])], 3], "give phases one by one"),
+        ([[TrainPhase("t", data="all", losses=[])], 3], "pass phases one by one"),
         ([3], "pass a TrainPhase, EvalPhase or FitPhase"),
     ],
 )

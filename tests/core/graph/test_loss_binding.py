@@ -42,7 +42,8 @@ def test_shapes_that_would_broadcast_or_fold_are_refused_naming_both(loss, outpu
         in message
     )
     assert "losses never broadcast. Available: " in message
-    assert "Hint: change the model's output_shape, or choose another column" in message
+    wanted = f"an output of shape {list(target)}" if len(target) > 1 else f"{target[0] if target else 1} output"
+    assert f"Hint: give the model {wanted}" in message and "or choose another column" in message
 
 
 @pytest.mark.parametrize("loss", ["mse", "mae", "binary_cross_entropy"])
@@ -184,7 +185,9 @@ def test_classes_that_do_not_fit_are_refused(output, target, dtype, table, mlp):
 
 
 def test_float_class_indices_are_refused_with_a_hint(table, mlp):
-    with pytest.raises(ShapeError, match=r"or if these are class indices say so: feature_set.cast\({'y': 'int64'}"):
+    with pytest.raises(
+        ShapeError, match=r"or, if these are class indices, cast them: feature_set.cast\({'y': 'int64'}"
+    ):
         training(one(mlp(3), table(y=((1,), "float64"))), AppliedLoss("cross_entropy", on="a"))
 
 
@@ -198,7 +201,7 @@ def test_a_class_index_out_of_range_is_caught_before_anything_moves(bad, said, m
     phase = TrainPhase("t", data="all", losses=[AppliedLoss("cross_entropy", on="a")], accelerator="sim:0")
     with pytest.raises(ColumnError) as caught:
         Experiment("e", graph).run_phase(phase)
-    assert f"fs.y has the class index {said}; the model gives 3 classes, 0 to 2" in str(caught.value)
+    assert f"fs.y has the class index {said}; the model has 3 classes, 0 to 2" in str(caught.value)
     assert sims[0].used == sims[0].transfers.into.number == 0
     assert graph.progress == {}
 
@@ -212,7 +215,7 @@ def test_the_classes_are_those_of_the_output_that_is_compared(parts):
         Experiment("e", graph).run_phase(TrainPhase("t", data="all", losses=[loss]))
 
     run("0")
-    with pytest.raises(ColumnError, match=r"fs.y has the class index 2; the model gives 2 classes, 0 to 1"):
+    with pytest.raises(ColumnError, match=r"fs.y has the class index 2; the model has 2 classes, 0 to 1"):
         run("1")
 
 
@@ -278,7 +281,7 @@ def test_an_unknown_input_is_an_error_with_the_list(text, table, mlp):
     with pytest.raises(ColumnError) as caught:
         training(one(mlp(), table()), AppliedLoss("mse", on="a", inputs=["outputs", text]))
     message = str(caught.value)
-    assert f"the loss on 'a' has the input {text!r}, which is nothing in this graph" in message
+    assert f"the loss on 'a' has the input {text!r}, which is not in this graph" in message
     assert "Available: outputs, targets, fs.x, a. Hint: use one of these names" in message
 
 
@@ -297,7 +300,7 @@ def test_several_outputs_must_be_named(table, parts):
         training(one(parts(2, 2), table()), AppliedLoss("mse", on="a"))
     message = str(caught.value)
     assert "mse on 'a': 'a' has several outputs. Available: a.0, a.1" in message
-    assert "write inputs=['outputs.NAME', 'targets']" in message
+    assert "say which: AppliedLoss('mse', inputs=['outputs.0', 'targets'])" in message
 
 
 def test_an_custom_loss_gets_the_inputs_that_it_names(table, parts):
@@ -344,7 +347,7 @@ def test_order_matters_where_the_loss_is_not_symmetric(table, mlp):
 
 @pytest.mark.parametrize("inputs", [["outputs"], ["outputs", "targets", "targets"]])
 def test_a_named_loss_compares_two_values(inputs, table, mlp):
-    with pytest.raises(SpecError, match=r"mse on 'a' compares two values, got . inputs. Hint: write"):
+    with pytest.raises(SpecError, match=r"mse on 'a' compares two values, but got . inputs. Hint: write"):
         training(one(mlp(), table()), AppliedLoss("mse", on="a", inputs=inputs))
 
 
@@ -357,15 +360,15 @@ def test_a_loss_on_an_unknown_node_suggests_the_closest_label(table, mlp):
 
 
 def test_a_phase_that_trains_without_a_loss_is_refused(table, mlp):
-    with pytest.raises(PhaseError, match=r"phase 'p' trains, but has no loss .* Hint: give losses=\[AppliedLoss"):
+    with pytest.raises(PhaseError, match=r"phase 'p' trains, but has no loss .* Hint: pass losses=\[AppliedLoss"):
         training(one(mlp(), table()))
 
 
 def test_a_missing_optimizer_is_an_error_with_three_hints(table, mlp):
     with pytest.raises(PhaseError) as caught:
         training(one(mlp(), table(), None), AppliedLoss("mse", on="a"))
-    assert "node 'a' is trained and has no optimizer" in str(caught.value)
-    assert "give one to the graph" in str(caught.value) and "or freeze it" in str(caught.value)
+    assert "node 'a' is trained but has no optimizer" in str(caught.value)
+    assert "set one on the graph" in str(caught.value) and "or freeze it" in str(caught.value)
 
 
 def test_nothing_to_train_is_an_error_with_the_reason_for_each_node(table, mlp):
@@ -447,7 +450,7 @@ def test_a_backend_that_does_not_heed_groups_is_refused_by_the_plan(table, mlp, 
     graph = one(mlp(1), table(y=((1,), "float32")), Optimizer("adamw", groups=NO_DECAY))
     with pytest.raises(SpecError) as caught:
         training(graph, AppliedLoss("mse", on="a"))
-    message = "node 'a': numpy does not support groups of parameters, which the optimizer has. Hint: leave groups out"
+    message = "node 'a': numpy does not support the optimizer's groups of parameters. Hint: leave groups out"
     assert message in str(caught.value)
 
 
@@ -455,5 +458,5 @@ def test_a_pattern_that_no_node_of_the_optimizer_has_is_refused(table, mlp):
     data = table(y=((1,), "float32"))
     groups = {**NO_DECAY, "body.*": {"lr": 0.1}}
     nodes = [ModelNode("body", mlp(3), data.reference()), ModelNode("a", mlp(1), "body")]
-    with pytest.raises(SpecError, match=r"no parameter has a name like 'body\.\*'.*Available: .*bias.*Hint: write"):
+    with pytest.raises(SpecError, match=r"no parameter name matches 'body\.\*'.*Available: .*bias.*Hint: write"):
         training(ModelGraph(nodes, Optimizer("adamw", groups=groups)), AppliedLoss("mse", on="a"))

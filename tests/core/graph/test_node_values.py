@@ -95,7 +95,7 @@ def test_a_column_that_would_be_another_argument_is_refused(data, mlp):
     )
     references = [renamed.reference("input_ids"), renamed.reference("attention_mask")]
     with pytest.raises(
-        GraphError, match=r"'attention_mask' would be the argument 'token_type_ids'.*Hint: give the inputs by name"
+        GraphError, match=r"'attention_mask' would be the argument 'token_type_ids'.*Hint: pass the inputs by name"
     ):
         check(ModelNode("n", mlp(), references), forward)
     check(ModelNode("n", mlp(), dict(zip(["input_ids", "attention_mask"], references, strict=True))), forward)
@@ -113,9 +113,7 @@ def test_an_input_that_is_not_given_is_named(data, mlp):
     def call(ids, *, mask, scale=1.0):
         pass
 
-    with pytest.raises(
-        GraphError, match=r"its model needs the input 'mask', which is not given.*Hint: add it: \{'mask"
-    ):
+    with pytest.raises(GraphError, match=r"its model needs the input 'mask', which is missing.*Hint: add it: \{'mask"):
         check(ModelNode("n", mlp(), {"ids": data.reference("ids")}), call)
     check(ModelNode("n", mlp(), {"ids": data.reference("ids"), "mask": data.reference("mask")}), call)
 
@@ -124,7 +122,7 @@ def test_inputs_that_have_names_only_are_not_given_in_an_order(data, mlp):
     def by_name(*, a, b):
         pass
 
-    with pytest.raises(GraphError, match=r"takes its inputs by name.*Available: a, b. Hint: give a dict: \{"):
+    with pytest.raises(GraphError, match=r"takes its inputs by name.*Available: a, b. Hint: pass a dict: \{"):
         check(ModelNode("n", mlp(), [data.reference("ids"), data.reference("mask")]), by_name)
 
 
@@ -135,9 +133,9 @@ def test_vectors_of_integers_are_not_joined(data, mlp):
 
 
 def test_vectors_of_integers_are_joined_once_they_are_floating(data, mlp):
-    with pytest.raises(GraphError, match="or, if these are numbers and no ids") as caught:
+    with pytest.raises(GraphError, match="or, if these are numbers rather than ids") as caught:
         ModelGraph([ModelNode("n", mlp(), data.reference(["ids", "mask"]))]).build()
-    assert caught.value.hint.endswith("make them floating: data.cast({'ids': 'float32', 'mask': 'float32'})")
+    assert caught.value.hint.endswith("convert them to floats: data.cast({'ids': 'float32', 'mask': 'float32'})")
     data = data.cast({"ids": "float32", "mask": "float32"})
     graph = ModelGraph([ModelNode("n", mlp(), data.reference(["ids", "mask"]))])
     graph.build()
@@ -170,5 +168,7 @@ def test_a_loss_from_an_output_needs_one_that_exists(mlp, data):
 
 @pytest.mark.parametrize("inputs", [("outputs", "targets"), ("targets",), ("outputs.a", "outputs.b")])
 def test_from_output_takes_one_output(inputs):
-    with pytest.raises(SpecError, match=r"inputs=.* are not one output.*Hint: write AppliedLoss\.from_output\('n'"):
+    with pytest.raises(
+        SpecError, match=r"inputs=.* must be exactly one output.*Hint: write AppliedLoss\.from_output\('n'"
+    ):
         AppliedLoss("from_output", on="n", inputs=inputs)

@@ -37,7 +37,7 @@ def test_an_upstream_is_a_reference_a_label_or_a_node(table, mlp):
 
 @pytest.mark.parametrize("upstream", [None, 3, {1, 2}])
 def test_another_object_as_upstream_is_refused(upstream, mlp):
-    with pytest.raises(GraphError, match=rf"'n' has an upstream of type {type(upstream).__name__}.*give feature_set"):
+    with pytest.raises(GraphError, match=rf"'n' has an upstream of type {type(upstream).__name__}.*pass feature_set"):
         ModelNode("n", mlp(), upstream)
 
 
@@ -55,7 +55,7 @@ def test_the_label_of_a_node_may_be_left_out(table, mlp):
 
 
 def test_a_node_without_upstreams_is_refused(mlp):
-    with pytest.raises(GraphError, match=r"node 'n' has no upstream.*give feature_set"):
+    with pytest.raises(GraphError, match=r"node 'n' has no upstream.*pass feature_set"):
         ModelNode("n", mlp(), [])
 
 

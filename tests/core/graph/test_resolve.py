@@ -24,8 +24,8 @@ def test_a_model_is_not_frozen_in_one_node_and_trained_in_another(fs):
     graph = ModelGraph([ModelNode(label, model, fs.reference()) for label in ("kept", "taught")], "sgd").freeze("kept")
     with pytest.raises(
         GraphError,
-        match=r"^node 'taught' is trained, and its model is also that of node 'kept', which is frozen\. "
-        r"Hint: freeze both, graph\.freeze\('taught'\), or give 'kept' a copy: copy\.deepcopy\(model\)\.$",
+        match=r"^node 'taught' is trained, but shares its model with node 'kept', which is frozen\. "
+        r"Hint: freeze both, graph\.freeze\('taught'\), or use a copy in 'kept': copy\.deepcopy\(model\)\.$",
     ):
         train(graph, "taught")
 

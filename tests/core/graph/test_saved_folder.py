@@ -78,7 +78,7 @@ def test_a_model_that_no_backend_names_is_asked_for_by_name(tmp_path):
     graph = trained(raw())
     graph["net"].model.__class__ = Mine
     graph.save(tmp_path)
-    with pytest.raises(ConfigError, match=r"allow=\[Mine\], or give models={'net': ...}"):
+    with pytest.raises(ConfigError, match=r"allow=\[Mine\], or pass models={'net': ...}"):
         ModelGraph.load(tmp_path)
     again = ModelGraph.load(tmp_path, models={"net": SequentialMLP()})
     np.testing.assert_array_equal(predicted(again, raw()), predicted(graph, raw()))
@@ -262,7 +262,7 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path):
 
 def test_what_is_no_folder_is_an_error(tmp_path):
     graph = trained(raw())
-    with pytest.raises(ConfigError, match=r"has no manifest.json; there is no such folder. Hint: give the folder"):
+    with pytest.raises(ConfigError, match=r"has no manifest.json; there is no such folder. Hint: pass the folder"):
         ModelGraph.load(tmp_path / "none")
     with pytest.raises(ConfigError, match="3 is not a folder"):
         graph.save(3)

@@ -203,7 +203,7 @@ def test_data_by_their_objects_are_named_where_they_have_a_name(table):
     fs = table()
     train = fs.split_random({"train": 0.5, "test": 0.5})["train"]
     assert EvalPhase("e", data=train).get_config()["data"] == {"fs": "train"}
-    with pytest.raises(ConfigError, match=r"the data of phase 'e' have no name to save. Hint: register a split"):
+    with pytest.raises(ConfigError, match=r"phase 'e' cannot be saved: its data have no name. Hint: register a split"):
         EvalPhase("e", data={"fs": train.feature_set.view()}).get_config()
 
 
@@ -215,7 +215,7 @@ def test_a_model_without_a_configuration_must_be_given(table, mlp):
     config = through_json(graph.get_config())
     assert config["nodes"][0]["model"] is None
     with pytest.raises(
-        ConfigError, match=r"the configuration does not have the model of node 'a'. Hint: give it: models="
+        ConfigError, match=r"the configuration does not have the model of node 'a'. Hint: pass it: models="
     ):
         read(config, graph)
     model = Dense(1)
@@ -304,7 +304,11 @@ NODE = {"type": "model", "label": "a", "upstreams": [{"feature_set": "fs"}], "mo
         ({"nodes": [{**NODE, "code": "x"}]}, r"the configuration of a ModelNode has unknown keys: code"),
         ({"nodes": [{**NODE, "upstreams": "fs"}]}, r"upstreams of node 'a' must be a list, got 'fs'"),
         ({"nodes": [{**NODE, "upstreams": [3]}]}, r"3 is not the configuration of a reference"),
-        ({"nodes": [{**NODE, "upstreams": [{"feature_set": "x"}]}]}, r"names the feature set 'x', which was not given"),
+        (
+            {"nodes": [{**NODE, "upstreams": [{"feature_set": "x"}]}]},
+            r"names the feature set 'x', which is not in "
+            r"feature_sets",
+        ),
         ({"nodes": [{**NODE, "accelerator": "gpu"}]}, r"'gpu' is not the configuration of an accelerator"),
         ({"nodes": [{**NODE, "optimizer": "adam"}]}, r"'adam' is not the configuration of an optimizer"),
         ({"nodes": [{**NODE, "model": "x"}]}, r"node 'a': 'x' is not the configuration of a model. Hint: write"),
@@ -376,7 +380,7 @@ def test_what_is_no_feature_set_is_refused(given):
 
 
 def test_two_feature_sets_of_one_label_are_refused(table):
-    with pytest.raises(ConfigError, match=r"two feature sets are called 'fs'. Hint: give each its own label"):
+    with pytest.raises(ConfigError, match=r"two feature sets are called 'fs'. Hint: give each a unique label"):
         ModelGraph.from_config({"nodes": [NODE]}, feature_sets=[table(), table()])
 
 
@@ -386,7 +390,7 @@ def test_a_framework_s_own_optimizer_has_no_configuration(table, mlp):
         ModelGraph([ModelNode("a", mlp(), table().reference())], own),
         ModelGraph([ModelNode("a", mlp(), table().reference(), optimizer=own)]),
     ):
-        with pytest.raises(ConfigError, match=r"optimizer 'Own' is a framework's own and has no configuration"):
+        with pytest.raises(ConfigError, match=r"optimizer 'Own' belongs to a framework and has no configuration"):
             graph.get_config()
 
 

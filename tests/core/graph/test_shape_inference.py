@@ -162,7 +162,7 @@ def test_an_unknown_output_is_an_error(given, said, table, mlp, parts):
 
 
 def test_a_wrong_count_of_named_outputs_is_refused(table, parts):
-    with pytest.raises(GraphError, match=r"node 'a' names 3 outputs, and its model gives 2. Hint: name each"):
+    with pytest.raises(GraphError, match=r"node 'a' names 3 outputs, but its model returns 2. Hint: name all"):
         ModelGraph([ModelNode("a", parts(2, 2), table().reference(), outputs=["x", "y", "z"])]).build()
 
 
@@ -286,7 +286,11 @@ def test_a_users_class_is_recognised_by_its_bases(table):
 
 
 def test_a_model_without_owner_is_an_error_with_the_node(table):
-    with pytest.raises(NoBackendError, match=r"node 'a': builtins.object has no backend: no installed plugin owns it"):
+    with pytest.raises(
+        NoBackendError,
+        match=r"node 'a': builtins.object has no backend: no installed plugin supports "
+        r"it",
+    ):
         ModelGraph([ModelNode("a", object(), table().reference())]).build()
 
 

@@ -359,7 +359,10 @@ MISTAKES = {
         put("head/parameters/9.bias", ONE),
         r"'head' does not fit: the node has no parameters/9.bias",
     ),
-    "strange kind": (put("head/extras/w", ONE), r"the node has no extras/w. Hint: load it into the graph that it was"),
+    "strange kind": (
+        put("head/extras/w", ONE),
+        r"the node has no extras/w. Hint: load it into the graph that it belongs to",
+    ),
     "shape": (
         put(BIAS, np.zeros(2, "float32")),
         r"bias is float32\[2\] in the state and float32\[1\] in the graph",
@@ -428,8 +431,8 @@ def test_all_differences_of_a_graph_that_changed_are_in_one_error(table):
         "'graph' has no node 'old'; body/parameters/2.weight is float32[4, 4] in the state and float32[5, 4] in the "
         "graph; body/parameters/2.bias is float32[4] in the state and float32[5] in the graph; the state of node 'new' "
         "does not fit: it lacks parameters/bias, parameters/weight; head/parameters/weight is float32[1, 4] in the "
-        "state and float32[1, 2] in the graph. Available: body, new, head. Hint: load it into the graph that it was "
-        "taken from, or what fits of it with strict=False."
+        "state and float32[1, 2] in the graph. Available: body, new, head. Hint: load it into the graph that it "
+        "belongs to, or load the matching parts with strict=False."
     )
     assert_same(after.state(), kept)
 
@@ -480,7 +483,10 @@ def test_an_optimizer_state_is_loaded_only_with_all_of_its_node(table):
     graph.load_state(state, strict=False)
     assert_same(graph.state(), state)
     state["head/parameters/bias"] = np.zeros(5, "float32")
-    told = r"head/parameters/bias is float32\[5\] .*; the optimizer state of node 'head' is left out, it starts anew\.$"
+    told = (
+        r"head/parameters/bias is float32\[5\] .*; the optimizer state of node 'head' is left out, so it starts "
+        r"from scratch\.$"
+    )
     with pytest.warns(UserWarning, match=told):
         graph.load_state(state, strict=False)
     assert not graph.optimizer_states
@@ -488,7 +494,9 @@ def test_an_optimizer_state_is_loaded_only_with_all_of_its_node(table):
 
 @pytest.mark.parametrize("given", [None, [], "state.npz", 3])
 def test_an_object_that_is_not_a_state_is_refused(given, table):
-    with pytest.raises(StateError, match=r"the state of a graph must be a mapping, got .*\. Hint: give what state"):
+    with pytest.raises(
+        StateError, match=r"the state of a graph must be a mapping, got .*\. Hint: pass the result of state"
+    ):
         build(table()).load_state(given)
 
 

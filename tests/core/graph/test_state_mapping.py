@@ -81,9 +81,9 @@ def test_narrower_floats_are_widened_with_their_optimizer_state():
         (
             foreign,
             {"names": {}},
-            r"missing: .*0.weight.*unexpected: .*0.w.*Hint: say which are the",
+            r"missing: .*0.weight.*unexpected: .*0.w.*Hint: map the names",
         ),
-        (foreign, {"names": to_weight}, r"with their axes in another order.*Hint: bring the axes"),
+        (foreign, {"names": to_weight}, r"with their axes in another order.*Hint: reorder the axes"),
         (
             lambda state: state,
             {"change": lambda name, array: array * 2},
@@ -93,7 +93,7 @@ def test_narrower_floats_are_widened_with_their_optimizer_state():
         (
             lambda state: state,
             {"names": lambda name: "layers.0.weight"},
-            r"names gives 'layers.0.weight' for .* and for",
+            r"names returns 'layers.0.weight' for .* and for",
         ),
         (lambda state: state, {"names": 3}, r"names=3 is neither a dict nor a function. Hint: write names="),
         (

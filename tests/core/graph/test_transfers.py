@@ -147,7 +147,9 @@ def test_a_plan_names_each_value_and_its_gradient(serve, chain):
         ("b", "b", "c", "share", False),
         ("b", "c", "b", "share", True),
     ]
-    assert "cross gradient of b: numpy cpu -> guest cpu by shared memory, 12 B a sample" in str(plan).replace(":0", "")
+    assert "cross gradient of b: numpy cpu -> guest cpu by shared memory, 12 B per sample" in str(plan).replace(
+        ":0", ""
+    )
     assert plan.to_dict()["crossings"][1]["gradient"] is True
     assert Plan.from_dict(plan.to_dict()) == plan
 
@@ -217,7 +219,7 @@ def test_where_sharing_fails_values_and_gradients_go_through_host_memory(serve, 
     told = [event.message for event in results.events if event.kind == "transfer"]
     borders = ["outputs of 'b' go from open on cpu:0 to closed", "gradients of 'a' go from open on cpu:0 to closed"]
     assert [sum(message.startswith(border) for message in told) for border in borders] == [1, 1], "once, not every step"
-    assert all(" through host memory, as sharing memory failed (" in message for message in told)
+    assert all(" through host memory, because sharing memory failed (" in message for message in told)
     assert all(message.endswith(f"({error.__name__}: no DLPack here)") for message in told), told
     assert closed.crossed.count("tried") == len(told), "it is not tried again"
 
@@ -277,9 +279,8 @@ def test_images_read_in_another_order_of_axes_are_refused(serve, chain):
     with pytest.raises(errors.ShapeError) as caught:
         chain("first", "last")[0].graph.build()
     assert str(caught.value) == (
-        "node 'b' (last) reads images as channels_last, and 'a' (first) gives them as channels_first [3]. "
-        "Hint: put a model between them that moves the channels, or "
-        "build one of them channels_first."
+        "node 'b' (last) expects images as channels_last, but 'a' (first) returns them as channels_first [3]. "
+        "Hint: add a model between them that moves the channels, or build one of them channels_first."
     )
     chain("first", "first")[0].graph.build()
     chain("first", "numpy", "last")[0].graph.build()
@@ -443,8 +444,8 @@ def test_gradients_of_complex_values_do_not_cross(serve, table):
     with pytest.raises(errors.GraphError) as caught:
         Experiment("e", graph, progress="none").plan(phase)
     assert str(caught.value) == (
-        "the gradient of 'a' (complex64) cannot go back from guest on cpu:0 to numpy on cpu:0: frameworks define "
-        "gradients of complex numbers differently. Hint: let 'a' give real and imaginary parts as real numbers, or "
+        "the gradient of 'a' (complex64) cannot flow back from guest on cpu:0 to numpy on cpu:0: frameworks define "
+        "gradients of complex numbers differently. Hint: return real and imaginary parts as real numbers from 'a', or "
         "freeze it."
     )
     graph.freeze("a")
@@ -467,7 +468,7 @@ def test_a_loss_on_the_earlier_of_two_frameworks_is_an_error_with_a_hint(serve, 
     with pytest.raises(errors.GraphError) as caught:
         states_of(serve, table, ("numpy", "guest", "numpy"), lambda: Dense(3), losses)
     assert str(caught.value) == (
-        "a loss on 'a' compares with 'b', which another framework computes later. Hint: put the loss on 'b', with "
+        "a loss on 'a' compares with 'b', but another framework computes that later. Hint: put the loss on 'b', with "
         "inputs=['outputs', 'a']."
     )
 
@@ -488,7 +489,7 @@ def test_a_plugin_that_is_switched_off_is_named_in_the_error(serve, monkeypatch)
     with pytest.raises(errors.FrameworkError) as caught:
         serve().find("torch")
     assert str(caught.value) == (
-        "no plugin for the framework 'torch' is loaded, and ANYACCEL_PLUGINS says which are. Available: "
+        "no plugin for the framework 'torch' is loaded, because ANYACCEL_PLUGINS limits the plugins. Available: "
         f"numpy. Hint: add it to ANYACCEL_PLUGINS ('other' now), or {install_line('anyaccel-torch')}."
     )
 

@@ -98,11 +98,11 @@ def test_nodes_that_share_a_model_are_written_once(fs, tmp_path):
 
 def test_models_without_weights_and_files_of_unknown_endings_are_refused(fs, tmp_path):
     graph = ModelGraph([ModelNode("r", Sequential(), fs.reference())])
-    with pytest.raises(StateError, match=r"^graph 'graph' has no weights\. Hint: give it a model that has parameters"):
+    with pytest.raises(StateError, match=r"^graph 'graph' has no weights\. Hint: use a model with parameters"):
         graph.save_weights(tmp_path / "w.safetensors")
-    with pytest.raises(StateError, match=r"no installed plugin has files that end in '\.h5'.*Hint: use \.safetensors"):
+    with pytest.raises(StateError, match=r"no installed plugin reads '\.h5' files.*Hint: use \.safetensors"):
         net(fs).save_weights(tmp_path / "w.h5")
-    with pytest.raises(StateError, match=r"is a folder\. Hint: give the name of a file"):
+    with pytest.raises(StateError, match=r"is a folder\. Hint: pass the name of a file"):
         (tmp_path / "f.safetensors").mkdir()
         net(fs).save_weights(tmp_path / "f.safetensors")
 
@@ -237,10 +237,13 @@ def test_arrays_that_the_format_lacks_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (3, "3 is not a file of weights. Hint: write 'weights.safetensors'"),
-        ("", "'' is not a file of weights"),
-        ("nope.safetensors", "there is no file 'nope.safetensors'. Hint: give a file of weights, or a folder that has"),
-        ({"0.weight": None}, "0.weight is None, not an array. Hint: give names and arrays"),
+        (3, "3 is not a weight file. Hint: write 'weights.safetensors'"),
+        ("", "'' is not a weight file"),
+        (
+            "nope.safetensors",
+            "there is no file 'nope.safetensors'. Hint: pass a weight file, or a folder with",
+        ),
+        ({"0.weight": None}, "0.weight is None, not an array. Hint: pass names and arrays"),
     ],
 )
 def test_what_is_no_file_is_refused(given, message, fs):
@@ -256,7 +259,7 @@ def test_a_file_of_a_framework_that_is_not_installed_says_what_to_install(suffix
     file = tmp_path / f"w{suffix}"
     file.write_bytes(b"x")
     message = refused(net(fs), file)
-    assert f"no installed plugin has files that end in {suffix!r}" in message and "anyaccel-torch" in message.replace(
+    assert f"no installed plugin reads {suffix!r} files" in message and "anyaccel-torch" in message.replace(
         "plugins/torch", "anyaccel-torch"
     )
 
@@ -276,8 +279,8 @@ def test_all_differences_are_in_one_error(fs):
     assert refused(net(fs), given) == (
         "a dict of 10 arrays does not fit node 'net': missing: 0.bias; unexpected: extra; 2.bias is int32[4] in the "
         "file and float32[4] in the model; 3.weight is float32[1, 7] in the file and float32[1, 4] in the model; "
-        "1.bias is rounded from float64 to float32. Hint: map names={'IN THE FILE': 'IN THE MODEL'}, or load what fits "
-        "with strict=False."
+        "1.bias is rounded from float64 to float32. Hint: map names={'IN THE FILE': 'IN THE MODEL'}, or load the "
+        "matching parts with strict=False."
     )
 
 
@@ -288,7 +291,7 @@ def test_what_fits_is_loaded_without_strict_and_the_rest_is_warned_of(fs):
     given |= {"extra": np.ones(3), "3.weight": np.ones((1, 7), "f4"), "1.bias": np.full(4, 1 / 3)}
     before = graph.state()
     message = (
-        r"^a dict of 10 arrays was loaded in part: missing: 0\.bias; unexpected: extra; 3\.weight is float32\[1, 7\] "
+        r"^a dict of 10 arrays was loaded partially: missing: 0\.bias; unexpected: extra; 3\.weight is float32\[1, 7\] "
         r"in the file and float32\[1, 4\] in the model; 1\.bias is rounded from float64 to float32\.$"
     )
     with pytest.warns(UserWarning, match=message) as told:
@@ -305,7 +308,7 @@ def test_what_fits_is_loaded_without_strict_and_the_rest_is_warned_of(fs):
 
 
 def test_nothing_that_fits_is_an_error_without_strict_too(fs):
-    assert "nothing of it fits; missing: 0.weight, " in refused(net(fs), {"extra": np.ones(3)}, strict=False)
+    assert "nothing matches; missing: 0.weight, " in refused(net(fs), {"extra": np.ones(3)}, strict=False)
 
 
 def test_wider_floats_are_cast_and_told_and_narrower_ones_are_not(fs):
@@ -315,7 +318,7 @@ def test_wider_floats_are_cast_and_told_and_narrower_ones_are_not(fs):
     assert wide.state()["net/parameters/0.bias"].dtype == np.float64
     message = refused(narrow, arrays_of(wide))
     assert "0.weight is rounded from float64 to float32" in message
-    assert message.endswith("Hint: let them be rounded with strict=False.")
+    assert message.endswith("Hint: use strict=False to allow rounding.")
     with pytest.warns(UserWarning, match="0.weight is rounded from float64 to float32"):
         narrow.load_weights(arrays_of(wide), strict=False)
 
@@ -324,7 +327,9 @@ def test_values_that_become_infinite_are_not_loaded(fs):
     given = arrays_of(net(fs, 1, "float64"))
     given["0.bias"] = np.full(4, 1e300)
     graph = net(fs)
-    with pytest.warns(UserWarning, match=r"0\.bias is float64\[4\] .* and holds 1e\+300, which would be infinite"):
+    with pytest.warns(
+        UserWarning, match=r"0\.bias is float64\[4\] .* and 4 of its values, such as 1e\+300, would be infinite there"
+    ):
         done = graph.load_weights(given, strict=False)
     assert "0.bias" not in done.loaded and np.isfinite(graph.state()["net/parameters/0.bias"]).all()
 
@@ -360,9 +365,12 @@ def test_an_array_is_left_out_by_none(fs):
     ("names", "message"),
     [
         ({"nope": "0.bias"}, "names={'nope': '0.bias'}: the file has no 'nope'. Available: 0.weight, 0.bias, "),
-        ({"0.bias": 3}, "names gives 3 for '0.bias'. Hint: give text, or None to leave the array out"),
-        (lambda name: 3, "names gives 3 for '0.weight'"),
-        ({"2.bias": "0.bias"}, "names gives '0.bias' for '0.bias' and for '2.bias'. Hint: give each array of the file"),
+        ({"0.bias": 3}, "names returns 3 for '0.bias'. Hint: return text, or None to leave the array out"),
+        (lambda name: 3, "names returns 3 for '0.weight'"),
+        (
+            {"2.bias": "0.bias"},
+            "names returns '0.bias' for '0.bias' and for '2.bias'. Hint: map each array of the file",
+        ),
         (int, "names=<class 'int'> failed for '0.weight': ValueError: invalid literal for int() with base 10"),
         (3, "names=3 is neither a dict nor a function. Hint: write names={'IN THE FILE': 'IN THE MODEL'}"),
     ],
@@ -375,7 +383,7 @@ def test_names_the_other_way_round_are_recognized(fs):
     graph = ModelGraph([ModelNode("net", Dense(4), fs.reference())])
     theirs = {"w": np.ones((4, 4), "f4"), "b": np.ones(4, "f4")}
     message = refused(graph, theirs, names={"weight": "w", "bias": "b"})
-    assert "Hint: write it the other way round: names={'IN THE FILE': 'IN THE MODEL'}" in message
+    assert "Hint: swap them: names={'IN THE FILE': 'IN THE MODEL'}" in message
 
 
 # -- the order of axes -------------------------------------------------------------------------------------------------
@@ -387,7 +395,7 @@ def test_transposed_arrays_are_refused_and_the_hint_works(fs):
     flipped = {name: array.T for name, array in arrays_of(one).items()}
     for strict in (True, False):
         message = refused(graph, flipped, strict=strict)
-        assert "arrays would fit with their axes in another order, and square ones among the others would be" in message
+        assert "some arrays match only with their axes in another order, so square arrays would be" in message
         assert "3.weight is float32[4, 1] in the file and float32[1, 4] in the model" in message
     hint = "change=lambda name, array: array.T if name.endswith('weight') and array.ndim == 2 else array"
     assert message.endswith(f"{hint}.")
@@ -401,7 +409,7 @@ def test_a_square_array_of_another_name_is_refused_until_its_order_is_said(fs):
     theirs, names = {"kernel": kernel, "b": np.ones(4, "f4")}, {"kernel": "weight", "b": "bias"}
     message = refused(graph, theirs, names=names)
     assert "the order of the axes of weight is not known, because the file has another name for it" in message
-    assert message.endswith("or, where it is that of the model, change=lambda name, array: array.")
+    assert message.endswith("or, if the order is the same, pass change=lambda name, array: array.")
     graph.load_weights(theirs, names=names, change=lambda name, array: array.T)
     assert np.array_equal(graph.state()["net/parameters/weight"], kernel.T)
     graph.load_weights(theirs, names=names, change=lambda name, array: array)
@@ -411,7 +419,7 @@ def test_a_square_array_of_another_name_is_refused_until_its_order_is_said(fs):
 def test_change_must_be_a_function(fs):
     message = refused(net(fs), arrays_of(net(fs, 1)), change=lambda array: array)
     assert "failed for '0.weight': TypeError: " in message
-    assert message.endswith("Hint: give a function such as lambda name, array: array.")
+    assert message.endswith("Hint: pass a function such as lambda name, array: array.")
     assert "change=3 is not a function. Hint: write change=lambda name, array: array" in refused(net(fs), {}, change=3)
 
 

@@ -79,8 +79,8 @@ def test_shapes_that_do_not_match_are_an_error_and_nothing_is_written():
     with pytest.raises(errors.StateError) as caught:
         anyaccel.copy_weights(one, other)
     assert str(caught.value) == (
-        "layers.0.weight is float32[5, 3] in the target and would become float32[4, 3]. Hint: give "
-        "change=lambda name, array: ... that transposes or converts it."
+        "layers.0.weight is float32[5, 3] in the target and would become float32[4, 3]. Hint: pass change=lambda "
+        "name, array: ... to transpose or convert it."
     )
     assert all(np.array_equal(before[name], other.parameters[name]) for name in before)
 

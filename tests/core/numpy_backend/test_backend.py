@@ -87,7 +87,9 @@ def test_device_info(backend, sims):
 def test_reasons_for_unavailable_devices(backend):
     assert backend.unavailable_reason(CPU) == ""
     assert backend.unavailable_reason(Device("cpu", 1)) == "numpy counts all cores as cpu:0"
-    assert backend.unavailable_reason(SIM0) == "none was made; anyaccel.simulate(1) or ANYACCEL_SIMULATE=1 makes it"
+    assert backend.unavailable_reason(SIM0) == (
+        "none exists; use anyaccel.simulate(1) or ANYACCEL_SIMULATE=1 to create it"
+    )
     assert backend.unavailable_reason(Device("gpu")) == ""
     with simulate(1):
         assert backend.unavailable_reason(SIM1).startswith("1 simulated device was made; ")
@@ -293,9 +295,9 @@ class Odd(Module):
         (lambda w, x: w @ x, "Odd does not accept float32[3]: matmul: "),
         (
             lambda w, x: x[0],
-            "Odd gave [3] for a batch of 2 samples. Hint: let every output be an array with the batch",
+            "Odd returned [3] for a batch of 2 samples. Hint: return arrays with the batch",
         ),
-        (lambda w, x: 1.0, "Odd gave float for a batch of 2 samples"),
+        (lambda w, x: 1.0, "Odd returned float for a batch of 2 samples"),
         (lambda w, x, y: x, "Odd does not accept float32[3]: "),
     ],
 )
@@ -319,8 +321,8 @@ def test_a_plain_function_is_not_a_model(backend):
     with pytest.raises(ShapeError) as caught:
         backend.infer(np.tanh, [THREE], 0)
     assert str(caught.value) == (
-        "a ufunc is not a NumPy model: its gradients are not known. "
-        "Hint: derive a class from anyaccel.numpy_backend.Module, and write its pullback."
+        "a ufunc is not a NumPy model: its gradients are unknown. "
+        "Hint: subclass anyaccel.numpy_backend.Module, and implement pullback."
     )
 
 
@@ -332,7 +334,7 @@ def test_builtin_models_and_unsupported_specs(backend):
         == backend.unsupported_reason(Loss(max))
         == ""
     )
-    assert backend.unsupported_reason(Optimizer(Dense)) == "numpy has the named optimizers only"
+    assert backend.unsupported_reason(Optimizer(Dense)) == "numpy supports named optimizers only"
 
 
 # -- state ---------------------------------------------------------------------------------------------------------
@@ -362,7 +364,7 @@ def test_state_is_copied_and_loaded_in_place(device, backend, sims):
     ("change", "words"),
     [
         (lambda s: s.pop("parameters/bias"), "the state lacks parameters/bias"),
-        (lambda s: s.update(x=s["parameters/bias"]), "the state has x, which the model does not have"),
+        (lambda s: s.update(x=s["parameters/bias"]), "the state has x, which is not in the model"),
         (lambda s: s.clear(), "the state lacks parameters/weight, parameters/bias"),
         (lambda s: s.update({"parameters/bias": np.zeros(5, "f4")}), "parameters/bias of the model is float32[2]"),
         (lambda s: s.update({"parameters/bias": np.zeros(2)}), "parameters/bias in the state is float64[2]"),
@@ -379,7 +381,7 @@ def test_a_state_that_does_not_match_is_refused_as_a_whole(change, words, backen
 
 
 def test_an_unbuilt_model_refuses_a_state(backend, dense):
-    with pytest.raises(StateError, match=r"the state has .*parameters/bias.*, which the model does not have"):
+    with pytest.raises(StateError, match=r"the state has .*parameters/bias.*, which is not in the model"):
         backend.load_state(Dense(2), backend.state(dense))
 
 

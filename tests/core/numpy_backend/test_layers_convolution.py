@@ -215,7 +215,8 @@ IMAGE = TensorSpec((1, 8, 8), "float32")
         (lambda: MaxPool2d(2), [IMAGE, IMAGE], "MaxPool2d takes one input, got 2"),
         (lambda: Flatten(), [IMAGE, IMAGE], "Flatten takes one input, got 2"),
         (lambda: SequentialCNN(), [TensorSpec((64,), "float32")], "SequentialCNN takes one input [channels, height, "),
-        (lambda: SequentialCNN(), [TensorSpec((1, 3, 8), "float32")], "2 poolings by 2 leave nothing of [1, 3, 8]"),
+        (lambda: SequentialCNN(), [TensorSpec((1, 3, 8), "float32")], "2 poolings by 2 leave nothing of an image of "
+                                                                      "shape [1, 3, 8]"),
         (lambda: SequentialCNN(), [TensorSpec((1, 8, 8), "float64")], "computes in float32, got float64[1"),
     ],
 )  # fmt: skip

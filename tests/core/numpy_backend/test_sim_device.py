@@ -105,7 +105,7 @@ def test_the_error_for_a_missing_device_says_how_to_make_it(backend):
     with pytest.raises(DeviceUnavailableError) as caught:
         backend.move(np.ones(2), SIM1)
     assert str(caught.value) == (
-        "numpy has no sim:1: none was made; anyaccel.simulate(2) or ANYACCEL_SIMULATE=2 makes it. "
+        "numpy has no sim:1: none exists; use anyaccel.simulate(2) or ANYACCEL_SIMULATE=2 to create it. "
         "Available: cpu:0. Hint: call anyaccel.simulate(2), or use one of these."
     )
     with pytest.raises(DeviceUnavailableError, match=r"numpy has no gpu:0\. Available: cpu:0"):

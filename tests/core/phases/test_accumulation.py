@@ -38,7 +38,9 @@ def phase(loss, accumulate=2):
     ],
 )
 def test_losses_that_are_no_means_over_rows_are_not_accumulated(loss, reason):
-    with pytest.raises(PhaseError, match=rf"the loss 'net' is {reason}: a step would not be .* Hint: leave accumulate"):
+    with pytest.raises(
+        PhaseError, match=rf"the loss 'net' is {reason}: a step would differ from .* Hint: leave accumulate"
+    ):
         phase(loss)
     assert phase(loss, accumulate=1).accumulate == 1
 

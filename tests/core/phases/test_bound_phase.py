@@ -49,7 +49,10 @@ def test_a_loss_without_a_node_is_on_the_only_output():
 
 def test_of_several_outputs_one_must_be_named():
     phase = TrainPhase(data="all", losses=AppliedLoss("mse"))
-    message = r"phase 'train' has the loss 'mse' without a node, and the graph has several outputs\. Available: a, b\."
+    message = (
+        r"phase 'train' has the loss 'mse' on no particular node, but the graph has several outputs\. "
+        r"Available: a, b\."
+    )
     for call in (Experiment(graph("a", "b"), progress="none").run_phase, Experiment(graph("a", "b")).plan):
         with pytest.raises(PhaseError, match=message + r" Hint: name one: AppliedLoss\('mse', on='a'\)"):
             call(phase)

@@ -55,7 +55,7 @@ def test_the_state_of_an_average_can_be_applied_without_a_run() -> None:
         applied = {name: array for name, array in graph.state().items() if "/parameters/" in name}
     assert_same(applied, {name: array for name, array in averaging.state_dict().items() if "/parameters/" in name})
     assert_same(graph.state(), before)
-    with pytest.raises(StateError, match=r"lacks n_averaged, of all or of a node\. Hint: give"):
+    with pytest.raises(StateError, match=r"lacks n_averaged, of all or of a node\. Hint: pass"):
         loaded.load_state_dict({})
 
 
@@ -112,6 +112,8 @@ def test_a_plateau_goes_on_from_its_state(monkeypatch: pytest.MonkeyPatch) -> No
         actual = factors(first, values[:broken_off], monkeypatch)
         second.load_state_dict(first.state_dict())
         assert actual + factors(second, values[broken_off:], monkeypatch) == expected
-    message = r"state of ReduceLROnPlateau does not fit: it has best\. Available: current, best, bad, cooling\. Hint"
+    message = (
+        r"this is not the state of a ReduceLROnPlateau: it has best\. Available: current, best, bad, cooling\. Hint"
+    )
     with pytest.raises(StateError, match=message):
         aa.ReduceLROnPlateau("loss").load_state_dict({"best": 1.0})

@@ -255,7 +255,8 @@ def test_a_figure_that_there_is_not_is_an_error_before_anything_is_trained(
 ):
     who = {"optimizer": "ReduceLROnPlateau", "checkpoint": "Checkpoint(keep_best=...)"}.get(where, "EarlyStopping")
     message = (
-        f"{who} monitors {monitor!r}, which epochs of 'train' do not have. Available: loss, loss.net. Hint: {remedy}"
+        f"{who} monitors {monitor!r}, but the epochs of 'train' have no such value. Available: loss, loss.net. Hint: "
+        f"{remedy}"
     )
     if where in ("phase", "checkpoint"):
         callbacks = [EarlyStopping(monitor, mode="min")] if where == "phase" else []
@@ -315,7 +316,7 @@ def test_a_metric_that_is_better_when_high_is_watched_so(line, experiment, train
     assert epochs_until_stopped(rising, "rmse") == 2
     assert epochs_until_stopped(rising, "accuracy", mode="min") == 2
     assert epochs_until_stopped(rising, "score", mode="max") == 5
-    with pytest.raises(PhaseError, match=r"whether 'val_score' is better when it is high or low is not known\. Hint"):
+    with pytest.raises(PhaseError, match=r"cannot tell whether a high or a low 'val_score' is better\. Hint"):
         epochs_until_stopped(rising, "score")
 
 

@@ -183,8 +183,8 @@ def test_a_value_that_changes_in_every_epoch_costs_no_more_than_the_better_choic
     assert len(again) == (1 if steps > 50 or programs.asked else 0)
     if again:
         outcome = "steps are compiled each time" if compiled < plain else "steps stay uncompiled"
-        assert again[0].startswith(f"{outcome}, as beta of the loss 'net' has changed again: compiling for ")
-    assert sum("is dropped" in message for message in told(result)) <= 1
+        assert again[0].startswith(f"{outcome}, because beta of the loss 'net' has changed again: compiling for ")
+    assert sum("are dropped" in message for message in told(result)) <= 1
 
 
 def test_a_value_that_stops_changing_lets_steps_be_compiled_for_what_is_left(
@@ -206,7 +206,9 @@ def test_steps_that_the_phase_wants_compiled_are_compiled_after_each_change(
     programs = speeds(changes=True)
     result = train(10, 4, compile="steps", callbacks=[Annealing()])
     assert {kind for kind, *_ in programs.calls} == {"compiled"}
-    assert [message.partition(",")[0] for message in told(result)[1:]] == ["what was compiled is dropped"] * 3
+    assert [message.partition(",")[0] for message in told(result)[1:]] == [
+        "compiled steps are dropped because beta of the loss 'net' has changed"
+    ] * 3
 
 
 # -- the choice --------------------------------------------------------------------------------------------------------
@@ -320,7 +322,7 @@ def test_steps_are_compiled_at_once_if_that_costs_nothing(speeds: Callable[..., 
     programs = speeds(offered=CompileEstimate(0.0, 0.5), seconds=0.0)
     result = train(10)
     assert [kind for kind, *_ in programs.calls] == ["compiled"] * len(programs.calls)
-    assert told(result) == ["steps compiled in 0.0 s: that takes no longer than plain steps do"]
+    assert told(result) == ["steps compiled in 0.0 s: compiling takes no longer than uncompiled steps"]
 
 
 @pytest.mark.parametrize(
@@ -333,8 +335,8 @@ def test_steps_are_not_compiled_if_that_gains_nothing(
     for callbacks in ([], [EARLY]):
         result = train(1000, 20, batch=1, callbacks=callbacks)
         assert programs.asked == [] and told(result) == [] and programs.offers
-        given = "the backend offers none, as they cannot be or would gain little; compile='steps' tries it"
-        slower = "compiled ones would take no less time"
+        given = "the backend cannot compile them, or expects little gain; compile='steps' tries it"
+        slower = "compiled steps would not be faster"
         assert why_not(result) == [f"steps are not compiled: {given if offered is None else slower}"]
 
 
@@ -353,11 +355,11 @@ def test_the_event_says_why_steps_were_compiled(speeds: Callable[..., SimpleName
     speeds(each=1e-3, ratio=0.1, seconds=2.0)
     (text,) = told(train(5000, 2, batch=1))
     assert text.startswith("steps compiled in 2.0 s: 9,9") and text.endswith(
-        " steps are left, of which each saves about 900 us; 2.0 s were expected for it"
+        " steps are left, and each saves about 900 us; 2.0 s were expected for it"
     )
     speeds(each=1e-3, ratio=0.1, seconds=2.0)
     (text,) = told(train(5000, 2, batch=1, callbacks=[EARLY]))
-    assert text == "steps compiled in 2.0 s: plain steps have taken 2.0 s; 2.0 s were expected for it"
+    assert text == "steps compiled in 2.0 s: uncompiled steps have taken 2.0 s; 2.0 s were expected for it"
     speeds(each=1e-3, ratio=0.1, seconds=2.0)
     assert told(train(5, compile="steps")) == ["steps compiled in 2.0 s: as the phase asks"]
 
@@ -396,7 +398,7 @@ def test_the_event_says_that_a_phase_ended_before_steps_were_timed(
     """No plain step was timed, somebody stopped it, or it might have been stopped until too few steps were left."""
     takes = "steps are not compiled: compiling would take about"
     speeds()
-    assert why_not(train(1)) == [f"{takes} 5.0 s, and the phase was over before plain ones were timed"]
+    assert why_not(train(1)) == [f"{takes} 5.0 s, and the phase ended before uncompiled steps were timed"]
     speeds()
     assert why_not(train(2)) == [f"{takes} 5.0 s and save 0.9 ms in 1 step of 1.0 ms"]
     speeds()
@@ -405,7 +407,7 @@ def test_the_event_says_that_a_phase_ended_before_steps_were_timed(
     assert why_not(result) == [f"{takes} 5.0 s and save 2.7 s in 2,999 steps of 1.0 ms"] and told(result) == []
     speeds(seconds=8.0)
     result = train(1000, 10, batch=1, callbacks=[EARLY])
-    assert why_not(result) == [f"{takes} 8.0 s and save 9.0 s in 9,999 steps of 1.0 ms, as was known too late"]
+    assert why_not(result) == [f"{takes} 8.0 s and save 9.0 s in 9,999 steps of 1.0 ms, but this was known too late"]
 
 
 @pytest.mark.parametrize("share", [1.0, 0.25])
@@ -441,8 +443,8 @@ def test_the_event_says_that_steps_with_a_step_end_hook_are_not_compiled(
 ) -> None:
     speeds(offered=None, computes=True)
     assert why_not(train(5, 2, callbacks=[at("step_end", lambda run: None)])) == [
-        "steps are not compiled: a step_end hook hears of every one, and single steps "
-        "are not compiled; callbacks may set every_n_steps=50, or have steps_done, which hears of many steps at once"
+        "steps are not compiled: a step_end hook runs after every step, and single steps are not compiled; set "
+        "every_n_steps=50 on the callback, or use steps_done, which runs once for many steps"
     ]
 
 
@@ -481,8 +483,8 @@ def test_there_is_no_second_event_once_steps_were_compiled(
 @pytest.mark.parametrize(
     ("mode", "asked", "routine"),
     [
-        ("auto", [], ["steps are not compiled: batches differ from each other"]),
-        ("steps", ["steps run one by one, uncompiled: batches differ from each other"], []),
+        ("auto", [], ["steps are not compiled: all batches have different shapes"]),
+        ("steps", ["steps run one at a time, uncompiled: all batches have different shapes"], []),
         ("off", [], []),
     ],
 )
@@ -559,7 +561,7 @@ def test_steps_run_one_by_one_if_the_program_takes_no_microbatches(
     programs = speeds()
     result = train(20, 2, compile="steps", accumulate=5)
     assert programs.asked == programs.calls == []
-    assert told(result) == ["steps of 20 rows in micro-batches of 4 run one by one, uncompiled"]
+    assert told(result) == ["steps of 20 rows in micro-batches of 4 run one at a time, uncompiled"]
 
 
 def test_streamed_blocks_are_compiled_once(
@@ -588,7 +590,7 @@ def test_several_programs_say_that_steps_are_not_compiled(learner: Callable[[], 
 
     graph.add_node(ModelNode("est", learner(), "a"))
     for mode, expected in (
-        ("steps", ["steps run one by one, uncompiled: no single program takes them whole"]),
+        ("steps", ["steps run one at a time, uncompiled: no single program runs a whole step"]),
         ("auto", []),
         ("off", []),
     ):
@@ -613,7 +615,7 @@ def test_auto_says_that_no_single_program_takes_steps_whole_where_one_could_comp
     phase = TrainPhase("t", data="all", losses=MSE, batch_size=4, epochs=2)
     result = Experiment("e", graph, progress="none").run_phase(phase)
     assert told(result) == []
-    assert why_not(result) == ["steps are not compiled: no single program takes them whole"] * able
+    assert why_not(result) == ["steps are not compiled: no single program runs a whole step"] * able
 
 
 def test_all_modes_give_the_same_numbers(speeds: Callable[..., SimpleNamespace]) -> None:

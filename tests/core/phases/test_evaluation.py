@@ -308,7 +308,9 @@ def test_data_without_targets_give_predictions_without_metrics(experiment):
 def test_a_metric_is_not_called_as_a_loss_is(label, validates, line, experiment, train):
     looks = EvalPhase("look", data="val", losses=[MSE], metrics=[Metric("mse", label=label)])
     phase = train(validation=looks) if validates else looks
-    with pytest.raises(SpecError, match=rf"has a metric called '{label}', which is the name of a loss .* Hint: give"):
+    with pytest.raises(
+        SpecError, match=rf"has a metric called '{label}', but a loss in the results has that name.* Hint: give"
+    ):
         experiment(line()).run_phase(phase)
 
 

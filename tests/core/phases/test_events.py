@@ -97,10 +97,10 @@ def test_results_keep_their_events_as_plain_data_too():
 def test_a_line_of_text_tells_of_memory_alone():
     decided, short = Event(-1, -1, "compile", "unrolled"), Event(0, 3, "memory", "split")
     assert all("compile" not in repr(one) and "memory" not in repr(one) for one in results_of(decided))
-    assert repr(results_of(decided, short)[0]) == "TrainResults('t', 1 epochs, loss 0.5, once short of memory)"
-    assert repr(results_of(short)[1]) == "EvalResults('e', once short of memory)"
+    assert repr(results_of(decided, short)[0]) == "TrainResults('t', 1 epochs, loss 0.5, out of memory once)"
+    assert repr(results_of(short)[1]) == "EvalResults('e', out of memory once)"
     ended = TrainResults(label="t", epochs=(EPOCH,), error=ValueError("no"), events=(short,))
-    assert repr(ended) == "TrainResults('t', 1 epochs, loss 0.5, once short of memory, ended by ValueError)"
+    assert repr(ended) == "TrainResults('t', 1 epochs, loss 0.5, out of memory once, ended with ValueError)"
 
 
 @pytest.mark.parametrize("cls", [TrainResults, EvalResults])

@@ -163,7 +163,7 @@ def test_an_evaluation_that_fails_leaves_none(listen, line, experiment, evaluate
         raise Oops("no measure")
 
     seen, callback = listen(("phase_end",))
-    with pytest.raises(SpecError, match=r"metric 'broken' .* ended by Oops: no measure"):
+    with pytest.raises(SpecError, match=r"metric 'broken' .* raised Oops: no measure"):
         experiment(line()).run_phase(evaluate(metrics=[broken], callbacks=[callback]))
     assert seen[-1][2]["run"].evaluation is None
     assert isinstance(seen[-1][2]["error"].__cause__, Oops)
@@ -532,7 +532,7 @@ def test_a_misspelt_hook_is_refused_when_the_callback_is_made_and_its_hint_works
         type("Mine", (Callback,), {name: method})
     assert str(error.value) == (
         f"Mine.{name} is not a hook of callbacks and would never be called. Available: {hooks}. "
-        f"Hint: call it {meant!r}; if it is a helper and no hook, begin its name with an underscore."
+        f"Hint: rename it to {meant!r}; if it is a helper rather than a hook, begin its name with an underscore."
     )
     type("Mine", (Callback,), {meant: method})
     type("Mine", (Callback,), {f"_{name}": method})

@@ -29,7 +29,7 @@ def test_two_distributions_that_let_nodes_learn_are_an_error_that_names_both(
     graph = line()
     assert experiment(graph).run_phase(train()).epochs, "what has no such nodes asks for neither"
     graph.add_node(ModelNode("est", learner(), "net"))
-    with pytest.raises(PluginError, match=r"^one:LEARNING and two:LEARNING both offer 'learners' in .*uninstall one"):
+    with pytest.raises(PluginError, match=r"^one:LEARNING and two:LEARNING both provide 'learners' in .*uninstall one"):
         experiment(graph).run_phase(train())
 
 

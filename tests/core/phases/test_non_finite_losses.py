@@ -68,7 +68,7 @@ def test_a_loss_that_is_not_finite_is_one_warning_with_node_and_step(experiment,
     assert str(told[0].message) == (
         f"phase 't': loss 'squares' on node 'net' is {value} at step 3 of epoch 1. Hint: lower lr, set "
         "clip_norm=1.0 of the Optimizer, or look for NaN in the data and in your own losses; on_nan='stop' ends the "
-        "run where this happens, on_nan='ignore' says nothing"
+        "run when this happens, on_nan='ignore' silences this warning"
     )
     assert told[0].filename == __file__
     assert len(result.epochs) == 3 and not result.stop_reason

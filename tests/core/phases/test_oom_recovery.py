@@ -169,7 +169,7 @@ def test_steps_are_computed_in_microbatches_if_rows_are_independent(
     assert graph.optimizer_states["net"].step == 17 * 6
     texts = [text for _, _, text in told(result)]
     sizes = {15: [8], 9: [8], 5: [8, 4], 3: [8, 4, 2], 1: [8, 4, 2, 1]}[most]
-    assert texts == [STREAMED, *(f"{size} rows of {size * 2} at once now" for size in sizes)]
+    assert texts == [STREAMED, *(f"{size} of {size * 2} rows at a time from now on" for size in sizes)]
     assert len([rows for rows in seen.asked if rows > most]) <= len(texts) + after
 
 
@@ -181,7 +181,11 @@ def test_accumulated_steps_are_computed_in_smaller_microbatches(after: int, devi
     result = run(graph, train(accumulate=3))
     same(graph, plain, within=1e-6)
     np.testing.assert_allclose(history(result), history(expected), rtol=1e-6)
-    assert [text for _, _, text in told(result)] == [STREAMED, "8 rows of 16 at once now", "4 rows of 8 at once now"]
+    assert [text for _, _, text in told(result)] == [
+        STREAMED,
+        "8 of 16 rows at a time from now on",
+        "4 of 8 rows at a time from now on",
+    ]
 
 
 def test_buffers_and_random_state_are_restored_too(device: Callable[..., Device]) -> None:
@@ -211,7 +215,7 @@ def test_rows_that_are_streamed_are_streamed_in_smaller_blocks(
     result = run(graph, train(residency="streamed"))
     same(graph, plain, within=1e-6)
     np.testing.assert_allclose(history(result), history(expected), rtol=1e-6)
-    now = "5 rows of 10 at once now" if after == 5 else "8 rows of 16 at once now"
+    now = "5 of 10 rows at a time from now on" if after == 5 else "8 of 16 rows at a time from now on"
     assert [text for _, _, text in told(result)] == [now]
 
 
@@ -223,7 +227,7 @@ def test_single_rows_are_streamed_in_smaller_blocks(
     device(0, after=20, times=1)
     result = run(graph, train(batch_size=1, epochs=1, residency="streamed"))
     same(graph, plain, within=0.0)
-    assert [text for _, _, text in told(result)] == ["rows are streamed in smaller blocks now"]
+    assert [text for _, _, text in told(result)] == ["rows are streamed in smaller blocks from now on"]
 
 
 @pytest.mark.parametrize("after", [0, 3, 7])
@@ -258,7 +262,7 @@ def test_microbatches_of_a_last_partial_batch_do_not_limit_the_others(
 
     monkeypatch.setattr(NumpyBackend, "from_host", full)
     result = run(graph, train())
-    assert told(result) == [(1, 0, STREAMED), (1, 0, "8 rows of 16 at once now")]
+    assert told(result) == [(1, 0, STREAMED), (1, 0, "8 of 16 rows at a time from now on")]
 
 
 def test_data_that_cannot_be_loaded_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,10 +281,10 @@ def test_data_that_cannot_be_loaded_are_streamed(monkeypatch: pytest.MonkeyPatch
     same(graph, plain, within=0.0)
     np.testing.assert_array_equal(history(result), history(expected))
     assert [(event.epoch, event.step, event.message) for event in unusual(result)] == [
-        (-1, -1, "the data of t: streamed, as memory ran out while they were loaded (the device has no room)")
+        (-1, -1, "the data of t: streamed, because memory ran out while they were loaded (the device has no room)")
     ]
     (other,) = [event.message for event in result.events if event.verbose]
-    assert other.startswith("the data of val: resident, as they take ")
+    assert other.startswith("the data of val: resident, because they take ")
 
 
 # -- what a phase can have ---------------------------------------------------------------------------------------------
@@ -324,7 +328,7 @@ def test_mixed_steps_are_computed_in_microbatches_if_sets_give_equally_many_rows
     result = run(one, train(**of))
     same(one, plain, within=1e-6)
     np.testing.assert_allclose(history(result), history(expected), rtol=1e-6)
-    assert [text for _, _, text in told(result)] == [STREAMED, "4 rows of 8 at once now"]
+    assert [text for _, _, text in told(result)] == [STREAMED, "4 of 8 rows at a time from now on"]
 
 
 def test_learners_are_restored_too(device: Callable[..., Device], learner: type[Any]) -> None:
@@ -407,7 +411,7 @@ def test_a_validation_is_computed_in_smaller_batches(most: int, device: Callable
     same(graph, plain, within=0.0)
     np.testing.assert_allclose(history(result), history(expected), rtol=1e-12)
     texts = [text for _, _, text in told(result)]
-    assert texts[:2] == [STREAMED, "20 rows of 40 at once now"]
+    assert texts[:2] == [STREAMED, "20 of 40 rows at a time from now on"]
     assert all(
         event.message.startswith("the data of check: memory ran out (the device has no room)")
         for event in unusual(result)
@@ -423,7 +427,11 @@ def test_evaluations_are_computed_in_smaller_batches(device: Callable[..., Devic
         collected.append((result.prediction("net"), result.losses["net"]))
     np.testing.assert_allclose(collected[1][0], collected[0][0], rtol=1e-12)
     assert collected[1][1] == pytest.approx(collected[0][1], rel=1e-12)
-    assert [text for _, _, text in told(result)] == [STREAMED, "15 rows of 30 at once now", "6 rows of 30 at once now"]
+    assert [text for _, _, text in told(result)] == [
+        STREAMED,
+        "15 of 30 rows at a time from now on",
+        "6 of 30 rows at a time from now on",
+    ]
 
 
 def test_a_validation_on_a_device_that_is_too_small_for_one_of_its_batches() -> None:
@@ -448,10 +456,10 @@ def test_an_evaluation_that_does_not_fit_says_which_batch_would(device: Callable
     with pytest.raises(OutOfMemoryError) as caught:
         run(graph, phase)
     assert str(caught.value).startswith(
-        "phase 'p': not enough memory for 30 rows at once, and micro-batches are ruled out by the loss 'net', which is "
-        "your own: the device has no room; cpu:0 (numpy): parameters "
+        "phase 'p': not enough memory for 30 rows at once, and micro-batches are ruled out by the custom loss 'net': "
+        "the device has no room; cpu:0 (numpy): parameters "
     )
-    assert str(caught.value).endswith("; 11 rows would fit. Hint: use batches of at most 11, or a smaller model.")
+    assert str(caught.value).endswith("; 11 rows would fit. Hint: use batches of at most 11 or a smaller model.")
 
 
 # -- what stops --------------------------------------------------------------------------------------------------------
@@ -472,17 +480,14 @@ def test_batch_normalization_ends_the_phase_with_a_memory_report(
     with pytest.raises(OutOfMemoryError) as caught:
         run(graph, train())
     fits = {0: "not even one row fits", 1: "1 row would fit"}.get(most, f"{most} rows would fit")
-    remedy = f"use batches of at most {most}, or a smaller model" if most else "use a smaller model"
+    remedy = f"use batches of at most {most} or a smaller model" if most else "use a smaller model"
     text = str(caught.value)
     assert text.startswith(
         "phase 't': not enough memory to train 16 rows at once, and micro-batches are ruled out by BatchNorm in node "
         "'net': the device has no room; cpu:0 (numpy): parameters 232 B, gradients 232 B, optimizer "
-        "state 464 B, data (streamed) 2.8 KiB; activations and the rest: what is left of "
+        "state 464 B, data (streamed) 2.8 KiB; activations and the rest: the remainder of "
     ), text
-    assert text.endswith(
-        f"; {fits}. Hint: {remedy}, or write microbatching='approximate', to compute batches in "
-        "micro-batches all the same."
-    )
+    assert text.endswith(f"; {fits}. Hint: {remedy}, or set microbatching='approximate' to allow micro-batches anyway.")
 
 
 def test_the_largest_batch_is_measured_with_the_update() -> None:
@@ -510,7 +515,11 @@ def test_approximate_microbatching_computes_coupled_batches_in_parts(device: Cal
     graph = mixed()
     device(5)
     result = run(graph, train(microbatching="approximate"))
-    assert [text for _, _, text in told(result)] == [STREAMED, "8 rows of 16 at once now", "4 rows of 8 at once now"]
+    assert [text for _, _, text in told(result)] == [
+        STREAMED,
+        "8 of 16 rows at a time from now on",
+        "4 of 8 rows at a time from now on",
+    ]
     assert np.isfinite(result.loss).all() and len(result.epochs) == 3
 
 
@@ -520,7 +529,7 @@ def test_custom_losses_need_approximate_microbatching(device: Callable[..., Devi
         return (error**2).sum(), len(error), (2 * error, None)
 
     device(5)
-    with pytest.raises(OutOfMemoryError, match=r"ruled out by the loss 'net', which is your own: the device"):
+    with pytest.raises(OutOfMemoryError, match=r"ruled out by the custom loss 'net': the device"):
         run(line(), train(losses=AppliedLoss(own, on="net")))
     result = run(line(), train(losses=AppliedLoss(own, on="net"), microbatching="approximate"))
     assert len(result.epochs) == 3
@@ -529,10 +538,13 @@ def test_custom_losses_need_approximate_microbatching(device: Callable[..., Devi
 def test_rows_that_are_to_be_resident_stay_so(device: Callable[..., Device]) -> None:
     device(5)
     result = run(line(), train(residency="resident"))
-    assert [text for _, _, text in told(result)] == ["8 rows of 16 at once now", "4 rows of 8 at once now"]
+    assert [text for _, _, text in told(result)] == [
+        "8 of 16 rows at a time from now on",
+        "4 of 8 rows at a time from now on",
+    ]
     device(5)
     with pytest.raises(
-        OutOfMemoryError, match=r"Hint: use batches of at most 5, or a smaller model, or write residency='auto', to"
+        OutOfMemoryError, match=r"Hint: use batches of at most 5 or a smaller model, or set residency='auto' to"
     ):
         run(mixed(), train(residency="resident"))
 
@@ -652,7 +664,7 @@ def test_snapshots_are_given_up_before_a_phase_fails(monkeypatch: pytest.MonkeyP
         patch.setattr(Snapshots, "_take", lambda self, step, n_losses: None)
         least = next(capacity for capacity in capacities if fits(capacity) is not None)
     result = fits(least)
-    assert result is not None and told(result)[-1][2] == "snapshots, which need room, are not taken any more"
+    assert result is not None and told(result)[-1][2] == "snapshots are no longer taken, to save memory"
 
 
 def test_snapshots_that_fill_the_memory_are_given_up_before_steps_get_smaller() -> None:
@@ -680,7 +692,7 @@ def test_snapshots_that_fill_the_memory_are_given_up_before_steps_get_smaller() 
     graph = made()
     with simulate(1, capacity=least + 4_000):
         result = run(graph, phase())
-    assert told(result)[-1][2] == "snapshots, beside which whole steps do not fit, are not taken any more"
+    assert told(result)[-1][2] == "snapshots are no longer taken, because whole steps do not fit next to them"
     assert not any("at once" in text for _, _, text in told(result))
     same(graph, expected, within=0.0)
 
@@ -842,7 +854,7 @@ def test_trials_are_not_made_where_they_could_end_the_process(
 ) -> None:
     monkeypatch.setattr(ArrayProgram, "raises_out_of_memory", False)
     seen = device(11, after=0)
-    with pytest.raises(OutOfMemoryError, match=r"free now\. Hint: use a smaller batch, or a smaller model, or write"):
+    with pytest.raises(OutOfMemoryError, match=r"free now\)\. Hint: use a smaller batch or a smaller model, or set"):
         run(mixed(), train(residency="resident"))
     assert len(seen.asked) == 1
 
@@ -886,7 +898,7 @@ def test_rows_that_cannot_be_loaded_for_a_trial_do_not_fit_and_are_let_go(questi
         assert report.fits(loader, 4) is False  # type: ignore[arg-type]
     else:
         error = report.error(FULL, 4, loader)  # type: ignore[arg-type]
-        assert "use a smaller batch, or a smaller model" in str(error) and restored == ["state"]
+        assert "use a smaller batch or a smaller model" in str(error) and restored == ["state"]
     assert loader.failure is not None and loader.held is not None
     assert loader.held() is None
 

@@ -48,7 +48,7 @@ def test_counts_may_be_integers_of_numpy() -> None:
         (
             {"losses": [MSE, MSE]},
             PhaseError,
-            "phase 't' has several losses with the label net. Hint: give each its own",
+            "phase 't' has several losses with the label net. Hint: give each a unique label",
         ),
         ({"callbacks": [print]}, PhaseError, "is not a Callback. Hint: derive it from anyaccel.Callback"),
         ({"callbacks": [Callback]}, PhaseError, "is not a Callback"),
@@ -74,6 +74,7 @@ def test_counts_may_be_integers_of_numpy() -> None:
         ({"sampler": 8}, PhaseError, "sampler must be a Sampler, got 8. Hint: write batch_size=8."),
         ({"n_epochs": 3}, PhaseError, "TrainPhase has no setting 'n_epochs'. Hint: write epochs=10."),
         ({"sampler": SimpleSampler(4), "batch_size": 8}, PhaseError, "has both a sampler and a batch_size"),
+        ({"sampler": SimpleSampler(4), "batch_size": 32}, PhaseError, "has both a sampler and a batch_size"),
         ({"batch_size": 0}, SamplerError, "batch_size=0 is below 1"),
         (
             {"sampler": True},
@@ -91,8 +92,9 @@ def test_counts_may_be_integers_of_numpy() -> None:
             {"validation": EvalPhase("v", data="val", losses=[AppliedLoss(custom_loss, on="net")])},
             PhaseError,
             "phase 't': the loss 'net' of the validation differs in the loss from that of the training: it is not "
-            "trained, and only named losses of outputs and targets, without columns that weigh them, are computed "
-            "besides. Hint: leave losses out of the validation, and run a separate EvalPhase with this one after",
+            "trained; in addition to the trained losses, a validation computes only named losses of outputs and "
+            "targets without weight columns. Hint: leave losses out of the validation, and run a separate EvalPhase "
+            "with this one after",
         ),
         (
             {"validation": EvalPhase("v", data="val", accelerator="sim:1"), "accelerator": "sim:0"},
@@ -248,12 +250,16 @@ def test_data_that_have_no_name_have_no_configuration():
     assert EvalPhase("e", data=split).get_config()["data"] == {"data": "some"}
     assert EvalPhase("e", data={"data": split}).get_config()["data"] == {"data": {"data": "some"}}
     for nameless in (rows, rows.view()):
-        with pytest.raises(ConfigError, match=r"the data of phase 'e' have no name to save\. Hint: register a split"):
+        with pytest.raises(
+            ConfigError,
+            match=r"phase 'e' cannot be saved: its data have no name\. Hint: register a "
+            r"split",
+        ):
             EvalPhase("e", data=nameless).get_config()
 
 
 def test_functions_have_no_configuration():
-    with pytest.raises(ConfigError, match="is a function, which cannot be saved as configuration"):
+    with pytest.raises(ConfigError, match="is a function, which cannot be saved in a configuration"):
         EvalPhase("e", data="val", metrics=[lambda outputs, targets: 0.0]).get_config()
 
 

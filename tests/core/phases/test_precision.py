@@ -113,7 +113,7 @@ def test_steps_with_infinite_gradients_are_skipped_and_told() -> None:
     assert scales == [256.0, *[128.0] * 4, *[256.0] * 2, *[128.0] * 4, 256.0]
     told = [str(event) for event in results.events if event.kind == "precision"]
     assert len(told) == 2 and told[0].startswith(
-        "precision: 1 of 6 steps were skipped, as gradients were not finite; losses are now scaled by 256"
+        "precision: 1 of 6 steps were skipped because gradients were not finite; losses are now scaled by 256"
     )
     assert all(np.isfinite(value).all() for value in network.state().values())
 
@@ -174,7 +174,7 @@ def test_a_node_decides_before_its_phase() -> None:
         ("float32", "node"),
     ]
     assert aa.Plan.from_dict(plan.to_dict()) == plan
-    assert "computed in float32, as it asks itself" in plan.explain("net")
+    assert "computed in float32, as it requests it" in plan.explain("net")
     assert "bf16-mixed, as the phase asks" in plan._repr_html_()
 
 
@@ -207,7 +207,7 @@ def test_what_is_not_possible_is_refused_before_anything_moves() -> None:
     error = refused(lambda: graph(precision="fp16"))
     assert isinstance(error, GraphError) and "'fp16-mixed'" in error.hint
     error = refused(lambda: phase(losses=[], step=lambda *_: None, precision="bf16-mixed"))
-    assert "has precision='bf16-mixed' and a step of its own" in error.problem and "leave precision out" in error.hint
+    assert "has precision='bf16-mixed' and a custom step" in error.problem and "leave precision out" in error.hint
     error = refused(lambda: phase(precision="bf16-mixed", validation=aa.EvalPhase("v", data="val", precision="bf16")))
     assert "trains with precision='bf16-mixed' but validates with 'bf16'" in error.problem
     error = refused(lambda: planned(graph(remat="blocks"), phase()))

@@ -164,7 +164,7 @@ def test_data_of_an_unsupported_type_are_refused(house, given, message):
 
 @pytest.mark.parametrize("given", [3, None], ids=["int", "None"])
 def test_data_none_is_refused(house, given):
-    words = f"cannot take its data from {type(given).__name__}", "give the name of a split, a FeatureSet or a view"
+    words = f"cannot take its data from {type(given).__name__}", "pass the name of a split, a FeatureSet or a view"
     house(training(data=given), PhaseError, *words)
     house(training(data={"data": given}), PhaseError, *words)
 
@@ -174,7 +174,6 @@ def test_unequal_numbers_of_rows_are_refused(house):
         training(losses=[MSE, AppliedLoss("mse", on="far")], data={"data": "train", "other": "all"}),
         PhaseError,
         "different numbers of rows; data: 16, other: 8",
-        "batches are drawn together",
     )
 
 
@@ -210,7 +209,7 @@ def test_a_class_index_out_of_range_is_refused(house, data, wrong, shown):
         training(data=fit_to(data, c=classes), losses=[BY_CLASS]),
         ColumnError,
         f"data.c has the class index {shown}",
-        "the model gives 3 classes, 0 to 2",
+        "the model has 3 classes, 0 to 2",
     )
 
 
@@ -305,14 +304,14 @@ def test_a_missing_final_device_is_refused(house):
 
 
 def test_an_unknown_policy_is_refused(house):
-    house(training(policy="clever"), PluginError, "no plugin offers the placement policy 'clever'")
+    house(training(policy="clever"), PluginError, "no plugin has the placement policy 'clever'")
 
 
 def test_a_fallback_moves_nothing_if_warnings_are_errors(numpy_only, line, experiment, train, at):
     moved = []
     graph = line()
     offer_tpu(numpy_only)
-    with pytest.raises(FallbackWarning, match="asks for 'tpu', where these nodes cannot run; they run on the CPU"):
+    with pytest.raises(FallbackWarning, match="asks for 'tpu', but these nodes cannot run there and run on the CPU"):
         experiment(graph).run_phase(
             train(accelerator="tpu", callbacks=[at("after_placement", lambda **_: moved.append(1))])
         )
@@ -339,7 +338,7 @@ def test_training_with_everything_frozen_is_refused(data, line, experiment, trai
 
 def test_training_without_an_optimizer_is_refused(data, experiment, train):
     graph = ModelGraph([ModelNode("net", Dense(1), data.reference(["x"], ["y"]))])
-    with pytest.raises(PhaseError, match="node 'net' is trained and has no optimizer"):
+    with pytest.raises(PhaseError, match="node 'net' is trained but has no optimizer"):
         experiment(graph).run_phase(train())
 
 

@@ -14,7 +14,7 @@ from anyaccel.numpy_backend.module import Module
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(size=(20, 3)).astype("float32")
 CHANCES = np.exp(LOGITS) / np.exp(LOGITS).sum(-1, keepdims=True)
-MESSAGE = r"loss 'net' on node 'net': cross_entropy takes logits.*Hint: take the softmax off the end of the model"
+MESSAGE = r"loss 'net' on node 'net': cross_entropy takes logits.*Hint: remove the softmax from the end of the model"
 
 
 class Same(Module):

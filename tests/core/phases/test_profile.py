@@ -136,7 +136,7 @@ def test_a_profiler_that_does_not_start_says_so_and_the_next_one_does(tmp_path, 
 
     with monkeypatch.context() as patched:
         patched.setattr(NumpyProfiler, "profile_steps", running)
-        message = r"the profiler of numpy does not start: another is running\. Hint: end the profiler that runs"
+        message = r"the profiler of numpy does not start: another is running\. Hint: stop the profiler that is running"
         with pytest.raises(PhaseError, match=message):
             run(aa.Profile(steps=(1, 3), folder=str(tmp_path)))
     profile = aa.Profile(steps=(1, 3), folder=str(tmp_path))
@@ -151,11 +151,11 @@ def test_wrong_uses_are_refused_before_anything_moves(tmp_path):
             aa.Profile(steps=steps)
     with pytest.raises(PhaseError, match="no training steps"):
         aa.Experiment(graph()).run_phase(aa.EvalPhase("v", data="all", callbacks=[aa.Profile(folder=folder)]))
-    with pytest.raises(PhaseError, match="has 2 callbacks Profile"):
+    with pytest.raises(PhaseError, match="has 2 Profile callbacks"):
         phase = aa.TrainPhase("t", data="all", losses=LOSSES, callbacks=[aa.Profile(folder=folder)] * 2)
         aa.Experiment(graph(), progress="none").run_phase(phase)
     (tmp_path / "file").write_text("")
-    with pytest.raises(PhaseError, match="cannot be made"):
+    with pytest.raises(PhaseError, match="cannot be created"):
         run(aa.Profile(folder=str(tmp_path / "file" / "below")))
 
 

@@ -446,7 +446,7 @@ def test_a_second_phase_on_a_running_graph_is_refused(line, experiment, train, e
         told
         == [
             "phase 'inner' cannot start: 'train' is running on graph 'graph'. Hint: evaluate with "
-            "TrainPhase(validation=...), or when that phase has ended."
+            "TrainPhase(validation=...), or after that phase has ended."
         ]
         * 2
     )

@@ -274,6 +274,6 @@ def test_accumulating_batches_of_different_sizes_is_refused(schedule: str) -> No
         with pytest.raises(PhaseError) as caught:
             attempt(phase)
         assert str(caught.value) == (
-            "phase 't' has accumulate=2, and its samplers give batches of different sizes. Hint: draw larger batches "
-            "instead, or give all samplers one batch size and schedule='zip_strict'."
+            "phase 't' has accumulate=2, but its samplers draw batches of different sizes. Hint: draw larger batches "
+            "instead, or use one batch size for all samplers and schedule='zip_strict'."
         )

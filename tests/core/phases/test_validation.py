@@ -51,7 +51,7 @@ def test_nan_is_never_the_best_epoch(mode, best, tmp_path):
     kept = sorted(path.name for path in tmp_path.glob("epoch-*"))
     assert kept == [f"epoch-{best + 1:06d}-step-000000000", "epoch-000005-step-000000000"]
     assert sorted(str(warning.message) for warning in told) == [
-        f"phase 't': {who} monitors 'val_profit', which is NaN in epoch 1: such an epoch is never the best"
+        f"phase 't': {who} monitors 'val_profit', which is NaN in epoch 1; an epoch with NaN is never the best"
         for who in ("Checkpoint(keep_best=...)", "EarlyStopping")
     ]
 
@@ -79,8 +79,7 @@ def test_the_checkpoint_of_a_metric_of_ones_own_needs_its_mode_and_the_hint_work
     with pytest.raises(PhaseError) as caught:
         train([PLAIN], **phase())
     assert str(caught.value) == (
-        "Checkpoint: whether 'val_profit' is better when it is high or low is not known. "
-        "Hint: write mode='max', or mode='min'."
+        "Checkpoint: cannot tell whether a high or a low 'val_profit' is better. Hint: write mode='max', or mode='min'."
     )
     assert not list(tmp_path.iterdir())  # refused before anything began
     train([PLAIN], **phase(mode="max"))
@@ -95,7 +94,7 @@ def test_the_mode_of_a_checkpoint_is_part_of_its_configuration():
     assert aa.Checkpoint(**own).get_config() == own
     with pytest.raises(PhaseError, match=r"unknown mode='most'\. Available: 'auto', 'min', 'max'\. Hint: write mode="):
         aa.Checkpoint("a", keep_best="val_profit", mode="most")
-    with pytest.raises(PhaseError, match=r"there is no keep_best\. Hint: write keep_best='val_accuracy', mode='max'"):
+    with pytest.raises(PhaseError, match=r"keep_best is not set\. Hint: write keep_best='val_accuracy', mode='max'"):
         aa.Checkpoint("a", mode="max")
     assert aa.Checkpoint("a", keep_best="val_accuracy", mode="max").mode == "max"
 

@@ -136,22 +136,22 @@ def test_settings_of_classes_are_for_cross_entropy_alone():
         (
             AppliedLoss(Loss("cross_entropy", class_weights=[1, 2]), "net", ["outputs", "data.tokens"]),
             SpecError,
-            r"2 class_weights, and its output has 3 classes. Hint: give a weight for each class",
+            r"2 class_weights, but its output has 3 classes. Hint: pass one weight per class",
         ),
         (
             AppliedLoss(Loss("cross_entropy", class_axis=3), "net", ["outputs", "data.tokens"]),
             ShapeError,
-            r"class_axis=3, and its output is float64\[4, 3\] after the batch; .*Available: 1 to 2.*Hint: write",
+            r"class_axis=3, but its output is float64\[4, 3\] after the batch; .*Available: 1 to 2.*Hint: write",
         ),
         (
             AppliedLoss(TOKENS, "net", ["outputs", "data.y"]),
             SpecError,
-            r"has ignore_index, which is for class indices, and data.y has probabilities. Hint: give mask=",
+            r"has ignore_index, which is for class indices, but data.y has probabilities. Hint: use mask=",
         ),
         (
             AppliedLoss("mse", "net", ["outputs", "data.y"], sample_weight="data.wide"),
             ShapeError,
-            r"weighted by data.wide, float64\[2\] per sample, and has losses of shape \[4, 3\].*Available: one weight",
+            r"weighted by data.wide, float64\[2\] per sample, but its losses have shape \[4, 3\].*Available: one",
         ),
         (
             AppliedLoss("mse", "net", ["outputs", "data.y"], mask="masks"),
@@ -161,7 +161,7 @@ def test_settings_of_classes_are_for_cross_entropy_alone():
         (
             AppliedLoss(TOKENS, "net", ["outputs", "net"]),
             SpecError,
-            r"has ignore_index, and its targets are an output of another node.*Hint: name a column",
+            r"has ignore_index, but its targets are an output of another node.*Hint: name a column",
         ),
     ],
 )
@@ -173,7 +173,11 @@ def test_what_does_not_fit_is_refused_when_planned(loss, error, message):
 def test_classes_that_come_first_are_told_how_to_say_so():
     data = FeatureSet.from_dict("data", {"x": COLUMNS["x"], "t": np.zeros((ROWS, 4), "int64")}, ["x"], ["t"])
     first = ModelGraph([ModelNode("net", SequentialMLP((3, 4), 1, 2), data.reference("x"))], "sgd")
-    with pytest.raises(ShapeError, match=r"Hint: if the classes come first, say so: Loss\('cross_entropy', class_ax"):
+    with pytest.raises(
+        ShapeError,
+        match=r"Hint: if the classes come first, set class_axis: Loss\('cross_entropy', "
+        r"class_ax",
+    ):
         resolve(first, Request("p", losses=(AppliedLoss("cross_entropy", "net"),), training=True))
     said = AppliedLoss(Loss("cross_entropy", class_axis=1), "net")
     resolve(first, Request("p", losses=(said,), training=True))
@@ -186,7 +190,7 @@ def test_a_loss_of_ones_own_takes_its_weights_as_inputs():
 
 def test_negative_weights_are_refused():
     owed = AppliedLoss("mse", "net", ["outputs", "data.y"], sample_weight="data.owed")
-    with pytest.raises(ColumnError, match=r"data.owed has the weight -0.\d+; weights .* at least 0"):
+    with pytest.raises(ColumnError, match=r"data.owed has the weight -0.\d+; loss weights must be at least 0"):
         trained(4, losses=[owed])
 
 
@@ -214,6 +218,6 @@ def test_a_target_out_of_range_is_told_of_ignore_index():
 @pytest.mark.parametrize("loss", [*LOSSES[:2], AppliedLoss("cross_entropy", "net", ["outputs", "data.tokens"])])
 def test_a_backend_without_weights_refuses_them_when_planned(loss, monkeypatch):
     monkeypatch.setattr(NumpyBackend, "weighs_losses", False)
-    with pytest.raises(SpecError, match=r"numpy does not support '\w+' with .*Hint: use a loss of the framework's own"):
+    with pytest.raises(SpecError, match=r"numpy does not support '\w+' with .*Hint: use a loss of the framework"):
         resolve(graph(), Request("p", losses=(loss,), training=True))
     resolve(graph(), Request("p", losses=(LOSSES[2],), training=True))

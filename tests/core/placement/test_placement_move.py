@@ -305,7 +305,7 @@ def test_a_tensor_of_another_framework_than_the_named_one_is_refused(use):
         cls(name, ("cpu", "sim:0", "sim:1")) for cls, name in ((TinyExchange, "tiny"), (TinyBackend, "other"))
     )
     use(backend, other)
-    with pytest.raises(MoveError, match=r"of other does not become a tensor of tiny .* Hint: make it a NumPy array"):
+    with pytest.raises(MoveError, match=r"of other cannot be moved to tiny.* Hint: convert it to a NumPy array"):
         move({"x": other.new()}, SIM, framework="tiny")
 
 

@@ -152,7 +152,7 @@ def test_two_that_bring_the_same_are_an_error_that_names_both(bring: Callable[..
     with pytest.raises(PluginError) as caught:
         loaded_tiny(TinyBackend("tiny")).capability(Memory)
     name = "'tiny.anyaccel.Memory'"
-    assert caught.value.problem == f"anyaccel-one 0.1 and anyaccel-two 0.1 both offer {name} in anyaccel.capabilities"
+    assert caught.value.problem == f"anyaccel-one 0.1 and anyaccel-two 0.1 both provide {name} in anyaccel.capabilities"
     assert caught.value.hint == "uninstall one"
 
 
@@ -160,7 +160,7 @@ def test_a_broken_one_is_an_error_where_it_is_asked_for_and_others_go_on(bring: 
     bring(Memory, lambda backend: 7)
     bring(ProfilesSteps, lambda backend: Profiler(backend))
     backend = loaded_tiny(TinyBackend("tiny"))
-    with pytest.raises(PluginError, match=r"the entry point tiny\.anyaccel\.Memory gives 7, which is no Memory"):
+    with pytest.raises(PluginError, match=r"the entry point tiny\.anyaccel\.Memory returns 7, which is not a Memory"):
         backend.capability(Memory)
     assert isinstance(backend.capability(ProfilesSteps), Profiler)
 

@@ -74,7 +74,7 @@ NAMED = {
     "number": ("backends() of plugin number returned int", "not list"),
     "word": ("backends() of plugin word returned str", "not list"),
     "alien": ("offers object", "not a Backend"),
-    "shadow": ("offers the framework 'numpy'", "core's own"),
+    "shadow": ("offers the framework 'numpy'", "built into anyaccel"),
     "policy": ("policies() of plugin policy returned list", "not dict"),
     "exits": ("SystemExit", "3"),
 }
@@ -125,7 +125,7 @@ def test_a_plugin_is_refused_only_for_what_another_has(make):
     (refused,) = [plugin for plugin in registry.plugins if plugin.is_broken]
     assert refused.name == "new"
     assert refused.cause == "it is refused for good on cpu, which a-good (anyaccel-good 0.1) serves"
-    assert refused.hint == "update or uninstall anyaccel-new, or leave it out with ANYACCEL_PLUGINS"
+    assert refused.hint == "update or uninstall anyaccel-new, or exclude it with ANYACCEL_PLUGINS"
 
 
 @pytest.mark.parametrize("other", ["a-first", "z-last"])
@@ -240,7 +240,7 @@ def test_facts_of_another_type_are_refused(make, fact, value):
     setattr(backend, fact, value)
     found = make(offers("odd", backend)).plugins[-1]
     assert f"offers a backend with {fact}={value!r}" in found.cause and "tuples of words as kinds" in found.cause
-    assert found.hint == "write them so, as attributes of the class, or update anyaccel-odd"
+    assert found.hint == "define them as attributes of the class, or update anyaccel-odd"
 
 
 @pytest.mark.parametrize("fact", ["framework", "kinds", "import_roots", "environment"])
@@ -265,6 +265,6 @@ def test_a_slow_import_is_said_on_standard_error(make, monkeypatch, capfd):
         return plugin_module("slow")
 
     make(entry("slow", slow)).load()
-    expected = "waiting for plugin slow (import); ANYACCEL_PLUGINS says which plugins are loaded\n"
+    expected = "waiting for plugin slow (import); ANYACCEL_PLUGINS sets the plugins to load\n"
     assert capfd.readouterr().err == expected
     assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]

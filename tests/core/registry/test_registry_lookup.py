@@ -160,7 +160,7 @@ def test_an_object_belongs_to_the_framework_of_its_class_or_of_a_base_of_it(make
 
 def test_an_object_without_owner_is_an_error_with_its_class(make):
     error = raised(NoBackendError, make().owner, {1, 2})
-    assert error.problem == "builtins.set has no backend: no installed plugin owns it"
+    assert error.problem == "builtins.set has no backend: no installed plugin supports it"
     assert error.available == "backends for numpy"
     assert "framework=" in error.hint
 
@@ -314,7 +314,7 @@ def test_a_wrong_answer_is_replaced_and_remembered_with_the_plugin(make, way):
     plugin = registry.plugins[-1]
     assert plugin.is_broken and len(plugin.faults) == 1
     assert plugin.cause.startswith(f"{name}() of its backend for a ") and plugin.cause.endswith(cause)
-    assert plugin.hint == "update or uninstall anyaccel-a, or leave it out with ANYACCEL_PLUGINS"
+    assert plugin.hint == "update or uninstall anyaccel-a, or exclude it with ANYACCEL_PLUGINS"
 
 
 @pytest.mark.parametrize("method", ["devices", "owns"])
@@ -342,7 +342,7 @@ def test_a_required_answer_that_is_wrong_is_an_error_that_names_the_plugin(make,
     registry.load()
     error = raised(PluginError, registry.ask, backend, "native_device", Device("cpu"), required=True)
     assert error.problem.startswith(f"plugin a (anyaccel-a 0.1): native_device() of the backend for a {cause}")
-    assert error.hint == "update or uninstall anyaccel-a, or leave it out with ANYACCEL_PLUGINS"
+    assert error.hint == "update or uninstall anyaccel-a, or exclude it with ANYACCEL_PLUGINS"
     assert registry.plugins[-1].is_broken
 
 

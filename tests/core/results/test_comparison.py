@@ -102,7 +102,7 @@ def test_a_comparison_is_a_data_frame():
     [
         (lambda: compare(), r"^there is no run to compare\. Hint: run a phase first, or pass results\.$"),
         (lambda: compare([]), r"^there is no run to compare"),
-        (lambda: compare("t"), r"^'t' is not the result of a phase\. Hint: pass what run_phase\(\.\.\.\) returned"),
+        (lambda: compare("t"), r"^'t' is not the result of a phase\. Hint: pass the result of run_phase\(\.\.\.\)"),
         (lambda: compare({"a": 3}), r"^3 is not the result of a phase"),
         (
             lambda: compare(run_of("t", {"accuracy": 1.0}), figures=["val_acuracy"]),

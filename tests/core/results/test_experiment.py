@@ -42,7 +42,7 @@ def test_without_phases_there_is_nothing_to_run(experiment):
 
 
 def test_before_any_run_there_is_no_last_one(experiment):
-    with pytest.raises(ResultError, match=r"experiment 'e' has run nothing yet. Hint: call run_phase\(...\)"):
+    with pytest.raises(ResultError, match=r"experiment 'e' has not run yet. Hint: call run_phase\(...\)"):
         _ = experiment.last_run
 
 
@@ -53,7 +53,7 @@ def test_before_any_run_there_is_no_last_one(experiment):
         (None, "pass a TrainPhase, EvalPhase or FitPhase"),
         (3, "pass a TrainPhase, EvalPhase or FitPhase"),
         ([], "pass a TrainPhase, EvalPhase or FitPhase"),
-        ([EvalPhase("a", data="all")], r"give phases one by one: run\(\*phases\)"),
+        ([EvalPhase("a", data="all")], r"pass phases one by one: run\(\*phases\)"),
         (EvalPhase, r"create one: EvalPhase\('name', data='train', ...\)"),
     ],
 )
@@ -120,8 +120,8 @@ def test_predictions_of_different_numbers_of_rows_are_no_table(data):
     with pytest.raises(ResultError) as caught:
         result.to_arrow()
     assert str(caught.value) == (
-        "run 'p' has predictions of different numbers of rows, which do not fit one table; a: 6, b: 4. "
-        "Hint: run an EvalPhase for each feature set, with outputs=[...] of the nodes that it feeds."
+        "run 'p' has predictions with different numbers of rows, which do not fit into one table; a: 6, b: 4. "
+        "Hint: run an EvalPhase for each feature set, with outputs=[...] for its nodes."
     )
 
 
@@ -196,5 +196,5 @@ def test_a_graph_gives_phases_callbacks():
 
 @pytest.mark.parametrize("phases", [(), ([],)])
 def test_a_graph_without_phases_has_nothing_to_run(phases):
-    with pytest.raises(PhaseError, match=r"graph 'g' was given no phases. Hint: write graph.run\(TrainPhase\(...\)\)"):
+    with pytest.raises(PhaseError, match=r"graph 'g' received no phases. Hint: write graph.run\(TrainPhase\(...\)\)"):
         fresh().run(*phases)

@@ -107,11 +107,13 @@ def test_functions_and_scorers_of_scikit_learn():
     assert Metric(metrics.mean_absolute_percentage_error).compute(outputs, targets) == expected
     classes = Metric(partial(metrics.precision_score, average="macro", zero_division=0))
     assert classes.compute(np.array([0, 0, 1]), np.array([0, 1, 1])) == 0.75
-    with pytest.raises(SpecError, match=r"is a scorer, which is called with an estimator.* Hint: give the function"):
+    with pytest.raises(
+        SpecError, match=r"is a scorer, which is called with an estimator.* Hint: pass its score function"
+    ):
         Metric(metrics.get_scorer("f1_macro"))
 
 
 def test_a_function_that_wants_classes_is_answered_with_the_name_of_the_metric(experiment):
     metrics = pytest.importorskip("sklearn.metrics")
-    with pytest.raises(SpecError, match=r"metric 'f1_score' on node 'guess' ended by .* Hint: write metrics=\['f1'\]"):
+    with pytest.raises(SpecError, match=r"metric 'f1_score' on node 'guess' raised .* Hint: write metrics=\['f1'\]"):
         experiment.run_phase(EvalPhase("e", data="all", metrics=[Metric(metrics.f1_score, "guess")]))

@@ -107,7 +107,7 @@ def test_settings_are_in_the_configuration():
     ("settings", "message"),
     [
         ({"ignore_index": 1.5}, r"ignore_index=1.5 is not an int. Hint: write ignore_index=-100"),
-        ({"class_axis": 0}, r"class_axis=0 is not an axis behind that of the batch.*write class_axis=1"),
+        ({"class_axis": 0}, r"class_axis=0 is not a valid axis: axis 0 is the batch.*write class_axis=1"),
         ({"mask": 3}, r"Metric: mask=3"),
     ],
 )
@@ -119,14 +119,15 @@ def test_wrong_settings(settings, message):
 @pytest.mark.parametrize(
     ("metric", "outputs", "targets", "given", "message"),
     [
-        (Metric("accuracy"), LOGITS, IGNORED, {}, r"class index -100.*Hint: if it does not count, write "
-         r"Metric\('accuracy', ignore_index=-100\)"),
-        (Metric("mse", ignore_index=PAD), LOGITS, LOGITS, {}, r"ignore_index=-100 is for targets that are class.*mask"),
+        (Metric("accuracy"), LOGITS, IGNORED, {}, r"class index -100.*Hint: to ignore it, write Metric\('accuracy', "
+                                                  r"ignore_index=-100\)"),
+        (Metric("mse", ignore_index=PAD), LOGITS, LOGITS, {}, r"ignore_index=-100 is for class-index targets.*mask"),
         (Metric("accuracy", ignore_index=PAD), LOGITS, np.full_like(TAGS, PAD), {}, "no position counts"),
-        (Metric("accuracy", mask="d.m"), LOGITS, TAGS, {"mask": TAGS}, "the mask d.m has other values than 0 and 1"),
+        (Metric("accuracy", mask="d.m"), LOGITS, TAGS, {"mask": TAGS}, "the mask d.m has values other than 0 and 1"),
         (Metric("accuracy", mask="d.m"), LOGITS, TAGS, {"mask": MASK[:, :2]}, r"the mask d.m is \[12, 2\]"),
         (Metric("accuracy", mask="d.m"), np.moveaxis(LOGITS, -1, 1), TAGS, {"mask": MASK}, r"class_axis=1"),
-        (Metric("accuracy"), LOGITS, TAGS, {"lengths": np.full(N, 7)}, "outputs have 5 positions, and targets up to 7"),
+        (Metric("accuracy"), LOGITS, TAGS, {"lengths": np.full(N, 7)}, "outputs have 5 positions, but targets have up "
+                                                                       "to 7"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_counted(metric, outputs, targets, given, message):

@@ -115,7 +115,7 @@ def test_a_function_is_a_metric_under_its_own_name():
         return float(outputs.max() - targets.min())
 
     assert Metric(spread).label == "spread"
-    with pytest.raises(ConfigError, match=r"which cannot be saved as configuration. Hint: use a named"):
+    with pytest.raises(ConfigError, match=r"which cannot be saved in a configuration. Hint: use a named"):
         Metric(spread).get_config()
 
 
@@ -126,7 +126,7 @@ def test_a_function_is_a_metric_under_its_own_name():
         ("rmsle", r"no metric is called 'rmsle'.* Hint: did you mean 'root_mean_squared_log_error'\?"),
         ("neg_mean_squared_error", r"Hint: did you mean 'mse'\?"),
         ("auc", r"Hint: did you mean 'roc_auc'\?"),
-        (None, "None is not a metric. Available: accuracy, .* Hint: give a name or a function"),
+        (None, "None is not a metric. Available: accuracy, .* Hint: pass a name or a function"),
         (3, "3 is not a metric"),
         ("acc", r"no metric is called 'acc'.* Hint: did you mean 'accuracy'\?"),
         ("ce", r"Hint: cross_entropy is a loss: write losses=\[AppliedLoss\('cross_entropy', on='NODE'\)\]"),
@@ -161,14 +161,17 @@ def test_metrics_are_over_all_rows_whatever_the_batches(experiment, data):
     [
         (
             lambda outputs, targets: outputs.detach(),
-            r"ended by AttributeError: .*outputs float32\[6, 1\] and targets float",
+            r"raised AttributeError: .*outputs float32\[6, 1\] and targets float",
         ),
-        (lambda outputs, targets: {}["a"], r"ended by KeyError: 'a'"),
-        (lambda outputs, targets: 1 / 0, r"ended by ZeroDivisionError"),
-        (lambda outputs, targets: outputs, r": it gave values of shape \[6\], not one number.*Hint: average"),
-        (lambda outputs, targets: None, r": it gave a NoneType, not one number. Hint: end the function with: return"),
-        (lambda outputs, targets: {"a": 1.0}, r": it gave a dict with a, not one number. Hint: give each metric"),
-        (lambda outputs, targets: "0.5", r": it gave a str, not one number"),
+        (lambda outputs, targets: {}["a"], r"raised KeyError: 'a'"),
+        (lambda outputs, targets: 1 / 0, r"raised ZeroDivisionError"),
+        (lambda outputs, targets: outputs, r": it returned values of shape \[6\], not one number.*Hint: average"),
+        (
+            lambda outputs, targets: None,
+            r": it returned a NoneType, not one number. Hint: end the function with: return",
+        ),
+        (lambda outputs, targets: {"a": 1.0}, r": it returned a dict with a, not one number. Hint: pass each metric"),
+        (lambda outputs, targets: "0.5", r": it returned a str, not one number"),
     ],
 )
 def test_a_metric_that_fails_or_gives_no_number_is_named(experiment, wrong, message):
@@ -216,5 +219,5 @@ def test_f1_of_classes_by_hand():
     yes, no = np.array([1.0, -1.0, 2.0, 3.0]), np.array([1, 1, 0, 1])
     assert Metric("f1").compute(yes, no) == pytest.approx(2 * 2 / (3 + 3))
     assert Metric("f1").compute(-np.ones(3), np.zeros(3)) == 0.0
-    with pytest.raises(SpecError, match=r"f1 is that of class 1 .* Available: f1_macro, .* Hint: .*'f1_macro'"):
+    with pytest.raises(SpecError, match=r"f1 needs the classes 0 and 1.* Available: f1_macro, .* Hint: .*'f1_macro'"):
         Metric("f1").compute(predicted, true)

@@ -168,7 +168,7 @@ def test_counts_are_numbers_where_targets_are_no_classes_of_the_outputs(ax):
 
 def test_indices_beyond_the_scores_are_no_classes_of_them(ax):
     result = evaluated({"n": np.eye(3)[[0, 1, 1]]}, {"c": np.array([0, 1, 5])})
-    with pytest.raises(ResultError, match="no target column of the data fits"):
+    with pytest.raises(ResultError, match="no target column of the data matches"):
         result.plot(ax=ax)
     evaluated({"n": np.eye(3)[[0, 1, 1]]}, {"c": np.array([0, 1, 2])}).plot(ax=ax)
     assert ax.images
@@ -213,22 +213,22 @@ def test_the_targets_to_compare_with_may_be_named(ax):
         (
             evaluated({"a": np.zeros(2)}, {"y": np.zeros(2), "z": np.zeros(2)}),
             {},
-            r"predictions of 'a' could be compared with fs\.y, fs\.z\. Available: fs\.y, fs\.z\. Hint: name one that f",
+            r"predictions of 'a' could be compared with fs\.y, fs\.z\. Available: fs\.y, fs\.z\. Hint: name a match",
         ),
         (
             evaluated({"a": np.zeros((2, 3))}, {"y": np.zeros(2)}),
             {},
-            r"predictions of 'a': no target column of the data fits\. Available: fs\.y\. Hint: name one that fits",
+            r"predictions of 'a': no target column of the data matches\. Available: fs\.y\. Hint: name a matching one",
         ),
         (
             evaluated({"a": np.zeros((2, 3))}, {"y": np.zeros(2)}),
             {"targets": "y"},
-            r"predictions of 'a' and the target fs\.y do not fit: \[2, 3\] and \[2\]",
+            r"predictions of 'a' and the target fs\.y have different shapes: \[2, 3\] and \[2\]",
         ),
         (
             evaluated({"a": np.zeros(2)}, {"y": np.zeros(2)}),
             {"targets": "x"},
-            r"predictions of 'a': targets='x' names no target columns\. Available: fs\.y",
+            r"predictions of 'a': targets='x' matches no target columns\. Available: fs\.y",
         ),
     ],
 )
@@ -240,7 +240,7 @@ def test_what_cannot_be_drawn_against_targets_is_told(result, ask, message, ax):
 def test_without_targets_there_is_nothing_to_compare_with(ax):
     data = FeatureSet.from_dict("fs", {"x": np.zeros(2)}, "x")
     result = EvalResults(label="test", predictions={"a": np.zeros(2)}, rows={"fs": data})
-    with pytest.raises(ResultError, match=r"the data have no targets\. Hint: compare with arrays of your own"):
+    with pytest.raises(ResultError, match=r"the data have no targets\. Hint: compare with your own arrays"):
         result.plot(ax=ax)
 
 

@@ -179,7 +179,7 @@ def test_a_prediction_that_was_not_kept_is_told_how_to_keep_it(experiment):
         (
             {"outputs": ["wide"], "losses": [AppliedLoss("mse", on="guess")]},
             "guess",
-            r"'guess', which it computed but did not keep\. Available: wide\. Hint: name it in .*outputs=\['guess'\]",
+            r"'guess', which it computed but did not store\. Available: wide\. Hint: name it in .*outputs=\['guess'\]",
         ),
         ({}, "gues", r"'gues', which is not a node\. Available: guess, wide\. Hint: did you mean 'guess'\?"),
         ({}, "x", r"'x', which is not a node\. Available: guess, wide\. Hint: use one of these labels"),
@@ -196,9 +196,9 @@ def test_predictions_of_a_run_that_failed_say_what_ended_it(experiment):
     def fails(outputs, targets):
         raise RuntimeError("no")
 
-    with pytest.raises(SpecError, match="ended by RuntimeError: no"):
+    with pytest.raises(SpecError, match="raised RuntimeError: no"):
         experiment.run_phase(EvalPhase("w", data="all", metrics=[fails]))
-    with pytest.raises(ResultError, match=r"of 'guess': it ended by SpecError: metric .* Hint: run the phase again"):
+    with pytest.raises(ResultError, match=r"of 'guess': it ended with SpecError: metric .* Hint: run the phase again"):
         experiment.last_run.prediction("guess")
 
 
@@ -249,7 +249,7 @@ def test_columns_of_one_name_in_two_feature_sets_are_told_apart(data):
 
 def test_without_predictions_there_is_no_table(experiment):
     result = experiment.run_phase(EvalPhase("w", data="all", outputs=[], losses=[AppliedLoss("mse", on="guess")]))
-    with pytest.raises(ResultError, match=r"run 'w' kept no predictions. Hint: name nodes in EvalPhase\(outputs="):
+    with pytest.raises(ResultError, match=r"run 'w' stored no predictions. Hint: name nodes in EvalPhase\(outputs="):
         result.to_arrow()
     assert result.loss == result.losses["guess"] > 0
 

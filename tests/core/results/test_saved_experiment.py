@@ -130,7 +130,7 @@ def test_callbacks_come_back(data, tmp_path):
 
 def test_a_callback_without_a_configuration_is_given_again(data, tmp_path):
     saved(data, tmp_path, callbacks=[Quiet()])
-    problem = r"^experiment 'mine': the callback .*:Quiet was not saved: it has no get_config\(\)\. Hint: give them"
+    problem = r"^experiment 'mine': the callback .*:Quiet was not saved: it has no get_config\(\)\. Hint: pass them"
     with pytest.raises(ConfigError, match=problem):
         Experiment.load(tmp_path)
     quiet = Quiet()
@@ -140,22 +140,22 @@ def test_a_callback_without_a_configuration_is_given_again(data, tmp_path):
 
 def test_a_callback_of_an_unknown_class_is_not_imported(data, tmp_path):
     saved(data, tmp_path, callbacks=[Counting()])
-    with pytest.raises(ConfigError, match=r"Counting is of a class that is not known; nothing was.*\[Counting\]"):
+    with pytest.raises(ConfigError, match=r"Counting has an unknown class; nothing was.*\[Counting\]"):
         Experiment.load(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("phase", "reason"),
     [
-        (lambda: TrainPhase("t", data="all", step=lambda models, batch, optimizers: {}), "has a step of its own"),
-        (lambda: EvalPhase("t", data=other_data()), "the data of phase 't' have no name to save"),
-        (lambda: OwnPhase("t", data="all"), "it is of a class of its own, OwnPhase"),
+        (lambda: TrainPhase("t", data="all", step=lambda models, batch, optimizers: {}), "has a custom step"),
+        (lambda: EvalPhase("t", data=other_data()), "phase 't' cannot be saved: its data have no name"),
+        (lambda: OwnPhase("t", data="all"), "it has a custom class, OwnPhase"),
         (lambda: train(callbacks=[Quiet()]), r"the callback .*:Quiet was not saved: it has no get_config\(\)"),
     ],
 )
 def test_a_phase_without_a_configuration_is_given_again(phase, reason, data, tmp_path):
     saved(data, tmp_path, phase())
-    with pytest.raises(ConfigError, match=rf"^phase 't'.*{reason}.*Hint: give the phases: load\(folder, phases=\["):
+    with pytest.raises(ConfigError, match=rf"^phase 't'.*{reason}.*Hint: pass the phases: load\(folder, phases=\["):
         Experiment.load(tmp_path)
     assert [each.label for each in Experiment.load(tmp_path, phases=[train()]).phases] == ["t"]
     assert Experiment.load(tmp_path, phases=[]).phases == ()
@@ -176,13 +176,13 @@ def test_a_folder_of_something_else_is_refused(experiment, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda part: part.pop("results"), r"is not a saved experiment\. Hint: give the folder"),
+        (lambda part: part.pop("results"), r"is not a saved experiment\. Hint: pass the folder"),
         (lambda part: part.update(phases={}), r"is not a saved experiment"),
         (lambda part: part.update(phases=[1]), r"1 is not a saved phase"),
         (lambda part: part.update(callbacks=[1]), r"experiment 'mine': \[1\] are not saved callbacks"),
         (
             lambda part: part.update(callbacks=[{"class": "EarlyStopping", "config": {"odd": 1}}]),
-            r"the callback EarlyStopping does not take its configuration: .*'odd'",
+            r"the callback EarlyStopping does not accept its configuration: .*'odd'",
         ),
         (lambda part: part.update(results=[1]), r"1 are not saved results"),
     ],

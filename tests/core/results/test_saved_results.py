@@ -136,7 +136,9 @@ def test_features_are_left_out_and_said_to_be(experiment, tmp_path):
     rows = again(experiment.run_phase(EvalPhase("v", data="last")), tmp_path).rows["fs"]
     assert len(rows) == 2 and rows.columns == ("y", "name", "row")
     np.testing.assert_array_equal(rows.array("y"), [5, 4])
-    with pytest.raises(ColumnError, match=r"no column 'x'\. Available: y, name, row\. Hint: results keep no features"):
+    with pytest.raises(
+        ColumnError, match=r"no column 'x'\. Available: y, name, row\. Hint: results do not store features"
+    ):
         rows.array("x")
     for choose in (rows.view, rows.select, lambda: rows.take([0])):
         with pytest.raises(SplitError, match=r"rows of loaded results of 'fs' cannot be selected.*to_arrow"):

@@ -244,7 +244,9 @@ def test_weights_right_in_a_store():
     file = f"memory://right-there-{next(NUMBERS)}.safetensors"
     new_graph().save_weights(file)
     assert new_graph().load_weights(file).loaded
-    with pytest.raises(StateError, match=r"^there is no file 'memory://nothing.safetensors'\. Hint: give a file"):
+    with pytest.raises(
+        StateError, match=r"^there is no file 'memory://nothing.safetensors'\. Hint: pass a weight file"
+    ):
         new_graph().load_weights("memory://nothing.safetensors")
 
 
@@ -272,12 +274,12 @@ def test_weights_that_cannot_be_written_or_read_are_told_with_the_url(url):
     with pytest.raises(StateError, match=r"graph' is a saved graph or a checkpoint.*Hint: load all of it with"):
         graph.load_weights(f"{url}/graph")
     graph.save(f"{url}/folder.safetensors")
-    with pytest.raises(StateError, match=r"folder.safetensors' is a folder\. Hint: give the name of a file"):
+    with pytest.raises(StateError, match=r"folder.safetensors' is a folder\. Hint: pass the name of a file"):
         graph.save_weights(f"{url}/folder.safetensors")
     saved_folder.storage_of(url).publish("net.safetensors", b"half")
     with pytest.raises(StateError, match=r"net.safetensors' cannot be read as safetensors: it"):
         graph.load_weights(file)
-    with pytest.raises(StateError, match=r"no installed plugin has files that end in '.h5', as '.*net.h5'"):
+    with pytest.raises(StateError, match=r"no installed plugin reads '.h5' files such as '.*net.h5'"):
         graph.save_weights(f"{url}/net.h5")
 
 

@@ -203,5 +203,5 @@ def test_device_colours_differ_for_every_kind_of_colour_vision(eye):
 
 def test_a_badge_is_marked_with_its_device():
     assert 'data-anyaccel-device="gpu:1"' in badge("gpu:1")
-    nowhere = badge("", "as the phase says")
-    assert "data-anyaccel-device" not in nowhere and NOWHERE.fill in nowhere and ">as the phase says<" in nowhere
+    nowhere = badge("", "as set by the phase")
+    assert "data-anyaccel-device" not in nowhere and NOWHERE.fill in nowhere and ">as set by the phase<" in nowhere

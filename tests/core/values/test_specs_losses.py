@@ -42,7 +42,7 @@ class CustomLoss:
 )
 def test_a_frameworks_custom_loss(given, name):
     assert (Loss(given).name, Loss(given).own) == (name, given)
-    with pytest.raises(ConfigError, match=f"loss '{name}' is a framework's own"):
+    with pytest.raises(ConfigError, match=f"loss '{name}' belongs to a framework"):
         Loss(given).get_config()
 
 

@@ -129,7 +129,7 @@ def test_a_function_that_gives_no_factor_is_refused_when_it_is_given(given):
 def test_a_function_has_no_settings_and_no_configuration():
     with pytest.raises(SpecError, match=r"schedule 'halved' has no setting steps\. Hint: leave it out"):
         Schedule(halved, steps=3)
-    with pytest.raises(ConfigError, match="schedule 'halved' is a framework's own and has no configuration"):
+    with pytest.raises(ConfigError, match="schedule 'halved' belongs to a framework and has no configuration"):
         Optimizer("sgd", schedule=halved).get_config()
 
 
@@ -208,7 +208,7 @@ def test_the_rate_is_the_schedules_factor_times_lr():
         ({"clip_value": "1"}, "optimizer 'adam': clip_value='1' is not a positive number"),
         (
             {"clip_norm": 1.0, "clip_value": 1.0},
-            "optimizer 'adam': clip_norm and clip_value are both given. Hint: leave one of them out",
+            "optimizer 'adam': clip_norm and clip_value are both set. Hint: leave one of them out",
         ),
         ({"betas": (0.9, 1.0)}, "optimizer 'adam': betas=(0.9, 1.0) are not two numbers in [0, 1)"),
         ({"betas": (0.9,)}, "optimizer 'adam': betas=(0.9,) are not two numbers in [0, 1)"),
@@ -255,7 +255,7 @@ def test_a_frameworks_own_optimizer_has_no_configuration():
 
     optimizer = Optimizer(Lion, lr=0.1, anything=3)
     assert (optimizer.name, optimizer.own, optimizer.settings) == ("Lion", Lion, {"anything": 3})
-    with pytest.raises(ConfigError, match=r"optimizer 'Lion' is a framework's own.*use a named optimizer"):
+    with pytest.raises(ConfigError, match=r"optimizer 'Lion' belongs to a framework.*use a named optimizer"):
         optimizer.get_config()
 
 
@@ -279,7 +279,7 @@ def test_an_object_that_is_not_an_optimizer_is_refused():
         Optimizer(Adam())
     assert str(caught.value) == (
         "an object of type Adam cannot be used as an optimizer. Available: names: sgd, momentum, adam, adamw. Hint: "
-        "give a name, or the optimizer's class, so that every node gets an instance of its own."
+        "pass a name, or the optimizer's class, so that every node gets a separate instance."
     )
 
 
@@ -301,14 +301,14 @@ def test_numbers_that_no_float_holds_are_refused(value):
 
 @pytest.mark.parametrize("spec", [Optimizer, Schedule, Loss])
 def test_an_empty_configuration_is_not_that_of_the_defaults(spec):
-    with pytest.raises(ConfigError, match=r"\{\} is not the configuration of .*Hint: give the dict that get_config"):
+    with pytest.raises(ConfigError, match=r"\{\} is not the configuration of .*Hint: pass the dict from get_config"):
         spec.from_config({})
 
 
 @pytest.mark.parametrize(
     ("make", "hint"),
     [
-        (lambda: Optimizer("adam", backend="torch"), "leave it out: each node's framework builds it"),
+        (lambda: Optimizer("adam", backend="torch"), "leave it out: the framework of each node builds it"),
         (lambda: Loss("mse", reduction="mean"), "leave it out: losses are means"),
     ],
 )

@@ -97,14 +97,14 @@ class ArrayOps(ABC):
         """
 
     def optimizer_state(self, model: Any) -> NodeState | None:
-        """Return an optimizer state that is part of the model, from which a node without state continues, else None."""
+        """Return an optimizer state that is part of the model, used by a node without state, or None."""
         return None
 
     def write_optimizer_state(self, model: Any, state: NodeState) -> None:
         """Store the optimizer state in the model; the default does nothing.
 
         Args:
-            model: A model of the graph for which `optimizer_state` returns a state.
+            model: A model of the graph that has an optimizer state (see `optimizer_state`).
             state: Steps and slots after training; slots are arrays by name of parameter and of slot.
         """
 
@@ -190,7 +190,7 @@ class ArrayOps(ABC):
             dtype: np.dtype[Any] = np.dtype(array.dtype)
         except TypeError:
             raise CapabilityError(
-                f"{array.dtype} is not a dtype of NumPy's",
+                f"{array.dtype} is not a NumPy dtype",
                 hint=f"define {method}(self, array) in {type(self).__name__}",
             ) from None
         return dtype
@@ -237,7 +237,7 @@ class ArrayOps(ABC):
         Raises:
             SpecError: the framework takes only named losses, which is the default.
         """
-        raise SpecError(f"the loss {loss.name!r} is not a named one", hint="use a named loss with this framework")
+        raise SpecError(f"the loss {loss.name!r} is not a named loss", hint="use a named loss with this framework")
 
 
 def is_differentiable(ops: ArrayOps, array: Any) -> bool:

@@ -73,7 +73,7 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
             StateError: it belongs to another program.
         """
         if set(state) != {"draws"} or np.asarray(state["draws"]).shape != ():
-            raise StateError("the random state is not one of this framework", available=", ".join(sorted(state)))
+            raise StateError("the random state belongs to another framework", available=", ".join(sorted(state)))
         self._draws = int(state["draws"])
 
     # -- forward and back ------------------------------------------------------------------------------------------

@@ -188,7 +188,7 @@ def _output(result: Any, output: OutputSpec, tensor_type: TensorType, move_axis:
     if not isinstance(value, tensor_type):
         name = ".".join(map(str, output.path)) or "tensor"
         raise PhaseError(
-            f"a model returned a {type(result).__name__} without the {name} that it returned when the graph was built",
+            f"a model returned a {type(result).__name__} without {name}, which it returned when the graph was built",
             hint="return the same outputs in training as in evaluation",
         )
     return move_axis(value, output.batch_axis, 0) if output.batch_axis else value
@@ -203,9 +203,9 @@ def _moved(x: Any, axis: int, move_axis: Callable[[Any, int, int], Any] | None) 
         )
     if axis >= len(x.shape):
         raise ShapeError(
-            f"batch_axis={axis} of an input that has {len(x.shape)} axes with the batch",
+            f"batch_axis={axis}, but the input has only {len(x.shape)} axes, including the batch",
             available=f"batch_axis=0 to {len(x.shape) - 1}",
-            hint="give each input its own: batch_axis={'INPUT': 1}",
+            hint="set it for each input: batch_axis={'INPUT': 1}",
         )
     return move_axis(x, 0, axis)
 

@@ -38,7 +38,7 @@ class CompiledSegment:
         evaluate: `SegmentFunctions.evaluate`.
         forward: `SegmentFunctions.forward` with its pullback.
         proven: Names of the functions that have run compiled.
-        ready: Batch shapes for which whole steps are compiled.
+        ready: Batch shapes with compiled steps.
         watch: Python values that the functions read.
     """
 
@@ -193,7 +193,9 @@ CACHE = CompileCache(MAX_SEGMENTS)
 
 
 def _cache_key(segment: Segment, layout: SegmentLayout, ops: TracedOps, as_a_whole: bool) -> Hashable | None:
-    """Return what the functions of a segment depend on in addition to `python_values`; None if they may not be kept."""
+    """Return the other dependencies of a segment's functions, besides `python_values`; None if they cannot be
+    cached.
+    """
     models = [(id(model), _parameter_specs(layout, label)) for label, model in layout.models.items()]
     losses = [
         (term.label, term.loss.name, repr(term.loss.kwargs), term.inputs, term.device, term.weight)

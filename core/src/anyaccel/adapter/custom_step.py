@@ -41,7 +41,7 @@ def check_arguments(step: Callable[..., Any], names: Sequence[str], example: str
         return  # it has no signature to look at
     except TypeError as error:
         raise PhaseError(
-            f"the step is called with {len(names)} arguments, {', '.join(names)}: {error}",
+            f"the step must accept {len(names)} arguments, {', '.join(names)}: {error}",
             hint=f"write {example}",
         ) from None
 
@@ -133,7 +133,7 @@ class StepCompiler:
             result = function(*arguments)  # if it fails too, that is the user's error
             self._off = True
             warnings.warn(
-                f"the step cannot be compiled, and runs line by line: {first_line(error)}. "
+                f"the step cannot be compiled and runs eagerly: {first_line(error)}. "
                 "Hint: make it traceable, or set compile='off'",
                 CompileWarning,
                 stacklevel=2,
@@ -201,7 +201,7 @@ class CustomStepProgram(ScopedProgram):
 
     def custom_step(self, step: Callable[..., Any], batch: Mapping[str, Any]) -> Any:
         """Run a custom step with the arguments that are usual in the framework; see `Program.custom_step`."""
-        with self.scope(f"the step of your own on segment {self.segment.label!r}"):
+        with self.scope(f"the custom step on segment {self.segment.label!r}"):
             if self._own is None or self._own.step != step:
                 self._collect()
                 self._own, self._own_is_current = self.create_custom_step(step), False

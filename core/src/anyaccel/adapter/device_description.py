@@ -56,7 +56,7 @@ def nvml_session() -> Iterator[Any]:
 
 
 def nvidia_utilization(identity: str) -> float | None:
-    """Return the fraction of the last moment in which a GPU computed, from 0 to 1; None without NVML or a figure.
+    """Return the current utilization of a GPU, from 0 to 1; None without NVML or a figure.
 
     Args:
         identity: UUID (`GPU-...`, `MIG-...`) or PCI address.

@@ -100,7 +100,7 @@ class LayerLibrary:
         if NodePrecision(precision).is_mixed:
             return ""
         dtype = NodePrecision(precision).dtype
-        return f"its layers compute in {dtype} only if they are made so: dtype={dtype!r}"
+        return f"its layers compute in {dtype} only if they are created with dtype={dtype!r}"
 
     @contextmanager
     def computing_in(self, model: Any, precision: NodePrecision) -> Iterator[None]:
@@ -258,12 +258,12 @@ class LayerLibrary:
     # -- training --------------------------------------------------------------------------------------------------
 
     def untrainable_reason(self, model: Any) -> str:
-        """Return what only the library's own loop does for a model; see `Compute.untrainable_reason`."""
+        """Return the reason why only the library's own loop can train a model; see `Compute.untrainable_reason`."""
         if not self.is_layer(model):
             return ""
         own = next((name for name in _TRAINING_METHODS if self._is_overridden(model, name)), None)
         if own is not None:
-            return f"{type(model).__name__} has a {own} of its own, which would not be called"
+            return f"{type(model).__name__} overrides {own}, which would not be called"
         return ""
 
     def refuse_stateful(self, model: Any) -> None:
@@ -278,9 +278,9 @@ class LayerLibrary:
         if stateful is not None:
             path, part = stateful
             raise ShapeError(
-                f"{path or 'the layer'} ({type(part).__name__}) is stateful: it goes on with the state of the batch "
-                "before, and the rows of a batch here have nothing to do with those of the batch before",
-                hint="create it with stateful=False, or train the model by its framework's own loop",
+                f"{path or 'the layer'} ({type(part).__name__}) is stateful: it continues from the "
+                "state of the previous batch, but here batches are independent of each other",
+                hint="create it with stateful=False, or train the model with its framework's own loop",
             )
 
     def refuse_masks(self, model: Any, outputs: Any) -> None:
@@ -293,10 +293,10 @@ class LayerLibrary:
         mask_of = getattr(self.module.src.backend, f"get_{self.module.__name__}_mask")
         if any(mask_of(leaf) is not None for leaf in self.module.tree.flatten(outputs)):
             raise ShapeError(
-                f"an output of {type(model).__name__} carries a mask, by which its framework's own loop leaves "
-                "positions out of losses and metrics; here they would count",
-                hint="end the model with a layer that drops the mask, layers.Lambda(ops.copy), and leave "
-                "positions out in a loss of your own; or let it return one vector for each sample",
+                f"an output of {type(model).__name__} carries a mask, which makes its framework's own "
+                "loop ignore positions in losses and metrics; here they would count",
+                hint="end the model with a layer that drops the mask, layers.Lambda(ops.copy), and "
+                "ignore positions in a custom loss; or return one vector for each sample",
             )
 
     def _is_overridden(self, model: Any, method: str) -> bool:
@@ -408,5 +408,5 @@ def _refuse_broadcasting(name: str, outputs: tuple[int, ...], targets: tuple[int
         raise ShapeError(
             f"the loss {name!r} got outputs of shape {list(outputs)} and targets of shape {list(targets)}",
             cause="losses do not broadcast: both must have the same shape",
-            hint="give the model the output shape of the targets, or store the targets in the shape of the outputs",
+            hint="change the output shape of the model, or store the targets in the shape of the outputs",
         )

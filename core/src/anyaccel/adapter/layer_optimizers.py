@@ -74,7 +74,7 @@ class LayerOptimizerRule(UpdateRule):
     Args:
         optimizer: The spec; its `own` is the class or the object.
         module: The library.
-        outside: Context in which variables are created, so that no traced function holds them.
+        outside: Context to create variables in, so that no traced function holds them.
         put: Function that copies the value of a variable to the device of a parameter.
 
     Raises:
@@ -108,12 +108,12 @@ class LayerOptimizerRule(UpdateRule):
         if settings:
             raise SpecError(
                 f"the optimizer {name} is an object already, but got settings: {', '.join(settings)}",
-                hint=f"give them to {name}(...), or give its class: Optimizer({name}, lr=..., {min(settings)}=...)",
+                hint=f"pass them to {name}(...), or pass its class: Optimizer({name}, lr=..., {min(settings)}=...)",
             )
         if self._given.built:
             raise SpecError(
-                f"the optimizer {name} has been used by its framework's own loop, whose state would be lost",
-                hint="give a new one: Optimizer(type(optimizer).from_config(optimizer.get_config()))",
+                f"the optimizer {name} has been used by its framework's own loop, and its state would be lost",
+                hint="pass a new one: Optimizer(type(optimizer).from_config(optimizer.get_config()))",
             )
         self._refuse(self._given)
 
@@ -122,24 +122,25 @@ class LayerOptimizerRule(UpdateRule):
         name = self.optimizer.name
         if self._given is None and getattr(made, _OF_ALL_NODES, None):
             raise SpecError(
-                f"the optimizer {name} has {_OF_ALL_NODES}, a norm over all nodes, and it sees those of one",
-                hint=f"write Optimizer(..., clip_norm={made.global_clipnorm!r}) in its place",
+                f"the optimizer {name} has {_OF_ALL_NODES}, a norm over all nodes, but it sees only one node",
+                hint=f"write Optimizer(..., clip_norm={made.global_clipnorm!r}) instead",
             )
         values = vars(made)
         hints = {
-            "inner_optimizer": "give the inner one: Optimizer(optimizer.inner_optimizer)",
-            "optimizers": "give one of the inner ones, and other rates or decays by groups=, or optimizers to nodes",
-            "ema_overwrite_frequency": "leave it out: averages do not take the place of what is trained here",
-            "use_ema": f"give averaging = WeightAveraging({values.get('ema_momentum')}) to "
-            "TrainPhase(callbacks=[averaging]) in its place, and call averaging.apply(graph) afterwards",
+            "inner_optimizer": "pass the inner optimizer: Optimizer(optimizer.inner_optimizer)",
+            "optimizers": "pass one of the inner optimizers, and set other rates or decays with groups=, or set "
+            "optimizers on nodes",
+            "ema_overwrite_frequency": "leave it out: averages do not replace trained weights here",
+            "use_ema": f"pass averaging = WeightAveraging({values.get('ema_momentum')}) "
+            "to TrainPhase(callbacks=[averaging]) instead, and call averaging.apply(graph) afterwards",
             "gradient_accumulation_steps": "write "
-            f"TrainPhase(accumulate={values.get('gradient_accumulation_steps')}) in its place",
+            f"TrainPhase(accumulate={values.get('gradient_accumulation_steps')}) instead",
             "loss_scale_factor": "leave it out: losses are not scaled here",
         }
         setting = next((key for key in hints if getattr(made, key, None)), None)
         if setting is not None:
             raise SpecError(
-                f"the optimizer {name} has {setting}, which its framework's own loop heeds",
+                f"the optimizer {name} has {setting}, which only its framework's own loop applies",
                 hint=hints[setting],
             )
 
@@ -177,7 +178,9 @@ class LayerOptimizerRule(UpdateRule):
             problem = f"cannot create the optimizer {self.optimizer.name}: {str(error).splitlines()[0]}"
             hint = "correct its settings"
             if self._given is not None:
-                hint = "let its constructor take what get_config() gives, such as learning_rate and name, or **settings"
+                hint = (
+                    "let its constructor accept the keys of get_config(), such as learning_rate and name, or **settings"
+                )
             raise SpecError(problem, hint=hint) from error
 
     def _copied(self) -> tuple[Any, Any]:
@@ -233,9 +236,9 @@ class LayerOptimizerRule(UpdateRule):
         """
         if self._excludes and not self._identities:
             raise SpecError(
-                f"the optimizer {self.optimizer.name} excludes variables from weight decay, and the model has none of "
-                "its framework's",
-                hint=f"give its class and a pattern of names: Optimizer({self.optimizer.name}, lr=..., groups="
+                f"the optimizer {self.optimizer.name} excludes variables from weight decay, but the model has "
+                "no variables of its framework",
+                hint=f"pass its class and a pattern of names: Optimizer({self.optimizer.name}, lr=..., groups="
                 "{'*bias': {'weight_decay': 0.0}})",
             )
         (made, rate), variables = self._made(), {}
@@ -329,8 +332,8 @@ class LayerOptimizerRule(UpdateRule):
             known = {id(variable) for variable, _ in given}
             if not set(scope.state_mapping) <= known:
                 raise SpecError(
-                    f"the optimizer {self.optimizer.name} changes values that are not among its variables, which would "
-                    "be lost",
+                    f"the optimizer {self.optimizer.name} changes values that are not among its variables; "
+                    "they would be lost",
                     hint="use another optimizer",
                 )
             after = {

@@ -80,5 +80,5 @@ def kept_unless(ops: ArrayOps, finite: Any, after: Any, before: Any) -> Any:
 
 
 def steps_behind(state: Any, as_integer: Callable[[Any], Any]) -> Any:
-    """Return how many steps the optimizers are behind the steps of a call, as an integer array; 0 without a scale."""
+    """Return the number of steps that the optimizers skipped in a call, as an integer array; 0 without a scale."""
     return as_integer(state[KEY][2]) if KEY in state else 0

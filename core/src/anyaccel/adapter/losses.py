@@ -89,8 +89,8 @@ def loss_function(
         return partial(_from_output, ops)
     if len(term.inputs) < 2:
         raise SpecError(
-            f"loss {term.label!r}: {term.loss.name} takes two inputs, outputs and targets, "
-            f"and got {len(term.inputs)}: {', '.join(term.inputs)}",
+            f"loss {term.label!r}: {term.loss.name} takes two inputs, outputs and "
+            f"targets, but got {len(term.inputs)}: {', '.join(term.inputs)}",
             hint="name these two in inputs=[...]",
         )
     return NamedLoss(ops, term, parts or LOSSES[term.loss.name].parts)
@@ -174,7 +174,7 @@ class NamedLoss:
                 f"loss {self._term.label!r} on {self._term.on!r}: {self._term.loss.name} of outputs {_shown(outputs)} "
                 f"does not take targets {_shown(targets)}; losses do not broadcast",
                 available=expected,
-                hint="give the targets that shape",
+                hint="change the shape of the targets",
             )
 
 
@@ -232,9 +232,9 @@ def make_loss(loss: Loss) -> Callable[..., Any]:
         raise SpecError(f"cannot create the loss {loss.name!r}: {error}", hint="correct loss_kwargs") from error
     if not callable(made):
         raise SpecError(
-            f"the loss {loss.name!r} is a class whose objects cannot be called",
+            f"the loss {loss.name!r} is a class, but its objects cannot be called",
             cause="a loss is called with (outputs, targets)",
-            hint="give a function, a class with __call__, or a name such as 'mse'",
+            hint="pass a function, a class with __call__, or a name such as 'mse'",
         )
     function: Callable[..., Any] = made
     return function

@@ -12,7 +12,9 @@ from anyaccel.segment import Segment, TensorSpec
 
 
 class MemoryFigures(Capability):
-    """Capability: predict the memory of models and steps before anything is placed; else a plan says `not covered`."""
+    """Capability: predict the memory of models and steps before anything is placed; without it, a plan says `not
+    covered`.
+    """
 
     allocates: ClassVar[bool] = False
     """Whether `step_memory` allocates what a step does, in host memory; plans leave it out where that is much."""

@@ -21,7 +21,7 @@ DeviceOf = Callable[[Any], str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedTensors:
-    """The place where an operation over several devices failed, to the extent that it is known.
+    """The place where an operation over several devices failed, if known.
 
     Attributes:
         node: Label of the node that was computing; `""` for none.

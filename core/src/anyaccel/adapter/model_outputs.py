@@ -58,8 +58,8 @@ def operation_outputs(operation: Operation, outputs: Sequence[Any], *, training:
         raise GraphError(
             f"node {operation.label!r} returns {len(outputs)} outputs in {'training' if training else 'evaluation'}; "
             f"the graph was built with {len(operation.outputs)}: {', '.join(operation.outputs)}",
-            hint="return the same outputs in every call, or name all that it returns in training, those of evaluation "
-            "first: ModelNode(..., outputs=['NAME', ...])",
+            hint="return the same outputs in every call, or name all outputs in training, starting with those "
+            "of evaluation: ModelNode(..., outputs=['NAME', ...])",
         )
     return outputs
 
@@ -68,7 +68,7 @@ def probe_outputs(
     model_name: str,
     run: Callable[[int], Mapping[Path, Any]],
     dtype_name: Callable[[Any], str],
-    hint: str = "keep the batch as the first axis of what the model returns",
+    hint: str = "keep the batch as the first axis of each output",
 ) -> tuple[OutputSpec, ...]:
     """Find the outputs of a model from calls with batches of 2 and of 3 samples.
 
@@ -80,7 +80,7 @@ def probe_outputs(
         model_name: Name of the model in errors.
         run: Function that returns the outputs by their paths, for a batch size.
         dtype_name: Function that returns the name of a tensor's dtype, as in a TensorSpec.
-        hint: What to do if no output has a batch.
+        hint: Advice if no output has a batch.
 
     Raises:
         ShapeError: no output has the batch as one of its axes.
@@ -121,13 +121,14 @@ def _no_batch(
     shown = [", ".join(str(list(shape)) for shape in shapes.values()) for shapes in (first, second)]
     if len(first) < len(second):
         hint = (
-            "a model that gives a list with an entry for each sample (a detector) goes into a module whose forward "
-            "returns a tensor, and is called in a step of your own, TrainPhase(step=...): docs/how-to/custom-step.md"
+            "wrap a model that returns a list with an entry for each sample (a detector) in a module "
+            "whose forward returns a tensor, and call it in a custom step, TrainPhase(step=...): "
+            "docs/how-to/custom-step.md"
         )
     return ShapeError(
         f"{model_name} returns {shown[0]} for a batch of {_PROBED_BATCHES[0]}, "
         f"and {shown[1]} for a batch of {_PROBED_BATCHES[1]}",
-        cause="one axis of an output must be the batch, whatever its size",
+        cause="one axis of an output must be the batch, at any batch size",
         hint=hint,
     )
 
@@ -164,7 +165,7 @@ def input_error(model_name: str, inputs: Sequence[TensorSpec], reason: str, hint
 def call_hint(error: Exception) -> str:
     """Return what to do if a model's call takes other arguments than it receives; `""` if that is not the error."""
     if isinstance(error, TypeError) and re.search(r"missing (\d+|a) required|positional argument", str(error)):
-        return "feed every argument of its call: ModelNode(label, model, [data.reference('a'), data.reference('b')])"
+        return "pass every argument of its call: ModelNode(label, model, [data.reference('a'), data.reference('b')])"
     return ""
 
 
@@ -200,7 +201,7 @@ def input_hint(
         return "fix the model's code; the full traceback is above"
     other = next((spec.dtype for spec in inputs if dtype not in (None, spec.dtype)), None)
     if other is not None and "int" in other:
-        return f"cast the data: feature_set.cast({{...: {dtype!r}}}, keep_splits=True)"
+        return f"convert the data, array.astype({dtype!r}), or feature_set.cast({{...: {dtype!r}}}, keep_splits=True)"
     if other is not None:
         return f"provide {dtype} inputs if the dtype is the problem, or {convert.format(dtype=other)}"
-    return "correct the sizes of the model, or of what feeds it"
+    return "correct the sizes of the model or of its inputs"

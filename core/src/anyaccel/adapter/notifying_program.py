@@ -14,7 +14,7 @@ AfterStep = Callable[[Callable[[], Any]], bool]
 
 
 class NotifyingProgram(ABC):
-    """Capability of a `MultiStepProgram`: report each step of a call. Without it, each step is a separate call.
+    """Capability of a `MultiStepProgram`: report each step of a call. Otherwise each step is a separate call.
 
     It suits programs that run their steps in sequence anyway.
     """

@@ -112,9 +112,9 @@ class OptimizerStep:
             return coefficients
         if value is None:
             raise SpecError(
-                f"the optimizer {self.rules[group].optimizer.name} needs the value of the loss, which no part of a "
-                "step knows where it is computed in several",
-                hint="train all nodes on one device, by one framework, from one feature set, or use another optimizer",
+                f"the optimizer {self.rules[group].optimizer.name} needs the value of the loss, but the step "
+                "is computed in several parts, and none of them has it",
+                hint="train all nodes on one device, with one framework and one feature set, or use another optimizer",
             )
         return {node: {**scalars, "value": value} for node, scalars in coefficients.items()}
 

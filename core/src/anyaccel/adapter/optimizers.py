@@ -155,7 +155,7 @@ def update_rule(optimizer: Optimizer) -> UpdateRule:
     """
     if optimizer.own is not None:
         raise SpecError(
-            f"optimizer {optimizer.name!r} is a framework's own, and this framework takes named optimizers only",
+            f"optimizer {optimizer.name!r} belongs to a framework, but this framework accepts named optimizers only",
             available=", ".join(OPTIMIZERS),
             hint="use one of these names",
         )

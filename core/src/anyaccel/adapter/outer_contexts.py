@@ -24,11 +24,10 @@ class OuterContexts:
     """Contexts around a phase that do not apply inside it.
 
     Attributes:
-        set_aside: Contexts that do not apply inside, in words, each with what the phase does instead.
+        set_aside: Descriptions of contexts that do not apply inside, with the behavior of the phase instead.
         casts: By kind of device, a context that sets the precision, as written, and the closest `precision` of a phase.
             A phase without a precision is refused.
-        in_threads: Function that creates a context in which a thread that works for the phase has the settings of the
-            phase's thread.
+        in_threads: Function that creates a context that applies the settings of the phase's thread to a worker thread.
     """
 
     set_aside: tuple[str, ...] = ()

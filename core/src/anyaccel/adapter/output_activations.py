@@ -1,4 +1,6 @@
-"""Warn of a loss of logits after a softmax, or a loss of probabilities without one: both train to wrong numbers."""
+"""Warn of a loss of logits after a softmax, or a loss of probabilities without a softmax: both train to wrong
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,9 @@ def warn_of_activations(library: LayerLibrary, segment: Segment) -> None:
         activation = _activation(library, segment, term) if takes_logits is not None else ""
         if takes_logits and activation in _TO_PROBABILITIES:
             _warned.update(each.model for each in segment.operations if term.inputs[0] in each.outputs)
-            _warn(term, f"takes logits, and the model ends with {activation}", f"leave {activation} out of the model")
+            _warn(term, f"takes logits, but the model ends with {activation}", f"remove {activation} from the model")
         elif takes_logits is False and activation == "linear":
-            _warn(term, "takes probabilities, and the model ends without an activation", "give it from_logits=True")
+            _warn(term, "takes probabilities, but the model ends without an activation", "set from_logits=True")
 
 
 def was_warned_of(model: Any) -> bool:

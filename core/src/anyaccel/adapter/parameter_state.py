@@ -64,9 +64,9 @@ class ParameterState:
         if not rule.fits(state.slots, self.parameters[node]):
             if brought is not None and brought.step:
                 raise StateError(
-                    f"the model of node {node!r} brings the state of another optimizer after {brought.step} steps, "
-                    f"which {rule.optimizer.name} cannot go on with",
-                    hint="give the node the optimizer that it was trained with, or a model without such a state",
+                    f"the model of node {node!r} has the state of another optimizer after {brought.step} "
+                    f"steps, which {rule.optimizer.name} cannot continue",
+                    hint="use the optimizer that the node was trained with, or a model without optimizer state",
                 )
             return NodeState()
         device = self._layout.owner_device[node]
@@ -199,7 +199,7 @@ class ParameterState:
         self.zero_grad()
 
     def all_states(self) -> dict[str, NodeState]:
-        """Return the optimizer state of the trained nodes as it is now, and of all others as it was given."""
+        """Return the current optimizer state of the trained nodes, and the initial state of all others."""
         owner, earlier = self._layout.owner, self._segment.states
         others = {label: state for label, state in earlier.items() if owner.get(label) not in self.states}
         return {**others, **self.states}

@@ -37,7 +37,7 @@ def apply_in_precision(
         parameters: Parameters by name.
         buffers: Buffers by name.
         inputs: Inputs of the model.
-        scope: Context in which the model's library casts by itself; then nothing is cast before the call.
+        scope: Autocast context of the model's library; if set, nothing is cast before the call.
     """
     if scope is not None:
         with scope:
@@ -60,7 +60,7 @@ def cast_floating(ops: ArrayOps, array: Any, dtype: Any) -> Any:
 
 
 def own_dtype(ops: ArrayOps, parameters: Mapping[str, Any], inputs: tuple[Any, ...]) -> Any:
-    """Return the dtype of the first floating parameter, or else of the first floating input; None if neither exists."""
+    """Return the dtype of the first floating parameter, or of the first floating input; None if neither exists."""
     floating = (array.dtype for array in (*parameters.values(), *inputs) if ops.kind(array) == "floating")
     return next(floating, None)
 

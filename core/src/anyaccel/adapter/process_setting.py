@@ -13,7 +13,7 @@ from anyaccel.errors import PhaseError
 class ProcessSetting:
     """A global setting of a framework. Threads hold it together where they want one value, and else are refused.
 
-    The last one to let go sets it back to what it was before the first.
+    The last one to release it restores the value from before the first.
 
     Args:
         name: Name for messages.
@@ -54,7 +54,7 @@ class ProcessSetting:
         other = next((held for holder, held in self._held if holder != thread and held != value), None)
         if other is not None:
             raise PhaseError(
-                f"{self._name}={value!r} is asked for while a phase of another thread has {other!r}",
-                cause="one value at a time: the setting is of the whole process",
-                hint="run one after the other, or give both the same value",
+                f"{self._name}={value!r} is requested while a phase in another thread has {other!r}",
+                cause="one value at a time: the setting applies to the whole process",
+                hint="run the phases one at a time, or use the same value in both",
             )

@@ -152,7 +152,7 @@ class SegmentFunctions:
         ops: The framework.
         flow: Where gradients flow.
         optimizer: Computation of an optimizer step.
-        model_of: Function that returns the model of an operation from what the operation holds.
+        model_of: Function that returns the model of an operation.
 
     Attributes:
         reached: By group, the owners that its losses reach; groups without any are left out.
@@ -223,7 +223,7 @@ class SegmentFunctions:
                 compiled separately.
 
         Returns:
-            The values from which gradients flow back; and their `seeds`, `losses`, `buffers` and the other `outputs`.
+            The values that gradients flow back from; and their `seeds`, `losses`, `buffers` and the other `outputs`.
         """
         inputs = [primals["inputs"].get(name, rest["inputs"].get(name)) for name in self._segment.inputs]
         buffers: dict[str, Any] = {}
@@ -514,7 +514,7 @@ class SegmentLayout:
                 if ops.kind(array) == "complex":
                     raise GraphError(
                         f"the parameter {name!r} of node {label!r} is complex ({array.dtype}) and cannot be trained",
-                        hint="hold its real and imaginary parts as two real parameters, or freeze the node",
+                        hint="store its real and imaginary parts as two real parameters, or freeze the node",
                     )
 
     def without_models(self) -> SegmentLayout:
@@ -541,9 +541,9 @@ def _refuse_shared_parameters(parameters: Mapping[str, Mapping[str, Any]], train
                 raise GraphError(
                     f"nodes {holder!r} and {label!r} have different models that share the parameter {name!r}"
                     + (f", and {', '.join(map(repr, frozen))} is frozen" if frozen else ""),
-                    hint="freeze both, or give each node its own parameters"
+                    hint="freeze both nodes, or use separate parameters"
                     if frozen
-                    else "give both nodes the same model object, or each its own parameters",
+                    else "use the same model object in both nodes, or separate parameters",
                 )
 
 

@@ -1,6 +1,6 @@
 """Timing: simulated time of a device that computes and copies at the same time, as a GPU with copy engines does.
 
-Nothing really waits: each stream has the time when its work ends, and the host the time until which it has waited.
+Nothing really waits: each stream stores the time when its work ends, and the host the time it has waited until.
 """
 
 from __future__ import annotations

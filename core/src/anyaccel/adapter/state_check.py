@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ def check_state(state: Mapping[str, np.ndarray], expected: Mapping[str, TensorSp
     unknown = [name for name in state if name not in expected]
     if missing or unknown:
         problems = [f"lacks {', '.join(missing)}"] if missing else []
-        problems += [f"has {', '.join(unknown)}, which the model does not have"] if unknown else []
+        problems += [f"has {', '.join(unknown)}, which is not in the model"] if unknown else []
         raise StateError(
             f"the state {' and '.join(problems)}",
             cause=f"the model has {', '.join(expected) or 'no values'}",
@@ -39,13 +40,19 @@ def check_state(state: Mapping[str, np.ndarray], expected: Mapping[str, TensorSp
         )
     for name, spec in expected.items():
         value = np.asarray(state[name])
-        given = TensorSpec(value.shape, value.dtype.name)
+        given = TensorSpec(value.shape, _dtype_name(value.dtype))
         if given != spec:
             raise StateError(
                 f"{name} in the state is {given}",
                 cause=f"{name} of the model is {spec}",
-                hint="load the state of a model of the same sizes and dtype",
+                hint="load the state of a model with the same sizes and dtype",
             )
+
+
+@cache
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    """Return `dtype.name`, which NumPy takes microseconds to make."""
+    return dtype.name
 
 
 def not_built_error(

@@ -22,13 +22,13 @@ _UNSAFE = re.compile(r'["\\#\x00-\x1f]')
 
 
 class ProfilesSteps(Capability):
-    """Capability: record a profile for `Profile`. Without it, a phase with a profile is refused."""
+    """Capability: record a profile for `Profile`. A phase with a profile needs it."""
 
     @abstractmethod
     def profile_steps(
         self, path: Path, nodes: Mapping[str, Any], devices: Sequence[Device]
     ) -> AbstractContextManager[Mark]:
-        """Return a context in which the framework's profiler records everything.
+        """Return a context that records everything with the framework's profiler.
 
         At its end, even after an error, a trace in Chrome's format (JSON, compressed by gzip) is written to `path`.
         Outside it, nothing may be left, and nothing may cost time. It is entered once at a time, between steps.

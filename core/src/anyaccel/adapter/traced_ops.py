@@ -73,7 +73,7 @@ class TracedOps(ArrayOps):
         return nullcontext()
 
     def named_scope(self, name: str) -> AbstractContextManager[Any]:
-        """Return a context in which traced code belongs to a node, for profiles; `name` comes from `trace_name`.
+        """Return a context that assigns traced code to a node, for profiles; `name` comes from `trace_name`.
 
         The default does nothing. Each call of a model enters it, so it should do nothing if nothing is traced.
         """
@@ -291,7 +291,8 @@ def _checked_mean(loss: Loss, mean: Any) -> Any:
     if tuple(getattr(mean, "shape", (0,))) != ():
         shown = f"shape {list(mean.shape)}" if hasattr(mean, "shape") else f"a {type(mean).__name__}"
         raise SpecError(
-            f"the loss {loss.name!r} gives {shown}; a loss must give a scalar", hint="return the mean over the batch"
+            f"the loss {loss.name!r} returns {shown}; a loss must return a scalar",
+            hint="return the mean over the batch",
         )
     return mean
 

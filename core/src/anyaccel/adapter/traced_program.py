@@ -304,7 +304,7 @@ class TracedProgram(ArrayProgram):
         except Exception as error:
             raise CompileError(
                 f"steps of segment {self.segment.label!r} cannot be compiled: {first_line(error)}",
-                hint="see the error above this one; with compile='off' it is not tried",
+                hint="see the error above this one, or set compile='off'",
             ) from error
         shapes = _batch_shapes(columns, orders, batch_size, n_microbatches)
         if shapes not in self._compiled.ready:

@@ -70,7 +70,7 @@ class Observers:
 
 
 class ObservesTransfers(Capability):
-    """Capability: report transfers to a ledger and `no_transfers`. Backends without it are listed as not covered."""
+    """Capability: report transfers to a ledger and `no_transfers`. Other backends are listed as not covered."""
 
     @abstractmethod
     def observe_transfers(self, record: Record) -> AbstractContextManager[None]:

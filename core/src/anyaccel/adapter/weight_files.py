@@ -35,7 +35,8 @@ class WeightFiles(Capability):
 
     @abstractmethod
     def read_weights(self, path: Path) -> dict[str, np.ndarray]:
-        """Return the arrays of a file by name, in new memory. Runs no code of the file, for any file extension.
+        """Return the arrays of a file by name, to copy at once: they may be on a private mapping of the file. Runs no
+        code of the file, for any file extension.
 
         Raises:
             StateError: the file is damaged, or holds anything other than named arrays.

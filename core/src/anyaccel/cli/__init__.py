@@ -1,6 +1,6 @@
 """The command line: core's commands, and those of installed distributions.
 
-`main` declares the commands, `console` prints, and each command has a module (or package) of its own. Stands on all
+`main` declares the commands, `console` prints, and each command has its own module (or package). Stands on all
 other packages; needs no framework. Importing it loads none of them, so that the commands' child processes start fast.
 """
 

@@ -12,13 +12,13 @@ import click
 
 from anyaccel.errors import AnyaccelError, ConfigError
 
-JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print only JSON on standard output.")
 PLUGIN_TIMEOUT = click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
     default=60,
     show_default=True,
-    help="Seconds for each plugin; one that takes longer is called slow.",
+    help="Seconds for each plugin; slower ones are reported.",
 )
 
 
@@ -60,7 +60,7 @@ class PlainCommand(Command):
 
 
 def check_folder() -> None:
-    """Check that the working folder is there: a command that reads or writes files would end in a traceback."""
+    """Check that the working folder exists: otherwise a command that reads or writes files would end in a traceback."""
     try:
         Path.cwd()
     except OSError as error:
@@ -72,7 +72,7 @@ def check_folder() -> None:
 def load_plugins_of(ctx: click.Context) -> Sequence[Any]:
     """Load the plugins; returns those that are left out. With `--json`, their output is on standard error.
 
-    Each may take as long as `--timeout` says; the default of a command, which may be of something slower, is not meant.
+    Each may take as long as an explicit `--timeout`; the default of the command, which may allow more, does not apply.
     """
     from anyaccel.cli.plugin_loading import TIMEOUT, load_plugins
 

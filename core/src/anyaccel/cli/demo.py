@@ -24,7 +24,7 @@ _MODEL = "SequentialMLP"
 
 
 def run(framework: str | None, device: str | None, epochs: int, seed: int, as_json: bool) -> None:
-    """Choose framework and device where they are None, train, test, and print plan and results."""
+    """Choose framework and device if they are None, train, test, and print plan and results."""
     plugins = registry()
     if framework is not None:
         # Raise FrameworkError if the plugin of a framework is installed, and the framework itself is not
@@ -34,7 +34,7 @@ def run(framework: str | None, device: str | None, epochs: int, seed: int, as_js
             raise FrameworkError(
                 f"{framework} has no device here" + (f" ({reason})" if reason else ""),
                 available=", ".join(name for name in plugins.frameworks if name != framework),
-                hint=f"install {framework} itself, or see why it has no device: anyaccel devices",
+                hint=f"install {framework}, or run `anyaccel devices` to see why it has no device",
             )
     framework = framework or choose_framework(plugins, Device.parse(device) if device else None)
     if launched() is not None:
@@ -78,7 +78,7 @@ def choose_framework(plugins: Registry, device: Device | None) -> str:
             available=", ".join(
                 f"{name} on {', '.join(map(str, _devices(plugins, name)))}" for name in plugins.frameworks
             ),
-            hint="choose one of these devices; `anyaccel devices` says why others are missing",
+            hint="choose one of these devices; `anyaccel devices` shows why others are missing",
         )
     return min(frameworks, key=lambda name: (name == BUILT_IN, best_device_of(plugins, name).kind == "cpu", name))
 

@@ -42,7 +42,7 @@ def served_backends(framework: str | None) -> list[tuple[Plugin, int]]:
 
 
 def served_kinds(backend: Backend) -> list[str]:
-    """Return the kinds of device for which a backend is the one of its framework."""
+    """Return the kinds of device that a backend serves for its framework."""
     known = registry()
     pairs = [(backend.framework, kind) for kind in backend.kinds if known.serves(backend.framework, kind)]
     return [kind for framework, kind in pairs if known.find(framework, kind) is backend]
@@ -56,7 +56,7 @@ def list_devices(plugin_name: str, index: int, machine: Machine | None = None) -
     Args:
         plugin_name: The plugin.
         index: Index of the backend.
-        machine: Facts from which the backend can list its devices; None to ask the framework.
+        machine: Facts for listing the backend's devices; None to ask the framework.
     """
     plugin = next(plugin for plugin in registry().plugins if plugin.name == plugin_name)
     backend = plugin.backends[index]

@@ -71,7 +71,7 @@ def _probe_one(plugin: Plugin, index: int, timeout: float) -> dict[str, Any]:
         lines = child.stderr.strip().splitlines()
         return _failed(framework, f"ended with status {child.returncode}" + (f": {lines[-1]}" if lines else ""))
     listing = last_answer(child.stdout, ("framework", "devices", "missing", "faults"))
-    return listing or _failed(framework, f"gave no list: {child.stdout[-200:]!r}")
+    return listing or _failed(framework, f"returned no list: {child.stdout[-200:]!r}")
 
 
 def _failed(framework: str, how: str) -> dict[str, Any]:

@@ -93,12 +93,12 @@ for _each in (checkpoint, plan, explain, estimate):
 @click.option(
     "--framework",
     shell_complete=shell_completion.frameworks,
-    help="Framework that computes; by default an installed one, else the built-in numpy.",
+    help="Framework to use; by default an installed one, or the built-in numpy.",
 )
 @click.option(
     "--device",
     shell_complete=shell_completion.kinds,
-    help="Device, such as cpu, gpu:0 or mps; by default the best of the framework.",
+    help="Device, such as cpu, gpu:0 or mps; by default the framework's best device.",
 )
 @click.option("--epochs", type=click.IntRange(min=1), default=20, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
@@ -120,8 +120,8 @@ def demo(framework: str | None, device: str | None, epochs: int, seed: int, as_j
 
 
 @group.command(cls=PlainCommand, short_help="List the devices of this machine.")
-@click.option("--framework", shell_complete=shell_completion.frameworks, help="Only this one.")
-@click.option("--probe", is_flag=True, help="Ask each framework, in a process of its own.")
+@click.option("--framework", shell_complete=shell_completion.frameworks, help="Only this framework.")
+@click.option("--probe", is_flag=True, help="Ask each framework, in a separate process.")
 @PLUGIN_TIMEOUT
 @JSON
 @click.pass_context
@@ -142,7 +142,7 @@ def devices(ctx: click.Context, framework: str | None, probe: bool, timeout: flo
     run(framework, timeout, as_json, lambda: load_plugins_of(ctx), ask=probe)
 
 
-@_command(short_help="List the plugins, and why a plugin is broken.")
+@_command(short_help="List the plugins, and the reasons why plugins are broken.")
 @PLUGIN_TIMEOUT
 @JSON
 @click.pass_obj
@@ -200,7 +200,7 @@ class _Output(io.FileIO):
             if not self._ends_command:
                 return len(data)
             if not isinstance(error, BrokenPipeError):  # that is `| head`, which wants no more
-                hint = "write it to a place with free space, or to a pipe"
+                hint = "write the output to a disk with free space, or to a pipe"
                 sys.stderr.write(f"error: standard output cannot be written: {error.strerror}. Hint: {hint}.\n")
             sys.exit(2)
 
@@ -225,7 +225,7 @@ def main() -> None:
     if sys.stderr is None:
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  # until the process ends
     if sys.stdout is None:
-        hint = "run anyaccel with an open standard output"
+        hint = "run anyaccel with standard output open"
         sys.stderr.write(f"error: standard output is closed. Hint: {hint}.\n")
         sys.exit(2)
     sys.stdout = _checked(sys.stdout, ends_command=True)

@@ -50,7 +50,7 @@ def _run(name: str) -> ModuleType:
         problem = f"{name} cannot be run: {type(error).__name__}: {error}"
         missing = isinstance(error, ModuleNotFoundError) and not is_file and str(error.name) in (name, *_parents(name))
         hint = (
-            "install it, set PYTHONPATH, or give the file: 'train.py:train'" if missing else "run it with python first"
+            "install it, set PYTHONPATH, or pass the file: 'train.py:train'" if missing else "run it with python first"
         )
         raise ConfigError(problem, hint=hint) from error
 
@@ -62,7 +62,7 @@ def _parents(name: str) -> list[str]:
 
 def _run_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
+        raise FileNotFoundError(f"the file {path} does not exist")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -45,7 +45,7 @@ class PlanTarget:
             AnyaccelError: the module has no such phase or no graph, or the phase cannot run there.
         """
         if self.on is not None and self.file is not None:
-            raise ConfigError("--on and --file both give a machine", hint="leave one out")
+            raise ConfigError("both --on and --file describe a machine", hint="leave one out")
         module, phase = load_object(self.reference)
         if not isinstance(phase, Phase):
             names = [name for name, value in vars(module).items() if isinstance(value, Phase)]
@@ -134,7 +134,7 @@ def run_plan(target: PlanTarget, output: Output) -> int:
         print_line("")
         print_table(("practice", "verdict", "figure"), [(each.practice, each.verdict, each.figure) for each in advice])
     if difference is not None:
-        print_line(f"\nbeside the plan in {output.compare}:")
+        print_line(f"\ncompared with the plan in {output.compare}:")
         print_line(str(difference))
     return _conclusion(plan)
 
@@ -188,7 +188,7 @@ def _conclusion(plan: Plan) -> int:
     for each in plan.not_covered:
         print_line(f"not covered: {each}", style="yellow")
     status = status_of(plan)
-    told = {FITS: "it fits", DOES_NOT_FIT: "it does not fit", NOT_COVERED: "whether it fits is not covered"}[status]
+    told = {FITS: "it fits", DOES_NOT_FIT: "it does not fit", NOT_COVERED: "whether it fits is unknown"}[status]
     print_line(told, style="" if status == FITS else "red" if status == DOES_NOT_FIT else "yellow")
     return status
 
@@ -212,7 +212,7 @@ def _saved(path: str) -> Plan:
         with Path(path).open("rb") as file:
             content = file.read(LARGEST + 1)
     except OSError as error:
-        raise ConfigError(f"the plan {path} cannot be read: {error.strerror}", hint="make it with --save") from None
+        raise ConfigError(f"the plan {path} cannot be read: {error.strerror}", hint="create it with --save") from None
     return Plan.from_json(content)
 
 

@@ -10,7 +10,7 @@ import click
 
 from anyaccel.cli.base_command import JSON, Command
 
-_GRAPH = click.option("--graph", help="Name of the graph or experiment in the module, where there are several.")
+_GRAPH = click.option("--graph", help="Name of the graph or experiment, if the module has several.")
 _ON = click.option("--on", help="A machine in words, such as '8x H100-80GB mem=1TB', instead of this one.")
 _FILE = click.option("--file", type=click.Path(), help="A machine in a JSON file, instead of this one.")
 
@@ -24,9 +24,9 @@ def _about_a_phase(command: Callable[..., None]) -> Callable[..., Any]:
 @click.command(cls=Command, short_help="Plan a phase of a module, for this machine or another.")
 @click.argument("reference", metavar="MODULE:PHASE")
 @_about_a_phase
-@click.option("--advise", is_flag=True, help="Check common practice on this phase, each item with its figure.")
+@click.option("--advise", is_flag=True, help="Check the phase against common practice, with figures.")
 @click.option("--save", type=click.Path(), help="Write the plan to a file, as JSON.")
-@click.option("--compare", type=click.Path(), help="Show what differs from a plan that was saved.")
+@click.option("--compare", type=click.Path(), help="Show the differences from a saved plan.")
 @click.option("--html", type=click.Path(), help="Write a report to a file: memory, graph and edges.")
 @JSON
 def plan(
@@ -58,13 +58,13 @@ def plan(
     sys.exit(run_plan(target, Output(advise=advise, save=save, compare=compare, html=html, as_json=as_json)))
 
 
-@click.command(cls=Command, short_help="Explain where a node goes.")
+@click.command(cls=Command, short_help="Explain the placement of a node.")
 @click.argument("reference", metavar="MODULE:PHASE")
 @click.argument("node")
 @_about_a_phase
 @JSON
 def explain(reference: str, node: str, graph: str | None, on: str | None, file: str | None, as_json: bool) -> None:
-    """Say who decided where a node is computed, and why each other device was not taken.
+    """Explain the device of a node, and why other devices were not chosen.
 
     \b
     Examples:
@@ -81,7 +81,8 @@ def explain(reference: str, node: str, graph: str | None, on: str | None, file: 
 @_about_a_phase
 @JSON
 def estimate(reference: str, graph: str | None, on: str | None, file: str | None, as_json: bool) -> None:
-    """Show the memory that a phase takes on each device, by category. The exit status is that of `anyaccel plan`.
+    """Show the memory that a phase takes on each device, by category. The exit status is the same as for `anyaccel
+    plan`.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""Loads the plugins for a command, without those whose import hangs or crashes: a child process tries first."""
+"""Load the plugins for a command, except those that hang or crash on import: a child process tries first."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _allowed_plugins(names: Sequence[str]) -> Iterator[None]:
 def _first_failure(names: Sequence[str], timeout: float) -> tuple[str, str, bool] | None:
     """Load plugins in a child process; None if all load.
 
-    Else the one that is slow, hangs or ends the process, what it does, and whether the process has ended.
+    Otherwise the plugin that is slow, hangs or ends the process, the problem, and whether the process has ended.
     """
     # -P: a file of the working directory must not stand in for a module.
     child = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""`anyaccel plugins`: list the installed plugins and what is wrong with broken ones."""
+"""`anyaccel plugins`: list the installed plugins, and the faults of broken ones."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def run(timeout: float, as_json: bool, left_out: Sequence[Plugin]) -> int:
 
 
 def hooks_of(plugin: Plugin) -> tuple[str, ...]:
-    """Return the hooks that a plugin implements beside `backends`: `policies`, and those of a phase in the order of
-    calls.
+    """Return the hooks that a plugin implements in addition to `backends`: `policies`, and those of a phase in the
+    order of calls.
     """
     hooks = registry().hooks
     module = hooks.get_plugin(plugin.name) if plugin.error is None else None

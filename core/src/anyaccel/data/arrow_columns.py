@@ -56,8 +56,8 @@ def not_numbers(name: str, found_type: str) -> ColumnError:
     encode = f"then fit_transform(OneHotEncoder(), {name!r}, fit_on='train', role='feature'), or role='target'"
     return ColumnError(
         f"column {name!r} cannot be read as numbers: it is of type {found_type}",
-        cause=f"features and targets are of {_DTYPES}, of one shape in all rows",
-        hint=f"name it in tags, {encode}; of texts store token ids; column() reads a tag as it is"
+        cause=f"features and targets must be {_DTYPES}, with the same shape in all rows",
+        hint=f"name it in tags, {encode}; for texts, store token ids; column() reads a tag unchanged"
         if found_type.startswith(_TEXTS)
         else "convert it to numbers first, or pass it as a tag and read it with column()",
     )
@@ -73,7 +73,7 @@ def missing_values(name: str, missing: np.ndarray, what: str = "nulls") -> Colum
     return ColumnError(
         f"column {name!r} has {what} in {int(missing.sum())} of {len(missing)} rows, the first in row "
         f"{int(missing.argmax())}",
-        cause="a column that is read as an array needs a number in every place",
+        cause="an array column needs a number in every place",
         hint="fill these places or leave the rows out; a float column may hold NaN",
     )
 
@@ -83,8 +83,8 @@ def ragged(name: str, lengths: str = "") -> ColumnError:
     return ColumnError(
         f"column {name!r} is ragged: its samples differ in shape",
         cause=f"{lengths}{', but ' if lengths else ''}all samples of a column have one shape",
-        hint=f"in a FeatureSet say what fills the shorter ones, pad={{{name!r}: 0}}; or pad or cut them to one shape, "
-        "or keep the column as a tag",
+        hint=f"in a FeatureSet, choose a padding value with pad={{{name!r}: 0}}; or pad or cut the samples to "
+        "one shape, or keep the column as a tag",
     )
 
 
@@ -162,9 +162,7 @@ def any_by_row(mask: np.ndarray) -> np.ndarray:
 
 
 def _layout(arrow_type: Any) -> tuple[tuple[int, ...], tuple[int, ...], Any]:
-    """Return the extents of one sample in memory order, the order in which its axes are read, and the type of a
-    value.
-    """
+    """Return the extents of one sample in memory order, the order of its axes, and the type of a value."""
     extents: tuple[int, ...] = ()
     axes: tuple[int, ...] = ()
     while isinstance(arrow_type, pa.FixedShapeTensorType) or pa.types.is_fixed_size_list(arrow_type):
@@ -192,7 +190,7 @@ def _null_count(array: Any) -> int:
 
 
 def _null_rows(array: Any) -> np.ndarray:
-    """Return the rows that are null, bool [n]; if there are none, those with a null inside (`flatten` drops null
+    """Return the rows that are null, bool [n], or the rows with a null inside if no row is null (`flatten` drops null
     rows).
     """
     array = _storage(array)

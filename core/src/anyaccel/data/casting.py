@@ -27,7 +27,7 @@ def cast_array(name: str, array: np.ndarray, dtype: Any) -> np.ndarray:
         raise ColumnError(
             f"column {name!r} cannot be cast from {array.dtype} to {target}: row {row} holds {value}",
             cause=f"{int((~fits).sum())} values cannot be represented in {target}",
-            hint="choose a wider dtype, or round or clip the values yourself first",
+            hint="choose a wider dtype, or round or clip the values first",
         )
     return array.astype(target, order="C", copy=True)
 

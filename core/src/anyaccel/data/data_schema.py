@@ -45,7 +45,7 @@ class DataSchema(FeatureSet):
         return schema
 
     def _check_rows(self) -> None:
-        """Accept that it has no rows."""
+        """Accept a feature set without rows."""
 
     def __repr__(self) -> str:
         return f"DataSchema({self.label!r}, {len(self.features)} features, without rows)"
@@ -57,17 +57,17 @@ class DataSchema(FeatureSet):
             SplitError: always.
         """
         raise SplitError(
-            f"{self.label!r} has no split {name!r}: the graph was loaded, and its data were not",
-            hint=f"give rows: data=new.transform_like(graph.feature_sets[{self.label!r}])"
+            f"{self.label!r} has no split {name!r}: the graph was loaded without its data",
+            hint=f"pass rows: data=new.transform_like(graph.feature_sets[{self.label!r}])"
             if self.transforms
-            else "give rows: data=new, a FeatureSet or a view",
+            else "pass rows: data=new, a FeatureSet or a view",
         )
 
 
 def _empty(name: str, given: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return an Arrow field and a column of it without rows."""
     if not isinstance(given["role"], str):
-        raise TypeError(f"the role of {name!r} is no text")
+        raise TypeError(f"the role of {name!r} is not text")
     if "dtype" not in given:
         return pa.field(name, pa.null()), pa.chunked_array([pa.array([], pa.null())])
     dtype, shape = np.dtype(given["dtype"]), tuple(given["shape"])

@@ -70,7 +70,7 @@ OTHER_NAMES = {
     "head describe info values": "use to_pandas()",
     "shape": "use len(...) for rows, and array('COLUMN').shape",
     "query where": "use filter({'COLUMN': value})",
-    "to cuda": "say where to a phase: TrainPhase(..., accelerator='cpu')",
+    "to cuda": "set it on a phase: TrainPhase(..., accelerator='cpu')",
     "ref refs": "use reference()",
     "astype": "use cast({'COLUMN': 'float32'})",
     "to_numpy numpy": "use array('COLUMN')",
@@ -218,8 +218,8 @@ class FeatureSetView(_SplitRows):
         self, feature_set: FeatureSet, name: str, rows: Sequence[int] | np.ndarray, columns: Sequence[str] | None = None
     ) -> None:
         if not isinstance(feature_set, FeatureSet):
-            problem = f"a view of {shown(feature_set)} cannot be made"
-            raise SplitError(problem, hint="give the FeatureSet: FeatureSetView(feature_set, 'NAME', [0, 1])")
+            problem = f"cannot create a view of {shown(feature_set)}"
+            raise SplitError(problem, hint="pass the FeatureSet: FeatureSetView(feature_set, 'NAME', [0, 1])")
         schema = feature_set.schema
         if columns is not None:
             for column in names_of(columns):
@@ -352,8 +352,8 @@ class FeatureSetView(_SplitRows):
         if not isinstance(other, FeatureSetView) or other.feature_set is not self._feature_set:
             raise SplitError(
                 f"{self!r} cannot be compared with {other!r}",
-                cause="both must be views of the same feature set, whose rows they count",
-                hint="make both from one FeatureSet object; cast(), select() and the like give another one",
+                cause="both must be views of the same feature set",
+                hint="create both from one FeatureSet object; cast(), select() and similar methods return a new one",
             )
         return other.rows
 
@@ -415,7 +415,7 @@ class Reference:
         stream: str | None = None,
     ) -> None:
         if not isinstance(feature_set, WithRoles):
-            problem = f"a reference cannot be made to {shown(feature_set)}"
+            problem = f"cannot create a reference to {shown(feature_set)}"
             raise DataError(problem, hint="write feature_set.reference(...)")
         object.__setattr__(self, "feature_set", feature_set)
         object.__setattr__(
@@ -498,7 +498,7 @@ class FeatureSet(_SplitRows):
     def _check_rows(self) -> None:  # a schema has none
         if len(self) == 0:
             available = f"columns: {listed(self.columns)}"
-            raise DataError(f"{self._label!r} has no rows", available=available, hint="give it data")
+            raise DataError(f"{self._label!r} has no rows", available=available, hint="pass data with rows")
 
     @classmethod
     def from_dict(
@@ -861,11 +861,11 @@ class FeatureSet(_SplitRows):
         )
         for name, values in columns.items():
             if name in roles:
-                raise ColumnError(f"{self._label!r} has a column {name!r} already", hint="give it another name")
+                raise ColumnError(f"{self._label!r} already has a column {name!r}", hint="choose another name")
             column = tag_column(name, values)
             if len(column) != len(self):
                 problem = f"column {name!r} has {len(column)} values, and {self._label!r} {len(self)} rows"
-                raise ColumnError(problem, hint="give one value for each row")
+                raise ColumnError(problem, hint="pass one value for each row")
             table, roles = table.append_column(name, column), {**roles, name: "tag"}
         return self._copy(stamp(table, roles), self._transforms)
 
@@ -907,7 +907,7 @@ class FeatureSet(_SplitRows):
             fit_on: Name of a split, or a view of this feature set. `"all"` includes the rows that you evaluate on.
             role: `"feature"`, `"target"` or `"tag"` for the result; by default the role of its column. Required if a
                 tag that is not numeric becomes numbers.
-            into: Name of a new column for the result, of any width. Without it, the result replaces the columns.
+            into: Name of a new column for the result, of any width. By default, the result replaces the columns.
 
         Raises:
             TransformError: `fit_on` is missing; the transform does not fit these columns, returns other rows or NaN for
@@ -996,7 +996,7 @@ def cast_table(rows: Rows, dtypes: Mapping[str, Any]) -> Any:
     """
     if not isinstance(dtypes, Mapping):
         raise ColumnError(
-            f"cast({dtypes!r}) of {rows.label!r} does not say which columns",
+            f"cast({dtypes!r}) of {rows.label!r} does not name the columns",
             available=f"columns: {listed(rows.columns)}",
             hint=f"write cast({{{rows.columns[0]!r}: {dtypes if isinstance(dtypes, str) else 'float32'!r}}})",
         )
@@ -1038,10 +1038,12 @@ def columns_of_role(
             raise ColumnError(
                 f"{rows.label!r} has no {role} {name!r}{actual}",
                 available=f"{role}s: {listed(columns)}",
-                hint=did_you_mean(name, columns) if columns else f"name it in {role}_keys when the feature set is made",
+                hint=did_you_mean(name, columns)
+                if columns
+                else f"name it in {role}_keys when you create the feature set",
             )
         if name in names[:position]:
-            raise ColumnError(f"{role} {name!r} of {rows.label!r} was named twice", hint="name it once")
+            raise ColumnError(f"{role} {name!r} of {rows.label!r} is named twice", hint="name it once")
     return names
 
 
@@ -1062,14 +1064,14 @@ def check_config(config: Any, labels: Iterable[str]) -> None:
         raise ConfigError(
             f"{shown(config)} is not the configuration of a reference",
             available=f"keys: {listed(CONFIG_KEYS)}",
-            hint="give the dict that get_config() made",
+            hint="pass the dict from get_config()",
         )
     labels = list(labels) if isinstance(labels, Iterable) and not isinstance(labels, str) else []
     if config["feature_set"] not in labels:
         raise ConfigError(
-            f"a reference names the feature set {config['feature_set']!r}, which was not given",
+            f"a reference names the feature set {config['feature_set']!r}, which is not in feature_sets",
             available=listed(labels) if labels else "",
-            hint=did_you_mean(config["feature_set"], labels) if labels else "give it in feature_sets",
+            hint=did_you_mean(config["feature_set"], labels) if labels else "add it to feature_sets",
         )
 
 

@@ -28,7 +28,7 @@ def joined_spec(rows: Rows, names: Sequence[str]) -> TensorSpec:
     """Return the shape per sample and the dtype of columns read as one tensor.
 
     A single column is unchanged. Several are joined along the last axis, where a scalar counts as shape (1,), in the
-    dtype to which NumPy promotes theirs: the wider one, floating if one of them is.
+    dtype that NumPy promotes theirs to: the wider one, floating if any is floating.
 
     Raises:
         ColumnError: no names, an unknown one, columns whose shapes differ in more than the last axis, or integers that
@@ -36,7 +36,7 @@ def joined_spec(rows: Rows, names: Sequence[str]) -> TensorSpec:
     """
     if not names:
         raise ColumnError(
-            f"no columns of {rows.label!r} were named", available=listed(rows.columns), hint="name at least one"
+            f"no columns of {rows.label!r} are named", available=listed(rows.columns), hint="name at least one"
         )
     specs = [rows.spec(name) for name in names]
     if len(specs) == 1:
@@ -44,7 +44,7 @@ def joined_spec(rows: Rows, names: Sequence[str]) -> TensorSpec:
     ragged = next((name for name in names if rows.is_ragged(name)), None)
     if ragged is not None:
         raise ColumnError(
-            f"column {ragged!r} of {rows.label!r}, whose rows differ in length, cannot be joined with others",
+            f"column {ragged!r} of {rows.label!r} cannot be joined with others because its rows differ in length",
             available=f"columns: {listed(names)}",
             hint=f"use separate references as separate inputs: {rows.label}.reference({ragged!r})",
         )
@@ -53,7 +53,7 @@ def joined_spec(rows: Rows, names: Sequence[str]) -> TensorSpec:
         if _as_tensor(spec)[:-1] != first[:-1]:
             raise ColumnError(
                 f"columns {names[0]!r} ({specs[0]}) and {name!r} ({spec}) of {rows.label!r} cannot be joined",
-                cause="joined columns have one shape except for the last axis",
+                cause="joined columns must have the same shape except for the last axis",
                 hint="use separate references as separate inputs",
             )
     return TensorSpec((*first[:-1], sum(_as_tensor(spec)[-1] for spec in specs)), _promoted(rows.label, names, specs))
@@ -88,7 +88,7 @@ def joined_array(rows: Rows, names: Sequence[str], dtype: str | None = None) -> 
 
 
 def loadable_array(rows: Rows, names: Sequence[str], dtype: Any) -> np.ndarray:
-    """Read columns as one tensor in the dtype in which they are used, [n, *shape], in one pass.
+    """Read columns as one tensor [n, *shape] in the dtype of their use, in one pass.
 
     A single column of that dtype is the read-only memory of the feature set. Everything else is new memory,
     C-contiguous and aligned to 64 bytes, whose ownership may be given up.
@@ -144,7 +144,7 @@ def _check_exact(rows: Rows, name: str, dtypes: Sequence[np.dtype[Any]]) -> None
                 f"column {name!r} of {rows.label!r} is joined with floats as {dtype}: row {problem[0]} holds "
                 f"{problem[1]}",
                 cause=f"{dtype} holds integers to 2**{np.finfo(dtype).nmant + 1} exactly",
-                hint=f"make them smaller, with fit_transform() and a scaler, or take {name!r} out of this reference",
+                hint=f"scale them with fit_transform() and a scaler, or leave {name!r} out of this reference",
             )
 
 

@@ -88,7 +88,7 @@ class Padding:
     mask: str | None = None
 
     def rounded(self, length: int) -> int:
-        """Return the length to which rows of at most `length` are padded, at least 1."""
+        """Return the padded length of rows with at most `length` entries, at least 1."""
         if self.fixed:
             return self.longest
         return max(1, math.ceil(length / self.multiple_of)) * self.multiple_of
@@ -130,7 +130,7 @@ def checked_pads(label: str, pad: Any, columns: Mapping[str, str]) -> dict[str, 
         return {}
     if not isinstance(pad, Mapping):
         raise ColumnError(
-            f"pad={shown(pad)} of {label!r} does not say which columns",
+            f"pad={shown(pad)} of {label!r} does not name the columns",
             available=listed(columns),
             hint=f"write pad={{{next(iter(columns))!r}: 0}}",
         )
@@ -140,11 +140,11 @@ def checked_pads(label: str, pad: Any, columns: Mapping[str, str]) -> dict[str, 
             raise ColumnError(
                 f"pad= of {label!r} names {shown(name)}, which is not a feature or target",
                 available=listed(each for each, role in columns.items() if role != "tag"),
-                hint="name columns that models or losses take",
+                hint="name columns that are features or targets",
             )
         if own.mask is not None and own.mask in columns:
             raise ColumnError(
-                f"the mask of {name!r} of {label!r} is called {own.mask!r}, as a column is",
+                f"the mask of {name!r} of {label!r} is called {own.mask!r}, but a column has that name",
                 available=listed(columns),
                 hint="choose another name for the mask, or leave mask= out and use the column",
             )

@@ -33,7 +33,7 @@ class RaggedColumn:
         values: Values of all rows in sequence, [total, *shape].
         starts: Start of each row in `values`, int64 [n].
         lengths: Length of each row, int64 [n].
-        padding: How they are padded.
+        padding: Their padding.
     """
 
     values: np.ndarray
@@ -55,7 +55,7 @@ class RaggedColumn:
         return self.values.nbytes
 
     def width(self, rows: np.ndarray | slice) -> int:
-        """Return the length to which some rows are padded if they make a batch."""
+        """Return the padded length of a batch of these rows."""
         return self.padding.rounded(int(self.lengths[rows].max(initial=0)))
 
     def fill(self, rows: np.ndarray | slice, out: np.ndarray) -> None:
@@ -134,7 +134,7 @@ def _check_longest(name: str, longest: int, padding: Padding) -> None:
         raise ColumnError(
             f"column {name!r} has a row of {longest} entries",
             cause=f"it is padded to {padding.longest}",
-            hint=f"give a length that holds all: pad={{{name!r}: Pad(..., length={longest})}}, or cut the rows",
+            hint=f"set a length that holds all rows: pad={{{name!r}: Pad(..., length={longest})}}, or cut the rows",
         )
 
 
@@ -175,7 +175,7 @@ def _checked_lists(name: str, lists: Any) -> Any:
 
 def _not_lists(name: str, dtype: Any) -> ColumnError:
     return ColumnError(
-        f"column {name!r} is of {dtype}, and pad= is for rows of different length",
+        f"column {name!r} is of {dtype}, but pad= is for rows of different length",
         available="lists, or arrays, one for each row",
         hint="leave it out of pad=",
     )
@@ -185,8 +185,8 @@ def _padding(name: str, pad: Pad, longest: int, value_type: Any) -> Padding:
     dtype = np.dtype(column_spec(name, value_type).dtype)
     if dtype != np.dtype(bool) and first_unrepresentable(np.array([pad.value]), dtype) is not None:
         raise ColumnError(
-            f"column {name!r} is of {dtype}, which cannot hold {pad.value!r}, what it is to be padded with",
-            hint=f"give a value that is a {dtype}, or convert the column first",
+            f"column {name!r} is of {dtype}, which cannot hold the padding value {pad.value!r}",
+            hint=f"choose a {dtype} value, or convert the column first",
         )
     padding = Padding(dtype.type(pad.value).item(), pad.multiple_of, longest, fixed=False, mask=pad.mask)
     if pad.length is None:
@@ -207,8 +207,8 @@ def _mask(name: str, lists: Any, padding: Padding) -> tuple[Any, Any]:
 def _not_rows(name: str, problem: str) -> ColumnError:
     return ColumnError(
         f"the rows of column {name!r} cannot be padded: {problem}",
-        cause="rows may differ in their first axis only, and one has to have values",
-        hint="give each row as a list of numbers, or as an array [length, *shape]",
+        cause="rows may differ in their first axis only, and at least one must have values",
+        hint="pass each row as a list of numbers or an array [length, *shape]",
     )
 
 

@@ -75,7 +75,7 @@ def check_label(label: str) -> None:
     if not isinstance(label, str) or not label or "." in label or has_surrogates(label):
         raise DataError(
             f"{shown(label)} is not a label of a feature set",
-            cause="labels are text without a dot, because 'LABEL.COLUMN' names a column, that can be written as UTF-8",
+            cause="labels must be valid UTF-8 text without a dot, because 'LABEL.COLUMN' names a column",
             hint="choose another label"
             if isinstance(label, str)
             else "write FeatureSet.from_dict('data', {'x': x, 'y': y}, ['x'], ['y'])",
@@ -94,9 +94,11 @@ def names_of(given: Names) -> tuple[str, ...]:
     for name in names:
         if not isinstance(name, str):
             raise ColumnError(
-                f"{name!r} is not the name of a column",
-                cause="names of columns are text",
-                hint="rename the column (pandas: df.columns = df.columns.astype(str))",
+                f"{name!r} cannot be the name of a column",
+                cause="column names must be text",
+                hint="rename the columns (pandas: df.columns = ['_'.join(map(str, name)) for name in df.columns])"
+                if isinstance(name, tuple)
+                else "rename the column (pandas: df.columns = df.columns.astype(str))",
             )
         check_encodable(name)
     return names
@@ -110,7 +112,7 @@ def check_encodable(name: str) -> None:
     """
     if has_surrogates(name):
         raise ColumnError(
-            f"{shown(name)} is not the name of a column: it has a lone surrogate, which UTF-8 cannot write",
+            f"{shown(name)} cannot be the name of a column: it has a lone surrogate, which UTF-8 cannot encode",
             hint=f"rename it, for example to {name.encode('utf-8', 'replace').decode()!r}",
         )
 
@@ -155,8 +157,8 @@ def assign_roles(label: str, columns: Sequence[str], given: RoleNames) -> dict[s
             if name in roles:
                 raise ColumnError(
                     f"column {name!r} of {label!r} cannot be a {role}",
-                    cause=f"it is already a {roles[name]}, and a column has one role",
-                    hint="name it once, or give a copy of it under another name",
+                    cause=f"it is already a {roles[name]}, and a column can have only one role",
+                    hint="name it once, or add a copy of it under another name",
                 )
             roles[name] = role
     _check(label, columns, roles, needs_feature=given.tags is not ...)
@@ -168,9 +170,9 @@ def _without_rest(label: str, columns: Sequence[str], given: RoleNames) -> list[
     open_ = [role for role, names in zip(ROLES, given, strict=True) if names is ...]
     if len(open_) > 1:
         raise ColumnError(
-            f"both the {open_[0]}s and the {open_[1]}s of {label!r} are given as '...'",
+            f"both the {open_[0]}s and the {open_[1]}s of {label!r} are set to '...'",
             available=listed(columns),
-            hint="write ... once, and name the columns of the other roles",
+            hint="use ... for one role, and name the columns of the others",
         )
     named = [() if names is ... else names_of(names) for names in given]
     taken = {name for names in named for name in names}
@@ -205,11 +207,14 @@ def check_rest(label: str, roles: Mapping[str, str], errors: Mapping[str, Column
     if not errors:
         return
     role = roles[next(iter(errors))]
-    texts = "; of texts store token ids" if any("token ids" in (error.hint or "") for error in errors.values()) else ""
+    texts = (
+        "; for texts, store token ids" if any("token ids" in (error.hint or "") for error in errors.values()) else ""
+    )
+    sparse = next((f"; or {error.hint}" for error in errors.values() if "toarray()" in (error.hint or "")), "")
     raise ColumnError(
         f"{len(errors)} of the remaining columns of {label!r} cannot be {role}s: {listed(errors)}",
         cause="; ".join(error.problem for error in list(errors.values())[:_REASONS]),
-        hint=f"name them as tags, leave them out of the data, or name the {role}s one by one{texts}",
+        hint=f"name them as tags, leave them out of the data, or list the {role}s explicitly{texts}{sparse}",
     )
 
 

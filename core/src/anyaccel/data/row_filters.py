@@ -13,7 +13,7 @@ from anyaccel.data.rows import Rows
 from anyaccel.errors import DataError, SplitError
 
 _EXAMPLES = 5
-_CONDITIONS = "a value, a collection of values, a function of the column's array that gives a mask"
+_CONDITIONS = "a value, a collection of values, a function of the column's array that returns a mask"
 
 
 def checked_indices(what: str, n: int, indices: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -25,8 +25,8 @@ def checked_indices(what: str, n: int, indices: Sequence[int] | np.ndarray) -> n
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
         raise SplitError(
             f"{what} has rows of shape {list(array.shape)} and dtype {array.dtype}",
-            cause="rows are integers [k], at least one",
-            hint="give row numbers; np.flatnonzero(mask) makes them of a mask",
+            cause="rows must be a non-empty integer array [k]",
+            hint="pass row numbers; np.flatnonzero(mask) converts a mask",
         )
     low, high = int(array.min()), int(array.max())
     if low < 0 or high >= n:
@@ -40,8 +40,8 @@ def positions_where(rows: Rows, purpose: str, conditions: Mapping[str, Any]) -> 
     Args:
         rows: Rows with the columns.
         purpose: Purpose of the rows, in messages: `"the filter"`, `"split 'hot'"`.
-        conditions: By column, of any role: a value that the column equals; a collection of values, one of which it
-            equals; or a function of the column (see `column_values`) that returns a bool mask [n].
+        conditions: By column, of any role: a value that the column equals; a collection of values that contains it; or
+            a function of the column (see `column_values`) that returns a bool mask [n].
     """
     if not isinstance(conditions, Mapping) or not conditions:
         raise DataError(
@@ -89,24 +89,25 @@ def _mask(rows: Rows, name: str, condition: Any) -> np.ndarray:
             mask = np.asarray(condition(values))
         except Exception as error:
             error.add_note(
-                f"Raised by {subject}, which was given an array of dtype {values.dtype} and shape {list(values.shape)}."
+                f"Raised by {subject}, which received an array of dtype {values.dtype} and shape {list(values.shape)}."
             )
             raise
         if mask.dtype != np.bool_ or mask.shape != values.shape[:1]:
             raise DataError(
-                f"{subject} gave dtype {mask.dtype} and shape {list(mask.shape)}",
-                cause=f"a mask is of dtype bool and shape [{len(values)}]; the function was given {list(values.shape)}",
-                hint="compare, and reduce the axes of a sample: lambda x: (x > 0).all(axis=1)",
+                f"{subject} returned dtype {mask.dtype} and shape {list(mask.shape)}",
+                cause=f"a mask must have dtype bool and shape [{len(values)}]; the function received "
+                f"{list(values.shape)}",
+                hint="compare, and reduce the other axes: lambda x: (x > 0).all(axis=1)",
             )
         return mask
     if isinstance(condition, (Mapping, Iterator)):
         kind = "a mapping" if isinstance(condition, Mapping) else "an iterator, which can be read only once"
-        raise DataError(f"{subject} is {kind}", available=_CONDITIONS, hint="give a list of values")
+        raise DataError(f"{subject} is {kind}", available=_CONDITIONS, hint="pass a list of values")
     if isinstance(condition, np.ndarray) and condition.dtype == np.bool_ and values.dtype != np.bool_:
         raise DataError(
-            f"{subject} is a bool array, and the column is of {values.dtype}",
+            f"{subject} is a bool array, but the column is of {values.dtype}",
             available=_CONDITIONS,
-            hint="take(np.flatnonzero(mask)) chooses rows by a mask",
+            hint="use take(np.flatnonzero(mask)) to choose rows with a mask",
         )
     wanted = [_plain(value) for value in condition] if _is_collection(condition) else [_plain(condition)]
     return _among_objects(values, wanted) if values.dtype == object else _among(rows.label, name, values, wanted)
@@ -115,8 +116,9 @@ def _mask(rows: Rows, name: str, condition: Any) -> np.ndarray:
 def _among(label: str, name: str, values: np.ndarray, wanted: list[Any]) -> np.ndarray:
     if values.ndim > 1:
         raise DataError(
-            f"column {name!r} of {label!r} has samples of shape {list(values.shape[1:])}, which equal no single value",
-            hint="give a function that makes a mask: lambda x: (x > 0).all(axis=1)",
+            f"column {name!r} of {label!r} has samples of shape {list(values.shape[1:])}, which cannot equal a single "
+            "value",
+            hint="pass a function that returns a mask: lambda x: (x > 0).all(axis=1)",
         )
     for value in wanted:
         if not isinstance(value, (bool, int, float)):
@@ -173,7 +175,7 @@ def _no_rows_left(
         for name, condition in conditions.items()
     ]
     return SplitError(
-        f"{purpose} of {rows.label!r} leaves no row: none meets {described(conditions)}",
+        f"{purpose} of {rows.label!r} leaves no rows: none meets {described(conditions)}",
         cause="; ".join(counts),
         hint="widen the conditions",
     )

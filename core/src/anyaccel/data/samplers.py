@@ -1,4 +1,4 @@
-"""Samplers: the order of the rows in each epoch, and how it is split into batches."""
+"""Samplers: the order of the rows in each epoch, and its split into batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from anyaccel.errors import ConfigError, SamplerError
 @constructor_hints
 @dataclass(frozen=True, slots=True)
 class EpochOrders:
-    """The orders in which a sampler takes some rows, for each epoch.
+    """The orders of some rows in a sampler, for each epoch.
 
     Attributes:
         n: Rows in an epoch, in each stream; the same in every epoch.
@@ -94,7 +94,7 @@ class Sampler(ABC):
     def shuffled(self, orders: EpochOrders, epoch: int) -> tuple[np.ndarray, ...]:
         """Return the orders of an epoch (0 is the first) for training, shuffled if `shuffle`: int64 [n] each."""
         if not isinstance(orders, EpochOrders):
-            raise SamplerError(f"{shown(orders)} is not an EpochOrders", hint="give what epoch_orders(rows) returned")
+            raise SamplerError(f"{shown(orders)} is not an EpochOrders", hint="pass the result of epoch_orders(rows)")
         streams = orders.orders(integer("epoch", epoch))
         if not self.shuffle:
             return streams
@@ -159,7 +159,7 @@ class SimpleSampler(Sampler):
         check_settings(self)
 
     def epoch_orders(self, rows: Mapping[str, Rows]) -> EpochOrders:
-        """Return orders with every row once, in its place.
+        """Return orders with every row once, in the order of the data.
 
         Raises:
             SamplerError: the number of rows is 0.
@@ -198,7 +198,7 @@ class SimpleSampler(Sampler):
             raise ConfigError(
                 f"{shown(config)} is not the configuration of a sampler",
                 available=f"keys: {', '.join(known)}",
-                hint="give batch_size and no key that is not listed",
+                hint="pass batch_size and only keys from this list",
             )
         return cls(**config)
 
@@ -231,10 +231,10 @@ def check_settings(sampler: Sampler, *counts: str) -> None:
     for name in ("batch_size", "seed", *counts):
         object.__setattr__(sampler, name, integer(name, getattr(sampler, name)))
     if sampler.batch_size < 1:
-        raise SamplerError(f"batch_size={sampler.batch_size} is below 1", hint="give a batch size of 1 or more")
+        raise SamplerError(f"batch_size={sampler.batch_size} is below 1", hint="use a batch size of 1 or more")
     for name in counts:
         if getattr(sampler, name) < 1:
-            raise SamplerError(f"{name}={getattr(sampler, name)} is below 1", hint="give 1 or more")
+            raise SamplerError(f"{name}={getattr(sampler, name)} is below 1", hint="use 1 or more")
     for name in ("shuffle", "drop_last"):
         arguments.flag(SamplerError, "", name, getattr(sampler, name))
 
@@ -249,4 +249,4 @@ def integer(name: str, value: Any) -> int:
 def check_rows(n: int) -> None:
     """Check that there is a row."""
     if arguments.integer(SamplerError, "", "n", n, 0) < 1:
-        raise SamplerError(f"{n} rows make no batch", hint="give data with at least one row")
+        raise SamplerError(f"{n} rows make no batch", hint="pass data with at least one row")

@@ -17,14 +17,14 @@ from anyaccel.errors import AnyaccelError, ConfigError, SplitError, TransformErr
 
 _ROLE = b"anyaccel.role"
 _KEYS = {"feature_set", "n_rows", "table", "original", "is_transformed", "transforms", "largest"}
-_HINT = "give the folder that save() wrote"
+_HINT = "pass the folder that save() wrote"
 
 
 class SavedRows(Rows):
     """The rows of loaded results: targets and tags; features only if predictions are compared with them.
 
-    `inverse` and `undo_transforms` do the same as those of the FeatureSet. There are no splits, and nothing to train
-    on.
+    `inverse` and `undo_transforms` do the same as those of the FeatureSet. It has no splits and cannot be used for
+    training.
 
     Attributes:
         is_transformed: Whether the feature set had transforms, of these columns or of others.
@@ -59,7 +59,9 @@ class SavedRows(Rows):
     def column(self, name: str) -> Any:
         if name not in self._roles:
             error = no_column(self.label, name, self.columns)
-            raise type(error)(error.problem, available=error.available, hint="results keep no features; take the data")
+            raise type(error)(
+                error.problem, available=error.available, hint="results do not store features; use the data"
+            )
         return self._table.column(name)
 
     def array(self, name: str) -> np.ndarray:
@@ -113,7 +115,7 @@ class SavedRows(Rows):
 
     def _no_view(self) -> SplitError:
         problem = f"the rows of loaded results of {self.label!r} cannot be selected"
-        return SplitError(problem, hint="take the FeatureSet, or to_arrow()")
+        return SplitError(problem, hint="use the FeatureSet, or to_arrow()")
 
     @classmethod
     def read(cls, parts: Any, arrays: Mapping[str, np.ndarray], allow: Iterable[type] = ()) -> SavedRows:
@@ -144,7 +146,7 @@ class SavedRows(Rows):
             rows._transforms = read_transforms(parts["transforms"], arrays, allow)
         except AnyaccelError as error:
             problem = f"the transforms of {label!r} cannot be undone in loaded results"
-            hint = "undo them by the data: data.inverse(values, columns)"
+            hint = "undo them with the data: data.inverse(values, columns)"
             if "pip install" in error.hint:
                 hint = error.hint
             elif "allow=" in error.hint:

@@ -74,12 +74,12 @@ class Transforms:
         """Return the Arrow table of `rows` without the last `count` transforms, None for all, and the transforms left.
 
         Raises:
-            TransformError: there is none.
+            TransformError: there is no transform.
         """
         raise TransformError(
             f"{rows.label!r} has no transform to undo",
-            cause="its columns are as they came",
-            hint="undo each transform once; predictions come back with inverse() or prediction(..., undo=True)",
+            cause="its columns are unchanged",
+            hint="undo each transform only once; use inverse() or prediction(..., undo=True) for predictions",
         )
 
     def inverse(self, rows: Rows, values: Any, columns: Names) -> np.ndarray:
@@ -109,7 +109,7 @@ def transforms_of(rows: Rows, other: Any) -> tuple[FittedTransform, ...]:
     """The transforms of a feature set or view, to be applied to `rows`.
 
     Raises:
-        TransformError: it has none.
+        TransformError: it has no transforms.
     """
     source = other.base if isinstance(other, Rows) else None
     transforms: tuple[FittedTransform, ...] = getattr(source, "transforms", ())
@@ -117,7 +117,7 @@ def transforms_of(rows: Rows, other: Any) -> tuple[FittedTransform, ...]:
         raise TransformError(
             f"{rows.label!r} cannot be transformed like {other!r}",
             cause="it has no transforms",
-            hint="give the feature set that fit_transform returned; the one that it was called on stays as it is",
+            hint="pass the feature set that fit_transform returned; the original one is unchanged",
         )
     return transforms
 

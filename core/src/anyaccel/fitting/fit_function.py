@@ -7,11 +7,13 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.call_hints import call_hints
-from anyaccel.data import Sampler
-from anyaccel.data.roles import Names, names_of
+from anyaccel.data import BatchSource, FeatureSet, Sampler
+from anyaccel.data.roles import Names, listed, names_of
 from anyaccel.errors import PhaseError, ShapeError
 from anyaccel.experiment import Experiment
 from anyaccel.fitting.fitted_model import FittedModel
@@ -20,7 +22,7 @@ from anyaccel.fitting.labelled_data import LabelledData, labelled_data
 from anyaccel.fitting.model_loss import model_loss, refuse_table_settings
 from anyaccel.fitting.row_weights import RowColumns
 from anyaccel.fitting.scaled_targets import metrics_in_units
-from anyaccel.fitting.table_models import DEFAULTS, MLP_DEFAULTS, TableModel
+from anyaccel.fitting.table_models import DEFAULTS, MLP_DEFAULTS, TableModel, batch_size_for
 from anyaccel.fitting.tables import (
     Preprocessing,
     TrainingData,
@@ -36,6 +38,7 @@ from anyaccel.graph import AppliedLoss, ModelGraph, ModelNode
 from anyaccel.phases import Callback, Checkpoint, EarlyStopping, EvalPhase, TrainPhase
 from anyaccel.phases.settings import checked_callbacks
 from anyaccel.precision import LossScale
+from anyaccel.specs import takes_classes
 
 NODE = "model"
 
@@ -124,7 +127,8 @@ def fit(  # noqa: PLR0913 - keywords, each documented
             an EvalPhase over a split; or None.
         metrics: Metrics to compute in the validation; see `EvalPhase`.
         epochs: Maximum number of epochs; 10 by default, 100 for `"mlp"`.
-        batch_size: Rows per batch; batches are shuffled. 32 by default, 128 for `"mlp"`.
+        batch_size: Rows per batch; batches are shuffled. 32 by default; for `"mlp"` 128, and up to 1024 in tables with
+            more rows, which makes about 32 steps an epoch.
         optimizer: Name, optimizer of the framework, or an Optimizer with settings:
             `Optimizer("adamw", lr=3e-4, weight_decay=0.01, clip_norm=1.0,
             schedule=Schedule("cosine", steps=1000, warmup=100))`. By default `"adam"`; AdamW with a learning rate of
@@ -173,8 +177,6 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     given, data, validation = data, readable(data), readable(validation)
     defaults = MLP_DEFAULTS if isinstance(model, str) else DEFAULTS
     epochs = arguments.integer(PhaseError, "fit: ", "epochs", defaults["epochs"] if epochs is None else epochs, 0, 10)
-    if batch_size is None:  # a sampler has its own
-        batch_size = defaults["batch_size"] if sampler is None else DEFAULTS["batch_size"]
     optimizer = defaults["optimizer"] if optimizer is None else optimizer
     table_model = TableModel(model, framework, accelerator)
     rows = RowColumns(sample_weight, class_weights, group, stratify)
@@ -184,7 +186,9 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     prepared: TrainingData | LabelledData
     inputs: Any
     if rules is not None:
-        refuse_table_settings(rules, scaler=scaler, preprocess=preprocess, drop=drop, categories=categories)
+        refuse_table_settings(
+            rules, scaler=scaler, preprocess=preprocess, drop=drop, categories=categories, embed=embed
+        )
         rows.refuse(f"{rules.name} computes its own loss")
         rules.check_metrics(metrics)
         prepared = labelled_data(rules, data, NODE, features=features, target=target, validation=evaluated, seed=seed)
@@ -210,8 +214,12 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         model = table_model.made_for(prepared, losses)
         inputs = inputs_of(model, prepared.data, features)
         metrics = metrics if prepared.validation is None else metrics_in_units(metrics, prepared.data)
+        if table_model.embeds and batch_size is None and sampler is None and isinstance(prepared.data, FeatureSet):
+            batch_size = batch_size_for(len(prepared.data.split(prepared.train)))
     patience = defaults.get("early_stopping") if prepared.validation is not None else None
     stopping = _stopping(patience if early_stopping is None else early_stopping, prepared)
+    if batch_size is not None and isinstance(prepared.train, BatchSource):
+        _check_batch_size(batch_size, given)
     graph = ModelGraph([ModelNode(NODE, model, inputs, outputs=outputs)], optimizer, seed=seed)
     applied = (prepared.loss,) if isinstance(prepared, LabelledData) else losses.applied(graph)
     phase = TrainPhase(
@@ -245,20 +253,76 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     )
     experiment = Experiment("fit", graph, progress=progress)
     try:
+        if isinstance(prepared.data, FeatureSet):
+            _check_classes(graph, prepared.data, applied)
         results = experiment.run_phase(phase, resume=resume)
     except ShapeError as error:
         raise _of_other_width(error, prepared.data) from error.__cause__
     if on_nan == "warn" and early_stopping is None and results.loss.size and not math.isfinite(results.loss[-1]):
-        raise PhaseError(
-            f"the loss is {results.loss[-1]} after {results.loss.size} epochs, so the model predicts nothing",
-            hint="lower lr, optimizer=Optimizer('adam', lr=1e-4), or look for NaN in the data; on_nan='ignore' returns "
-            "the model as it is",
-        )
+        raise _not_finite(results.loss, prepared.data)
     if rules is not None and isinstance(prepared, LabelledData):
         return FittedModelLoss(experiment, rules, prepared.columns, phase=phase)
     read: Any = {"validation": validation, "losses": loss, "scaler": scaler, "seed": seed}
     recipe = recipe_of(prepared, given, features=features, target=target, is_weighted=rows.is_asked, **read)
     return FittedModel(experiment, losses=applied, phase=phase, recipe=recipe)
+
+
+def _not_finite(losses: Any, data: Any) -> PhaseError:
+    """Return the error for a training whose loss is NaN or infinite at its end, with the column that is the cause."""
+    problem = f"the loss is {losses[-1]} after {losses.size} {'epoch' if losses.size == 1 else 'epochs'}"
+    for name in (*data.features, *data.targets) if isinstance(data, FeatureSet) else ():
+        ragged = data.ragged_column(name)
+        values = data.array(name) if ragged is None else ragged.values
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            wrong = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
+            where = f"column {name!r} is NaN or infinite in {int(wrong.sum()):,} of {len(wrong):,} rows"
+            return PhaseError(
+                f"{problem}, as {where}, the first is row {int(wrong.argmax())}",
+                hint="fill these places, or leave the rows out; on_nan='ignore' returns the model as it is",
+            )
+    return PhaseError(
+        f"{problem}, so the model predicts nothing",
+        hint="lower lr, optimizer=Optimizer('adam', lr=1e-4), or scale large numbers, scaler='standard'; "
+        "on_nan='ignore' returns the model as it is",
+    )
+
+
+def _check_batch_size(batch_size: int, given: Any) -> None:
+    """Refuse a batch size for data that come in batches, which keep the size that they have.
+
+    Raises:
+        PhaseError: The batches have another size, or their size is unknown.
+    """
+    size = getattr(given, "batch_size", None)
+    if size != batch_size:
+        has = "that have their own size" if size is None else f"of {size} rows"
+        problem = f"fit has batch_size={shown(batch_size)}, and the data come in batches {has}"
+        raise PhaseError(problem, hint="leave batch_size out, and set the size where the batches are made")
+
+
+def _check_classes(graph: ModelGraph, data: FeatureSet, losses: Sequence[AppliedLoss]) -> None:
+    """Check that a model has an output for each class of text or booleans, and no other, which would have no name.
+
+    Raises:
+        PhaseError: The model has another number of outputs.
+    """
+    labels = {name: fitted.class_labels for fitted in data.transforms for name in fitted.results}
+    is_number = {name: all(isinstance(label, int) for label in labels[name] or ()) for name in labels}
+    for name in data.targets:
+        classes = labels.get(name)
+        if not classes or is_number[name] or len(losses) != 1 or len(graph.shapes.outputs[NODE]) != 1:
+            continue
+        loss, output = losses[0].loss, graph.shapes.specs[graph.shapes.outputs[NODE][0]]
+        if loss.own is not None or not takes_classes(loss) or not output.shape:
+            continue
+        n_outputs = (0, *output.shape)[loss.kwargs.get("class_axis", -1)]
+        if n_outputs not in (1, len(classes)):
+            raise PhaseError(
+                f"the target {name!r} has {len(classes)} classes, {listed(map(repr, classes))}, and the model gives "
+                f"{n_outputs} outputs",
+                hint=f"give the last layer {len(classes)} outputs; or give a function that makes the model: "
+                "lambda n_features, n_outputs: MODEL",
+            )
 
 
 def _of_other_width(error: ShapeError, data: Any) -> ShapeError:

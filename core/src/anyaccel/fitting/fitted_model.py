@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,9 +38,11 @@ from anyaccel.graph import AppliedLoss, ModelGraph, Plan
 from anyaccel.graph.weight_loading import Change, Names
 from anyaccel.html import Markup, guarded, line, page
 from anyaccel.phases import EvalPhase, TrainPhase
+from anyaccel.phases.step_checks import warn_of_probabilities
 from anyaccel.results import EvalResults, TrainResults
 from anyaccel.results.base import read_results, results_parts
 from anyaccel.specs import Loss
+from anyaccel.suggestions import did_you_mean
 from anyaccel.user_level import user_level
 
 PART = "fit"
@@ -251,6 +254,8 @@ class FittedModel:
         results = self._run(EvalPhase("predict", data=self._rows(data, with_target=False), outputs=self._node))
         values = results.prediction(self._node)
         self._warn_of_nan(values, "predict_proba", "probabilities")
+        if loss.name == CLASSES:
+            self._warn_of_probabilities(values, loss)
         return class_probabilities(values, loss)
 
     def score(self, data: Any) -> float:
@@ -367,6 +372,7 @@ class FittedModel:
         if name in (CLASSES, YES_OR_NO):
             self._warn_of_nan(values, "predict", "classes")
         if loss is not None and name == CLASSES and values.ndim > 1:
+            self._warn_of_probabilities(values, loss)
             values = values.argmax(axis=loss.kwargs.get("class_axis", -1))
             if any("float" in self._data.spec(target).dtype for target in targets):  # one number per class
                 return values
@@ -375,6 +381,11 @@ class FittedModel:
         if all(self._data.spec(target).shape == () for target in targets) and values.size == len(values):
             values = values.reshape(len(values))
         return self._named_classes(values, targets)
+
+    def _warn_of_probabilities(self, outputs: np.ndarray, loss: Loss) -> None:
+        """Warn of a model that ends in a softmax, over which the loss and `predict_proba` compute another one."""
+        model = self.graph.nodes[self._node].model  # type: ignore[union-attr]  # the node of a model
+        warn_of_probabilities(model, AppliedLoss(loss, on=self._node), outputs)
 
     @staticmethod
     def _warn_of_nan(values: np.ndarray, call: str, what: str) -> None:
@@ -394,8 +405,14 @@ class FittedModel:
         data = readable(data)
         if isinstance(data, list) and data and isinstance(data[0], (list, Real)):
             data = np.asarray(data)
+        check_named(data, self._data.splits)
         if not isinstance(data, (FeatureSet, FeatureSetView)):
             if not is_table(data) and not hasattr(data, "shape"):
+                if self._is_treated:
+                    problem = (
+                        f"the model was trained on a table with {listed(self._columns)}, and {shown(data)} is none"
+                    )
+                    raise DataError(problem, hint="give a data frame, a list of rows, or the path of a file")
                 return data  # a source that a phase reads
             data = new_rows(data, self._columns, with_target=with_target)
         return {self._label: transformed_like(data, self._data)}
@@ -418,6 +435,21 @@ class FittedModel:
         if len(self.losses) > 1 or any(applied.inputs != ("outputs", "targets") for applied in self.losses):
             part["losses"] = [_loss_config(applied) for applied in self.losses]
         self.graph.save(folder, extra={PART: part})
+
+
+def check_named(data: Any, splits: Iterable[str]) -> None:
+    """Refuse a text that names neither a split nor a file.
+
+    Raises:
+        DataError: There is no such split and no such file.
+    """
+    is_name = isinstance(data, str) and not Path(data).suffix and not Path(data).expanduser().exists()
+    if is_name and "://" not in data:
+        raise DataError(
+            f"{shown(data)} is no split of the data, and no file",
+            available=listed(map(repr, (*splits, "all"))),
+            hint=did_you_mean(data, (*splits, "all"), "give a data frame, a list of rows, or the path of a file"),
+        )
 
 
 def _loss_config(applied: AppliedLoss) -> dict[str, Any]:
@@ -478,7 +510,7 @@ def load(
     part = saved_folder.part(folder, PART)
     if not isinstance(part, Mapping) or not isinstance(part.get("columns"), Mapping):
         problem = f"{str(folder)!r} holds {shown(part)} in place of what FittedModel.save wrote"
-        raise ConfigError(problem, hint="give the folder that save() wrote")
+        raise ConfigError(problem, hint="pass the folder that save() wrote")
     for kind, read in extensions("fitted_models"):
         if kind in part:
             fitted: FittedModel = read(
@@ -492,7 +524,7 @@ def load(
     results = part.get("results", ())
     if not isinstance(results, (list, tuple)):
         problem = f"{str(folder)!r} holds {shown(results)} in place of results"
-        raise ConfigError(problem, hint="give the folder that save() wrote")
+        raise ConfigError(problem, hint="pass the folder that save() wrote")
     runs: Iterable[Any] = (read_results(run, {}) for run in results)
     experiment.history.extend(runs)
     losses = [_read_loss(config) for config in part.get("losses", ())]

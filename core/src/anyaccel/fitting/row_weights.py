@@ -43,6 +43,12 @@ class RowColumns:
     """
 
     def __init__(self, sample_weight: Any, class_weights: Any, group: Names, stratify: Names | bool) -> None:
+        for name, value in (("group", group), ("stratify", stratify)):
+            if hasattr(value, "shape") or (isinstance(value, list) and not all(isinstance(it, str) for it in value)):
+                raise PhaseError(
+                    f"fit: {name}= is the name of a column, and got the values of one",
+                    hint=f"add them to the table, table['COLUMN'] = values, and write {name}='COLUMN'",
+                )
         self._sample_weight, self._class_weights = sample_weight, class_weights
         self._group, self._stratify = group, None if stratify is False else stratify
 
@@ -224,7 +230,7 @@ class RowColumns:
         if not is_classes or len(data.targets) != 1 or data.array(data.targets[0]).ndim > 1:
             name = "several losses" if loss is None else f"the loss {loss.name!r}"
             raise PhaseError(
-                f"fit has class_weights={shown(asked)}, and {name}, of which the classes are not known",
+                f"fit has class_weights={shown(asked)}, and {name}, which has no classes",
                 available=f"class_weights for one target and loss={_CLASSES!r} or {_YES_OR_NO!r}",
                 hint="give the weight of each row instead: sample_weight='COLUMN'",
             )

@@ -545,7 +545,7 @@ def raw_table(given: Any, features: Names | Mapping[str, Names], target: Names, 
 
 def no_target(columns: Sequence[str] | None) -> PhaseError:
     """Return the error for a table of which no column is the target."""
-    available = f"columns: {listed(columns)}" if columns else None
+    available = f"columns: {listed(columns)}" if columns else ""
     hint = "write fit(model, table, target='COLUMN', ...)"
     return PhaseError("fit needs the name of the target", available=available, hint=hint)
 
@@ -605,7 +605,9 @@ def loss_of_target(given: Any, target: Names) -> Loss:
     names_of_losses = {name: _loss_of_column(name, column) for name, column in columns.items()}
     if len(set(names_of_losses.values())) > 1 or (len(columns) > 1 and "mse" not in names_of_losses.values()):
         problem = f"fit needs a loss: its targets {listed(columns)} ask for {listed(names_of_losses.values())}"
-        raise PhaseError(problem, hint="write loss='mse' for targets that are all numbers")
+        raise PhaseError(
+            problem, hint=f"write loss={names_of_losses!r}, for a model that returns a dict of these names"
+        )
     return Loss(next(iter(names_of_losses.values())))
 
 
@@ -802,7 +804,8 @@ def _with_class_names(data: FeatureSet, loss_of: LossOf) -> FeatureSet:
         if values.ndim == 1 and len(classes) < 2:
             names = next((fitted.class_labels for fitted in data.transforms if name in fitted.results), classes)
             raise PhaseError(
-                f"the target {name!r} is {shown(names[0])} in all {len(values):,} rows: with one class there is "
+                f"the target {name!r} is {shown(names[0])} in all {len(values):,} "
+                f"{'row' if len(values) == 1 else 'rows'}: with one class there is "
                 "nothing to learn",
                 hint="give rows of all classes",
             )

@@ -234,7 +234,7 @@ def _settings(phase: PhaseSettings, done: Mapping[str, str], metrics: str) -> di
         if name in ("self", "label", "losses", *done):
             continue
         if name == "batch_size":
-            if isinstance(drawn, SimpleSampler) and is_usual and drawn.batch_size != parameter.default:
+            if isinstance(drawn, SimpleSampler) and is_usual and drawn.batch_size != phase.default_batch_size:
                 made[name] = repr(drawn.batch_size)
         elif name == "sampler":
             made |= {} if is_usual else {name: _written(phase.sampler, name)}

@@ -1,4 +1,4 @@
-"""AppliedLoss: a loss with the output of a graph and the targets that it takes."""
+"""AppliedLoss: a loss with its inputs, an output of a graph and the targets."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class AppliedLoss(Spec):
         loss = loss if isinstance(loss, Loss) else Loss(loss)
         if loss.own is None and loss.name == FROM_OUTPUT and not _is_one_output(inputs):
             problem, hint = (
-                f"{where}inputs={shown(inputs)} are not one output",
+                f"{where}inputs={shown(inputs)} must be exactly one output",
                 f"write AppliedLoss.from_output({on!r}, 'loss')",
             )
             raise SpecError(f"{problem}, which {FROM_OUTPUT!r} takes", hint=hint)
@@ -137,8 +137,8 @@ def _column(where: str, name: str, column: Any, loss: Loss) -> str | None:
     example = f"'FEATURE_SET.{name.upper()}'"
     text = arguments.text(SpecError, where, name, column, "a column", example)
     if loss.own is not None:
-        problem = f"{where}{name}={column!r} is for named losses, and {loss.name!r} is your own"
-        hint = f"give it as an input of the loss: inputs=['outputs', 'targets', {column!r}]"
+        problem = f"{where}{name}={column!r} is for named losses, but {loss.name!r} is custom"
+        hint = f"pass it as an input of the loss: inputs=['outputs', 'targets', {column!r}]"
         raise SpecError(problem, available="named losses, and from_output", hint=hint)
     return text
 

@@ -19,8 +19,8 @@ from anyaccel.graph.nodes import Node
 
 PREFIX = "transforms/"
 _COMPARED = ("class", "columns", "results", "shapes", "result_shapes", "state", "fillers")
-_HINT = "give the dict that get_config() made"
-_SAME = "give data with the same transforms: new.transform_like(data), or let ModelGraph.load(folder) restore them"
+_HINT = "pass the dict from get_config()"
+_SAME = "pass data with the same transforms: new.transform_like(data), or let ModelGraph.load(folder) restore them"
 
 
 def data_configs(nodes: Iterable[Node]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -36,7 +36,7 @@ def data_configs(nodes: Iterable[Node]) -> tuple[dict[str, Any], dict[str, np.nd
 
 
 def transform_arrays(nodes: Iterable[Node]) -> dict[str, np.ndarray]:
-    """Return the arrays of the transforms of a graph's data, by the names that they have in its state."""
+    """Return the arrays of the transforms of a graph's data, by their names in its state."""
     return data_configs(nodes)[1]
 
 
@@ -72,7 +72,7 @@ def check_transforms(written: Any, feature_sets: Mapping[str, FeatureSet], nodes
         same = len(expected) == len(own) and not any(map(_differ, expected, own))
         if not same:
             raise ConfigError(
-                f"the data of the graph were transformed in another way than the given {label!r}",
+                f"the data of the graph have other transforms than the given {label!r}",
                 cause=f"the graph: {_shown(expected)}; given: {_shown(own)}",
                 hint=_SAME,
             )
@@ -97,7 +97,7 @@ def check_arrays(given: Mapping[str, np.ndarray], nodes: Iterable[Node]) -> None
     own = {label: _shown(configs[label]["transforms"]) for label in labels if label in configs}
     lacking = sorted(name.removeprefix(PREFIX) for name in different if name not in current)
     raise StateError(
-        f"the data of this graph are not transformed as those that the state was trained on: {', '.join(labels)}",
+        f"the data of this graph have other transforms than the data of the state: {', '.join(labels)}",
         cause="; ".join(
             [f"transforms of {label!r} here: {names}" for label, names in own.items()]
             + [f"the state has {', '.join(lacking[:5])}" * bool(lacking)]

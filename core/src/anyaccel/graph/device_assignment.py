@@ -118,7 +118,7 @@ class DeviceAssigner:
             known = {each for framework in self.registry.frameworks for each in self.registry.kinds(framework)}
             if kind not in known | _OFTEN_ABSENT:
                 raise DeviceUnavailableError(
-                    f"the environment variable {DEFAULT_DEVICE} asks for {kind!r}, which no installed plugin serves",
+                    f"the environment variable {DEFAULT_DEVICE} requests {kind!r}, which no installed plugin supports",
                     available=", ".join(sorted(known)),
                     hint=kind_hint(kind, known, f"set {DEFAULT_DEVICE}=cpu, or unset it"),
                 )
@@ -230,7 +230,7 @@ class DeviceAssigner:
         return self._on(wanted.device, label, reason=reason, requested=requested, pinned=wanted.pin_memory)
 
     def _on(self, device: Device, label: str, *, reason: str, requested: str, pinned: bool) -> Assignment:
-        """Return the assignment of a node to a device on which its framework runs."""
+        """Return the assignment of a node to a device that its framework supports."""
         framework = self.shapes.frameworks[label]
         backend = self.registry.computing(framework, device.kind)
         return Assignment(
@@ -251,9 +251,9 @@ class DeviceAssigner:
         policies = self.registry.policies
         if policy not in policies:
             raise PluginError(
-                f"no plugin offers the placement policy {policy!r}",
+                f"no plugin has the placement policy {policy!r}",
                 available=", ".join(sorted(policies)),
-                hint="install the plugin that offers it, or leave policy= out",
+                hint="install a plugin that has it, or leave policy= out",
             )
         plugin, function = policies[policy]
         whose, hint = f"the policy {policy!r} of plugin {plugin}", f"update {plugin.source}, or leave policy= out"
@@ -267,14 +267,14 @@ class DeviceAssigner:
         unknown = set(devices) - {node.label for node in nodes}
         if unknown:
             raise PluginError(
-                f"{whose} places {', '.join(sorted(map(str, unknown)))}, which is no node of this phase",
+                f"{whose} places {', '.join(sorted(map(str, unknown)))}, which is not a node of this phase",
                 available=", ".join(node.label for node in nodes),
                 hint=hint,
             )
         try:
             return {label: Device.parse(device) for label, device in devices.items()}
         except DeviceParseError as error:
-            raise PluginError(f"{whose} returns a device that is none: {error.problem}", hint=hint) from None
+            raise PluginError(f"{whose} returns an invalid device: {error.problem}", hint=hint) from None
 
     def _policy_node(self, node: ModelNode) -> PolicyNode:
         framework = self.shapes.frameworks[node.label]
@@ -291,16 +291,19 @@ def _check_shared(models: Iterable[ModelNode], assigned: Mapping[str, Assignment
         devices = assigned[other.label].device, assigned[node.label].device
         if devices[0] != devices[1]:
             raise GraphError(
-                f"{pair} and ask for two devices, {devices[0]} and {devices[1]}", hint="give both the same accelerator"
+                f"{pair} but request two devices, {devices[0]} and {devices[1]}",
+                hint="set the same accelerator on both",
             )
         if any(getattr(other, name) != getattr(node, name) for name in ("frozen", "frozen_mode", "modes", "optimizer")):
             raise GraphError(
                 f"{pair} but differ in frozen, its mode, modes or optimizer",
-                hint="freeze both in the same mode or none, and give both the same modes and optimizer",
+                hint="use the same mode, modes and optimizer for both, and freeze both or neither",
             )
         if any(getattr(other, name) != getattr(node, name) for name in LAYOUT_SETTINGS):
             *names, last = LAYOUT_SETTINGS
-            raise GraphError(f"{pair} but differ in {', '.join(names)} or {last}", hint="give both nodes the same ones")
+            raise GraphError(
+                f"{pair} but differ in {', '.join(names)} or {last}", hint="use the same values for both nodes"
+            )
 
 
 # -- rejections: the devices that a node might have had, and why it has another one ------------------------------------
@@ -335,7 +338,7 @@ def unserved(request: LevelRequest, framework: str, kind: str) -> Rejection:
 def refused_candidates(
     level: str, accelerator: Accelerator, frameworks: Sequence[str], known: Registry, *, strict: bool
 ) -> Iterator[Rejection]:
-    """Yield what a request could have got but did not; nothing if the accelerator is one device."""
+    """Yield the candidates that a request did not get; nothing if the accelerator is one device."""
     if USUAL.fullmatch(accelerator.spec):
         return
     asked = Accelerator(accelerator.spec)  # again as it was written: this one may have its device by now
@@ -350,7 +353,7 @@ _NARROW = ("float16", "bfloat16")
 
 
 def with_precision(node: Node, assignment: Assignment, request: Request) -> Assignment:
-    """Return the assignment of a node with its precision, and what is computed again in its backward pass.
+    """Return the assignment of a node with its precision and its recomputed parts.
 
     Raises:
         CapabilityError: the framework, the model or the device cannot do it.
@@ -364,9 +367,9 @@ def with_precision(node: Node, assignment: Assignment, request: Request) -> Assi
         return assignment
     if request.custom_step and (node.precision or node.remat):
         raise PhaseError(
-            f"phase {request.phase!r} has a step of its own, and node {node.label!r} has "
+            f"phase {request.phase!r} has a custom step, but node {node.label!r} has "
             + ("a precision" if node.precision else "remat"),
-            hint="leave it out of the node, and say in the step how the model is computed",
+            hint="remove it from the node, and set it in the step",
         )
     name, reason = (node.precision, "node") if node.precision else (request.precision, "phase")
     if name:
@@ -392,7 +395,7 @@ def _check_precision(node: ModelNode, assignment: Assignment, name: str) -> None
         raise CapabilityError(
             f"{problem}: {reason}",
             available=", ".join(map(repr, others)),
-            hint=f"give the node another one, ModelNode({node.label!r}, ..., precision={others[0]!r})"
+            hint=f"use another one for the node: ModelNode({node.label!r}, ..., precision={others[0]!r})"
             if others
             else "leave precision out",
         )
@@ -400,7 +403,7 @@ def _check_precision(node: ModelNode, assignment: Assignment, name: str) -> None
     if NodePrecision(name).is_mixed and dtype in _NARROW:
         raise CapabilityError(
             f"{problem}: its parameters are {dtype}, and mixed precision updates parameters in float32",
-            hint="convert the model to float32, or leave precision out: it computes in its own dtype",
+            hint="convert the model to float32, or leave precision out to compute in its own dtype",
         )
 
 
@@ -410,14 +413,15 @@ def _recomputed(node: ModelNode, assignment: Assignment) -> tuple[str, ...]:
     computes = backend.capability(ComputesPrecision)
     if computes is None:
         raise CapabilityError(
-            f"{problem}, and the plugin of {assignment.framework} computes nothing again", hint="leave remat out"
+            f"{problem}, but the plugin of {assignment.framework} does not support recomputation",
+            hint="leave remat out",
         )
     blocks = tuple(computes.remat_blocks(node.model, remat))
     if not blocks:
         raise CapabilityError(
-            f"{problem}, and {assignment.framework} finds no such parts in a {type(node.model).__name__}",
+            f"{problem}, but {assignment.framework} finds no such parts in a {type(node.model).__name__}",
             available="parts of a list or sequence of layers, or those whose names a pattern matches",
-            hint="leave remat out, or use the framework's own function in the model",
+            hint="leave remat out, or use the framework's function in the model",
         )
     return blocks
 
@@ -448,8 +452,8 @@ def check_loss_scale(assigned: Mapping[str, Assignment]) -> None:
         computes = each.backend.capability(ComputesPrecision)
         if computes is None or "fp16-mixed" not in computes.precisions:
             raise CapabilityError(
-                f"node {narrow.node if narrow else ''!r} is trained in fp16-mixed, which scales all losses, and the "
-                f"plugin of {each.framework}, which computes node {each.node!r}, cannot",
+                f"node {narrow.node if narrow else ''!r} is trained in fp16-mixed, which scales all losses, but "
+                f"the plugin of {each.framework}, which computes node {each.node!r}, cannot scale them",
                 hint="write precision='bf16-mixed', which needs no loss scale",
             )
 
@@ -520,7 +524,7 @@ class Request:
         loss_scale: Factor on the losses if a node is computed in float16.
         matmul_precision: Matrix multiplication precision in the words of the frameworks: a value for all, or by
             framework; None for none.
-        custom_step: Whether steps are custom steps, which may use every node; losses are those of the validation.
+        custom_step: Whether steps are custom steps, which may use every node; then losses belong to the validation.
         devices: Devices of the replicas that this process trains; the nodes are on the first. Empty if the accelerator
             names the device.
     """

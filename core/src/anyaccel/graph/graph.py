@@ -35,9 +35,9 @@ OTHER_NAMES = {
     "predict forward call apply": "evaluate it: graph.run(EvalPhase('predict', data='all')).prediction('NODE')",
     "eval evaluate test score": "evaluate it: graph.run(EvalPhase('test', data='all', metrics=['mse'])).metrics",
     "run_phase execute start": "use run(phase)",
-    "compile": "give the optimizer to ModelGraph(nodes, 'adam') and losses to TrainPhase(..., losses=[...])",
-    "to cuda cpu gpu device place move": "say where to a phase: TrainPhase(..., accelerator='cpu')",
-    "parameters named_parameters weights": "they are in the models: graph['NODE'].model",
+    "compile": "pass the optimizer to ModelGraph(nodes, 'adam') and losses to TrainPhase(..., losses=[...])",
+    "to cuda cpu gpu device place move": "set it on a phase: TrainPhase(..., accelerator='cpu')",
+    "parameters named_parameters weights": "the models have them: graph['NODE'].model",
     "state_dict get_weights": "use state()",
     "load_state_dict set_weights": "use load_state(state)",
     "save_model": "use save(folder)",
@@ -119,7 +119,7 @@ class ModelGraph(AttributeHints):
     def _become(self, nodes: Iterable[Node]) -> ModelGraph:
         labelled = topology.by_label(nodes)
         if not labelled:
-            raise GraphError(f"graph {self.label!r} has no node", hint="give it ModelNode(...) objects")
+            raise GraphError(f"graph {self.label!r} has no node", hint="pass ModelNode(...) objects")
         topology.topological(labelled)
         self._nodes, self._shapes, self._built_with = labelled, None, {}
         self.optimizer_states.nodes = labelled
@@ -179,7 +179,7 @@ class ModelGraph(AttributeHints):
     def build(self, force: bool = False) -> ModelGraph:
         """Infer every shape, and build unbuilt models. Does nothing if that is already done for these models.
 
-        The output of an estimator is known once it is fitted; until then, the shapes after it are unknown.
+        The output of an estimator is known after it is fitted; until then, the shapes after it are unknown.
 
         Args:
             force: Infer again, after you changed a model itself.
@@ -313,7 +313,7 @@ class ModelGraph(AttributeHints):
         is_list = len(phases) == 1 and isinstance(phases[0], (list, tuple))
         given = tuple(phases[0]) if is_list else phases
         if not given:
-            raise PhaseError(f"graph {self.label!r} was given no phases", hint="write graph.run(TrainPhase(...))")
+            raise PhaseError(f"graph {self.label!r} received no phases", hint="write graph.run(TrainPhase(...))")
         first, *others = (checked_runnable(phase, f"experiment {self.label!r}") for phase in given)
         results = first.run_on(self, *others, callbacks=callbacks, progress=progress, resume=resume)
         return results if is_list or others else results[0]
@@ -359,13 +359,17 @@ class ModelGraph(AttributeHints):
 
     # -- state -----------------------------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, np.ndarray]:
-        """Return everything that is needed to continue training elsewhere, as copies in host memory by name.
+    def state(self, *, copy: bool = True) -> dict[str, np.ndarray]:
+        """Return everything that is needed to continue training elsewhere, as arrays in host memory by name.
 
         Names: `NODE/parameters/NAME`, `NODE/buffers/NAME`, `NODE/optimizer/SLOT/NAME`, `NODE/optimizer_step` and
         `seed`. `progress/PHASE` is the number of epochs of a training phase, which determines sampler order and random
         streams. `transforms/FEATURE_SET/NUMBER/NAME` is the fitted state of the transforms of its data. You can pass
         the result to `numpy.savez` or safetensors. In a callback of a running phase, this is the current state.
+
+        Args:
+            copy: False saves time and memory if you only read the arrays, and at once: they are read-only, share memory
+                with models on the CPU, and change with them.
 
         Example:
             >>> import anyaccel as aa, numpy as np
@@ -375,7 +379,8 @@ class ModelGraph(AttributeHints):
             ['net/parameters/layers.0.bias', 'net/parameters/layers.0.weight', 'seed']
         """
         self.live_values.write_back()
-        return state_dict.state(self)
+        copy = arguments.flag(StateError, "state: ", "copy", copy)
+        return state_dict.state(self, copy_values=copy, copy_slots=copy)
 
     def load_state(
         self, given: Mapping[str, Any], *, names: Names = None, change: Change | None = None, strict: bool = True
@@ -402,8 +407,9 @@ class ModelGraph(AttributeHints):
     def save_weights(self, path: str | os.PathLike[str], node: str | Node | None = None) -> tuple[str, ...]:
         """Write parameters and buffers into one file for other tools, and return their names.
 
-        The names are those of the framework: for torch the names of `state_dict()`, for others the paths of attributes.
-        If several nodes are written, `NODE.` comes first. A model that nodes share is written for the first of them.
+        The names come from the framework: for torch the names of `state_dict()`, for others the paths of attributes.
+        If several nodes are written, `NODE.` comes first. A model shared by several nodes is written once, for the
+        first node.
 
         Args:
             path: A `.safetensors` file; with the plugin for torch also `.pt`; or its URL, such as
@@ -443,7 +449,7 @@ class ModelGraph(AttributeHints):
             node: Load only into this node; by default into all nodes that have weights.
             names: The name in the model for each name in the file, where they differ; None drops an array.
             change: Function of the name in the model and the array of the file; it returns the array to load. Required
-                if the order of axes may differ: an array with another name and equal axes is refused without it.
+                if the order of axes may differ, that is, for an array with another name and equal axes.
             strict: False loads the arrays that fit, even if they are rounded to narrower floats, and warns about the
                 others.
 
@@ -518,7 +524,8 @@ class ModelGraph(AttributeHints):
         return cls(nodes, optimizer, label=label, seed=plain.get("seed", 0))
 
     def save(self, folder: str | os.PathLike[str], *, extra: Mapping[str, Any] | None = None) -> None:
-        """Write the graph into a folder: its state as safetensors, everything else as a `manifest.json`; no pickle.
+        """Write the graph into a folder: its state as safetensors and everything else in a `manifest.json`, without
+        pickle.
 
         The content of the folder is replaced atomically when everything is written, and only if `save` wrote it. For
         models that no backend names, only their arrays are written; an optimizer of a framework is not written. Pass
@@ -544,7 +551,7 @@ class ModelGraph(AttributeHints):
         parts = arguments.mapping(ConfigError, "", "extra", extra)
         if _PART in parts:
             raise ConfigError("extra has a part 'graph', which is the graph itself", hint="choose another name")
-        state, versions = self.state(), versions_of(self.shapes.backends.values())
+        state, versions = self.state(copy=False), versions_of(self.shapes.backends.values())
         saved_folder.write(folder, {**parts, _PART: self.saved_config()}, state, versions=versions)
 
     def saved_config(self) -> dict[str, Any]:
@@ -590,7 +597,7 @@ class ModelGraph(AttributeHints):
                 nor given.
             StateError: a file was changed or is incomplete, or a model differs from the saved one.
         """
-        manifest, arrays = saved_folder.read(folder, _PART)
+        manifest, arrays = saved_folder.read(folder, _PART, mapped=True)
         own, classes = checked_optimizer(optimizer, "the loaded graph"), serialization.checked_classes(allow)
         config = serialization.without_optimizer(manifest[_PART]) if own else manifest[_PART]
         sets = data_config.with_schemas(config, arrays, serialization.by_label(feature_sets), classes)
@@ -630,7 +637,7 @@ class Runnable:
         Raises:
             AnyaccelError: one of them cannot run.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not say how it runs")
+        raise NotImplementedError(f"{type(self).__name__} does not define how it runs")
 
 
 def checked_runnable(value: Any, who: str) -> Runnable:
@@ -647,7 +654,7 @@ def checked_runnable(value: Any, who: str) -> Runnable:
         return value
     hint = "pass a TrainPhase, EvalPhase or FitPhase"
     if isinstance(value, (list, tuple)) and value and all(isinstance(part, Runnable) for part in value):
-        hint = "give phases one by one: run(*phases)"
+        hint = "pass phases one by one: run(*phases)"
     elif isinstance(value, type) and issubclass(value, Runnable):
         hint = f"create one: {value.__name__}('name', data='train', ...)"
     elif isinstance(value, str):

@@ -91,7 +91,7 @@ class ModelNode(AttributeHints):
         upstream_ref: Input of the model: a FeatureSet for all its features, `feature_set.reference(...)`, or a node or
             its label. A list of these are the positional arguments of the model's call, a dict its keyword arguments;
             each item may again be a list or dict.
-        accelerator: Device of this node, which overrides the phase's; there is no fallback.
+        accelerator: Device of this node, which overrides the phase's; it never falls back to another device.
         optimizer: Optimizer of this node, which overrides the graph's.
         framework: Framework of the model, if its class does not show it.
         outputs: Names for the outputs of a model that has several. By default, these are the paths to them in the
@@ -99,8 +99,8 @@ class ModelNode(AttributeHints):
             heads) are named after the others. Losses may take them, and evaluations leave these losses out; other nodes
             may not take them.
         modes: With `"train"`, the default, the whole model is in training mode while the node trains, including a part
-            that was in evaluation mode (as in models from `from_pretrained`). With `"as_is"`, each part stays in the
-            mode that it has when a phase starts; for frameworks whose layers have modes (torch).
+            that was in evaluation mode (as in models from `from_pretrained`). With `"as_is"`, each part keeps its mode
+            from the start of a phase; for frameworks with modes of layers (torch).
         precision: Precision of this node, which overrides the phase's: `"float32"`, `"bf16-mixed"`, `"fp16-mixed"`,
             `"bf16"` or `"float64"`.
         remat: Rematerialization (gradient checkpointing): values that are not kept for the backward pass but computed
@@ -154,7 +154,7 @@ class ModelNode(AttributeHints):
         "parameters named_parameters state_dict load_state_dict weights layers forward predict eval": "ask its model: "
         "node.model",
         "train fit run": "a graph runs phases: graph.run(phase)",
-        "to cuda device": "say where: ModelNode(..., accelerator='cpu')",
+        "to cuda device": "set the device: ModelNode(..., accelerator='cpu')",
         "freeze unfreeze": "the graph does: graph.freeze('NODE')",
         "name": "it is label",
         "output": "a loss names the node: AppliedLoss('mse', on='NODE')",
@@ -188,11 +188,11 @@ class ModelNode(AttributeHints):
                 hint=f"create one: {model.__name__}(...)",
             )
         if isinstance(model, _NO_MODELS) or type(model) in _CONTAINERS or type(model) is OrderedDict:
-            hint = "give a model object of a framework, such as SequentialMLP(...)"
+            hint = "pass a model object of a framework, such as SequentialMLP(...)"
             if isinstance(model, _FUNCTIONS):
-                hint = "give an object of a model class of its framework that calls the function"
+                hint = "pass an object of a model class that calls the function"
             elif isinstance(model, Mapping):
-                hint = "if this is the state of a model, create the model, load it, and give the model"
+                hint = "if this is the state of a model, create the model, load the state, and pass the model"
             raise GraphError(f"the model of node {label!r} is a {type(model).__name__}: {shown(model)}", hint=hint)
         self.model = model
         self.upstreams, arguments = _arguments(label, upstream_ref)
@@ -263,7 +263,7 @@ class ConcatNode:
         self.axis = concat_axis
         if len(self.upstreams) < 2:
             raise GraphError(
-                f"ConcatNode {label!r} has {len(self.upstreams)} upstream", hint="give it two or more upstream_refs"
+                f"ConcatNode {label!r} has {len(self.upstreams)} upstream", hint="pass two or more upstream_refs"
             )
 
     def __repr__(self) -> str:
@@ -296,7 +296,7 @@ def refuse_settings(node: ModelNode, *names: str) -> None:
     for name in names:
         value = getattr(node, name)
         if value is not None:
-            problem = f"node {node.label!r} has {name}={value!r}, and is {node.kind.fixed}"
+            problem = f"node {node.label!r} has {name}={value!r}, but is {node.kind.fixed}"
             raise GraphError(problem, hint=f"leave {name} out")
 
 
@@ -318,7 +318,7 @@ def _upstreams(label: str, given: Any) -> tuple[Upstream, ...]:
 
 
 def _no_upstream(label: str) -> GraphError:
-    return GraphError(f"node {label!r} has no upstream", hint="give feature_set.reference(...) or the label of a node")
+    return GraphError(f"node {label!r} has no upstream", hint="pass feature_set.reference(...) or the label of a node")
 
 
 def _arguments(label: str, given: Any) -> tuple[tuple[Upstream, ...], tuple[Path, ...]]:
@@ -346,7 +346,7 @@ def _with_batch_axes(label: str, arguments: tuple[Path, ...], count: int, given:
             raise GraphError(
                 f"node {label!r}: batch_axis has {shown(name)}, which is not an input",
                 available=", ".join(names),
-                hint=did_you_mean(name, names, "name inputs as upstream_ref does"),
+                hint=did_you_mean(name, names, "use the names of upstream_ref"),
             )
         if not is_integer(axis) or axis < 0:
             raise GraphError(
@@ -368,7 +368,7 @@ def _paths(label: str, given: Any, path: Path) -> Iterator[tuple[Any, Path]]:
         if not isinstance(key, (str, int)) or (isinstance(given, Mapping) and not isinstance(key, str)):
             raise GraphError(
                 f"node {label!r} has an upstream under {key!r}, which is not text",
-                hint="write {'NAME': feature_set.reference(...)}, with the names that the model's call has",
+                hint="write {'NAME': feature_set.reference(...)}, with the argument names of the model's call",
             )
         yield from _paths(label, item, (*path, key))
 
@@ -384,7 +384,7 @@ def _upstream(label: str, given: Any, *, by_keyword: bool = False) -> Upstream:
         return given.reference()
     raise GraphError(
         f"node {label!r} has an upstream of type {type(given).__name__}",
-        hint="give feature_set.reference(...), a node, or the label of a node",
+        hint="pass feature_set.reference(...), a node, or the label of a node",
     )
 
 
@@ -395,8 +395,8 @@ def _refuse_targets(label: str, given: Reference) -> None:
         raise GraphError(
             f"node {label!r} takes {', '.join(leaking)} as an input, which is a target of {given.feature_set.label!r}",
             available=f"features: {', '.join(given.feature_set.features)}",
-            hint="for a model that computes its loss, give all inputs by name: "
-            f"{{'labels': {given.feature_set.label}.reference({leaking[0]!r}), ...}}",
+            hint="for a model that computes its loss, pass all "
+            f"inputs by name: {{'labels': {given.feature_set.label}.reference({leaking[0]!r}), ...}}",
         )
 
 
@@ -475,7 +475,7 @@ def layout_of(node: Any) -> Layout:
 
 
 def layout_config(node: ModelNode) -> dict[str, Any]:
-    """Return the settings of a node's layout as plain data for JSON, without those that are not set."""
+    """Return the settings of a node's layout as plain data for JSON, without unset ones."""
     values = {name: getattr(node, name) for name in LAYOUT_SETTINGS}
     plain = {
         name: {str(key): item for key, item in value.items()} if isinstance(value, Mapping) else value

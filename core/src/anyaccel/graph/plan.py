@@ -136,13 +136,16 @@ class Plan:
     def not_covered(self) -> tuple[str, ...]:
         """The figures that the plan does not have, each with the reason."""
         if not self.memory:
-            return ("memory: a plan of a run has no figures; experiment.plan(phase) makes one",)
+            return ("memory: a plan of a run has no figures; use experiment.plan(phase)",)
         figures = [
             f"{name} of {each.framework} on {each.device}: {why}"
             for each in self.memory
             for name, why in each.gaps.items()
         ]
-        return (*figures, *(f"what remat of {each.node} saves: {each.gap}" for each in self.activations if each.gap))
+        return (
+            *figures,
+            *(f"memory saved by remat of {each.node}: {each.gap}" for each in self.activations if each.gap),
+        )
 
     @property
     def fits(self) -> bool | None:
@@ -188,7 +191,7 @@ class Plan:
             ConfigError: `picture` is not markup, and would be shown as text.
         """
         if picture is not None and not isinstance(picture, Markup):
-            hint = "give graph.visualize('svg', plan=plan)"
+            hint = "pass graph.visualize('svg', plan=plan)"
             raise ConfigError(f"picture={shown(picture, 60)} is not a picture of a graph", hint=hint)
         where = f" for {self.machine}" if self.machine else ""
         return plan_report(
@@ -264,7 +267,7 @@ class Plan:
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             problem = f"{shown(given)} is not a plan as plain data: {type(error).__name__}: {error}"
-            raise ConfigError(problem, hint="give the dict that plan.to_dict() made") from error
+            raise ConfigError(problem, hint="pass the dict from plan.to_dict()") from error
 
     def _repr_html_(self) -> str:
         title = f"of {self.phase} on {self.graph}"
@@ -300,20 +303,20 @@ class Plan:
         source, target = self[crossing.source], self[crossing.target]
         ends = f"{source.framework} {source.device} -> {target.framework} {target.device}"
         nbytes = step_bytes(crossing.nbytes, self.batch_size)
-        step = "" if nbytes is None else f", {size(nbytes)} a step"
-        return f"cross {value}: {ends} by {_ROUTES[crossing.route]}, {crossing.nbytes} B a sample{step}"
+        step = "" if nbytes is None else f", {size(nbytes)} per step"
+        return f"cross {value}: {ends} by {_ROUTES[crossing.route]}, {crossing.nbytes} B per sample{step}"
 
 
 def _why(assignment: Assignment) -> str:
     requested = assignment.requested
     return {
         "node": f"its own accelerator is {requested!r}",
-        "phase": f"the phase asks for {requested!r} and the node for no device",
+        "phase": f"the phase requests {requested!r}, and the node requests no device",
         "neighbour": f"it goes with {requested!r}",
         "policy": f"the policy {requested!r} chose it",
-        "environment": f"neither the node nor the phase asks for a device, and {requested!r} is set",
-        "default": "neither the node nor the phase asks for a device",
-        "fallback": f"the phase asks for {requested!r}, where no installed plugin runs {assignment.framework}",
+        "environment": f"neither the node nor the phase requests a device, and {requested!r} is set",
+        "default": "neither the node nor the phase requests a device",
+        "fallback": f"the phase requests {requested!r}, but no installed plugin runs {assignment.framework} there",
     }.get(assignment.reason, assignment.reason)
 
 
@@ -323,14 +326,12 @@ def _described(assignment: Assignment) -> str:
 
 def _how(assignment: Assignment) -> str:
     """Return precision, recomputation and sharding as the end of a sentence; `""` if none is set."""
-    asked = "it asks itself" if assignment.precision_reason == "node" else "the phase asks"
-    precision = f"; it is computed in {assignment.precision}, as {asked}" if assignment.precision else ""
-    recomputed = (
-        f"; {_recomputed(assignment)} of it computed again in the backward pass" if assignment.recomputed else ""
-    )
-    who = "it asks itself" if assignment.sharding_reason == "node" else "the phase asks"
+    asked = "it requests it" if assignment.precision_reason == "node" else "the phase requests it"
+    precision = f"; it is computed in {assignment.precision}, because {asked}" if assignment.precision else ""
+    recomputed = f"; {_recomputed(assignment)} recomputed in the backward pass" if assignment.recomputed else ""
+    who = "it requests it" if assignment.sharding_reason == "node" else "the phase requests it"
     kept = "whole" if assignment.sharding == "none" else "divided"
-    sharding = f"; replicas keep its parameters {kept}, as {who}" if assignment.sharding else ""
+    sharding = f"; replicas keep its parameters {kept}, because {who}" if assignment.sharding else ""
     return precision + recomputed + sharding
 
 
@@ -372,7 +373,7 @@ def activation_line(activations: NodeActivations) -> str:
 
 
 def covered(nbytes: int | None) -> str:
-    """Return a number of bytes with its unit, or say that it is not covered."""
+    """Return a number of bytes with its unit, or `not covered`."""
     if nbytes is None:
         return NOT_COVERED
     return f"-{size(-nbytes)}" if nbytes < 0 else size(nbytes)
@@ -406,13 +407,13 @@ def _to_dict(entry: Any) -> dict[str, Any]:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{type(value).__name__} where text is wanted")
+        raise TypeError(f"{type(value).__name__} instead of text")
     return value
 
 
 def _count(value: Any) -> int | None:
     if value is not None and not (type(value) is int and value > 0):
-        raise TypeError(f"{shown(value, 40)} where a count is wanted")
+        raise TypeError(f"{shown(value, 40)} instead of a count")
     return value
 
 
@@ -462,7 +463,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class PlanDiff:
-    """The differences between two plans. It is false if there are none, and `str()` has a line for each."""
+    """The differences between two plans. It is false if there is no difference; `str()` has a line for each."""
 
     differences: tuple[Difference, ...]
 
@@ -499,7 +500,7 @@ def diff(before: Mapping[str, Any], after: Mapping[str, Any]) -> PlanDiff:
 
 
 def _keyed(entries: Sequence[_Entry], key: Callable[[_Entry], str]) -> dict[str, _Entry]:
-    """Return entries by what they are; equal ones in one plan are numbered."""
+    """Return entries by their key; equal ones in one plan are numbered."""
     keyed: dict[str, _Entry] = {}
     for entry in entries:
         name, number = key(entry), 2
@@ -541,17 +542,17 @@ def parsed(text: str | bytes) -> dict[str, Any]:
         ConfigError: it is too large, not JSON, or of another format or version.
     """
     if not isinstance(text, (str, bytes)):
-        raise ConfigError(f"{shown(text)} is not JSON text", hint="give what plan.to_json() made")
+        raise ConfigError(f"{shown(text)} is not JSON text", hint="pass the text from plan.to_json()")
     content = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     if len(content) > LARGEST:
-        raise ConfigError(f"a plan of {len(content)} bytes is too large", cause=f"at most {LARGEST} are read")
+        raise ConfigError(f"the plan is too large: {len(content)} bytes", cause=f"at most {LARGEST} are read")
     try:
         value = strict_json.parse(content)
     except ValueError as error:
-        raise ConfigError(f"the plan is not JSON: {error}", hint="give what plan.to_json() made") from None
+        raise ConfigError(f"the plan is not JSON: {error}", hint="pass the text from plan.to_json()") from None
     if not isinstance(value, dict) or value.get("format") != FORMAT:
-        raise ConfigError(f"{shown(value, 80)} is no plan", hint="give what plan.to_json() made")
+        raise ConfigError(f"{shown(value, 80)} is not a plan", hint="pass the text from plan.to_json()")
     if value.get("version") != VERSION:
         problem = f"the plan has version {shown(value.get('version'), 40)}"
-        raise ConfigError(problem, available=f"version {VERSION}", hint="make it again with this anyaccel")
+        raise ConfigError(problem, available=f"version {VERSION}", hint="create it again with this version of anyaccel")
     return {name: part for name, part in value.items() if name not in ("format", "version")}

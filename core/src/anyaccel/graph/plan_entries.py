@@ -57,8 +57,8 @@ class Assignment:
     Attributes:
         device, native_name: The device, and the framework's own name for it.
         backend, native_device: The backend that computes the node, and its own handle of the device (`torch.device`,
-            ...). They are looked up here once, and are neither compared nor part of `Plan.to_dict`; both are None in a
-            plan that was read.
+            ...). They are looked up once, and are neither compared nor part of `Plan.to_dict`; both are None in a
+            loaded plan.
         reason: The deciding level: `node`, `policy`, `phase`, `environment`, `default`, `fallback`, or, for a
             ConcatNode, `neighbour`.
         requested: The device as written; the policy's name; for a ConcatNode the neighbour's label.
@@ -212,14 +212,14 @@ def read_entry(cls: type, given: Mapping[str, Any]) -> Any:
         read["offload"] = divided_layout().read(plain.pop("offload"))
     for name in _NOT_COMPARED:
         if name in plain:
-            raise ValueError(f"{name!r} is no part of a saved plan")
+            raise ValueError(f"{name!r} is not part of a saved plan")
     backend = {"backend": None} if any(each.name == "backend" for each in fields(cls)) else {}
     return _checked(cls(**plain, **read, **backend))
 
 
 def _list(value: Any) -> list[Any] | tuple[Any, ...]:
     if not isinstance(value, (list, tuple)):
-        raise TypeError(f"{type(value).__name__} where a list is wanted")
+        raise TypeError(f"{type(value).__name__} instead of a list")
     return value
 
 
@@ -233,7 +233,7 @@ def _rejection(given: Mapping[str, Any]) -> Rejection:
 def _spec(given: Mapping[str, Any]) -> TensorSpec:
     spec = TensorSpec(tuple(given["shape"]), given["dtype"])
     if not isinstance(spec.dtype, str) or not all(type(size) is int and size >= 0 for size in spec.shape):
-        raise TypeError("a shape is of ints, and a dtype is text")
+        raise TypeError("a shape must contain ints, and a dtype must be text")
     return spec
 
 

@@ -82,7 +82,7 @@ class NodeActivations:
     Attributes:
         rows: Rows that are computed together: those of a step or a micro-batch; None if unknown.
         kept: Bytes with `remat`; None if not covered.
-        without_remat: Bytes without it; None if not covered.
+        without_remat: Bytes without `remat`; None if not covered.
         gap: Why it is not covered.
     """
 
@@ -134,5 +134,5 @@ def _bytes(value: Any) -> int | None:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{type(value).__name__} where text is wanted")
+        raise TypeError(f"{type(value).__name__} instead of text")
     return value

@@ -231,7 +231,7 @@ def _bar(memory: DeviceMemory) -> Markup:
 
 
 def _activations(activations: Sequence[NodeActivations]) -> Markup:
-    """Return what each node with `remat` keeps until its backward pass."""
+    """Return the values that each node with `remat` keeps until its backward pass."""
 
     def cells(each: NodeActivations) -> Markup:
         figures = [

@@ -184,7 +184,7 @@ class _Resolver:
         """Return what to do if there is neither a loss nor an estimator that learns."""
         models = [label for label, node in self._nodes.items() if node.kind.fixed]
         frozen = [label for label in models if self._nodes[label].kind.learns_from_steps]
-        loss = "give losses=[AppliedLoss('mse', on='NODE')]" if len(models) < len(self._nodes) else ""
+        loss = "pass losses=[AppliedLoss('mse', on='NODE')]" if len(models) < len(self._nodes) else ""
         if frozen:
             return " or ".join(filter(None, (f"{frozen[0]!r} is frozen: graph.unfreeze({frozen[0]!r})", loss)))
         if models:
@@ -208,8 +208,8 @@ class _Resolver:
         through = "" if first == label else f"{label!r}, which depends on "
         raise PhaseError(
             f"phase {self._request.phase!r} needs {through}{first!r}, an estimator that is not fitted",
-            hint=f"run a FitPhase first, FitPhase('fit', data=..., nodes={first!r}); a state or configuration that "
-            "was loaded has no estimators",
+            hint=f"run a FitPhase first, FitPhase('fit', data=..., nodes={first!r}); a loaded state or "
+            "configuration has no estimators",
         )
 
     def _in_training(self) -> list[str]:
@@ -223,7 +223,7 @@ class _Resolver:
             reasons = {label: "frozen" if each.frozen else "no parameters" for label, each in assigned.items()}
             hint = "unfreeze a node that a loss depends on"
             if not any(each.frozen for each in assigned.values()):
-                hint = "give a model parameters that can be trained; layers in a plain list are mostly no part of it"
+                hint = "use a model with trainable parameters; most frameworks ignore layers in a plain list"
             shown = ", ".join(f"{label} ({reason})" for label, reason in reasons.items())
             raise PhaseError(f"phase {self._request.phase!r} has nothing to train: {shown}", hint=hint)
         self._check_not_frozen(labels)
@@ -234,8 +234,8 @@ class _Resolver:
             assignment = self._assigned[label]
             if getattr(self._nodes[label], "modes", "train") != "train" and not assignment.backend.keeps_modes:
                 raise GraphError(
-                    f"node {label!r}: modes='as_is' is not supported for models of {assignment.framework}, which run "
-                    "in training or evaluation mode as a whole",
+                    f"node {label!r}: modes='as_is' is not supported for models of {assignment.framework}, which "
+                    "have only one mode, training or evaluation",
                     available="modes='train'",
                     hint=f"leave modes out, or freeze the node: graph.freeze({label!r})",
                 )
@@ -270,8 +270,8 @@ class _Resolver:
             twin = next((other for other in frozen if self._model(other) is self._model(label)), None)
             if twin is not None:
                 raise GraphError(
-                    f"node {label!r} is trained, and its model is also that of node {twin!r}, which is frozen",
-                    hint=f"freeze both, graph.freeze({label!r}), or give {twin!r} a copy: copy.deepcopy(model)",
+                    f"node {label!r} is trained, but shares its model with node {twin!r}, which is frozen",
+                    hint=f"freeze both, graph.freeze({label!r}), or use a copy in {twin!r}: copy.deepcopy(model)",
                 )
 
     def _live(self, trained: Sequence[str]) -> frozenset[str]:
@@ -284,7 +284,7 @@ class _Resolver:
                 raise GraphError(
                     f"node {label!r} is not differentiable and is between a loss and {', '.join(sorted(before))}, "
                     "which is trained",
-                    hint="freeze what comes before it, or let no loss depend on it",
+                    hint="freeze the nodes before it, or remove losses that depend on it",
                 )
             if label in trained or before:
                 live.add(label)
@@ -299,8 +299,8 @@ class _Resolver:
             optimizer = own or self._graph.optimizer
             if optimizer is None:
                 raise PhaseError(
-                    f"node {label!r} is trained and has no optimizer",
-                    hint="give one to the graph, ModelGraph(..., optimizer='adam'), or to the node, or freeze it",
+                    f"node {label!r} is trained but has no optimizer",
+                    hint="set one on the graph, ModelGraph(..., optimizer='adam'), or on the node, or freeze it",
                 )
             check_supported(label, optimizer, self._assigned[label].backend)
             model = self._model(label)
@@ -308,8 +308,8 @@ class _Resolver:
             if reason:
                 raise PhaseError(
                     f"node {label!r} cannot be trained: {reason}",
-                    hint="leave that out, or train the model by its framework's own loop and freeze the node: "
-                    f"graph.freeze({label!r})",
+                    hint="leave it out, or train the model with its framework's own loop and "
+                    f"freeze the node: graph.freeze({label!r})",
                 )
             name = self._first_with_model(label) if own else ".graph"  # which is the label of no node
             group = groups.get(name, ParameterGroup(name, optimizer, ()))
@@ -356,7 +356,7 @@ class _Resolver:
             late = next((other for other in self._compared(loss) if part_of[other] > part_of[loss.on]), None)
             if late is not None:
                 raise GraphError(
-                    f"a loss on {loss.on!r} compares with {late!r}, which another framework computes later",
+                    f"a loss on {loss.on!r} compares with {late!r}, but another framework computes that later",
                     hint=f"put the loss on {late!r}, with inputs=['outputs', {loss.on!r}]",
                 )
         part_of_model: dict[int, int] = {}
@@ -366,7 +366,7 @@ class _Resolver:
                 if model is not None and part_of_model.setdefault(id(model), i) != i:
                     raise GraphError(
                         f"node {label!r} shares its model with a node of another segment",
-                        hint="give it a model of its own",
+                        hint="use a separate model",
                     )
         return parts
 
@@ -390,7 +390,7 @@ class _Resolver:
                 yield f"{label}: no installed plugin runs {framework} on {assignment.requested}, so it runs on {device}"
             before = assignment.backend.device_of(self._model(label)) if assignment.reason == "default" else None
             if before is not None and before != device:
-                yield f"{label} moves from {before} to {device}: neither it nor the phase asks for a device"
+                yield f"{label} moves from {before} to {device}: neither it nor the phase requests a device"
             if self._request.training and self._frozen_in_training(label):
                 yield f"{label} is frozen and runs in training mode: its running statistics move"
         yield from float32_notes(self._request.matmul_precision, self._assigned, self._nodes)
@@ -474,15 +474,15 @@ def check_custom_step(phase: str, assigned: Sequence[Assignment]) -> None:
     frameworks = {assignment.node: assignment.framework for assignment in assigned}
     if len({id(assignment.backend) for assignment in assigned}) > 1:
         raise PhaseError(
-            f"phase {phase!r} has a step of your own, which is the code of one framework on one kind of device",
+            f"phase {phase!r} has a custom step, which can use only one framework on one kind of device",
             cause=", ".join(f"{each.node}: {each.framework} on {each.device}" for each in assigned),
-            hint="put the nodes of one framework in a graph of their own, or train with losses=[...]",
+            hint="put the nodes of each framework in a separate graph, or train with losses=[...]",
         )
     if not assigned[0].backend.custom_steps:
         raise PhaseError(
-            f"phase {phase!r} has a step of your own, which is not supported for models of {assigned[0].framework}",
+            f"phase {phase!r} has a custom step, which is not supported for models of {assigned[0].framework}",
             cause=", ".join(f"{node}: {framework}" for node, framework in frameworks.items()),
-            hint="train with losses=[...], which may be functions of your own",
+            hint="train with losses=[...], which can be custom functions",
         )
 
 
@@ -621,7 +621,7 @@ def _in_order(results: Sequence[OutputSpec | None], returned: Sequence[OutputSpe
 
 
 def _arrivals(operations: Iterable[Operation], losses: Iterable[LossTerm]) -> dict[str, Device]:
-    """Return the device on which each value arrives: that of the first operation or loss that takes it."""
+    """Return the device of each value: that of the first operation or loss that uses it."""
     takers: list[Operation | LossTerm] = [*operations, *losses]
     devices: dict[str, Device] = {}
     for taker in takers:
@@ -660,9 +660,9 @@ def check_shared_models(phase: str, nodes: Mapping[str, Node], assigned: Mapping
         other = first.setdefault(id(node.model), each) if isinstance(node, ModelNode) else each
         if _kept(other) != _kept(each):
             raise GraphError(
-                f"phase {phase!r}: nodes {other.node!r} and {label!r} share a model, and its parameters are to be "
-                f"{_kept(other)!r} in one and {_kept(each)!r} in the other",
-                hint="give both nodes the same sharding",
+                f"phase {phase!r}: nodes {other.node!r} and {label!r} share a model, but its parameters "
+                f"are {_kept(other)!r} in one and {_kept(each)!r} in the other",
+                hint="use the same sharding for both nodes",
             )
 
 
@@ -783,9 +783,9 @@ class Crossings:
     def _complex(self, crossing: Crossing, dtype: str) -> GraphError:
         source, target = self.assigned[crossing.source], self.assigned[crossing.target]
         return GraphError(
-            f"the gradient of {crossing.value!r} ({dtype}) cannot go back from {target.framework} on {target.device} "
+            f"the gradient of {crossing.value!r} ({dtype}) cannot flow back from {target.framework} on {target.device} "
             f"to {source.framework} on {source.device}: frameworks define gradients of complex numbers differently",
-            hint=f"let {crossing.source!r} give real and imaginary parts as real numbers, or freeze it",
+            hint=f"return real and imaginary parts as real numbers from {crossing.source!r}, or freeze it",
         )
 
 
@@ -807,8 +807,8 @@ def check_supported(label: str, spec: Loss | Optimizer, backend: ComputingBacken
     """
     if isinstance(spec, Optimizer) and spec.groups and not backend.parameter_groups:
         raise SpecError(
-            f"node {label!r}: {backend.framework} does not support groups of parameters, which the optimizer has",
-            hint="leave groups out, or give nodes optimizers of their own: ModelNode(..., optimizer=...)",
+            f"node {label!r}: {backend.framework} does not support the optimizer's groups of parameters",
+            hint="leave groups out, or use a separate optimizer for each node: ModelNode(..., optimizer=...)",
         )
     reason = backend.unsupported_reason(spec)
     if reason:
@@ -828,7 +828,7 @@ def check_patterns(optimizer: Optimizer, parameters: Sequence[str]) -> None:
     unmatched = unmatched_patterns(optimizer, parameters)
     if unmatched:
         raise SpecError(
-            f"optimizer {optimizer.name!r}: no parameter has a name like {unmatched[0]!r}, the pattern of a group",
+            f"optimizer {optimizer.name!r}: no parameter name matches {unmatched[0]!r}, the pattern of a group",
             available=listed(parameters),
             hint="write a pattern of names, with * for any text: groups={'*bias': {'weight_decay': 0.0}}",
         )
@@ -840,8 +840,8 @@ def _check_takes(loss: AppliedLoss, inputs: tuple[str, ...]) -> None:
         inspect.signature(loss.loss.own).bind(*inputs)
     except TypeError as error:
         raise SpecError(
-            f"the loss {loss.loss.name!r} on {loss.on!r} is called with {', '.join(inputs)}, and cannot be: {error}",
-            hint="write def loss(outputs, targets), or name what it takes in inputs=[...]",
+            f"the loss {loss.loss.name!r} on {loss.on!r} does not accept {', '.join(inputs)}: {error}",
+            hint="write def loss(outputs, targets), or name its arguments in inputs=[...]",
         ) from None
 
 
@@ -907,14 +907,14 @@ class LossBinder:
             raise ColumnError(
                 f"the loss on {loss.on!r} is the output {name!r}, which its model does not return",
                 available=", ".join(known) or f"{loss.on} (its only output)",
-                hint="name an output; a model that computes a loss only if it gets targets needs them as an input",
+                hint="name an output; if the model computes a loss only with targets, pass them as an input",
             )
         spec = whole[name].spec if name in whole else self.shapes.specs[name]
         if spec.shape or not is_floating(spec.dtype):
             raise ShapeError(
-                f"the loss on {loss.on!r} is the output {name!r}, {spec}, which is no loss",
+                f"the loss on {loss.on!r} is the output {name!r}, {spec}, which is not a loss",
                 available="a floating scalar for a batch, or for each sample",
-                hint="let the model return the mean over the batch",
+                hint="return the mean over the batch from the model",
             )
         check_weighing(loss, spec, assignment.backend, by_column=True)
         inputs = (name, self.shapes.inputs[loss.on][0], *self._weights(loss, spec, None))
@@ -935,7 +935,7 @@ class LossBinder:
         if text == "targets" or named_column(text, self.nodes) is not None:
             return ()
         raise ColumnError(
-            f"the loss on {loss.on!r} has the input {text!r}, which is nothing in this graph",
+            f"the loss on {loss.on!r} has the input {text!r}, which is not in this graph",
             available="outputs, targets, " + ", ".join(self.shapes.specs),
             hint="use one of these names",
         )
@@ -944,14 +944,16 @@ class LossBinder:
         what = f"{loss.loss.name} on {loss.on!r}"
         if len(loss.inputs) != 2:
             raise SpecError(
-                f"{what} compares two values, got {len(loss.inputs)} inputs", hint="write inputs=['outputs', 'targets']"
+                f"{what} compares two values, but got {len(loss.inputs)} inputs",
+                hint="write inputs=['outputs', 'targets']",
             )
         several = next((names for names in outputs.values() if len(names) > 1), ())
         if several:
             raise SpecError(
                 f"{what}: {several[0].partition('.')[0]!r} has several outputs",
                 available=", ".join(several),
-                hint="write inputs=['outputs.NAME', 'targets']",
+                hint=f"say which: AppliedLoss({loss.loss.name!r}, inputs=['outputs.{several[0].partition('.')[2]}', "
+                "'targets'])",
             )
         first, second = (outputs[text] for text in loss.inputs)
         if not first and not LOSSES[loss.loss.name].symmetric:
@@ -983,7 +985,7 @@ class LossBinder:
 def target_spec(
     loss: AppliedLoss, selection: ColumnSelection, output: TensorSpec, takes: LossTargets | None
 ) -> TensorSpec:
-    """Return the form in which a loss compares columns with an output.
+    """Return the form of columns that a loss compares with an output.
 
     Args:
         loss: The loss.
@@ -1020,9 +1022,9 @@ def target_spec(
     chosen = [key for key in ("ignore_index", "class_weights") if key in loss.loss.kwargs]
     if chosen:
         raise SpecError(
-            f"{loss.loss.name} on {loss.on!r} has {chosen[0]}, which is for class indices, and {name} has "
-            "probabilities",
-            hint="give mask= or sample_weight= instead",
+            f"{loss.loss.name} on {loss.on!r} has {chosen[0]}, which is for class indices, but "
+            f"{name} has probabilities",
+            hint="use mask= or sample_weight= instead",
         )
     dtype = "float32" if output.dtype in ("bfloat16", "float16") else output.dtype  # in which losses are computed
     return replace(stored, dtype=dtype, shape=_aligned(loss, stored, output, name))
@@ -1063,7 +1065,7 @@ def positions_of(loss: AppliedLoss, output: TensorSpec) -> tuple[int, ...]:
     axis, given = class_axis(loss.loss.kwargs, output), loss.loss.kwargs.get("class_axis", -1)
     if given == 0 or axis >= len(output.shape) or given < -len(output.shape):
         raise ShapeError(
-            f"{loss.loss.name} on node {loss.on!r} has class_axis={given}, and its output is {output} after the batch",
+            f"{loss.loss.name} on node {loss.on!r} has class_axis={given}, but its output is {output} after the batch",
             cause="axis 0 is the batch",
             available=f"1 to {len(output.shape)}, or -1",
             hint="write class_axis=1 for [batch, classes, ...], or leave it out for [batch, ..., classes]",
@@ -1076,7 +1078,7 @@ def check_weighing(loss: AppliedLoss, output: TensorSpec, backend: ComputingBack
 
     Args:
         loss: The loss.
-        output: The output that it takes.
+        output: The output that it uses.
         backend: Backend of its node.
         by_column: Whether its targets are a column.
 
@@ -1092,28 +1094,28 @@ def check_weighing(loss: AppliedLoss, output: TensorSpec, backend: ComputingBack
         raise SpecError(
             f"node {loss.on!r}: {backend.framework} does not support {loss.loss.name!r} with "
             f"{', '.join(asked) or 'classes at several positions'}",
-            hint="use a loss of the framework's own, or a node of another framework",
+            hint="use a loss of the framework, or a node of another framework",
         )
     chosen = [name for name in ("ignore_index", "class_weights") if name in settings]
     if chosen and not by_column:
         raise SpecError(
-            f"{loss.loss.name} on {loss.on!r} has {chosen[0]}, and its targets are an output of another node",
+            f"{loss.loss.name} on {loss.on!r} has {chosen[0]}, but its targets are an output of another node",
             cause=f"{chosen[0]} where the targets are a column",
-            hint="name a column of targets in inputs=, or give mask= or sample_weight= instead",
+            hint="name a column of targets in inputs=, or use mask= or sample_weight= instead",
         )
     n_weights = len(settings.get("class_weights", ()))
     n_classes = output.shape[class_axis(settings, output)] if n_weights and output.shape else n_weights
     if n_weights != n_classes:
         raise SpecError(
-            f"{loss.loss.name} on {loss.on!r} has {n_weights} class_weights, and its output has {n_classes} classes",
-            hint="give a weight for each class, in the order of their indices",
+            f"{loss.loss.name} on {loss.on!r} has {n_weights} class_weights, but its output has {n_classes} classes",
+            hint="pass one weight per class, in the order of their indices",
         )
 
 
 def weight_spec(
     loss: AppliedLoss, selection: ColumnSelection, output: TensorSpec, shape: tuple[int, ...] | None
 ) -> TensorSpec:
-    """Return the form in which a loss takes a weight column.
+    """Return the form of a weight column in a loss.
 
     Args:
         loss: The loss.
@@ -1133,10 +1135,10 @@ def weight_spec(
             return TensorSpec(shape[:n_axes], dtype)
     name = f"{selection.feature_set.label}.{brief(selection.names)}"
     raise ShapeError(
-        f"{loss.loss.name} on node {loss.on!r} is weighted by {name}, {stored} per sample, and has losses of shape "
-        f"{list(shape)} per sample",
+        f"{loss.loss.name} on node {loss.on!r} is weighted by {name}, {stored} per sample, but its losses have "
+        f"shape {list(shape)} per sample",
         available="one weight for each sample, [], or for each position: the first axes of that shape",
-        hint="choose another column, or give this one such a shape",
+        hint="choose another column, or change its shape",
     )
 
 
@@ -1147,7 +1149,7 @@ def _refuse_one_class(loss: AppliedLoss, output: TensorSpec) -> None:
     positions_of(loss, output)
     if output.shape[class_axis(loss.loss.kwargs, output)] == 1:
         raise ShapeError(
-            f"{loss.loss.name} on node {loss.on!r} needs at least two classes, and its output {output} has one",
+            f"{loss.loss.name} on node {loss.on!r} needs at least two classes, but its output {output} has one",
             hint="use 'mse' for a number, 'binary_cross_entropy' for yes or no, or one output for each class",
         )
 
@@ -1172,21 +1174,34 @@ def _unfit(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec, name: str)
         f"{loss.loss.name} on node {loss.on!r} cannot compare its output {output} with {name}, {stored}; "
         "losses never broadcast",
         available=wants,
-        hint=_class_axis_hint(loss, stored, output)
-        or f"change the model's output_shape, or choose another column{_class_cast(loss, stored, name)}",
+        hint=_class_axis_hint(loss, stored, output) or _output_hint(loss, stored, output, name),
     )
+
+
+def _output_hint(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec, name: str) -> str:
+    """Return a hint with the outputs that a model needs for a target."""
+    if takes_classes(loss.loss):
+        return f"change the model's output_shape, or choose another column{_class_cast(loss, stored, name)}"
+    count = math.prod(stored.shape)
+    outputs = f"{count} {'output' if count == 1 else 'outputs'}"
+    if len(stored.shape) > 1:
+        outputs = f"an output of shape {list(stored.shape)}"
+    hint = f"give the model {outputs}, or choose another column"
+    if loss.loss.name == "binary_cross_entropy" and count == 1:
+        hint += "; for an output of each class the loss is 'cross_entropy'"
+    return hint
 
 
 def _class_axis_hint(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec) -> str:
     """Return a hint if the classes come first, as in torch's own loss."""
     fits = takes_classes(loss.loss) and len(output.shape) > 1 and output.shape[1:] == stored.shape
-    return "if the classes come first, say so: Loss('cross_entropy', class_axis=1)" if fits else ""
+    return "if the classes come first, set class_axis: Loss('cross_entropy', class_axis=1)" if fits else ""
 
 
 def _class_cast(loss: AppliedLoss, stored: TensorSpec, name: str) -> str:
     if not takes_classes(loss.loss) or not is_floating(stored.dtype) or math.prod(stored.shape) != 1:
         return ""
-    return f", or if these are class indices say so: feature_set.cast({{{name.partition('.')[2]!r}: 'int64'}})"
+    return f", or, if these are class indices, cast them: feature_set.cast({{{name.partition('.')[2]!r}: 'int64'}})"
 
 
 # -- Input columns: which columns of feature sets a phase loads, in which dtype and shape, and to which device ---------
@@ -1293,9 +1308,9 @@ def check_stream(stream: str, label: str, known: Sequence[str]) -> None:
         SamplerError: it does not.
     """
     if stream and stream not in known:
-        other_sampler = "use a sampler that has it, such as a PairSampler or a TripletSampler"
+        other_sampler = "use a sampler with this stream, such as a PairSampler or a TripletSampler"
         raise SamplerError(
-            f"the sampler of {label!r} has no stream {stream!r}, which is read",
+            f"the sampler of {label!r} has no stream {stream!r}",
             available=", ".join(known),
             hint=did_you_mean(stream, known) if len(known) > 1 else other_sampler,
         )

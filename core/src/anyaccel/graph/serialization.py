@@ -33,7 +33,7 @@ _MODEL_KEYS = {
 }
 _CONCAT_KEYS = {"type", "label", "upstreams", "axis"}
 _SHARED, _OWN = "shared_with", "own"
-_HINT = "give the dict that get_config() made"
+_HINT = "pass the dict from get_config()"
 _MODEL_HINT = "write {'framework': ..., 'name': ..., 'config': {...}}"
 
 
@@ -76,7 +76,7 @@ def by_label(feature_sets: Iterable[FeatureSet]) -> dict[str, FeatureSet]:
         raise ConfigError(f"feature_sets={shown(feature_sets)} are not feature sets", hint="write feature_sets=[data]")
     for feature_set in given:
         if labelled.setdefault(feature_set.label, feature_set) is not feature_set:
-            raise ConfigError(f"two feature sets are called {feature_set.label!r}", hint="give each its own label")
+            raise ConfigError(f"two feature sets are called {feature_set.label!r}", hint="give each a unique label")
     return labelled
 
 
@@ -104,7 +104,7 @@ def checked_classes(allow: Iterable[type]) -> tuple[type, ...]:
 
 
 def optimizer_entry(optimizer: Optimizer | None) -> dict[str, Any] | None:
-    """Return the optimizer of a saved graph: its configuration, or the name of a framework's own, which has none."""
+    """Return the optimizer of a saved graph: its configuration, or its name if it belongs to a framework."""
     if optimizer is None or optimizer.own is None:
         return None if optimizer is None else optimizer.get_config()
     return {_OWN: optimizer.name}
@@ -118,8 +118,8 @@ def read_optimizer(entry: Any) -> Optimizer | None:
     """
     if isinstance(entry, Mapping) and _OWN in entry:
         raise ConfigError(
-            f"the graph was trained by the optimizer {shown(entry[_OWN])} of a framework, which has no configuration",
-            hint="give one: ModelGraph.load(folder, optimizer=...)",
+            f"the graph was trained by the optimizer {shown(entry[_OWN])} of a framework, and it has no configuration",
+            hint="pass one: ModelGraph.load(folder, optimizer=...)",
         )
     return None if entry is None else Optimizer.from_config(entry)
 
@@ -278,7 +278,7 @@ def _read_model(entry: Mapping[str, Any], models: Mapping[str, Any], allow: Sequ
     named, label = entry.get("model"), entry["label"]
     if named is None:
         raise ConfigError(
-            f"the configuration does not have the model of node {label!r}", hint=f"give it: models={{{label!r}: ...}}"
+            f"the configuration does not have the model of node {label!r}", hint=f"pass it: models={{{label!r}: ...}}"
         )
     if not isinstance(named, Mapping):
         raise ConfigError(f"node {label!r}: {shown(named)} is not the configuration of a model", hint=_MODEL_HINT)
@@ -287,7 +287,7 @@ def _read_model(entry: Mapping[str, Any], models: Mapping[str, Any], allow: Sequ
     cls = _allowed(label, named["class"], allow) if "class" in named else _named(label, named)
     config = named.get("config", {})
     if not isinstance(config, Mapping) or not all(isinstance(key, str) for key in config):
-        raise ConfigError(f"{shown(config)} is not the configuration of a model", hint="give a dict with text keys")
+        raise ConfigError(f"{shown(config)} is not the configuration of a model", hint="pass a dict with text keys")
     try:
         return cls(**config)
     except TypeError as error:
@@ -312,7 +312,7 @@ def _named(label: str, named: Mapping[str, Any]) -> type:
         raise ConfigError(
             f"node {label!r}: {backend.framework} has no model called {name!r}",
             available=", ".join(offered),
-            hint=f"give it: models={{{label!r}: ...}}",
+            hint=f"pass it: models={{{label!r}: ...}}",
         )
     return offered[name]
 
@@ -324,7 +324,8 @@ def _allowed(label: str, name: Any, allow: Sequence[type]) -> type:
     raise ConfigError(
         f"node {label!r}: the configuration names the class {name!r}, which is not registered; nothing was imported",
         available=", ".join(map(class_name, allow)),
-        hint=f"if you trust it, import it: allow=[{str(name).rpartition(':')[2]}], or give models={{{label!r}: ...}}",
+        hint=f"if you trust it, import it and pass allow=[{str(name).rpartition(':')[2]}], or pass "
+        f"models={{{label!r}: ...}}",
     )
 
 

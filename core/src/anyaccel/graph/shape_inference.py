@@ -55,7 +55,7 @@ class Shapes:
         inputs, outputs: Names of each node's values; an unfitted estimator, and every node that it feeds, has no
             outputs.
         specs: Spec of every value: columns as stored, outputs as the models return them.
-        dtypes: Dtype to which each node's floating inputs are cast, or None.
+        dtypes: Dtype of each node's floating inputs after casting, or None.
         arguments: By node, the path of each input in the call of its model; empty if they are positional.
         returned: By node, the return value of its model in evaluation; its outputs are those with a batch.
         aliases: Other names of values: `LABEL.PATH` of an only output, which has the name `LABEL`.
@@ -230,7 +230,7 @@ def _named_framework(node: ModelNode) -> Iterator[None]:
         raise GraphError(
             f"node {node.label!r}: {node.framework} cannot use a {type(node.model).__name__} as a model "
             f"({type(error).__name__}: {error})",
-            hint="give a model of this framework, or leave framework= out",
+            hint="pass a model of this framework, or leave framework= out",
         ) from error
 
 
@@ -405,7 +405,7 @@ def _outputs(
     except AnyaccelError:
         raise
     except Exception as error:  # ENVIRONMENT_ERRORS
-        error.add_note(f"raised while node {node.label!r} was built and tried with two small batches")
+        error.add_note(f"raised while building node {node.label!r} and trying it with two small batches")
         raise
 
 
@@ -465,9 +465,9 @@ def check_data_formats(
                 spec = specs.get(str(upstream))
                 shape = "" if spec is None else f" {list(spec.shape)}"
                 raise ShapeError(
-                    f"node {label!r} ({backends[label].framework}) reads images as {wanted}, and {source!r} "
-                    f"({backends[source].framework}) gives them as {given}{shape}",
-                    hint=f"put a model between them that moves the channels, or build one of them {given}",
+                    f"node {label!r} ({backends[label].framework}) expects images as {wanted}, but "
+                    f"{source!r} ({backends[source].framework}) returns them as {given}{shape}",
+                    hint=f"add a model between them that moves the channels, or build one of them {given}",
                 )
 
 
@@ -537,7 +537,7 @@ def named_beyond(node: ModelNode, evaluated: Outputs, training: Outputs) -> list
 
 
 def check_training_outputs(label: str, evaluated: Outputs, extra: int, training: Outputs) -> None:
-    """Check that a model returns in training what the graph expects.
+    """Check that a model returns the expected outputs in training.
 
     Args:
         label: Label of its node, which is trained.
@@ -554,20 +554,21 @@ def check_training_outputs(label: str, evaluated: Outputs, extra: int, training:
     if outputs is not None and len(outputs) == len(usual) + extra:
         _check_batch_values(label, evaluated, training)
         return
-    problem = f"node {label!r}: its model gives {_shown(given)} in training, but {_shown(usual)} in evaluation"
+    problem = f"node {label!r}: its model returns {_shown(given)} in training, but {_shown(usual)} in evaluation"
     if outputs is not None and len(outputs) > len(usual):
         names = [path_name((output or usual[i]).path) for i, output in enumerate(outputs)]
         names = names if all(map(str.isidentifier, names)) else [f"out{i}" for i in range(len(outputs))]
         raise PhaseError(
             problem,
-            cause="outputs that exist only in training have names, and losses of their own",
-            hint=f"name all, those of evaluation first: ModelNode({label!r}, ..., outputs={names}), with losses such "
+            cause="outputs that exist only in training need names and separate losses",
+            hint=f"name all outputs, starting with those of evaluation: ModelNode({label!r}, ..., outputs={names}), "
+            "with losses such "
             f"as AppliedLoss(..., on={label!r}, inputs=['outputs.{names[-1]}', 'targets'], label='{names[-1]}'); or "
-            "switch the others off in the model",
+            "disable the others in the model",
         )
     raise PhaseError(
         problem,
-        cause="the same outputs in both modes; in training, more may follow them",
+        cause="the same outputs in both modes; in training, more outputs may follow",
         hint="wrap the model in one that returns the same outputs in both modes",
     )
 
@@ -578,9 +579,10 @@ def _check_batch_values(label: str, evaluated: Outputs, training: Outputs) -> No
     for output in training:
         if output.batch_axis is None and not output.spec.shape and output.path not in known:
             raise PhaseError(
-                f"node {label!r}: its model gives {path_name(output.path)!r}, one number for a batch, in training only",
-                available="losses of a model that it returns in both modes: AppliedLoss.from_output(...)",
-                hint="return it in evaluation, too, or leave it out in training",
+                f"node {label!r}: its model returns {path_name(output.path)!r}, one number for a batch, only in "
+                "training",
+                available="a loss that the model returns in both modes: AppliedLoss.from_output(...)",
+                hint="return it in evaluation too, or leave it out in training",
             )
 
 
@@ -599,9 +601,10 @@ def check_not_taken(label: str, names: Sequence[str], training: Sequence[OutputS
     for name, output in zip(names, training, strict=False):
         if output is None and name in taken:
             raise PhaseError(
-                f"node {label!r}: its model gives {name.removeprefix(label + '.')!r} in evaluation, not in training",
+                f"node {label!r}: its model returns {name.removeprefix(label + '.')!r} in evaluation, but not in "
+                "training",
                 available=", ".join(name for name, given in zip(names, training, strict=False) if given is not None),
-                hint=f"let no loss and no other node read it, freeze {label!r}, or let the model return it in training",
+                hint=f"do not use it in losses or other nodes, freeze {label!r}, or return it in training too",
             )
 
 
@@ -653,8 +656,8 @@ def check_in_training(taken: Mapping[str, Sequence[str]], in_training: Collectio
             node = name.partition(".")[0]
             if node not in in_training:
                 raise PhaseError(
-                    f"the loss {label!r} takes {name!r}, an output that exists only in training, and node {node!r} is "
-                    "frozen",
+                    f"the loss {label!r} takes {name!r}, an output that exists only in training, but "
+                    f"node {node!r} is frozen",
                     hint=f"unfreeze the node, graph.unfreeze({node!r}), or leave the loss out",
                 )
 
@@ -668,7 +671,7 @@ def check_not_wired(node: str, upstream: str, training_only: Collection[str]) ->
     if upstream in training_only:
         raise GraphError(
             f"node {node!r} takes {upstream!r}, an output that exists only in training",
-            hint="compute what follows it inside the model, and give that output a loss",
+            hint="move the following computation into the model, and put the loss on its output",
         )
 
 
@@ -718,8 +721,8 @@ def output_names(node: Node, paths: Sequence[Path]) -> tuple[str, ...]:
     given = node.outputs if isinstance(node, ModelNode) else None
     if given is not None and len(given) != len(paths):
         raise GraphError(
-            f"node {node.label!r} names {len(given)} outputs, and its model gives {len(paths)}",
-            hint="name each, or none",
+            f"node {node.label!r} names {len(given)} outputs, but its model returns {len(paths)}",
+            hint="name all outputs, or none",
         )
     if len(paths) == 1 and given is None:
         return (node.label,)
@@ -774,8 +777,8 @@ def _refuse_joined_integers(node: Node, upstream: Reference) -> None:
         inputs = ", ".join(f"{name!r}: {upstream.feature_set.label}.reference({name!r})" for name in vectors)
         raise GraphError(
             f"node {node.label!r} would get the integer columns {', '.join(vectors)} as one input, joined end to end",
-            hint=f"give each as an input of its own, by the name that the model has for it: {{{inputs}}}; or, if these "
-            f"are numbers and no ids, make them floating: {upstream.feature_set.label}.cast({casts})",
+            hint=f"pass each as a separate input, by the model's argument name: {{{inputs}}}; or, if these "
+            f"are numbers rather than ids, convert them to floats: {upstream.feature_set.label}.cast({casts})",
         )
 
 
@@ -786,7 +789,7 @@ def _outputs_named(
     names = tuple(outputs[label])
     if not output and len(names) > 1 and isinstance(node, ModelNode) and node.arguments:
         raise GraphError(
-            f"node {node.label!r} takes {upstream!r} as one argument, and it has several outputs",
+            f"node {node.label!r} takes {upstream!r} as one argument, but it has several outputs",
             available=", ".join(names),
             hint=f"name one: {names[0]!r}",
         )
@@ -811,12 +814,12 @@ def check_call(node: ModelNode, backend: ComputingBackend) -> None:
     if any(batch_axes_of(node.arguments)) and not getattr(backend, "moves_batch_axis", False):
         raise GraphError(
             f"node {node.label!r}: {backend.framework} calls models with the batch on the first axis",
-            hint="leave batch_axis out, and let the model move the axis itself",
+            hint="leave batch_axis out, and move the axis in the model",
         )
     if by_name and not backend.calls_by_keyword:
         raise GraphError(
             f"node {node.label!r}: {backend.framework} calls models with positional arguments only",
-            hint="give a flat list of upstreams, in the order of the model's inputs",
+            hint="pass a flat list of upstreams, in the order of the model's inputs",
         )
     signature = backend.signature(node.model)
     if signature is not None and by_name:
@@ -834,7 +837,7 @@ def check_call(node: ModelNode, backend: ComputingBackend) -> None:
         missing = [each.name for each in taken if each.default is each.empty and each.name not in given]
         if missing and not any(isinstance(name, int) for name in given):
             raise GraphError(
-                f"node {node.label!r}: its model needs the input {missing[0]!r}, which is not given",
+                f"node {node.label!r}: its model needs the input {missing[0]!r}, which is missing",
                 available=", ".join(known),
                 hint=f"add it: {{{missing[0]!r}: feature_set.reference(...), ...}}",
             )
@@ -848,9 +851,9 @@ def _check_positions(node: ModelNode, signature: inspect.Signature) -> None:
     by_keyword = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is each.empty]
     if by_keyword and len(by_keyword) == len(signature.parameters):
         raise GraphError(
-            f"node {node.label!r}: its model takes its inputs by name, and they are given in an order",
+            f"node {node.label!r}: its model takes its inputs by name, but they are passed by position",
             available=", ".join(by_keyword),
-            hint=f"give a dict: {{{', '.join(f'{name!r}: ...' for name in by_keyword)}}}",
+            hint=f"pass a dict: {{{', '.join(f'{name!r}: ...' for name in by_keyword)}}}",
         )
     positional = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     columns = [each.features for each in node.upstreams if isinstance(each, Reference) and len(each.features) == 1]
@@ -863,10 +866,10 @@ def _check_positions(node: ModelNode, signature: inspect.Signature) -> None:
         if name != taken and name in signature.parameters:
             inputs = ", ".join(f"{each!r}: ..." for each in names)
             raise GraphError(
-                f"node {node.label!r}: the column {name!r} would be the argument {taken!r} of its model, "
-                f"which has one called {name!r}",
+                f"node {node.label!r}: the column {name!r} would be the argument {taken!r} of its "
+                f"model, but the model has an argument {name!r}",
                 available=f"arguments in this order: {', '.join(positional)}",
-                hint=f"give the inputs by name: {{{inputs}}}",
+                hint=f"pass the inputs by name: {{{inputs}}}",
             )
 
 

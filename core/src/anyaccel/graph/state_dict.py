@@ -108,7 +108,7 @@ class OptimizerStates(MutableMapping[str, NodeState]):
         }
 
 
-def state(graph: HasState, *, copy: bool = True) -> dict[str, np.ndarray]:
+def state(graph: HasState, *, copy_values: bool = True, copy_slots: bool = True) -> dict[str, np.ndarray]:
     """Return everything that is needed to continue elsewhere; see `ModelGraph.state` for the names.
 
     Nodes that share a model have one entry, under the first label. Fitted estimators are not included: they are Python
@@ -116,28 +116,36 @@ def state(graph: HasState, *, copy: bool = True) -> dict[str, np.ndarray]:
 
     Args:
         graph: The graph.
-        copy: False uses the optimizer state as the programs of the running phase returned it; no step changes it and no
-            one may write to it.
+        copy_values: False returns parameters and buffers to be read at once, from the models' own memory if possible.
+        copy_slots: False uses the optimizer state as the programs of the running phase returned it; no step changes it
+            and no one may write to it.
     """
     arrays: dict[str, np.ndarray] = {"seed": np.array(graph.seed, dtype=np.int64)}
     for label in models_of(graph):
-        arrays.update({f"{label}/{name}": array for name, array in values_of(graph, label).items()})
+        arrays.update({f"{label}/{name}": array for name, array in values_of(graph, label, copy=copy_values).items()})
         optimizer = graph.optimizer_states.get(label)
         if optimizer is not None:
             arrays[f"{label}/{STEP}"] = np.array(optimizer.step, dtype=np.int64)
             for parameter, slots in optimizer.slots.items():
                 for slot, value in slots.items():
                     array = graph.shapes.backends[label].to_host(value)
-                    arrays[f"{label}/{SLOTS}{slot}/{parameter}"] = np.array(array) if copy else array
+                    arrays[f"{label}/{SLOTS}{slot}/{parameter}"] = np.array(array) if copy_slots else array
     arrays.update(data_config.transform_arrays(graph.nodes.values()))
     arrays.update({f"{PROGRESS}{phase}": np.array(epochs, dtype=np.int64) for phase, epochs in graph.progress.items()})
     return arrays
 
 
-def values_of(graph: HasState, label: str) -> dict[str, np.ndarray]:
-    """Return parameters and buffers of a node; none if it cannot be built before an estimator is fitted."""
+def values_of(graph: HasState, label: str, *, copy: bool = False) -> dict[str, np.ndarray]:
+    """Return parameters and buffers of a node; none if it cannot be built before an estimator is fitted.
+
+    Args:
+        graph: The graph.
+        label: Label of the node.
+        copy: False returns arrays to be read at once, from the model's own memory if possible.
+    """
+    backend, model = graph.shapes.backends[label], getattr(graph.nodes[label], "model", None)
     try:
-        return dict(graph.shapes.backends[label].state(getattr(graph.nodes[label], "model", None)))
+        return dict(backend.state(model) if copy else backend.live_state(model))
     except StateError:
         if label in unknown_nodes(graph):
             return {}

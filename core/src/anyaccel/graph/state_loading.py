@@ -33,7 +33,7 @@ from anyaccel.printable import printable
 from anyaccel.segment import NodeState, TensorSpec
 from anyaccel.user_level import user_level
 
-_HINT = "load it into the graph that it was taken from, or what fits of it with strict=False"
+_HINT = "load it into the graph that it belongs to, or load the matching parts with strict=False"
 
 
 class _Difference(NamedTuple):
@@ -66,7 +66,7 @@ def load_state(graph: HasState, given: Mapping[str, Any], *, strict: bool = True
     """
     if not isinstance(given, Mapping):
         raise StateError(
-            f"the state of a graph must be a mapping, got {type(given).__name__}", hint="give what state() gave"
+            f"the state of a graph must be a mapping, got {type(given).__name__}", hint="pass the result of state()"
         )
     arrays = {str(name): np.asarray(value) for name, value in given.items()}
     counts, by_node, differences = _sorted(graph, arrays)
@@ -79,7 +79,9 @@ def load_state(graph: HasState, given: Mapping[str, Any], *, strict: bool = True
         if part is not None and (part.n_loaded or not part.values):
             _load_node(graph, label, part)
             if STEP in by_node[label] and STEP not in part.optimizer:
-                differences.append(_Difference(f"the optimizer state of node {label!r} is left out, it starts anew"))
+                differences.append(
+                    _Difference(f"the optimizer state of node {label!r} is left out, so it starts from scratch")
+                )
     graph.seed = counts.pop("seed", graph.seed)
     graph.progress = {name.removeprefix(PROGRESS): count for name, count in counts.items()}
     if differences:
@@ -183,7 +185,7 @@ def _unbuilt(graph: HasState, label: str) -> _Difference:
     return _Difference(
         f"node {label!r} is not built, because it depends on an estimator that is not fitted: "
         f"{', '.join(graph.shapes.unfitted)}",
-        hint="put the fitted estimator into the graph first: neither a state nor a configuration has it",
+        hint="put the fitted estimator into the graph first: states and configurations do not contain it",
     )
 
 
@@ -270,13 +272,13 @@ def _load_node(graph: HasState, label: str, part: _NodePart) -> None:
 
 
 _PARAMETERS, _BUFFERS = VALUES
-HINT = "say which are the same: names={'IN THE STATE': 'IN THE MODEL'}, None for what is not needed"
+HINT = "map the names: names={'IN THE STATE': 'IN THE MODEL'}, with None to skip an array"
 
 
 class StateMapping:
     """Convert names and axes of a state to those of a graph, for nodes whose models are written differently.
 
-    Names are those of `ModelGraph.load_weights`. In a state, they follow `NODE/parameters/` and `NODE/buffers/`; in a
+    Names follow `ModelGraph.load_weights`. In a state, they follow `NODE/parameters/` and `NODE/buffers/`; in a
     model, they are those of its framework. Both have the prefix `NODE.` if several nodes have weights.
 
     Args:
@@ -301,7 +303,7 @@ class StateMapping:
         self._own: dict[str, np.ndarray] = {}
         self._keys: dict[str, tuple[str, str]] = {}
         for label in self._labels:
-            values = values_of(graph, label)
+            values = values_of(graph, label, copy=True)
             named = named_values(graph, label, values, with_values)
             self._keys.update(named)
             self._own.update({name: values[key] for name, (_, key) in named.items()})
@@ -387,9 +389,9 @@ class StateMapping:
             changed = np.asarray(self._change(name, places.copy()))
             if not np.array_equal(np.sort(changed, axis=None), places.reshape(-1)):
                 raise StateError(
-                    f"change={shown(self._change)} changes the values of {name!r}, not only their order, so that the "
-                    "state of its optimizer would be wrong",
-                    hint="load the weights alone, with load_weights, and train anew",
+                    f"change={shown(self._change)} changes the values of {name!r}, not only their order, so "
+                    "the state of its optimizer would be wrong",
+                    hint="load only the weights with load_weights, and train from scratch",
                 )
             array = np.asarray(self._change(name, array))
         is_cast = array.dtype == parameter.dtype

@@ -32,7 +32,7 @@ def by_label(nodes: Iterable[Node]) -> dict[str, Node]:
         check_node(node)
         if node.label in labelled:
             raise GraphError(
-                f"two nodes are called {node.label!r}", available=", ".join(labelled), hint="give each its own label"
+                f"two nodes are called {node.label!r}", available=", ".join(labelled), hint="give each a unique label"
             )
         labelled[node.label] = node
     for label in feature_sets(labelled.values()):
@@ -78,7 +78,7 @@ def feature_sets(nodes: Iterable[Node]) -> dict[str, FeatureSet]:
             if isinstance(upstream, Reference):
                 first = labelled.setdefault(upstream.feature_set.label, upstream.feature_set)
                 if first is not upstream.feature_set:
-                    raise GraphError(f"two feature sets are called {first.label!r}", hint="give each its own label")
+                    raise GraphError(f"two feature sets are called {first.label!r}", hint="give each a unique label")
     return labelled
 
 
@@ -125,7 +125,7 @@ def labels_in(given: Iterable[Any], nodes: Mapping[str, Node]) -> list[str]:
             raise GraphError(
                 f"{item!r} is not the label of a node",
                 available=", ".join(nodes),
-                hint="give labels, freeze('NODE', 'NODE'), or nothing for all nodes",
+                hint="pass labels, freeze('NODE', 'NODE'), or nothing for all nodes",
             )
         labels += several
     return labels if items else list(nodes)
@@ -157,7 +157,7 @@ def topological(nodes: Mapping[str, Node]) -> list[str]:
 def _cycle(walk: list[str]) -> GraphError:
     return GraphError(
         f"the graph has a cycle: {' -> '.join([*walk, walk[0]])}",
-        hint="let one of these nodes take its input from elsewhere",
+        hint="remove one of these connections",
     )
 
 

@@ -6,6 +6,7 @@ A file or a folder may also be a URL that fsspec opens.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -32,7 +33,7 @@ _PIECE = 2**20
 
 
 def read(given: Any) -> dict[str, np.ndarray]:
-    """Return the arrays of weights by name.
+    """Return the arrays of weights by name, to copy at once: they may be on a private mapping of a file.
 
     Args:
         given: A `.safetensors` file; a folder with one, or with shards and their index; such an index; a file that an
@@ -63,7 +64,7 @@ def write(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray], file_f
     storage, name = storage_of_file(path)
     writer = None if _suffix(storage, name) == SAFETENSORS else _files_for(storage, name)
     if storage.size(name) is None and storage.subfolder(name).names() is not None:
-        raise StateError(f"{storage.file_name(name)!r} is a folder", hint="give the name of a file")
+        raise StateError(f"{storage.file_name(name)!r} is a folder", hint="pass the name of a file")
     storage.create_folder()
     with storage.replacing(name) as file:
         if writer is None:
@@ -85,7 +86,7 @@ def checked_path(given: Any) -> str | os.PathLike[str]:
         StateError: it is not a path or URL.
     """
     if not isinstance(given, (str, os.PathLike)) or not str(given):
-        raise StateError(f"{shown(given)} is not a file of weights", hint="write 'weights.safetensors'")
+        raise StateError(f"{shown(given)} is not a weight file", hint="write 'weights.safetensors'")
     return given
 
 
@@ -103,11 +104,12 @@ def _found(path: str | os.PathLike[str]) -> tuple[Storage, str]:
     """Return the storage and the name of a file, or of that which a folder has."""
     storage, name = storage_of_file(path)
     if storage.size(name) is not None:
+        storage.remove_temporary(re.compile(re.escape(name)))
         return storage, name
     folder = storage.subfolder(name)
     if folder.names() is None:
         problem = f"there is no file {storage.file_name(name)!r}"
-        raise StateError(problem, hint="give a file of weights, or a folder that has one")
+        raise StateError(problem, hint="pass a weight file, or a folder with one")
     return folder, weight_file_in(folder, SUFFIXES)
 
 
@@ -118,7 +120,7 @@ def _host_array(name: object, value: Any) -> np.ndarray:
         backend = registry().computing(registry().owner(value))
     except NoBackendError as error:
         problem = f"{name} is {shown(value)}, not an array"
-        raise StateError(problem, hint="give names and arrays, or tensors of an installed plugin") from error
+        raise StateError(problem, hint="pass names and arrays, or tensors of an installed plugin") from error
     return np.asarray(backend.to_host(value))
 
 
@@ -135,7 +137,7 @@ def _read_file(storage: Storage, name: str) -> dict[str, np.ndarray]:
     size = storage.size(name) or 0
     try:
         with storage.open(name) as stream:
-            return tensor_file.read(stream, size)
+            return tensor_file.read(stream, size, mapped=True)
     except StateError as error:
         problem = f"{file!r} cannot be read as safetensors: {error.problem}"
         raise StateError(problem, hint=error.hint or "copy or download it again") from error
@@ -172,7 +174,7 @@ def _files_for(storage: Storage, name: str) -> WeightFiles:
     distribution = distribution_for(FRAMEWORK_SUFFIXES.get(suffix, ""))
     readable = dict.fromkeys([SAFETENSORS, *(each for files in formats for each in files.weight_suffixes)])
     raise StateError(
-        f"no installed plugin has files that end in {suffix!r}, as {storage.file_name(name)!r}",
+        f"no installed plugin reads {suffix!r} files such as {storage.file_name(name)!r}",
         available=", ".join(readable),
         hint=install_line(distribution) if distribution else f"use {SAFETENSORS}",
     )
@@ -184,7 +186,7 @@ def _read_shards(storage: Storage, index: str) -> dict[str, np.ndarray]:
     arrays: dict[str, np.ndarray] = {}
     for shard in dict.fromkeys(weight_map.values()):
         if storage.size(shard) is None:
-            raise StateError(f"{whole} names {shard!r}, which is not there", hint="copy or download it again")
+            raise StateError(f"{whole} names {shard!r}, which is missing", hint="copy or download it again")
         arrays.update(_read_file(storage, shard))
     different = sorted(weight_map.keys() ^ arrays.keys())
     if different:

@@ -19,12 +19,12 @@ from anyaccel.graph.state_dict import HasState, models_of, values_of
 from anyaccel.printable import printable
 from anyaccel.user_level import user_level
 
-_MAP = "map names={'IN THE FILE': 'IN THE MODEL'}, or load what fits with strict=False"
+_MAP = "map names={'IN THE FILE': 'IN THE MODEL'}, or load the matching parts with strict=False"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedWeights:
-    """The result of `load_weights`: loaded and missing names. Names are those of the model unless stated otherwise.
+    """The result of `load_weights`: loaded and missing names. Names are the model's names unless stated otherwise.
 
     Attributes:
         loaded: Names that received values.
@@ -72,14 +72,14 @@ def load(
     if strict and (found.missing or found.unexpected or found.mismatched or found.narrowed):
         raise StateError(f"{whole}: {problems_of(found)}", hint=_hint(found, theirs, own))
     if not found.arrays:
-        raise StateError(f"{whole}: nothing of it fits; {problems_of(found)}", hint=_hint(found, theirs, own))
+        raise StateError(f"{whole}: nothing matches; {problems_of(found)}", hint=_hint(found, theirs, own))
     for label in labels:
         new = {keys[name][1]: array for name, array in found.arrays.items() if keys[name][0] == label}
         if new:
             graph.shapes.backends[label].load_state(getattr(graph.nodes[label], "model", None), values[label] | new)
     if problems := problems_of(found):
         warnings.warn(
-            printable(f"{_told(given)} was loaded in part: {problems}."), UserWarning, stacklevel=user_level()
+            printable(f"{_told(given)} was loaded partially: {problems}."), UserWarning, stacklevel=user_level()
         )
     return LoadedWeights(
         loaded=tuple(found.arrays),
@@ -141,7 +141,7 @@ def _labels(graph: HasState, node: Any) -> list[str]:
 
 def _fit_first(graph: HasState) -> str:
     waiting = ", ".join(graph.shapes.unfitted)
-    return f"fit {waiting} first, on which its models depend" if waiting else "give it a model that has parameters"
+    return f"fit {waiting} first, because its models depend on it" if waiting else "use a model with parameters"
 
 
 def named_values(
@@ -175,8 +175,8 @@ def check_shared(found: Match, keys: Mapping[str, tuple[str, str]], whole: str) 
     first: dict[tuple[str, str], str] = {}
     for name, array in found.arrays.items():
         other = first.setdefault(keys[name], name)
-        if not np.array_equal(array, found.arrays[other], equal_nan=array.dtype.kind == "f"):
-            problem = f"{whole}: {other} and {name} are one value in the model, and differ in the file"
+        if other != name and not np.array_equal(array, found.arrays[other], equal_nan=array.dtype.kind == "f"):
+            problem = f"{whole}: {other} and {name} are one value in the model, but differ in the file"
             raise StateError(problem, hint="leave one of them out: names=lambda name: None if name == '...' else name")
     found.missing = [name for name in found.missing if keys[name] not in first]
     reported: dict[tuple[str, str], str] = {}
@@ -195,16 +195,16 @@ def check_axes(found: Match, whole: str) -> None:
         problem = "; ".join(f"{name} is {found.mismatched[name]}" for name in found.transposed)
         name, order = next(iter(found.transposed.items()))
         raise StateError(
-            f"{whole}: arrays would fit with their axes in another order, and square ones among the others would be "
-            f"loaded in the wrong one: {problem}",
-            hint=f"bring the axes into the model's order: {transposing(name, order)}",
+            f"{whole}: some arrays match only with their axes in another order, so square arrays "
+            f"would be loaded in the wrong order: {problem}",
+            hint=f"reorder the axes as in the model: {transposing(name, order)}",
         )
     if found.ambiguous:
         raise StateError(
             f"{whole}: the order of the axes of {', '.join(found.ambiguous)} is not known, because the file has "
             "another name for it, and its shape is the same in another order",
-            hint=f"say what the order is: {transposing(found.ambiguous[0])}; or, where it is that of the "
-            "model, change=lambda name, array: array",
+            hint=f"specify the order: {transposing(found.ambiguous[0])}; or, if the order is "
+            "the same, pass change=lambda name, array: array",
         )
 
 
@@ -229,7 +229,7 @@ def _hint(found: Match, theirs: Mapping[str, np.ndarray], own: Mapping[str, np.n
             if prefix:
                 return f"names=lambda name: {prefix!r} + name"
     if found.narrowed and not (found.missing or found.unexpected or found.mismatched):
-        return "let them be rounded with strict=False"
+        return "use strict=False to allow rounding"
     return _MAP
 
 
@@ -300,7 +300,7 @@ def renamed(theirs: Mapping[str, np.ndarray], ours: Mapping[str, Any], names: Na
             raise StateError(
                 f"names={shown(dict(names))}: the file has no {', '.join(unknown)}",
                 available=", ".join(theirs),
-                hint="write it the other way round: " * reversed_too + "names={'IN THE FILE': 'IN THE MODEL'}",
+                hint="swap them: " * reversed_too + "names={'IN THE FILE': 'IN THE MODEL'}",
             )
     sources: dict[str, str] = {}
     for name in theirs:
@@ -309,11 +309,11 @@ def renamed(theirs: Mapping[str, np.ndarray], ours: Mapping[str, Any], names: Na
             continue
         if not isinstance(target, str):
             raise StateError(
-                f"names gives {shown(target)} for {name!r}", hint="give text, or None to leave the array out"
+                f"names returns {shown(target)} for {name!r}", hint="return text, or None to leave the array out"
             )
         if target in sources:
-            problem = f"names gives {target!r} for {sources[target]!r} and for {name!r}"
-            raise StateError(problem, hint="give each array of the file a name of its own")
+            problem = f"names returns {target!r} for {sources[target]!r} and for {name!r}"
+            raise StateError(problem, hint="map each array of the file to a different name")
         sources[target] = name
     return sources
 
@@ -328,7 +328,7 @@ def _called(argument: str, function: Callable[..., Any], name: str, *further: An
     except Exception as error:
         problem = f"{argument}={shown(function)} failed for {name!r}: {type(error).__name__}: {error}"
         example = "lambda name, array: array" if further else "lambda name: name"
-        raise StateError(problem, hint=f"give a function such as {example}") from error
+        raise StateError(problem, hint=f"pass a function such as {example}") from error
 
 
 def _take(result: Match, target: str, name: str, given: np.ndarray, own: np.ndarray, change: Change | None) -> None:
@@ -342,8 +342,10 @@ def _take(result: Match, target: str, name: str, given: np.ndarray, own: np.ndar
         return
     if array.dtype != own.dtype:
         if not _is_castable(array, own.dtype):
-            lost = _first_lost(array, own.dtype)
-            holds = "" if lost is None else f", and holds {lost}, which would be infinite there"
+            lost = _overflowing(array, own.dtype)
+            holds = (
+                f", and {len(lost):,} of its values, such as {lost[0]}, would be infinite there" if len(lost) else ""
+            )
             result.mismatched[target] = f"{_described(array)} in the file and {_described(own)} in the model{holds}"
             return
         result.cast[target] = f"{array.dtype} to {own.dtype}"
@@ -374,7 +376,7 @@ def transposing(name: str, order: tuple[int, ...] = (1, 0)) -> str:
 
 
 def _order_of_axes(given: tuple[int, ...], own: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the order of axes in which an array would have the model's shape; None if there is no such order."""
+    """Return the order of axes that gives an array the model's shape; None if no such order exists."""
     if sorted(given) != sorted(own) or len(given) > _MAX_PERMUTED:
         return None
     orders = permutations(range(len(given)))
@@ -392,13 +394,12 @@ def _is_castable(array: np.ndarray, dtype: np.dtype[Any]) -> bool:
     return same_kind and np.can_cast(array.dtype, dtype, "safe")
 
 
-def _first_lost(array: np.ndarray, dtype: np.dtype[Any]) -> Any:
-    """Return the first finite value of a floating array that a floating dtype cannot represent; None if it can."""
+def _overflowing(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """Return the finite values of a floating array that a floating dtype cannot represent; none for other dtypes."""
     if not (is_float(array.dtype) and is_float(dtype)):
-        return None
+        return np.empty(0)
     with np.errstate(over="ignore"):
-        lost = np.isfinite(array) & ~np.isfinite(array.astype(dtype))
-    return array[lost].flat[0] if lost.any() else None
+        return array[np.isfinite(array) & ~np.isfinite(array.astype(dtype))]
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:

@@ -72,7 +72,7 @@ def copy_weights(
         raise StateError(
             f"{type(source).__name__} does not fit {type(target).__name__}: "
             + "; ".join(
-                [f"it has nothing for {', '.join(missing)}"] * bool(missing)
+                [f"it has no values for {', '.join(missing)}"] * bool(missing)
                 + [f"{', '.join(unused)} would be left over"] * bool(unused)
             ),
             available=", ".join(map(_short, given)),
@@ -90,7 +90,7 @@ def copy_weights(
 
 def _backend(model: Any) -> ComputingBackend:
     if isinstance(model, np.generic):  # NumPy owns it, and its backend takes only modules
-        raise StateError(f"{shown(model)} has no weights", hint="give two built models")
+        raise StateError(f"{shown(model)} has no weights", hint="pass two built models")
     return registry().computing(registry().owner(model))
 
 
@@ -115,8 +115,8 @@ def _check_axes(source_names: Mapping[str, str], target_arrays: Mapping[str, np.
         raise StateError(
             f"the order of the axes of {', '.join(unknown)} is not known, because the source has another "
             "name for it, and its shape is the same in another order",
-            hint=f"say what the order is: {transposing(unknown[0])}; or, where it is that of the target, "
-            "change=lambda name, array: array",
+            hint=f"specify the order: {transposing(unknown[0])}; or, if the order is the "
+            "same, pass change=lambda name, array: array",
         )
 
 
@@ -127,6 +127,6 @@ def _converted(name: str, array: np.ndarray, target: np.ndarray, change: Change 
         raise StateError(
             f"{name} is {target.dtype}{list(target.shape)} in the target and would become "
             f"{value.dtype}{list(value.shape)}",
-            hint="give change=lambda name, array: ... that transposes or converts it",
+            hint="pass change=lambda name, array: ... to transpose or convert it",
         )
     return value.astype(target.dtype)

@@ -1,8 +1,7 @@
 """Machine: facts about devices from the operating system; no framework is imported, and nothing is initialized.
 
-Offers `Machine`, the facts; `SystemDevice`, one device of it; and the capability `ExpectedDevices`, with which a
-backend lists its devices before its framework is imported, for `anyaccel devices` and `devices()`. Stands on the
-contract.
+Offers `Machine`, the facts; `SystemDevice`, one device of it; and the capability `ExpectedDevices`, which lists the
+devices of a backend before its framework is imported, for `anyaccel devices` and `devices()`. Stands on the contract.
 """
 
 from anyaccel.machine.facts import ExpectedDevices, Machine, installed_version, is_older, oldest_driver

@@ -50,7 +50,8 @@ class Machine:
         environment: Environment variables.
         cores: Cores that this process may use, 0 if unknown.
         locked_memory: Bytes that the process may lock; None for no limit, or unknown.
-        shared_memory: Size of the file system for shared memory in bytes, 0 if there is none or it is unknown.
+        shared_memory: Size of the file system for shared memory in bytes; 0 if there is no such file system, or if its
+            size is unknown.
         cxx: Path of a C++ compiler, or `""`.
         version_of: Function that returns the version of an installed distribution, `""` if it is not installed.
     """
@@ -96,7 +97,7 @@ class ExpectedDevices(Capability):
     """
 
     def expected_devices(self, machine: Machine) -> dict[Device, DeviceInfo] | None:
-        """Predict `devices` and `device_info` before the framework is imported; None if that is not certain."""
+        """Return the expected `devices` and `device_info` before the framework is imported; None if uncertain."""
         found: dict[Device, DeviceInfo] = {}
         for kind in self.backend.kinds:
             infos = self.expected_of_kind(kind, machine)
@@ -138,7 +139,7 @@ def _pci_vendors(root: Path) -> tuple[str, ...]:
 
 
 def _driver_versions(root: Path) -> dict[str, str]:
-    """Return versions from the files of Linux, or from `nvidia-smi` if there are none."""
+    """Return versions from the files of Linux, or from `nvidia-smi` if these do not exist."""
     found = {vendor: _VERSION.search(_text(root / path)) for vendor, path in _DRIVER_FILES.items()}
     versions = {vendor: match.group() for vendor, match in found.items() if match}
     smi = shutil.which(_SMI[0])

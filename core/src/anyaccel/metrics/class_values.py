@@ -71,7 +71,7 @@ def true_classes(name: str, scores: np.ndarray, targets: np.ndarray) -> np.ndarr
         if not np.allclose(targets.sum(axis=1, dtype=np.float64), 1.0, atol=1e-2):
             raise SpecError(
                 f"{name}: the targets are not one class per sample: their rows do not sum to 1",
-                hint="measure each label by its own metric, or pass a function as metric",
+                hint="use a separate metric for each label, or pass a function as metric",
             )
         return np.asarray(targets.argmax(axis=1))
     indices, count = aligned(targets, scores[:, 0]), scores.shape[1]
@@ -80,8 +80,8 @@ def true_classes(name: str, scores: np.ndarray, targets: np.ndarray) -> np.ndarr
         raise SpecError(
             f"{name}: the targets have class index {wrong[0]}, but there are {count} scores per sample",
             available=f"0 to {count - 1}",
-            hint=f"if it does not count, write Metric({name!r}, ignore_index={wrong[0]:.0f}); else number the classes "
-            "from 0",
+            hint=f"to ignore it, write Metric({name!r}, ignore_index={wrong[0]:.0f}); otherwise number "
+            "the classes from 0",
         )
     return indices.astype("int64")
 
@@ -101,7 +101,7 @@ def zero_or_one(name: str, targets: np.ndarray) -> np.ndarray:
     if not np.isin(targets, (0, 1)).all():
         raise SpecError(
             f"{name} takes a single output as the logit of class 1, but the targets have {len(np.unique(targets))} "
-            "values, not 0 and 1 alone",
-            hint="give the model one output per class",
+            "values, not only 0 and 1",
+            hint="use a model with one output per class; metrics of numbers are 'r2', 'mae' and 'rmse'",
         )
     return targets.astype("int64")

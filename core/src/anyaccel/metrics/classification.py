@@ -26,7 +26,7 @@ def f1(outputs: np.ndarray, targets: np.ndarray) -> float:
     more = is_scores(outputs) and outputs.shape[1] > 2
     if more or not (_are_0_and_1(predicted) and _are_0_and_1(truth)):
         raise SpecError(
-            "f1 is that of class 1 of the classes 0 and 1, and here there are others",
+            "f1 needs the classes 0 and 1, but the targets have others",
             available=", ".join(f"f1_{average}" for average in AVERAGES),
             hint="use an average over classes: 'f1_macro'",
         )

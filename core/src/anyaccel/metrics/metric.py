@@ -50,8 +50,8 @@ class Metric:
             copies as NumPy arrays with samples along the first axis, and receives the targets first if its parameters
             are named as in scikit-learn (`y_true, y_pred`). If a node has one output and the targets are [n], functions
             receive [n].
-        on: Label of the node whose output it measures. None measures every node with a loss in the phase, or the output
-            nodes of the graph if there are no losses.
+        on: Label of the node whose output it measures. None measures every node with a loss in the phase, or, without
+            losses, the output nodes of the graph.
         targets: Values to compare the outputs with: `"targets"` as for losses, or `"FEATURE_SET.COLUMN"`.
         label: Name in results; by default the name of the measure.
         from_logits: Meaning of a single output for a named metric of classes: True for the logit of class 1, False for
@@ -101,7 +101,7 @@ class Metric:
             problem = f"no metric is called {shown(measure)}"
             raise SpecError(problem, available=", ".join(metric_names()), hint=_hint(name.lower()))
         if name is None and not can_measure(measure):
-            hint = f"create one: {measure.__name__}()" if isinstance(measure, type) else "give a name or a function"
+            hint = f"create one: {measure.__name__}()" if isinstance(measure, type) else "pass a name or a function"
             raise SpecError(f"{shown(measure)} is not a metric", available=", ".join(metric_names()), hint=hint)
         for key, value in (("on", on), ("targets", targets), ("label", label), ("mask", mask)):
             if value is not None or key == "targets":
@@ -111,7 +111,7 @@ class Metric:
         if ignore_index is not None and (type(ignore_index) is not int):
             raise SpecError(f"Metric: ignore_index={shown(ignore_index)} is not an int", hint="write ignore_index=-100")
         if type(class_axis) is not int or class_axis == 0:
-            problem = f"Metric: class_axis={shown(class_axis)} is not an axis behind that of the batch, which is 0"
+            problem = f"Metric: class_axis={shown(class_axis)} is not a valid axis: axis 0 is the batch"
             raise SpecError(problem, hint="write class_axis=1")
         call = metric.measure if metric else call_of(measure)
         assign_fields(self, measure=metric.measure if metric else measure, on=on, targets=targets)
@@ -191,12 +191,13 @@ class Metric:
         if self.from_logits is False:
             chances = outputs.reshape(-1, 1)
             if ((chances < 0) | (chances > 1)).any():
-                raise SpecError("with from_logits=False outputs are from 0 to 1", hint="leave from_logits out")
+                raise SpecError("with from_logits=False, outputs must be from 0 to 1", hint="leave from_logits out")
             return np.concatenate([1 - chances, chances], axis=1)
         if self.from_logits is None and ((outputs >= 0) & (outputs <= 1)).all():
             warnings.warn(
-                f"metric {self.label!r}: all outputs are from 0 to 1, and are taken as logits, of which every one from "
-                f"0 on means class 1. If they are probabilities, write Metric({self.label!r}, from_logits=False); if "
+                f"metric {self.label!r}: all outputs are from 0 to 1 and are treated as logits, so "
+                f"every output means class 1. If they are probabilities, write Metric({self.label!r}, "
+                "from_logits=False); if "
                 "not, from_logits=True",
                 UserWarning,
                 stacklevel=2,
@@ -212,7 +213,7 @@ class Metric:
         name = self.name
         if name is None:
             raise ConfigError(
-                f"metric {self.label!r} is a function, which cannot be saved as configuration",
+                f"metric {self.label!r} is a function, which cannot be saved in a configuration",
                 hint="use a named metric: " + ", ".join(metric_names()),
             )
         more = {"from_logits": self.from_logits, "ignore_index": self.ignore_index, "mask": self.mask}
@@ -261,7 +262,7 @@ def _hint(name: str) -> str:
         return f"{loss} is a loss: write losses=[AppliedLoss({loss!r}, on='NODE')]"
     plain = name.removeprefix("neg_")
     plain = _OTHER_NAMES.get(plain, SYNONYMS.get(plain, plain))
-    return did_you_mean(plain, known_names(), "use one of these, or give a function")
+    return did_you_mean(plain, known_names(), "use one of these, or pass a function")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,7 +314,7 @@ def call_of(metric: Any) -> Call:
     if first == "estimator":
         raise SpecError(
             f"{metric!r} is a scorer, which is called with an estimator and its features",
-            hint="give the function that it scores by, or a name: metrics=['f1_macro']",
+            hint="pass its score function or a name: metrics=['f1_macro']",
         )
     if first.startswith(_TARGETS) and second.startswith(_OUTPUTS):
         return lambda outputs, targets: metric(*reversed(_of_one_shape(outputs, targets)))
@@ -334,8 +335,8 @@ def number_of(value: Any) -> float:
         SpecError: not a single number.
     """
     if isinstance(value, dict):
-        hint = "give each metric on its own: metrics=list(collection.values())"
-        raise SpecError(f"it gave a dict with {', '.join(map(str, value))}, not one number", hint=hint)
+        hint = "pass each metric separately: metrics=list(collection.values())"
+        raise SpecError(f"it returned a dict with {', '.join(map(str, value))}, not one number", hint=hint)
     try:
         if not isinstance(value, str):
             return float(value)
@@ -344,7 +345,7 @@ def number_of(value: Any) -> float:
     shape = list(np.shape(value)) if hasattr(value, "shape") else None
     hint = "end the function with: return float(...)" if value is None else "average: return float(np.mean(...))"
     what = f"values of shape {shape}" if shape is not None else f"a {type(value).__name__}"
-    raise SpecError(f"it gave {what}, not one number", hint=hint)
+    raise SpecError(f"it returned {what}, not one number", hint=hint)
 
 
 def _of_one_shape(outputs: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -396,8 +397,8 @@ def within(lengths: np.ndarray, width: int) -> np.ndarray:
     """
     longest = int(lengths.max(initial=0))
     if longest > width:
-        problem = f"outputs have {width} positions, and targets up to {longest}"
-        raise SpecError(problem, hint="measure a node that gives an output for each position of its targets")
+        problem = f"outputs have {width} positions, but targets have up to {longest}"
+        raise SpecError(problem, hint="use a node with one output per position of its targets")
     return np.arange(width) < lengths[:, None]
 
 
@@ -419,7 +420,7 @@ def mask_of(values: np.ndarray, targets: np.ndarray, mask: str) -> np.ndarray:
         SpecError: other values, or axes that are not the first axes of the targets.
     """
     if not np.isin(values, (0, 1)).all():
-        raise SpecError(f"the mask {mask} has other values than 0 and 1", hint="name a column of 0 and 1, or of bools")
+        raise SpecError(f"the mask {mask} has values other than 0 and 1", hint="name a column of 0 and 1, or of bools")
     while values.ndim > 1 and values.shape[-1] == 1 and values.shape != targets.shape[: values.ndim]:
         values = values[..., 0]
     if values.shape != targets.shape[: values.ndim]:
@@ -444,9 +445,7 @@ def counted(
     """
     if ignore_index is not None:
         if targets.dtype.kind not in "iub":
-            problem = (
-                f"ignore_index={ignore_index} is for targets that are class indices, and these are {targets.dtype}"
-            )
+            problem = f"ignore_index={ignore_index} is for class-index targets, but these are {targets.dtype}"
             raise SpecError(problem, hint="leave ignore_index out, or name a mask: Metric(..., mask='DATA.COLUMN')")
         valid = targets != ignore_index
         mask = valid if mask is None else valid & mask.reshape(*mask.shape, *[1] * (valid.ndim - mask.ndim))
@@ -455,10 +454,10 @@ def counted(
     if outputs.shape[: mask.ndim] != mask.shape:
         if not same_axes(outputs, mask):
             problem = f"outputs {list(outputs.shape)} do not have the positions of targets {list(targets.shape)}"
-            raise SpecError(problem, hint="say where the classes are: Metric(..., class_axis=1)")
+            raise SpecError(problem, hint="set the axis of the classes: Metric(..., class_axis=1)")
         outputs = outputs.reshape(mask.shape)
     if not mask.any():
-        raise SpecError("no position counts", hint="look at the mask, or at ignore_index, and the targets")
+        raise SpecError("no position counts", hint="check the mask or ignore_index, and the targets")
     return outputs[mask], targets[mask]
 
 

@@ -72,7 +72,7 @@ class NumpyBackend(Backend, Exchange, Compute):
         return [HOST, *(simulated.device for simulated in running())]
 
     def owns(self, obj: Any) -> bool:
-        """Return whether it is an array, a NumPy scalar or a module; nothing else of NumPy or anyaccel."""
+        """Return whether it is an array, a NumPy scalar or a module."""
         return isinstance(obj, (np.ndarray, np.generic, Module))
 
     def device_of(self, obj: Any) -> Device | None:
@@ -189,14 +189,14 @@ class NumpyBackend(Backend, Exchange, Compute):
         """Build the module if needed, and run it on a batch of two samples of zeros."""
         if not isinstance(model, Module):
             raise ShapeError(
-                f"a {type(model).__name__} is not a NumPy model: its gradients are not known",
-                hint="derive a class from anyaccel.numpy_backend.Module, and write its pullback",
+                f"a {type(model).__name__} is not a NumPy model: its gradients are unknown",
+                hint="subclass anyaccel.numpy_backend.Module, and implement pullback",
             )
         foreign = next((spec for spec in inputs if not _is_numpy_dtype(spec.dtype)), None)
         if foreign is not None:
             raise ShapeError(
                 f"{type(model).__name__} does not accept {foreign}: NumPy has no {foreign.dtype}",
-                hint="feed it float32, from a model that ends in it, or a column cast to it",
+                hint="pass float32, from a model with float32 outputs or a column cast to float32",
             )
         try:
             if not model.is_built:
@@ -267,8 +267,15 @@ class NumpyBackend(Backend, Exchange, Compute):
 
     def state(self, model: Any) -> dict[str, np.ndarray]:
         """Return copies of the arrays in host memory."""
-        arrays = state_names(model.parameters, model.buffers)
-        return {name: download(a) if isinstance(a, SimArray) else np.array(a) for name, a in arrays.items()}
+        return {name: np.array(array) for name, array in self.live_state(model).items()}
+
+    def live_state(self, model: Any) -> dict[str, np.ndarray]:
+        """Return read-only views of the arrays; of simulated devices copies."""
+        named = state_names(model.parameters, model.buffers)
+        views = {name: download(a) if isinstance(a, SimArray) else np.asarray(a).view() for name, a in named.items()}
+        for view in views.values():
+            view.setflags(write=False)
+        return views
 
     def load_state(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
         """Load all arrays, or none if anything does not match."""
@@ -286,7 +293,7 @@ class NumpyBackend(Backend, Exchange, Compute):
     def unsupported_reason(self, spec: Optimizer | Loss) -> str:
         """Return the reason for optimizers other than the named ones, and for losses of another framework."""
         if isinstance(spec, Optimizer):
-            return "numpy has the named optimizers only" if spec.own is not None else ""
+            return "numpy supports named optimizers only" if spec.own is not None else ""
         if spec.own is None:
             return ""
         cls = spec.own if isinstance(spec.own, type) else type(spec.own)

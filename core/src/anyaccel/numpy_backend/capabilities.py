@@ -35,7 +35,7 @@ class NumpyMemory(Memory):
     """Memory of simulated devices, and of the host."""
 
     def memory(self, device: Device) -> MemoryInfo:
-        """Of a simulated device its counters (total 0 for no limit); of the CPU what the system reports."""
+        """Return the counters of a simulated device (total 0 for no limit), or the system's report for the CPU."""
         if device.kind not in OWN_KINDS:
             return MemoryInfo(0, 0, 0, 0)
         on = handle(device)
@@ -46,7 +46,7 @@ class NumpyMemory(Memory):
         return MemoryInfo(total, max(total - on.used, 0), on.used, on.peak)
 
     def release_memory(self, device: Device) -> None:
-        """Does nothing: no memory is cached."""
+        """Do nothing: no memory is cached."""
 
 
 class NumpyPrecision(ComputesPrecision):
@@ -65,7 +65,7 @@ class NumpyPrecision(ComputesPrecision):
 
 
 class NumpyTransfers(ObservesTransfers):
-    """Transfers and synchronizations of simulated devices; the CPU has none."""
+    """Transfers and synchronizations of simulated devices (not of the CPU)."""
 
     def observe_transfers(self, record: Record) -> AbstractContextManager[None]:
         """Return all that they count."""

@@ -279,7 +279,7 @@ def _check_image(layer: str, x: Array, channels: int | None = None) -> None:
     if x.ndim != 4 or channels not in (None, x.shape[1]):
         raise ShapeError(
             f"{layer} takes samples [{channels or 'channels'}, height, width], got {_shown(x)}",
-            hint="store images channels first; one channel is an axis too, [1, height, width]",
+            hint="store images channels first; a single channel also needs an axis, [1, height, width]",
         )
 
 
@@ -287,7 +287,7 @@ def _check_dtype(layer: str, x: Array, dtype: np.dtype[Any]) -> None:
     if x.dtype != dtype:
         raise ShapeError(
             f"{layer} computes in {dtype}, got {_shown(x)}",
-            hint=f"cast the features to {dtype}, or make the layer with another dtype",
+            hint=f"cast the features to {dtype}, or create the layer with another dtype",
         )
 
 

@@ -1,4 +1,4 @@
-"""What the backend needs from a Module: its only input, and the specs of its outputs."""
+"""The facts that the backend needs from a Module: its only input, and the specs of its outputs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def output_specs(module: Module, inputs: Sequence[TensorSpec], *, train: bool = 
         if not isinstance(output, (np.ndarray, np.generic)) or output.shape[:1] != (2,):
             shape = list(output.shape) if hasattr(output, "shape") else type(output).__name__
             raise ShapeError(
-                f"{type(module).__name__} gave {shape} for a batch of 2 samples",
-                hint="let every output be an array with the batch as its first axis",
+                f"{type(module).__name__} returned {shape} for a batch of 2 samples",
+                hint="return arrays with the batch as their first axis",
             )
     return tuple(TensorSpec(tuple(output.shape[1:]), output.dtype.name) for output in outputs)

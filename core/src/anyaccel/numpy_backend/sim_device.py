@@ -239,7 +239,7 @@ def simulate(count: int = 2, *, capacity: int | None = None, float64: bool = Tru
         raise ConfigError(f"simulate({shown(count)}) is not a number of devices", available=available, hint=hint)
     if capacity is not None and not _is_count(capacity):
         problem = f"simulate(capacity={shown(capacity)}) is not a positive number of bytes"
-        raise ConfigError(problem, hint="give an int")
+        raise ConfigError(problem, hint="pass an int")
     arguments.flag(ConfigError, "simulate: ", "float64", float64)
     simulation = Simulation([SimDevice(index, capacity, float64) for index in range(count)])
     with _lock:
@@ -294,5 +294,5 @@ def missing(device: Device) -> str:
     wrong, count = _not_a_count(os.environ.get(SWITCH, "")), len(running())
     if wrong and not count:
         return wrong
-    made = f"{count} simulated device{'s were' if count > 1 else ' was'} made" if count else "none was made"
-    return f"{made}; anyaccel.simulate({device.index + 1}) or {SWITCH}={device.index + 1} makes it"
+    made = f"{count} simulated device{'s were' if count > 1 else ' was'} made" if count else "none exists"
+    return f"{made}; use anyaccel.simulate({device.index + 1}) or {SWITCH}={device.index + 1} to create it"

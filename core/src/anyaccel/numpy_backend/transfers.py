@@ -86,7 +86,7 @@ class _PendingCopy:
 def _as_numbers(array: Array) -> Array:
     plain = np.asarray(array)
     if plain.dtype.kind not in "biufc":
-        raise MoveError(f"an array of {plain.dtype} holds no numbers", hint="encode it as numbers first")
+        raise MoveError(f"an array of {plain.dtype} does not contain numbers", hint="encode it as numbers first")
     return plain
 
 
@@ -100,7 +100,7 @@ def from_dlpack(foreign: Any, device: Device) -> Array:
     if not hasattr(foreign, "__dlpack__"):
         raise MoveError(
             f"a {type(foreign).__name__} cannot be imported by DLPack: it has no __dlpack__",
-            hint="give a tensor or an array",
+            hint="pass a tensor or an array",
         )
     try:
         shared = np.from_dlpack(foreign)

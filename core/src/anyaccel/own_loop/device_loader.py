@@ -49,12 +49,12 @@ def prepare(*objects: Any, accelerator: Any = AUTO) -> Any:
             placed.
     """
     if not objects:
-        raise DataError("prepare() was given nothing", hint="write prepare(net, optimizer, loader)")
+        raise DataError("prepare() received no arguments", hint="write prepare(net, optimizer, loader)")
     place = launched()
     if place is not None:
         raise ConfigError(
-            f"prepare() in one of {place.size} processes, each of which would train alone on all rows",
-            hint="write loop = aa.Loop(), and loop.prepare(...): see the page 'Keep your own loop'",
+            f"prepare() in one of {place.size} processes: each would train alone on all rows",
+            hint="write loop = aa.Loop(), and loop.prepare(...): see the guide 'Keep your own loop'",
         )
     loaders = [_is_loader(each) for each in objects]
     placed = [each for each, loads in zip(objects, loaders, strict=True) if not loads]

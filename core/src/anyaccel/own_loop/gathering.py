@@ -58,8 +58,8 @@ def _is_list_of_rows(value: Any, rows: int | None) -> bool:
         return True
     if value and not any(isinstance(item, (np.ndarray, Mapping, list, tuple)) for item in value):
         raise DataError(
-            f"gather() was given a list of {len(value)} items for a batch of {rows} rows",
-            hint="give an item for each row of the batch, or gather the list after the loop over the loader",
+            f"gather() received a list of {len(value)} items for a batch of {rows} rows",
+            hint="pass one item per row of the batch, or gather the list after the loop over the loader",
         )
     return False
 
@@ -67,9 +67,9 @@ def _is_list_of_rows(value: Any, rows: int | None) -> bool:
 def _check_alike(values: Sequence[Any], kind: Any, marks: Sequence[Any]) -> None:
     if any(mark != marks[0] for mark in marks) or not all(isinstance(value, kind) for value in values):
         raise DataError(
-            "gather() was given batches of different structures",
+            "gather() received batches with different structures",
             available=", ".join(sorted({_described(value) for value in values})),
-            hint="give the same containers, with the same names, for each batch and in each process",
+            hint="pass the same containers, with the same names, for each batch and in each process",
         )
 
 
@@ -87,8 +87,8 @@ def _merged_arrays(parts: Sequence[Part], concatenated: Concatenated, pad: float
     for array, rows in parts:
         if rows and len(array) != rows:
             raise DataError(
-                f"gather() was given a tensor of shape {list(array.shape)} for a batch of {rows} rows",
-                hint="gather what has a row for each of the batch; add up what has none: loop.reduce(x, 'sum')",
+                f"gather() received a tensor of shape {list(array.shape)} for a batch of {rows} rows",
+                hint="gather only values with one row per row of the batch; sum other values: loop.reduce(x, 'sum')",
             )
     arrays = [array if rows is None else array[:rows] for array, rows in parts]
     sizes = {array.shape[1:] for array in arrays}

@@ -212,10 +212,10 @@ class LoopLoader(DeviceLoader):
                 del batch  # it must not outlive the next
                 if share.rows == 0 and share.total and self._stand_in_rows and not self._iterations.is_weighed(share):
                     raise DataError(
-                        f"this process has none of the {share.total} rows of batch {number} of {self.loader!r}, and "
-                        "was given one of another process, which nothing has left out",
-                        cause="counts and sums by hand would have it twice",
-                        hint="gather what the rows gave, each once: loop.gather(model(x) for x, y in loader)",
+                        f"this process has none of the {share.total} rows of batch {number} of {self.loader!r}, but "
+                        "received one of another process, and its results have not been removed",
+                        cause="your own counts and sums would include it twice",
+                        hint="gather the results, each row once: loop.gather(model(x) for x, y in loader)",
                     )
                 self._iterations.next(self)
             if not has_gone_on:  # the checkpoint was written after the last batch
@@ -224,8 +224,8 @@ class LoopLoader(DeviceLoader):
                 self._check_together(self.given, None)
             if self.share is not None and not self.share.is_last and _length(self.loader) is not None:
                 raise DataError(
-                    f"{self.loader!r} gave {self.given} batches, and its length is {len(self)}",
-                    hint="let __len__ give the number of batches, or leave it out",
+                    f"{self.loader!r} returned {self.given} batches, but its length is {len(self)}",
+                    hint="return the number of batches from __len__, or leave it out",
                 )
             self.epoch, self.given, self._states, self._order_of = self.epoch + 1, 0, None, None
         finally:
@@ -324,8 +324,8 @@ class LoopLoader(DeviceLoader):
 
     def _without_rows(self) -> DataError:
         return DataError(
-            f"the rows of a batch of {self.loader!r} cannot be divided among processes: nothing in it has rows",
-            hint="leave the loader out of prepare(), and give each process batches of its own",
+            f"the rows of a batch of {self.loader!r} cannot be split over processes: nothing in it has rows",
+            hint="leave the loader out of prepare(), and read separate batches in each process",
         )
 
     def _moved(self, batch: Any) -> Any:
@@ -339,8 +339,8 @@ class LoopLoader(DeviceLoader):
         lengths = self.processes.gather_plain(_length(self.loader))
         if len(set(lengths)) > 1:
             raise DataError(
-                f"the loader has other numbers of batches in the processes: {', '.join(map(str, lengths))}",
-                hint="make the loader of the whole data set in every process, without a DistributedSampler",
+                f"the loader has different numbers of batches in the processes: {', '.join(map(str, lengths))}",
+                hint="create the loader from the whole data set in every process, without a DistributedSampler",
             )
 
     def _check_together(self, number: int, share: Share | None) -> None:
@@ -352,15 +352,15 @@ class LoopLoader(DeviceLoader):
         others = [rank for rank in range(len(every)) if rank not in ends]
         if ends and (others or len(set(ends.values())) > 1):
             told = [f"process {rank} after {n} batches" for rank, n in ends.items()]
-            goes_on = f"; it goes on in process {', '.join(map(str, others))}" if others else ""
+            goes_on = f"; it continues in process {', '.join(map(str, others))}" if others else ""
             raise DataError(
                 f"{self.loader!r}, a stream, has ended in {', in '.join(told)}{goes_on}",
-                hint="let it give the same batches in every process, of which each takes its rows",
+                hint="return the same batches in every process; each process takes its rows",
             )
         rows = ", ".join(str(other[0]) for other in every if other is not None)
         raise DataError(
-            f"batch {number} of {self.loader!r}, a stream, has other numbers of rows in the processes: {rows}",
-            hint="let it give the same batches in every process, of which each takes its rows",
+            f"batch {number} of {self.loader!r}, a stream, has different numbers of rows in the processes: {rows}",
+            hint="return the same batches in every process; each process takes its rows",
         )
 
     # -- the position ----------------------------------------------------------------------------------------------
@@ -385,8 +385,8 @@ class LoopLoader(DeviceLoader):
         self.epoch, given, self._order_of = int(state["epoch"]), int(state["given"]), state["order_of"]
         if hasattr(self.loader, "__len__") and given > len(self):
             raise StateError(
-                f"the checkpoint is after batch {given} of an epoch, and the loader has {len(self)}",
-                hint="make the loader as it was made for the run that wrote the checkpoint",
+                f"the checkpoint is after batch {given} of an epoch, but the loader has only {len(self)}",
+                hint="create the loader in the same way as for the run that wrote the checkpoint",
             )
         self._resumed = (from_arrays(state["states"]), given, go_on) if given else None
         self.given = given
@@ -435,8 +435,8 @@ def take_rows(batch: Any, rows: slice, n_rows: int) -> Any:
             return leaf
         if shape[0] != n_rows:
             raise DataError(
-                f"a batch has tensors of {n_rows} and of {shape[0]} rows, which cannot be divided among processes",
-                hint="let everything in a batch have as many rows, or give each process batches of its own",
+                f"a batch has tensors of {n_rows} and of {shape[0]} rows, which cannot be split over processes",
+                hint="use the same number of rows for everything in a batch, or read separate batches in each process",
             )
         return leaf[rows]
 

@@ -131,7 +131,7 @@ class Loop:
     ) -> None:
         if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
             raise ConfigError(
-                f"Loop: accumulate={shown(accumulate)} is no number of batches", hint="write accumulate=4"
+                f"Loop: accumulate={shown(accumulate)} is not a number of batches", hint="write accumulate=4"
             )
         if sharding not in (None, "none", "full"):
             raise ConfigError(
@@ -287,8 +287,8 @@ class Loop:
         """
         if self.num_processes > 1:
             raise ConfigError(
-                "find_batch_size() in several processes: the others would wait for the one whose memory has run out",
-                hint="find it in one process, and write Loop(accumulate=2) for batches of half the size",
+                "find_batch_size() in several processes: if one ran out of memory, the others would wait for it",
+                hint="find it in one process, and use Loop(accumulate=2) for batches of half the size",
             )
         prepared, step, epoch, states = len(self._undo), self.step, self.epoch, self._processes.random_states()
         while True:
@@ -362,7 +362,7 @@ class Loop:
             ConfigError: A model is prepared already, or a loader is sharded already.
         """
         if not objects:
-            raise DataError("prepare() was given nothing", hint="write loop.prepare(net, optimizer, loader)")
+            raise DataError("prepare() received no arguments", hint="write loop.prepare(net, optimizer, loader)")
         flat: list[Any] = []
         _visit(objects, flat.append, self._is_container)
         loads = [self._is_loader(item) for item in flat]
@@ -378,7 +378,7 @@ class Loop:
 
     def _new_loader(self, loader: Any, batch: str) -> LoopLoader:
         if isinstance(loader, LoopLoader):
-            raise ConfigError(f"{loader!r} is prepared already", hint="prepare the loader that was made by hand, once")
+            raise ConfigError(f"{loader!r} is prepared already", hint="prepare the original loader, only once")
         made = self._make_loader(loader, self.accelerator, self.framework, self._processes, self._iterations, batch)
         self._prepared_loaders.append(made)
         self._undo.append(lambda: self._prepared_loaders.remove(made))
@@ -513,8 +513,8 @@ class Loop:
             value: A number, a tensor, or a dict, list or tuple of them.
             how: `"mean"`, `"sum"`, `"max"` or `"min"`. A mean weights each process by its number of rows in the last
                 batch, even after the loop over a loader. To average over all batches, pass sums with their `count`.
-            count: With `"mean"`: number of terms, such as tokens, that `value` is the sum of. The total of the sums is
-                divided by the total of the counts.
+            count: With `"mean"`: number of terms, such as tokens, that `value` is the sum of. The result is the total
+                of the sums divided by the total of the counts.
 
         Returns:
             The same value in every process.
@@ -543,9 +543,9 @@ class Loop:
         pairs = zip(leaves(of_batch, registry().owners), leaves(of_loop, registry().owners), strict=True)
         if self.is_main_process and any(not np.allclose(a, b, rtol=1e-6, equal_nan=True) for a, b in pairs):
             warnings.warn(
-                "reduce() after a loop weighs the mean of each process by its rows of the last batch, which are not in "
-                "proportion to those of all batches. Hint: give a mean over all batches as a sum and its count: "
-                "loop.reduce(total, count=n_rows); and reduce the loss of a batch within the loop",
+                "reduce() after a loop weights the mean of each process by its rows of the last batch, "
+                "which is wrong for a mean over all batches. Hint: pass a mean over all batches as a sum and its "
+                "count: loop.reduce(total, count=n_rows); and reduce the loss of a batch inside the loop",
                 RuntimeWarning,
                 stacklevel=user_level(),
             )
@@ -595,7 +595,7 @@ class Loop:
         """
         if not self._is_whole:
             raise StateError(
-                "save() within an update: gradients of an update that has not come would be lost",
+                "save() was called between updates: accumulated gradients would be lost",
                 hint="write if loop.is_update: loop.save(...), after optimizer.step()",
             )
         self._meet("call loop.save()")
@@ -627,7 +627,7 @@ class Loop:
 
         Raises:
             StateError: The checkpoint belongs to other models or optimizers, or was changed.
-            ConfigError: There is no checkpoint.
+            ConfigError: The folder has no checkpoint.
         """
         self._meet("call loop.load()")
         checkpoint = LoopFolder(folder, self._processes).newest(self.framework)
@@ -646,7 +646,7 @@ class Loop:
         """Restore everything that a checkpoint holds, and return its extra values."""
         if len(checkpoint.loaders) != len(self._prepared_loaders):
             raise StateError(
-                f"the checkpoint has {len(checkpoint.loaders)} loaders, and this loop {len(self._prepared_loaders)}",
+                f"the checkpoint has {len(checkpoint.loaders)} loaders, but this loop {len(self._prepared_loaders)}",
                 hint="prepare the loaders of the run that wrote the checkpoint, in the same order",
             )
         self._load(checkpoint.state)
@@ -673,16 +673,16 @@ def _loop_class(framework: str | None) -> type[Loop]:
         able = {backend.framework for backend in imported_backends() if backend.capability(OwnLoops) is not None}
         if len(able) != 1:
             raise ConfigError(
-                f"a Loop is of one framework, and {' and '.join(sorted(able)) or 'none'} "
+                f"a Loop uses one framework, but {' and '.join(sorted(able)) or 'none'} "
                 f"{'have' if able else 'has'} been imported",
                 available=", ".join(f"Loop(framework={name!r})" for name in sorted(able)),
-                hint=f"name it: Loop(framework={min(able)!r})" if able else "import the framework before",
+                hint=f"name it: Loop(framework={min(able)!r})" if able else "import the framework first",
             )
         (framework,) = able
     loops = registry().find(framework).capability(OwnLoops)
     if loops is None:
         raise CapabilityError(
-            f"{framework} has no loops of your own here",
+            f"{framework} does not support your own loop here",
             cause="its plugin lacks the capability 'own_loops'",
             hint="train with a TrainPhase",
         )
@@ -721,9 +721,9 @@ def _reduced(every: Sequence[tuple[Any, float, float | None]], how: str) -> Any:
     shapes = {_structure(value) for value in values}
     if len(shapes) > 1:
         raise DataError(
-            "reduce() was given other structures or shapes in the processes",
+            "reduce() received different structures or shapes in the processes",
             available=", ".join(sorted(map(str, shapes))),
-            hint="give the same names and shapes in each process, and gather what has rows",
+            hint="pass the same names and shapes in each process, and gather values with rows",
         )
     if isinstance(first, Mapping):
         return {name: _reduced([(v[name], r, c) for v, r, c in every], how) for name in first}

@@ -89,7 +89,7 @@ class LoopCheckpoint:
             )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             problem = f"the checkpoint of a loop is malformed: {type(error).__name__}: {error}"
-            raise StateError(problem, hint="take another checkpoint of the folder") from error
+            raise StateError(problem, hint="use another checkpoint of the folder") from error
 
 
 class LoopFolder(CheckpointFolder):
@@ -165,9 +165,7 @@ class LoopFolder(CheckpointFolder):
                         found = name, checkpoint
                         for failure in failures:
                             warnings.warn(
-                                printable(
-                                    f"a newer checkpoint is left out, and the run goes on from {name}: {failure}"
-                                ),
+                                printable(f"a newer checkpoint is skipped, and the run resumes from {name}: {failure}"),
                                 RuntimeWarning,
                                 stacklevel=user_level(),
                             )
@@ -177,8 +175,8 @@ class LoopFolder(CheckpointFolder):
         checkpoint = found[1] if found is not None else _read(self._storage.subfolder(name) if name else self._storage)
         if checkpoint.framework != framework:
             raise StateError(
-                f"the checkpoint is of a loop of {checkpoint.framework}, and this one is of {framework}",
-                hint=f"go on with Loop(framework={checkpoint.framework!r})",
+                f"the checkpoint belongs to a {checkpoint.framework} loop, but this is a {framework} loop",
+                hint=f"resume with Loop(framework={checkpoint.framework!r})",
             )
         return checkpoint
 
@@ -193,7 +191,7 @@ def _check_run(storage: saved_folder.Storage, checkpoint: LoopCheckpoint, name: 
         raise StateError(
             f"{path!r} has checkpoints of another run",
             cause=name,
-            hint="go on from them: loop.load(FOLDER); or save into another folder",
+            hint="resume from them: loop.load(FOLDER); or save into another folder",
         )
 
 

@@ -39,7 +39,7 @@ def encoded(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
         return [kind, [inner(part, i) for i, part in enumerate(value)]]
     raise StateError(
         f"{name or 'the value'!r} is a {type(value).__name__}, which only pickle could write",
-        hint="let state_dict() of the object give numbers, text, tensors, and dicts, lists and tuples of these",
+        hint="return only numbers, text, tensors, and dicts, lists and tuples of these from state_dict() of the object",
     )
 
 

@@ -33,15 +33,15 @@ class LoopProfiling:
     ) -> None:
         if not isinstance(profile, Profile):
             raise ConfigError(
-                f"Loop: profile={shown(profile)} is no Profile", hint="write profile=aa.Profile((10, 20), 'traces')"
+                f"Loop: profile={shown(profile)} is not a Profile", hint="write profile=aa.Profile((10, 20), 'traces')"
             )
         self._backend = registry().find(framework, accelerator.device.kind)
         profiler = self._backend.capability(ProfilesSteps)
         if profiler is None:
             raise CapabilityError(
-                f"Loop: profile= records with the profiler of {framework}, whose plugin has none",
+                f"Loop: profile= needs a profiler, but the plugin of {framework} has none",
                 cause="it lacks the capability 'profile_steps'",
-                hint="leave profile= out, or profile the process with a tool of the system",
+                hint="leave profile= out, or use a system profiler",
             )
         self._profile, self._profiler, self._models = profile, profiler, models
         self._framework, self._accelerator = framework, accelerator
@@ -71,8 +71,8 @@ class LoopProfiling:
     def _start(self) -> None:
         if not RECORDING.acquire(blocking=False):
             raise ConfigError(
-                "Loop: profile= of a loop, while something else in this process is being profiled",
-                hint="profile one after the other",
+                "Loop: profile= cannot start while something else in this process is being profiled",
+                hint="profile one at a time",
             )
         with ExitStack() as until_started:
             until_started.callback(RECORDING.release)
@@ -85,7 +85,7 @@ class LoopProfiling:
             except Exception as error:  # the error of each framework if the user is already recording
                 raise FrameworkError(
                     f"Loop: the profiler of {self._framework} does not start: {str(error).partition(chr(10))[0]}",
-                    hint="end the profiler that runs in this process, or leave profile= out",
+                    hint="stop the profiler that is running in this process, or leave profile= out",
                 ) from error
             self._path = path
             self._recording = until_started.pop_all()

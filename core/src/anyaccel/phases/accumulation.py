@@ -36,9 +36,9 @@ def check_accumulation(
         reason = _reason(_settings(loss.loss))
         if reason:
             raise PhaseError(
-                f"phase {label!r} {doing}, and the loss {loss.label!r} is {reason}: a step would not be "
-                "that of one batch of all rows",
-                hint=f"{left_out}, or give a loss function that is a mean over all rows of its batch",
+                f"phase {label!r} {doing}, and the loss {loss.label!r} is {reason}: a step would "
+                "differ from one on the whole batch",
+                hint=f"{left_out}, or use a loss function that returns the mean over all rows of its batch",
             )
 
 

@@ -30,8 +30,8 @@ def bound(phase: PhaseSettings, graph: ModelGraph, known: Registry | None = None
     """Return the phase itself if nothing in it depends on the graph, otherwise a copy.
 
     Losses without `on` are applied to the only output node. `accelerator="auto"` is the best device on which all
-    frameworks of the graph run. A request becomes the device, or the devices of a training, that it gets among those on
-    which some framework of the graph runs.
+    frameworks of the graph run. A request is resolved to the device, or to the devices of a training, among those
+    supported by the graph's frameworks.
 
     Raises:
         PhaseError: a loss without `on`, and the graph has several output nodes.
@@ -84,7 +84,7 @@ def _on_output(label: str, loss: AppliedLoss, graph: ModelGraph) -> AppliedLoss:
     nodes = graph.output_nodes
     if len(nodes) > 1:
         raise PhaseError(
-            f"phase {label!r} has the loss {loss.loss.name!r} without a node, and the graph has several outputs",
+            f"phase {label!r} has the loss {loss.loss.name!r} on no particular node, but the graph has several outputs",
             available=", ".join(nodes),
             hint=f"name one: AppliedLoss({loss.loss.name!r}, on={nodes[0]!r})",
         )
@@ -125,8 +125,9 @@ def warn_of_fallbacks(plan: Plan) -> None:
     if fallbacks:
         names = ", ".join(f"{assignment.node} ({assignment.framework})" for assignment in fallbacks)
         warnings.warn(
-            f"phase {plan.phase!r} asks for {fallbacks[0].requested!r}, where these nodes cannot run; they run on the "
-            f"CPU: {names}. Give them accelerator='cpu' to say so, or the phase strict=True to make this an error.",
+            f"phase {plan.phase!r} asks for {fallbacks[0].requested!r}, but these nodes cannot run there and "
+            f"run on the CPU: {names}. Hint: set accelerator='cpu' on them to silence this warning, or strict=True on "
+            "the phase to make it an error.",
             FallbackWarning,
             stacklevel=user_level(),
         )

@@ -72,7 +72,8 @@ class Callback:
                 raise PhaseError(
                     f"{cls.__name__}.{name} is not a hook of callbacks and would never be called",
                     available=", ".join(HOOK_NAMES),
-                    hint=f"call it {meant!r}; if it is a helper and no hook, begin its name with an underscore",
+                    hint=f"rename it to {meant!r}; if it is a helper rather than a hook, begin its name with an "
+                    "underscore",
                 )
 
     def phase_start(self, phase: Any, run: Run) -> None:
@@ -157,8 +158,8 @@ def mode_of(monitor: str, mode: str, where: str) -> str:
 
 
 def unknown_mode(monitor: str, where: str) -> PhaseError:
-    """Create the error for a value for which it is unknown whether higher is better."""
-    problem = f"{where}whether {monitor!r} is better when it is high or low is not known"
+    """Create the error for a value of unknown direction (higher or lower is better)."""
+    problem = f"{where}cannot tell whether a high or a low {monitor!r} is better"
     return PhaseError(problem, hint="write mode='max', or mode='min'")
 
 
@@ -168,14 +169,14 @@ def check_callback_state(kind: str, given: Mapping[str, Any], like: Mapping[str,
     Raises:
         StateError: entries are missing, unknown or of another type.
     """
-    hint = "give what state_dict() of such a callback gave"
+    hint = "pass the result of state_dict() of the same kind of callback"
     if not isinstance(given, Mapping) or set(given) != set(like):
         names = ", ".join(map(str, given)) if isinstance(given, Mapping) else shown(given)
-        problem = f"the state of {kind} does not fit: it has {names or 'nothing'}"
+        problem = f"this is not the state of a {kind}: it has {names or 'nothing'}"
         raise StateError(problem, available=", ".join(like), hint=hint)
     for name, value in like.items():
         if isinstance(value, (int, float)) and not _is_like(given[name], value):
-            problem = f"the state of {kind} does not fit: {name} is {shown(given[name])}"
+            problem = f"this is not the state of a {kind}: {name} is {shown(given[name])}"
             raise StateError(problem, available="a count" if isinstance(value, int) else "a number", hint=hint)
 
 
@@ -190,7 +191,7 @@ def _is_like(given: Any, number: float) -> bool:
 class EarlyStopping(Callback):
     """Stop the run when a monitored value has stopped improving.
 
-    An epoch in which the value is NaN does not count as an improvement, and a NaNWarning reports the first one. `best`
+    An epoch with a NaN value does not count as an improvement, and a NaNWarning reports the first one. `best`
     is the best value so far, NaN at the beginning; `best_epoch` is its epoch within the run, or -1.
 
     Args:
@@ -295,7 +296,9 @@ def monitored_value(who: str, name: str, run: Run) -> float | None:
     if name in epoch.figures:
         value = epoch.figures[name]
         if math.isnan(value) and not any(math.isnan(before.figures.get(name, 0.0)) for before in run.history[:-1]):
-            message = f"{who} monitors {name!r}, which is NaN in epoch {run.epoch + 1}: such an epoch is never the best"
+            message = (
+                f"{who} monitors {name!r}, which is NaN in epoch {run.epoch + 1}; an epoch with NaN is never the best"
+            )
             run.log_event("metric", message)
             if run.phase.on_nan != "ignore":
                 warnings.warn(printable(f"phase {run.phase.label!r}: {message}"), NaNWarning, stacklevel=user_level())
@@ -319,5 +322,5 @@ def unknown_value(who: str, name: str, phase: str, values: Sequence[str], *, val
     hint = did_you_mean(name, values, "monitor one of these, or add a metric to the validation", cutoff=0.75)
     if name.startswith("val_") and not validates:
         hint = "add a validation: TrainPhase(validation='SPLIT'), or an EvalPhase with metrics"
-    problem = f"{who} monitors {name!r}, which epochs of {phase!r} do not have"
+    problem = f"{who} monitors {name!r}, but the epochs of {phase!r} have no such value"
     return PhaseError(problem, available=", ".join(values), hint=hint)

@@ -51,10 +51,10 @@ class CompilePolicy(LoopExtension):
 
     `off` compiles nothing, `steps` compiles before the first step. `auto` times plain steps first; it compiles as soon
     as the remaining steps take longer plain than compiled, including the compilation. If the phase may stop before its
-    last epoch, it waits until plain steps have taken as long as the compilation would, so that it never takes more than
+    last epoch, it waits until uncompiled steps have taken as long as the compilation would, so it never takes more than
     twice the time of the better choice. If it compiled nothing, the end of the run reports why.
 
-    Compiled code is dropped if a Python value that it has read changes. After the second change of one value, `auto`
+    Compiled code is dropped if a Python value it has read changes. After the second change of one value, `auto`
     expects another change after as many steps as before, and compiles if that pays off for these steps.
 
     If everything is computed on the host, the time of a step is the processor time if that is less than the elapsed
@@ -116,7 +116,7 @@ class CompilePolicy(LoopExtension):
         if self._dropped(names, f"{_changed(names)} changed"):
             self._pipeline.run_uncompiled()
         else:
-            self._log_event("compile", f"what was compiled is dropped, as {_changed(names)} changed")
+            self._log_event("compile", f"compiled steps are dropped because {_changed(names)} changed")
 
     def before_call(self, call: Call) -> None:
         """Compile the next steps now, if that pays off."""
@@ -131,7 +131,7 @@ class CompilePolicy(LoopExtension):
         if self._decided or self._shape in self._tried:
             return
         if runner.program is None:
-            self._give_up("no single program takes them whole")
+            self._give_up("no single program runs a whole step")
         elif not self._one_shape and not _is_free(runner.program.estimate_compile(self._max_call_steps)):
             self._give_up("each batch is padded to its own length")
         elif self._mode == "steps":
@@ -143,7 +143,9 @@ class CompilePolicy(LoopExtension):
                 seconds = estimate.compile_seconds
                 timed_enough = min(_TIMED_SECONDS, _TIMED_SHARE * seconds)
                 if _is_free(estimate):
-                    self._compile(runner, batch_size, microbatch_size, "that takes no longer than plain steps do")
+                    self._compile(
+                        runner, batch_size, microbatch_size, "compiling takes no longer than uncompiled steps"
+                    )
                 elif not self._timed_steps or self._timed.seconds < timed_enough:
                     self._wait_seconds = timed_enough - self._timed.seconds
                 elif self._pays_off(estimate):
@@ -207,12 +209,13 @@ class CompilePolicy(LoopExtension):
             outcome = "steps are compiled each time" if pays else "steps stay uncompiled"
             self._log_event(
                 "compile",
-                f"{outcome}, as {self._cause} again: {costs} and saves {_duration(max(saved, 0.0))}. Hint: change it "
-                "every few epochs, or hold it in a variable of the framework that compiled code is given",
+                f"{outcome}, because {self._cause} again: {costs} and saves {_duration(max(saved, 0.0))}. Hint: "
+                "change it "
+                "every few epochs, or store it in a variable of the framework that is an argument of the compiled code",
             )
         if pays:
             self._is_dropped = False
-            self._compile(runner, batch_size, microbatch_size, f"{self._cause}, and plain steps would take longer")
+            self._compile(runner, batch_size, microbatch_size, f"{self._cause}, and uncompiled steps would take longer")
 
     def went_back(self, n_steps: int) -> None:
         if self._steps_left is not None:
@@ -223,16 +226,16 @@ class CompilePolicy(LoopExtension):
         if self._decided or self._tried or not self._run.history:
             return
         if self._shape is None:
-            self._give_up("batches differ from each other")
+            self._give_up("all batches have different shapes")
         elif self._estimate is not None:
             self._log_plain(self._why_not(self._estimate))
         elif self._max_call_steps == 1:
             self._log_plain(
-                "a step_end hook hears of every one, and single steps are not compiled; "
-                "callbacks may set every_n_steps=50, or have steps_done, which hears of many steps at once"
+                "a step_end hook runs after every step, and single steps are not "
+                "compiled; set every_n_steps=50 on the callback, or use steps_done, which runs once for many steps"
             )
         else:
-            self._log_plain("the backend offers none, as they cannot be or would gain little; compile='steps' tries it")
+            self._log_plain("the backend cannot compile them, or expects little gain; compile='steps' tries it")
 
     @property
     def _step_seconds(self) -> float:
@@ -241,7 +244,7 @@ class CompilePolicy(LoopExtension):
     def _give_up(self, why: str) -> None:
         self._decided = True
         if self._mode == "steps":
-            self._log_event("compile", f"steps run one by one, uncompiled: {why}")
+            self._log_event("compile", f"steps run one at a time, uncompiled: {why}")
         else:
             self._log_plain(why)
 
@@ -263,19 +266,19 @@ class CompilePolicy(LoopExtension):
 
     def _why(self, estimate: CompileEstimate) -> str:
         if self._open_ended:
-            return f"plain steps have taken {self._plain.seconds:.1f} s"
+            return f"uncompiled steps have taken {self._plain.seconds:.1f} s"
         saved = self._step_seconds * (1 - estimate.step_ratio) * 1e6
-        return f"{self._steps_left:,} steps are left, of which each saves about {saved:.0f} us"
+        return f"{self._steps_left:,} steps are left, and each saves about {saved:.0f} us"
 
     def _why_not(self, estimate: CompileEstimate) -> str:
         """Return the reason known at the end; the decision may have been made with less information."""
         if estimate.step_ratio >= 1.0:
-            return "compiled ones would take no less time"
+            return "compiled steps would not be faster"
         costs = f"compiling would take about {_duration(estimate.compile_seconds)}"
         if not self._timed_steps:
-            return f"{costs}, and the phase was over before plain ones were timed"
+            return f"{costs}, and the phase ended before uncompiled steps were timed"
         saved = self._timed.seconds * (1.0 - estimate.step_ratio)
-        late = ", as was known too late" if saved > estimate.compile_seconds else ""
+        late = ", but this was known too late" if saved > estimate.compile_seconds else ""
         steps = f"{self._timed_steps:,} step{'s' * (self._timed_steps > 1)} of {_duration(self._step_seconds)}"
         return f"{costs} and save {_duration(saved)} in {steps}{late}"
 
@@ -284,7 +287,7 @@ class CompilePolicy(LoopExtension):
         if runner.n_microbatches(batch_size, microbatch_size) is None:
             self._log_event(
                 "compile",
-                f"steps of {batch_size} rows in micro-batches of {microbatch_size} run one by one, uncompiled",
+                f"steps of {batch_size} rows in micro-batches of {microbatch_size} run one at a time, uncompiled",
             )
             return
         self._on_activity("compiling")

@@ -67,7 +67,7 @@ class EvalPhase(Phase):
             feature set to one of these. Also a source, or anything that IterableSource or MapSource takes (a
             DataLoader, a dataset, a generator function), which is read into memory.
         losses: AppliedLoss objects, or one of them. A validation uses the losses of the training by default.
-        batch_size: Samples per forward pass.
+        batch_size: Samples per forward pass; 1024 by default.
         metrics: Names, functions, Metric objects, or metrics of torchmetrics and Keras; a list or one of them.
         outputs: Labels of the nodes whose predictions are kept. By default, the output nodes of the graph.
         sampler: Draws the rows to evaluate once, unshuffled, such as a PairSampler, or a mapping with one for each
@@ -76,12 +76,12 @@ class EvalPhase(Phase):
             started. All of them must run the phase. 1, the default, evaluates all batches in each process. A validation
             is split like its training.
         accelerator: Device for nodes without an accelerator: an Accelerator, a Device, or text such as `"gpu:0"`.
-            `"auto"` is the best device on which all frameworks of the graph run. A node whose framework has no backend
+            `"auto"` is the best device that all frameworks of the graph support. A node whose framework has no backend
             for this kind of device runs on the CPU; the plan notes it and a FallbackWarning is issued once.
         strict: Raise an error instead of falling back to the CPU.
         policy: Name of a plugin's placement policy for nodes without an accelerator.
         callbacks: Callback objects.
-        final_device: Device to which the nodes are moved when the phase ends. By default they stay where they are.
+        final_device: Device that receives the nodes when the phase ends. By default they stay where they are.
         compile: `"auto"` compiles training steps if that is faster, and gives the reason in `results.events`. `"off"`
             never compiles and never imports a compiler. `"steps"` compiles whole training steps before the first one.
             All three compute the same numbers within rounding.
@@ -97,6 +97,7 @@ class EvalPhase(Phase):
     """
 
     kind = "eval"
+    default_batch_size = 1024
     settings: ClassVar[Mapping[str, Setting]] = {
         **Phase.settings,
         "metrics": Setting(
@@ -106,11 +107,9 @@ class EvalPhase(Phase):
         ),
         "outputs": Setting(node_labels, save_labels),
         "replicas": Setting(offered("EvalPhase.replicas", None, 1)),
-        "batch_size": Setting(
-            batch_size(shuffle=False), lambda phase, kept: kept if phase.sampled_by is None else UNSAVED
-        ),
+        "batch_size": Setting(batch_size, lambda phase, kept: kept if phase.sampled_by is None else UNSAVED),
         "sampler": Setting(
-            samplers(1024),
+            samplers,
             lambda phase, kept: UNSAVED if phase.sampled_by is None else samplers_config(kept),
             read(samplers_from),
         ),
@@ -125,7 +124,7 @@ class EvalPhase(Phase):
         losses: AppliedLoss | Iterable[AppliedLoss] = (),
         metrics: Any = (),
         outputs: Sequence[str] | str | None = None,
-        batch_size: int = 1024,
+        batch_size: int | None = None,
         sampler: Sampler | Mapping[str, Sampler] | None = None,
         replicas: int | None = 1,
         accelerator: Any = None,
@@ -150,7 +149,7 @@ class EvalPhase(Phase):
         losses: AppliedLoss | Iterable[AppliedLoss] = (),
         metrics: Any = (),
         outputs: Sequence[str] | str | None = None,
-        batch_size: int = 1024,
+        batch_size: int | None = None,
         sampler: Sampler | Mapping[str, Sampler] | None = None,
         replicas: int | None = 1,
         accelerator: Any = None,

@@ -59,10 +59,10 @@ def bind_metrics(
     """Return the bound metrics of a phase. One without a node is bound to every node with a loss, or to the output
     nodes.
 
-    Last are those of `measured`, losses that are computed like metrics, by label.
+    The losses in `measured`, which are computed like metrics, come last, by label.
 
     Raises:
-        ColumnError: there is no target to compare with.
+        ColumnError: the metric has no target.
         GraphError: a node that is not in the graph.
         SpecError: two metrics with one label, or one with the name of a loss.
     """
@@ -85,7 +85,7 @@ def bind_metrics(
     taken = next((label for label in labels if label in names_of_losses), None)
     if taken is not None:
         raise SpecError(
-            f"phase {phase.label!r} has a metric called {taken!r}, which is the name of a loss in the results",
+            f"phase {phase.label!r} has a metric called {taken!r}, but a loss in the results has that name",
             hint="give the metric another label=",
         )
     return bound
@@ -239,10 +239,10 @@ class Evaluation:
             by_row = len(metric.columns) == 1 and rows.is_ragged(metric.columns[0])
             if not by_row and (any(map(rows.is_ragged, metric.columns)) or _differ(outputs)):
                 raise SpecError(
-                    f"metric {metric.label!r} on node {metric.node!r} compares values that differ in length, and would "
-                    "count what fills the places behind the shorter ones",
-                    hint=f"leave the metric out, and compute it from results.prediction({metric.node!r}), which holds "
-                    "NaN behind each batch, and the lengths of the rows",
+                    f"metric {metric.label!r} on node {metric.node!r} compares values that differ in "
+                    "length, and would count the padding of the shorter ones",
+                    hint=f"leave the metric out, and compute it from results.prediction({metric.node!r}), which is "
+                    "padded with NaN after each batch, and the lengths of the rows",
                 )
 
     def _attempt(
@@ -330,8 +330,8 @@ def _joined_outputs(name: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
         other = next(shape for shape in shapes if shape != shapes[0])
         raise PhaseError(
             f"the output {name!r} is {arrays[0].dtype}{list(shapes[0])} per sample in one batch and "
-            f"{list(other)} in another, as batches are padded to lengths of their own",
-            cause="floating outputs are joined with NaN behind the shorter ones",
+            f"{list(other)} in another, because each batch is padded to its own length",
+            cause="only floating outputs can be joined, padded with NaN",
             hint="leave it out with outputs=[...], or pad all to one length: pad={'COLUMN': Pad(..., length=...)}",
         )
     longest = tuple(max(extents) for extents in zip(*shapes, strict=True))
@@ -377,7 +377,7 @@ def _failed(metric: BoundMetric, error: Exception, outputs: np.ndarray, targets:
     named = SYNONYMS.get(metric.metric.label, metric.metric.label)
     given = f"outputs {outputs.dtype}{list(outputs.shape)} and targets {targets.dtype}{list(targets.shape)}"
     return SpecError(
-        f"metric {metric.metric.label!r} on node {metric.node!r} ended by {type(error).__name__}: {error}",
+        f"metric {metric.metric.label!r} on node {metric.node!r} raised {type(error).__name__}: {error}",
         cause=f"it is called with {given}, NumPy arrays, and returns a number",
         hint=f"write metrics=[{named!r}]: this name takes the outputs of a model"
         if named in metric_names()

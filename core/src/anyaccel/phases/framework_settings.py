@@ -64,9 +64,9 @@ class FrameworkSettings(Callback):
         self.phase_end(phase, plan, run, None)  # a FitPhase may have several plans
         if not _HOLDING.acquire(blocking=False):
             raise PhaseError(
-                f"phase {phase.label!r} has FrameworkSettings, and so has a phase of another thread",
-                cause="settings are of the whole process",
-                hint="run one after the other, or set them yourself before both",
+                f"phase {phase.label!r} has FrameworkSettings, but a phase in another thread has them too",
+                cause="settings apply to the whole process",
+                hint="run the phases one at a time, or set the values yourself before both",
             )
         held = self._held[id(run)] = ExitStack()
         held.callback(_HOLDING.release)

@@ -77,7 +77,7 @@ class HookCaller:
     def phase_end(self, error: BaseException | None, **arguments: Any) -> None:
         """Call `phase_end` of all listeners, even if one raises.
 
-        Failures become notes on `error`; without one, the first is raised at the end.
+        Failures become notes on `error`; if it is None, the first failure is raised at the end.
 
         An interrupt is always raised: code that catches `error` would miss it as a note.
         """

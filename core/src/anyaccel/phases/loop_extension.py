@@ -1,6 +1,6 @@
-"""Loop extension: the moments of a training loop at which a feature can act, and its arguments.
+"""Loop extension: the moments of a training loop when a feature can act, and the arguments.
 
-A feature is one class that overrides the moments that it needs. Moments occur for each call of a program, which runs
+A feature is one class that overrides some of these moments. Moments occur for each call of a program, which runs
 many steps, never for each step; a class that does not override a moment is not called.
 """
 
@@ -49,7 +49,7 @@ class Call:
         n_left: Steps of this size that are left in the chunk.
         batch_size: Rows of a step.
         microbatch_size: Rows that are computed at once, at most; None for all.
-        n_steps: Number of steps that it takes; 0 until that is decided.
+        n_steps: Number of its steps; 0 until this is decided.
         n_counted: Number of these that `run.step` has counted while it ran.
         train: Function that makes the call.
     """
@@ -70,19 +70,19 @@ class LoopExtension:
     """A feature of the training loop; each method is a moment and does nothing by default."""
 
     def run_begins(self) -> None:
-        """Act when the loop begins; `run.history` and `run.step` give the position once all were called."""
+        """React to the start of the loop; `run.history` and `run.step` give the position after all calls."""
 
     def epoch_begins(self) -> None:
-        """Act when an epoch begins, with `run.step` of its steps done; the run may be asked to stop."""
+        """React to the start of an epoch, with `run.step` completed steps; the run may be asked to stop."""
 
     def steps_begin(self, losses: LossAccumulator) -> None:
-        """Act when the steps of an epoch begin: random streams are seeded, and `losses` will hold the results."""
+        """React to the first steps of an epoch: random streams are seeded, and `losses` will hold the results."""
 
     def before_steps(self, chunk: Chunk, runner: ChunkRunner, steps: StepRange) -> None:
         """Some steps of a chunk come next."""
 
     def agree(self, call: Call, n_steps: int) -> None:
-        """Agree with all processes on a call of equal steps, of which this process would take `n_steps`."""
+        """Agree with all processes on a call of equal steps; this process would take `n_steps`."""
 
     def before_call(self, call: Call) -> None:
         """A call of equal steps comes next, and may be changed."""
@@ -96,10 +96,10 @@ class LoopExtension:
         return nullcontext()
 
     def call_done(self, call: Call, first: int, step_losses: list[Losses]) -> None:
-        """Act when a call has done its steps, from number `first` of the epoch on; they count even if this raises."""
+        """React to the completed steps of a call, from number `first` of the epoch; they count even if this raises."""
 
     def after_call(self, losses: LossAccumulator) -> None:
-        """Act when `run.step` counts them: values, losses and records belong to whole steps."""
+        """React to an update of `run.step`: values, losses and records belong to whole steps."""
 
     def call_timed(self, n_steps: int, seconds: float) -> None:
         """It is known how long a call took, which may be later."""
@@ -112,7 +112,7 @@ class LoopExtension:
         return False
 
     def went_back(self, n_steps: int) -> None:
-        """Act when `n_steps` steps will be done again."""
+        """React to `n_steps` steps that will be repeated."""
 
     def steps_end(self, losses: LossAccumulator, means: Mapping[str, float]) -> None:
         """All steps of an epoch are computed, and these are the means of the losses."""

@@ -35,7 +35,7 @@ def train_loop(phase: PhaseSettings, programs: PhasePrograms) -> TrainLoop:
 
 
 def loop_extensions(phase: PhaseSettings, programs: PhasePrograms, in_progress: CallInProgress) -> list[LoopExtension]:
-    """Return the features of a loop, in the order in which they act; at the end of the loop they act in reverse."""
+    """Return the features of a loop in the order of their actions; at the end of the loop they act in reverse order."""
     run, pipeline, group, recovery = programs.run, programs.pipeline, programs.group, programs.policies[0]
     hooks, progress, checkpointers, rows = programs.hooks, programs.progress, programs.checkpointers, recovery.rows
     resumed = [(one, one.resumed) for one in checkpointers if one.resumed is not None]

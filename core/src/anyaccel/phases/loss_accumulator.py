@@ -22,7 +22,7 @@ class LossAccumulator:
         total: Function that returns sums and weights over all rows from those over the rows of this process.
 
     Attributes:
-        weightless: Labels of the losses in which nothing counted, once `means` was called: their means are NaN.
+        weightless: Labels of the losses without any counted value, after a call of `means`: their means are NaN.
     """
 
     def __init__(self, total: Callable[[Mapping[str, tuple[float, float]]], LossSums] = dict) -> None:
@@ -88,9 +88,7 @@ class LossAccumulator:
         )
 
     def _of_calls(self) -> Iterator[tuple[str, float, float]]:
-        """Yield label, sum and weight for each call of several steps; a mean weighs as much as its batch, or as
-        given.
-        """
+        """Yield label, sum and weight for each call of several steps; by default a mean weighs as much as its batch."""
         for losses in self._losses:
             if losses.pairs is None:
                 means, weights = _host_columns(losses)
@@ -109,7 +107,7 @@ def step_means(losses: Sequence[Losses], n_steps: int) -> dict[str, np.ndarray]:
 
     Args:
         losses: Losses of the call: one table, or equally many entries for each step.
-        n_steps: Number of steps that it has done.
+        n_steps: Number of completed steps.
     """
     if losses and losses[0].means is not None:
         return {label: column[:n_steps] for label, column in _host_columns(losses[0])[0].items()}

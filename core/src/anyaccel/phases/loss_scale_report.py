@@ -41,8 +41,8 @@ class LossScaleReport(LoopExtension):
             self._n_skipped += n_skipped
             self._run.log_event(
                 "precision",
-                f"{n_skipped} of {self._run.step} steps were skipped, as gradients were not finite; losses are now "
-                f"scaled by {self._scaling.scale:g}",
+                f"{n_skipped} of {self._run.step} steps were skipped because gradients were not finite; "
+                f"losses are now scaled by {self._scaling.scale:g}",
             )
 
     def run_ends(self) -> None:
@@ -51,10 +51,12 @@ class LossScaleReport(LoopExtension):
         if self._n_skipped < n_steps or not n_steps or self._run.phase.on_nan == "ignore":
             return
         label = self._run.phase.label
-        problem = f"phase {label!r}: all of its {n_steps} steps were skipped, as gradients were not finite in float16"
+        problem = (
+            f"phase {label!r}: all of its {n_steps} steps were skipped because gradients were not finite in float16"
+        )
         hint = (
-            "Hint: train for more steps, as each that is skipped halves the scale, or write a smaller loss_scale=; "
-            "where values are beyond 65504, scale the data, or write precision='bf16-mixed', which has the range of "
-            "float32"
+            "Hint: train for more steps, because each skipped step halves the scale, or set a "
+            "smaller loss_scale=; if values exceed 65504, scale the data, or use precision='bf16-mixed', which has "
+            "the range of float32"
         )
         warnings.warn(printable(f"{problem}: nothing was learned. {hint}"), NaNWarning, stacklevel=user_level())

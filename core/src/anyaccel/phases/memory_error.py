@@ -20,7 +20,7 @@ def as_out_of_memory(error: MemoryError) -> OutOfMemoryError:
     said = str(error).partition("\n")[0]
     return OutOfMemoryError(
         f"not enough host memory: {said}" if said else "not enough host memory",
-        hint="use smaller batches, or free memory of the process",
+        hint="use smaller batches, or free host memory",
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from anyaccel.backend import ComputingBackend
 from anyaccel.data import RaggedColumn, Rows, joined_array
 from anyaccel.errors import NaNWarning
 from anyaccel.graph import Column, Plan
@@ -47,13 +48,26 @@ def notes(
 
 
 def warn(phase: PhaseSettings, nan_notes: Sequence[str]) -> bool:
-    """Issue one NaNWarning with the notes, if there are any and the phase does not ignore NaN; return whether it
-    did.
-    """
+    """Issue one NaNWarning with the notes, if any, unless the phase ignores NaN; return whether it was issued."""
     if not nan_notes or phase.on_nan == "ignore":
         return False
     warnings.warn(printable(f"phase {phase.label!r}: {'. '.join(nan_notes)}."), NaNWarning, stacklevel=user_level())
     return True
+
+
+def warn_of_float16(phase: PhaseSettings, segments: Sequence[Segment], backends: Sequence[ComputingBackend]) -> None:
+    """Warn of trained parameters in float16, whose gradients and updates are 0 or not finite without a word."""
+    if not phase.trains or phase.on_nan == "ignore":
+        return
+    for segment, backend in zip(segments, backends, strict=True):
+        trained = {label for group in segment.groups for label in group.nodes}
+        for operation in segment.operations:
+            is_trained = operation.label in trained and operation.model is not None
+            if is_trained and backend.dtype_of(operation.model) == "float16":
+                problem = f"phase {phase.label!r}: the parameters of node {operation.label!r} are float16, in which "
+                problem += "updates are lost or not finite. Hint: convert them to float32, and write "
+                problem += "precision='fp16-mixed' to compute in float16"
+                warnings.warn(printable(problem), NaNWarning, stacklevel=user_level())
 
 
 def _reached(segments: Sequence[Segment]) -> set[str]:
@@ -109,5 +123,5 @@ def _hint(role: str, rows: Rows, name: str, split: str) -> str:
         return f"build the graph on {label}.fit_transform(SimpleImputer(), [{name!r}], fit_on={split!r})"
     if axes:  # a condition is one value for each row
         finite = f"lambda rows: np.isfinite(rows).all({axes})"
-        return f"train without these rows, data={label}.split({split!r}).filter({{{name!r}: {finite}}})"
-    return f"train without these rows, data={label}.split({split!r}).filter({{{name!r}: np.isfinite}})"
+        return f"train without these rows: data={label}.split({split!r}).filter({{{name!r}: {finite}}})"
+    return f"train without these rows: data={label}.split({split!r}).filter({{{name!r}: np.isfinite}})"

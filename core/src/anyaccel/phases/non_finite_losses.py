@@ -40,7 +40,7 @@ class NonFiniteLosses(LoopExtension):
             self._found(values, f"at step {step + 1} of epoch {self._run.epoch + 1}", hint=_HINT)
         elif losses.weightless:
             values = dict.fromkeys(losses.weightless, math.nan)
-            where = f"in epoch {self._run.epoch + 1}, in which nothing counts: all weights are 0"
+            where = f"in epoch {self._run.epoch + 1}, because nothing counts: all weights are 0"
             self._found(values, where, hint="look at sample_weight, mask, class_weights and ignore_index of the loss")
 
     def validation(self, values: Mapping[str, float]) -> None:
@@ -62,7 +62,7 @@ class NonFiniteLosses(LoopExtension):
             stop = (
                 ""
                 if on_nan == "stop"
-                else "; on_nan='stop' ends the run where this happens, on_nan='ignore' says nothing"
+                else "; on_nan='stop' ends the run when this happens, on_nan='ignore' silences this warning"
             )
             message = f"phase {label!r}: {problem}. Hint: {hint}{stop}"
             warnings.warn(printable(message), NaNWarning, stacklevel=user_level())

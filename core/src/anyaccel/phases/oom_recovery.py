@@ -88,15 +88,15 @@ class OutOfMemoryRecovery:
         at_once = min(self.rows.microbatch_size or n_rows, n_rows)
         indivisible = at_once <= 1 or bool(self._report.couplings)
         if not indivisible and self._gives_up_snapshots(at_once):
-            self._log(error, "snapshots, beside which whole steps do not fit, are not taken any more")
+            self._log(error, "snapshots are no longer taken, because whole steps do not fit next to them")
         elif not indivisible:
             self.rows.microbatch_size = smaller(n_rows, at_once)
             self.rows.loader.limit_rows(self.rows.microbatch_size)
-            self._log(error, f"{self.rows.microbatch_size} rows of {n_rows} at once now")
+            self._log(error, f"{self.rows.microbatch_size} of {n_rows} rows at a time from now on")
         elif shrunk:
-            self._log(error, "rows are streamed in smaller blocks now")
+            self._log(error, "rows are streamed in smaller blocks from now on")
         elif self._snapshots_hold(unknown=True) and self.snapshots is not None and self.snapshots.give_up():
-            self._log(error, "snapshots, which need room, are not taken any more")
+            self._log(error, "snapshots are no longer taken, to save memory")
         else:
             raise self.final_error(error, at_once) from None
 
@@ -104,9 +104,9 @@ class OutOfMemoryRecovery:
         """Return whether current steps fit without snapshots, which were then released.
 
         Right after a restore, a state of immutable arrays is the snapshot itself, and they use memory once: steps that
-        fit now fit without snapshots. If a snapshot is a copy, steps that fit next to it fit without it. Otherwise
-        snapshots are kept: without one, a failing step is the end. Streamed blocks are then made as small as possible,
-        for a margin.
+        fit now fit without snapshots. If a snapshot is a copy, dropping it makes room for the steps. Otherwise
+        snapshots are kept, because no failing step can be retried without them. Streamed blocks are then made as small
+        as possible, for a margin.
         """
         snapshots = self.snapshots
         if snapshots is None or not (self.rows.loader.repeatable and self._snapshots_hold(unknown=False)):
@@ -172,12 +172,12 @@ def _coupled_models(stages: Sequence[PipelineStage]) -> Iterator[str]:
 def custom_losses(stages: Sequence[PipelineStage]) -> list[str]:
     """Return the losses that are the user's own, which may not be means over rows."""
     terms = [term for stage in stages for term in stage.segment.losses]
-    return [f"the loss {term.label!r}, which is your own" for term in terms if term.loss.own is not None]
+    return [f"the custom loss {term.label!r}" for term in terms if term.loss.own is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """A position from which an epoch can be resumed: completed steps, entries of the losses, and states, also of
+    """A position to resume an epoch from: completed steps, entries of the losses, and states, including those of
     callbacks.
     """
 
@@ -423,11 +423,11 @@ class OutOfMemoryReport:
 
     def _hints(self, fitting: int | None) -> Iterator[str]:
         smaller = "a smaller batch" if fitting is None else f"batches of at most {fitting}"
-        yield "use a smaller model" if fitting == 0 else f"use {smaller}, or a smaller model"
+        yield "use a smaller model" if fitting == 0 else f"use {smaller} or a smaller model"
         if not self.may_stream:
-            yield "write residency='auto', to stream rows that do not fit"
+            yield "set residency='auto' to stream rows that do not fit"
         if self.trains and self.couplings:
-            yield "write microbatching='approximate', to compute batches in micro-batches all the same"
+            yield "set microbatching='approximate' to allow micro-batches anyway"
 
     def _memory_use(self, residency: str) -> Iterator[str]:
         """Yield the known contents of each device, by category."""
@@ -527,7 +527,7 @@ def _measured(place: Place) -> str:
     now = None if memory is None else memory.memory(place[1])
     if now is None or not now.total:
         return "not measured there"
-    return f"what is left of {size(now.total)}, of which {size(now.free)} are free now"
+    return f"the remainder of {size(now.total)} ({size(now.free)} are free now)"
 
 
 def _search(trial: Trial, step: StepRange, n_rows: int) -> int:

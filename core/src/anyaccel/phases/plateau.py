@@ -25,7 +25,7 @@ class ReduceLROnPlateau(Callback):
     each epoch, so you do not call `step` as with PyTorch's scheduler. The reduced rate also applies in later phases.
     Use a separate object for each optimizer and for each new training.
 
-    An epoch in which the value is NaN does not count as an improvement, and a NaNWarning reports the first one.
+    An epoch with a NaN value does not count as an improvement, and a NaNWarning reports the first one.
     `current` is the current factor, `best` the best value so far.
 
     Args:
@@ -126,7 +126,7 @@ def _number(where: str, name: str, value: Any, example: float, *, below_one: boo
 
 
 def listening_schedules(optimizers: Iterable[Optimizer | None], callbacks: Iterable[Callback]) -> list[Callback]:
-    """Return the schedules of optimizers that listen to epochs, each once, without those that are called already."""
+    """Return the schedules of optimizers that listen to epochs, without duplicates and those already called."""
     own: list[Any] = [optimizer.schedule.own for optimizer in optimizers if optimizer is not None]
     known = {id(callback) for callback in callbacks}
     listening: dict[int, Callback] = {id(each): each for each in own if isinstance(each, Callback)}

@@ -160,13 +160,13 @@ def _check_single_rows(phase: PhaseSettings, resolution: Resolution, graph: Mode
                 n_rows = min(map(len, drawn.data.rows.values()))
                 sizes = (*range(largest - 1, 1, -1), *range(largest + 1, n_rows + 1))
                 size = next((size for size in sizes if n_rows % size != 1), None)
-                advice = "give more rows" if size is None else f"draw batches of {size} rows"
+                advice = "use more rows" if size is None else f"draw batches of {size} rows"
                 samplers = phase.sampler.values() if isinstance(phase.sampler, Mapping) else [phase.sampler]
                 order = "shuffle=True, " if any(getattr(sampler, "shuffle", False) for sampler in samplers) else ""
                 drop = f", or leave that one out: sampler=SimpleSampler({largest}, {order}drop_last=True)"
                 raise PhaseError(
-                    f"phase {phase.label!r}: step {single} of each epoch has a batch of one row, with which node "
-                    f"{operation.label!r} cannot be trained: {reason}",
+                    f"phase {phase.label!r}: step {single} of each epoch has a batch of one row, and node "
+                    f"{operation.label!r} cannot be trained on it: {reason}",
                     hint=advice + (drop if 1 < largest <= n_rows else ""),
                 )
 
@@ -210,7 +210,7 @@ def _draw(
         missing = [name for name in sets if name not in samplers]
         if unknown is not None:
             raise PhaseError(
-                f"phase {part.label!r} has a sampler for {unknown!r}, which is not a feature set that it takes",
+                f"phase {part.label!r} has a sampler for {unknown!r}, which is not one of its feature sets",
                 available=", ".join(sets),
                 hint=did_you_mean(unknown, sets),
             )
@@ -277,7 +277,7 @@ def _factory(
         if ragged is not None and drawn.part.residency == "resident":
             raise PhaseError(
                 f"phase {drawn.part.label!r} has residency='resident', and the rows of {ragged.shown} differ in length",
-                cause="batches that are padded to lengths of their own are streamed",
+                cause="batches that are padded to different lengths are always streamed",
                 hint="leave residency out, or pad all to one length: pad={'COLUMN': Pad(..., length=...)}",
             )
         return RowsLoaderFactory(plan, partial(make_host_columns, plan, rows, ranges, known), epochs)
@@ -302,13 +302,13 @@ def _check_streams(samplers: Samplers | None, metrics: Sequence[BoundMetric], pl
 def _check_source(phase: PhaseSettings, part: PhaseSettings, source: Source, on_host: Collection[str]) -> None:
     if on_host:
         raise PhaseError(
-            f"phase {phase.label!r} streams the source {source.label!r}, from which estimators cannot learn",
+            f"phase {phase.label!r} streams the source {source.label!r}, but estimators cannot learn from a source",
             cause=f"nodes that learn by partial_fit: {', '.join(on_host)}",
             hint="freeze them, or read the source into memory: FeatureSet.from_dict(...)",
         )
     if phase.residency == "resident":
         raise PhaseError(
-            f"phase {phase.label!r} has residency='resident', and its data are the source {source.label!r}",
+            f"phase {phase.label!r} has residency='resident', but its data are the source {source.label!r}",
             cause="a source is streamed",
             hint="leave residency out, or read the source into memory: FeatureSet.from_dict(...)",
         )
@@ -322,9 +322,9 @@ def _check_default_sampler(part: PhaseSettings, source: Source) -> None:
     chosen = [type(sampler).__name__ for sampler in samplers if type(sampler) is not SimpleSampler]
     if chosen:
         raise PhaseError(
-            f"phase {part.label!r} has a {chosen[0]}, and its data are the source {source.label!r}",
+            f"phase {part.label!r} has a {chosen[0]}, but its data are the source {source.label!r}",
             cause="a source of batches decides which rows make a batch",
-            hint="leave the sampler out, give a MapSource, or read the source into memory: FeatureSet.from_dict(...)",
+            hint="leave the sampler out, use a MapSource, or read the source into memory: FeatureSet.from_dict(...)",
         )
 
 
@@ -351,9 +351,9 @@ def _check_same_units(label: str, rows: Rows, known: FeatureSet, taken: Collecti
         expected, own = _pad_value(known, name), _pad_value(given, name)
         if own is not None and expected is not None and own != expected:
             raise PhaseError(
-                f"phase {label!r} was given {rows.label!r}, whose column {name!r} is padded with {own}",
+                f"phase {label!r} received {rows.label!r}, but its column {name!r} is padded with {own}",
                 cause=f"the graph's data are padded with {expected}",
-                hint=f"make it with pad={{{name!r}: {expected}}}",
+                hint=f"create it with pad={{{name!r}: {expected}}}",
             )
 
 
@@ -361,11 +361,11 @@ def _check_transforms(label: str, given: FeatureSet, known: FeatureSet, names: l
     expected, applied = (relevant_transforms(data.transforms, names)[::-1] for data in (known, given))
     if len(expected) == len(applied) and all(one.is_like(other) for one, other in zip(expected, applied, strict=True)):
         return
-    difference = "with other transforms than" if applied else "as it was before the transforms of"
+    difference = "with other transforms than" if applied else "without the transforms of"
     raise PhaseError(
         f"phase {label!r} was given {given.label!r} {difference} the graph's data",
         cause=f"the graph's data: {listed(expected)}; given: {listed(applied)}",
-        hint="name a split of the graph's feature set, or give fresh.transform_like(data) of untransformed data",
+        hint="name a split of the graph's feature set, or pass fresh.transform_like(data) for untransformed data",
     )
 
 
@@ -426,7 +426,7 @@ def streams_of(phase: PhaseSettings, graph: ModelGraph) -> dict[str, tuple[str, 
 
 
 def plan_request(phase: PhaseSettings, graph: ModelGraph, done: Collection[str] = ()) -> Request:
-    """Return the request of a phase to a graph; `done` are the estimators that it has fitted so far.
+    """Return the request of a phase to a graph; `done` are the estimators fitted so far.
 
     Raises:
         AnyaccelError: metrics, estimators or outputs that do not fit the graph.
@@ -469,7 +469,7 @@ def resolve_phase(
         phase: The bound phase.
         graph: The graph that it runs on.
         left: The caller's contexts, which were left.
-        done: Estimators that it has fitted so far.
+        done: Estimators fitted so far.
         known: The devices; None for those of this machine.
 
     Returns:
@@ -521,11 +521,11 @@ def check_precision(phase: PhaseSettings, plan: Plan, left: Mapping[Backend, Out
         if not context or assignment.precision:
             continue
         if phase.step is not None:
-            hint = f"run the phase outside of it, and enter it in the step: `with {context}:`"
+            hint = f"run the phase outside this context, and enter it in the step: `with {context}:`"
         else:
-            hint = f"run the phase outside of it; {type(phase).__name__}(..., precision={precision!r}) computes so"
+            hint = f"run the phase outside this context, and set {type(phase).__name__}(..., precision={precision!r})"
         raise PhaseError(
-            f"phase {phase.label!r} runs inside {context}, and node {assignment.node!r} on {assignment.device}; that "
-            "context keeps weights of the first step until it ends, and casts losses too",
+            f"phase {phase.label!r} runs inside {context}, and node {assignment.node!r} on {assignment.device}; the "
+            "context caches the weights of the first step until it ends, and also casts losses",
             hint=hint,
         )

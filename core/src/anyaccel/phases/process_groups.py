@@ -88,7 +88,7 @@ class ProcessGroups:
         """
 
     def notes(self, phase: PhaseSettings, resolution: Resolution, batch_size: int | None) -> tuple[str, ...]:
-        """Return notes for a plan about who computes the phase; `batch_size` is None if unknown beforehand."""
+        """Return notes for a plan about the processes of the phase; `batch_size` is None if unknown beforehand."""
         return ()
 
     def plan_of_one(self, phase: PhaseSettings, plan: Plan, devices: Sequence[Device]) -> Plan:

@@ -77,13 +77,13 @@ class Profile(Callback):
         if not phase.trains:
             if self not in phase.callbacks:  # it is one of an experiment, which has other phases too
                 return
-            problem = f"phase {phase.label!r} has a Profile, and no training steps"
-            raise PhaseError(problem, available="a TrainPhase", hint="give the Profile to the TrainPhase")
+            problem = f"phase {phase.label!r} has a Profile, but no training steps"
+            raise PhaseError(problem, available="a TrainPhase", hint="pass the Profile to the TrainPhase")
         self.files = []
         try:
             self.location.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            problem = f"Profile: the folder {self.folder!r} cannot be made: {error.strerror}"
+            problem = f"Profile: the folder {self.folder!r} cannot be created: {error.strerror}"
             raise PhaseError(problem, hint="name another: Profile(folder=...)") from None
 
     def before_placement(self, phase: Any, plan: Plan, run: Run) -> None:
@@ -93,9 +93,9 @@ class Profile(Callback):
         lacking = {each.framework for each in plan.assignments if each.backend.capability(ProfilesSteps) is None}
         if lacking:
             raise PhaseError(
-                f"phase {phase.label!r} has a Profile, and the plugin of {', '.join(sorted(lacking))} has no profiler",
+                f"phase {phase.label!r} has a Profile, but the plugin of {', '.join(sorted(lacking))} has no profiler",
                 cause="it lacks the capability 'profile_steps'",
-                hint="leave the Profile out, or profile the process with a tool of the system",
+                hint="leave the Profile out, or use a system profiler",
             )
 
 
@@ -159,8 +159,8 @@ class ProfileSession(LoopExtension):
         """
         if not RECORDING.acquire(blocking=False):
             raise PhaseError(
-                f"phase {self._run.phase.label!r} has a Profile, and another phase of this process is being profiled",
-                hint="run one after the other",
+                f"phase {self._run.phase.label!r} has a Profile, but another phase of this process is being profiled",
+                hint="run the phases one at a time",
             )
         with ExitStack() as until_started:
             until_started.callback(RECORDING.release)
@@ -184,14 +184,16 @@ class ProfileSession(LoopExtension):
             except Exception as error:  # what each framework raises where its user records, too
                 label, said = self._run.phase.label, str(error).partition("\n")[0]
                 raise PhaseError(
-                    f"phase {label!r} has a Profile, and the profiler of {framework} does not start: {said}",
-                    hint="end the profiler that runs in this process, or leave the Profile out",
+                    f"phase {label!r} has a Profile, but the profiler of {framework} does not start: {said}",
+                    hint="stop the profiler that is running in this process, or leave the Profile out",
                 ) from error
             files.append(path)
         self._marks, self._files = marks, files
 
     def ended(self) -> None:
-        """End the recording, and report the files, or why there are none; a run does not fail because of them."""
+        """End the recording and report the files, or the reason why none were written; a run does not fail because of
+        them.
+        """
         if not self._marks:
             if self._from < 0:
                 self._from = self._stop
@@ -220,5 +222,5 @@ def profile_sessions(callbacks: Sequence[Callback], run: Run, pipeline: Pipeline
     """
     wanted = [each for each in callbacks if isinstance(each, Profile)]
     if len(wanted) > 1:
-        raise PhaseError(f"phase {run.phase.label!r} has {len(wanted)} callbacks Profile", hint="leave one of them")
+        raise PhaseError(f"phase {run.phase.label!r} has {len(wanted)} Profile callbacks", hint="keep one of them")
     return [ProfileSession(one, run, pipeline) for one in wanted if run.is_main_process]

@@ -33,12 +33,16 @@ def check_alignment(
         for what, sets in combinations:
             sizes = {name: _size(step.get(name)) for name in sorted(sets)}
             if len(set(sizes.values())) > 1 and any(sizes.values()):
-                sampled = "give their samplers one batch size (and drop_last=True), and the data as many rows"
+                sampled = (
+                    "use the same batch size (and drop_last=True) for their samplers, and the same number of "
+                    "rows in the data"
+                )
                 sampled = sampled if all(sizes.values()) else "combine them by schedule='zip_strict'"
                 raise PhaseError(
-                    f"phase {label!r}: {what} combines {' and '.join(sizes)}, and a step takes unequal numbers of rows",
+                    f"phase {label!r}: {what} combines {' and '.join(sizes)}, but a step has different numbers of "
+                    "rows of them",
                     cause=", ".join(f"{name}: {size or 'none'}" for name, size in sizes.items()),
-                    hint=sampled if by_sampler else "give the data of each as many rows",
+                    hint=sampled if by_sampler else "use the same number of rows in all of them",
                 )
 
 

@@ -58,7 +58,7 @@ class Run:
         heard: Function that receives every event that is not `verbose`.
         last_losses: Function that returns the losses of the steps for `step_losses`.
         final_snapshot: The argument of `return_to`; None if it was not called.
-        final_state: The state of the graph to which a run that resumes from a checkpoint returns, if `return_to` was
+        final_state: The state that the graph returns to after a run resumed from a checkpoint, if `return_to` was
             called before that checkpoint; otherwise None.
         is_main_process: Whether this process shows, tracks and writes the run: the first of several processes.
     """
@@ -115,7 +115,7 @@ class Run:
         Args:
             kind: `"compile"`, `"residency"`, `"memory"`, `"source"`, `"transfer"`, `"rate"`, `"checkpoint"`,
                 `"precision"`, `"profile"` or `"context"`.
-            message: What happened, and why.
+            message: The event and its reason.
             verbose: Do not show it in the progress.
         """
         epoch, step = (self.epoch, self.step) if self.looping else (-1, -1)
@@ -153,7 +153,7 @@ class Run:
         """Return the mean losses of the steps since `step_end` was last called, by label. Waits for the devices.
 
         That is the last step, unless callbacks ask for every n-th (`Callback.every_n_steps`). With several processes,
-        each has the losses of its own rows; the losses of epochs cover all rows.
+        each returns the losses of its own rows; the losses of epochs cover all rows.
         """
         losses = LossAccumulator()
         losses.add(self.last_losses())
@@ -208,7 +208,7 @@ class Run:
         if self._pipeline is None:
             raise PhaseError(
                 f"phase {self.phase.label!r} is not running, so there is no state to snapshot or restore",
-                hint="call this in a callback, between after_loading and the last epoch_end",
+                hint="call this in a callback, after after_loading and before the last epoch_end",
             )
         return self._pipeline
 
@@ -239,7 +239,7 @@ class FinishedSteps:
     def losses(self) -> dict[str, np.ndarray]:
         """Return the mean loss of each step, float64 [number of steps], by label. Waits for the device.
 
-        With a custom step, these are the figures that it returned, by name. A step in which a loss had no rows is NaN.
+        With a custom step, these are the figures that it returned, by name. A step without rows for a loss is NaN.
         """
         return step_means(self._losses, len(self))
 
@@ -267,9 +267,7 @@ class DeviceStats:
 
     @property
     def utilization(self) -> float | None:
-        """The fraction of the last moment, from 0 to 1, in which the GPU computed, as NVML reports now; otherwise
-        None.
-        """
+        """The current utilization of the GPU as reported by NVML, from 0 to 1; otherwise None."""
         return nvidia_utilization(self.identity) if self.identity else None
 
     def __str__(self) -> str:
@@ -277,7 +275,7 @@ class DeviceStats:
         words = ", ".join(f"{size(nbytes)} {what}" for nbytes, what in known if nbytes is not None)
         part = self.utilization
         busy = "" if part is None else f", busy {part:.0%} of the time"
-        return f"{self.device} ({self.framework}): {words or 'the framework tells no memory'}{busy}"
+        return f"{self.device} ({self.framework}): {words or 'the framework does not report memory'}{busy}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,11 +313,11 @@ class RunStats:
         devices: Each framework on each device of the plan.
         nodes: The nodes with a model, in the order of computation.
         steps_per_second, samples_per_second: Speed of the last complete epoch, without its validation; None before the
-            first. With several processes, each has the figures of its own rows.
+            first. With several processes, each reports its own rows.
         flops_per_step: Operations of a step, measured by `Run.measure_step`; None before, or if unknown.
         model_flops_utilization: Operations per second as a fraction, from 0 to 1, of the rate that the makers of the
             devices state for the dtype of the computation; None if one of the two is unknown.
-        not_covered: Why figures are None that `Run.measure_step` could return, by name.
+        not_covered: The reasons, by name, for figures of `Run.measure_step` that are None.
     """
 
     devices: tuple[DeviceStats, ...] = ()
@@ -334,9 +332,9 @@ class RunStats:
         speed = [] if self.steps_per_second is None else [f"{self.steps_per_second:,.0f} steps/s"]
         if self.samples_per_second is not None:
             speed = [f"{self.samples_per_second:,.0f} samples/s, {speed[0]}"]
-        work = [] if self.flops_per_step is None else [f"{self.flops_per_step:,} operations a step"]
+        work = [] if self.flops_per_step is None else [f"{self.flops_per_step:,} operations per step"]
         if self.model_flops_utilization is not None:
-            work.append(f"{self.model_flops_utilization:.1%} of the stated rate")
+            work.append(f"{self.model_flops_utilization:.1%} of the peak rate")
         return "\n".join([*map(str, self.devices), *map(str, self.nodes), *filter(None, [", ".join(work)]), *speed])
 
     def to_dict(self) -> dict[str, Any]:
@@ -439,7 +437,7 @@ class MeasuredWork:
     )
 
     def utilization(self, steps_per_second: float | None) -> float | None:
-        """Return the fraction of the stated rate that this number of steps per second reaches."""
+        """Return the fraction of the peak rate that this number of steps per second reaches."""
         if steps_per_second is None or self.cost.flops is None or self.rate is None:
             return None
         return self.cost.flops * steps_per_second / self.rate
@@ -469,12 +467,12 @@ def measured_work(plan: Plan, stages: Sequence[PipelineStage], batch_size: int, 
 def _cost(stages: Sequence[PipelineStage], batch_size: int, custom_step: bool) -> tuple[StepCost, str]:
     """The cost of a step, and why it is empty."""
     if custom_step or len(stages) != 1:
-        why = "the training step is your own" if custom_step else "several segments compute a step"
+        why = "the phase has a custom step" if custom_step else "a step has several segments"
         return StepCost(), why
     segment, backend = stages[0].segment, stages[0].backend
     costs = backend.capability(StepCosts)
     if costs is None:
-        return StepCost(), f"the plugin of {backend.framework} does not tell the work of a step"
+        return StepCost(), f"the plugin of {backend.framework} does not report the work of a step"
     try:
         return costs.step_cost(segment, batch_size), ""
     except Exception as error:  # of a user's model or loss, which may take no rows of zeros
@@ -487,7 +485,7 @@ def _rate(plan: Plan) -> tuple[float | None, str]:
     precisions = {each.precision for each in plan.assignments if each.parameters}
     if not precisions <= _DTYPES.keys() or len(precisions) != 1:
         given = ", ".join(sorted(each or "none" for each in precisions))
-        return None, f"rates are stated for one dtype of 16 bits, and precision is {given}"
+        return None, f"peak rates are given for one 16-bit dtype, but precision is {given}"
     rates = extensions("compute_rate")
     if not rates:
         return None, str(missing("anyaccel-resources", "the table of rates"))
@@ -497,6 +495,6 @@ def _rate(plan: Plan) -> tuple[float | None, str]:
         name = registry().find(framework, device.kind).device_info(device).name
         rate = next(filter(None, (stated(name, dtype) for stated in rates)), None)
         if rate is None:
-            return None, f"no rate in {dtype} is known of {name} ({device})"
+            return None, f"the rate of {name} ({device}) in {dtype} is unknown"
         total += rate.per_second
     return total * max(len(plan.replicas), 1), ""

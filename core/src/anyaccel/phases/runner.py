@@ -74,7 +74,7 @@ class Phase(PhaseSettings):
             AnyaccelError: the phase cannot run.
         """
         if not isinstance(graph, ModelGraph):
-            raise PhaseError(f"phase {self.label!r}: graph={shown(graph)} is not a ModelGraph", hint="give the graph")
+            raise PhaseError(f"phase {self.label!r}: graph={shown(graph)} is not a ModelGraph", hint="pass the graph")
         return plan_for(self, graph, inventory)
 
     def run_on(
@@ -154,7 +154,7 @@ class Phase(PhaseSettings):
         Returns:
             The values of an evaluation; None for other phases.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not say what it computes")
+        raise NotImplementedError(f"{type(self).__name__} does not define what it computes")
 
     def results_of(self, run: Run, values: EvaluationValues | None, record: Mapping[str, Any]) -> PhaseResults:
         """Return the results of a run of this phase.
@@ -236,8 +236,8 @@ def execute(
                 if ragged and run.looping and isinstance(error, Exception):
                     # A model may have been made for one length, which is known only when a batch of another comes.
                     error.add_note(
-                        f"the rows of {', '.join(ragged)} differ in length, and each batch is padded to its own "
-                        "longest; a model that takes one length needs pad={'COLUMN': Pad(..., length=...)}"
+                        f"the rows of {', '.join(ragged)} differ in length, and each batch is padded "
+                        f"to its longest row; a model with a fixed length needs pad={'COLUMN': Pad(..., length=...)}"
                     )
                 raise
             finally:
@@ -345,6 +345,7 @@ class PhaseExecution:
         hooks.call("before_placement", phase=phase, plan=plan, run=run)
         warn_of_fallbacks(plan)
         nan_in_data = nan_check.warn(phase, nan_notes)
+        nan_check.warn_of_float16(phase, resolution.segments, resolution.backends)
         self._final_devices.update(after)
         place(graph, {assignment.node: assignment.device for assignment in plan.assignments}, layouts(plan.assignments))
         hooks.call("after_placement", phase=phase, plan=plan, run=run)
@@ -486,7 +487,7 @@ def _couplings(part: PhaseSettings, pipeline: Pipeline, learners: Learners) -> l
     if not part.trains:
         return custom_losses(pipeline.stages)
     if part.step is not None:
-        return ["the step, which is your own"]
+        return ["the custom step"]
     if part.microbatching == "approximate":
         return []
     each_batch = [f"the estimator {label!r}, which learns from each batch" for label in learners.labels]
@@ -568,7 +569,7 @@ def claim(run: Run) -> None:
             raise PhaseError(
                 f"phase {run.phase.label!r} cannot start: {other.phase.label!r} is running on graph "
                 f"{run.graph.label!r}",
-                hint="evaluate with TrainPhase(validation=...), or when that phase has ended",
+                hint="evaluate with TrainPhase(validation=...), or after that phase has ended",
             )
         models = dict(_models(run.graph))
         for key, (_, label) in models.items():

@@ -157,45 +157,39 @@ Samplers = Sampler | Mapping[str, Sampler]
 """A sampler for all feature sets, or a mapping with one for each label."""
 
 
-def batch_size(*, shuffle: bool) -> Check:
-    """Check for a number of rows; it makes the sampler of a phase, which the setting `sampler` may then replace."""
-
-    def check(phase: Any, name: str, given: Any) -> object:
-        phase.sampler = SimpleSampler(given, shuffle=shuffle)
-        return UNCHANGED
-
-    return check
+def batch_size(phase: Any, name: str, given: Any) -> object:
+    """Check for a number of rows, which makes the sampler of a phase; None leaves it to the setting `sampler`."""
+    if given is not None:
+        phase.sampler = SimpleSampler(given, shuffle=phase.trains)
+    return UNCHANGED
 
 
-def samplers(default: int) -> Check:
-    """Check for samplers, which replace a batch size of `default`; None keeps the sampler of `batch_size`.
+def samplers(phase: Any, name: str, given: Any) -> Any:
+    """Check for samplers; without any, the batches have `batch_size` rows, or as many as the phase has by default.
 
     In a mapping by feature set integers (NumPy's too) are batch sizes.
     """
-
-    def check(phase: Any, name: str, given: Any) -> Any:
-        if given is None:
-            return UNCHANGED
-        where = f"phase {phase.label!r}"
-        if is_integer(given):
-            raise PhaseError(
-                f"{where}: sampler must be a Sampler, got {shown(given)}", hint=f"write batch_size={shown(given)}"
-            )
-        if phase.sampler.batch_size != default:
-            raise PhaseError(
-                f"{where} has both a sampler and a batch_size", hint="leave batch_size out: the sampler has one"
-            )
-        by_label = given.items() if isinstance(given, Mapping) else [("", given)]
-        checked = {label: SimpleSampler(it, shuffle=True) if is_integer(it) else it for label, it in by_label}
-        wrong = next((it for it in checked.values() if not isinstance(it, Sampler)), None if checked else given)
-        if wrong is not None:
-            raise PhaseError(
-                f"{where}: sampler must be a Sampler, or a mapping with one for each feature set, got {shown(wrong)}",
-                hint="write batch_size=32, or sampler=SimpleSampler(32, shuffle=True)",
-            )
-        return checked if isinstance(given, Mapping) else given
-
-    return check
+    has_batch_size = "sampler" in vars(phase)
+    if given is None:
+        return UNCHANGED if has_batch_size else SimpleSampler(phase.default_batch_size, shuffle=phase.trains)
+    where = f"phase {phase.label!r}"
+    if is_integer(given):
+        raise PhaseError(
+            f"{where}: sampler must be a Sampler, got {shown(given)}", hint=f"write batch_size={shown(given)}"
+        )
+    if has_batch_size:
+        raise PhaseError(
+            f"{where} has both a sampler and a batch_size", hint="leave batch_size out: the sampler has one"
+        )
+    by_label = given.items() if isinstance(given, Mapping) else [("", given)]
+    checked = {label: SimpleSampler(it, shuffle=True) if is_integer(it) else it for label, it in by_label}
+    wrong = next((it for it in checked.values() if not isinstance(it, Sampler)), None if checked else given)
+    if wrong is not None:
+        raise PhaseError(
+            f"{where}: sampler must be a Sampler, or a mapping with one for each feature set, got {shown(wrong)}",
+            hint="write batch_size=32, or sampler=SimpleSampler(32, shuffle=True)",
+        )
+    return checked if isinstance(given, Mapping) else given
 
 
 def largest_batch(samplers: Samplers) -> int:
@@ -298,7 +292,7 @@ def of_split(function: Callable[_Settings, _Made]) -> Callable[_Settings, _Made]
 _PLAIN = Setting()
 _RENAMED = {"n_epochs": "epochs"}
 """Names of settings in configurations that 0.1 saved."""
-_HINTS_FOR_COMPILE = {False: "write compile='off'"}
+_HINTS_FOR_COMPILE = {False: "write compile='off'", True: "write compile='steps', or leave it out"}
 _CALLBACKS = ("EarlyStopping", "ReduceLROnPlateau")
 
 
@@ -319,7 +313,7 @@ def _data_config(phase: Any, data: Data) -> Any:
     registered = getattr(getattr(data, "feature_set", None), "splits", {}).get(name)
     if registered is None or registered is not data:
         raise ConfigError(
-            f"the data of phase {phase.label!r} have no name to save",
+            f"phase {phase.label!r} cannot be saved: its data have no name",
             hint="register a split and pass its name as data=",
         )
     return {data.label: name}
@@ -345,7 +339,7 @@ def _checked_losses(phase: Any, name: str, given: Any) -> tuple[AppliedLoss, ...
     if duplicates:
         raise PhaseError(
             f"phase {phase.label!r} has several losses with the label {', '.join(sorted(duplicates))}",
-            hint="give each its own: AppliedLoss(..., label='NAME')",
+            hint="give each a unique label: AppliedLoss(..., label='NAME')",
         )
     return losses
 
@@ -387,7 +381,8 @@ def checked_callbacks(whose: str, given: Any) -> tuple[Callback, ...]:
         if not isinstance(callback, Callback):
             is_class = isinstance(callback, type) and issubclass(callback, Callback)
             hint = f"create an instance: {callback.__name__}()" if is_class else "derive it from anyaccel.Callback"
-            same = next((name for name in _CALLBACKS if name in (type(callback).__name__, callback)), None)
+            named = callback if isinstance(callback, str) else type(callback).__name__.removesuffix("Callback")
+            same = next((name for name in _CALLBACKS if name == named), None)
             hint = hint if same is None else f"write anyaccel.{same}()"
             raise PhaseError(f"{whose}: {shown(callback)} is not a Callback", hint=hint)
     return callbacks
@@ -404,12 +399,12 @@ class PhaseSettings(AttributeHints, Runnable):
             DataLoader, a dataset, a generator function): a TrainPhase streams it, other phases read it into memory.
         losses: AppliedLoss objects, or one of them.
         accelerator: Device for nodes without an accelerator: an Accelerator, a Device, or text such as `"gpu:0"`.
-            `"auto"` is the best device on which all frameworks of the graph run. A node whose framework has no backend
+            `"auto"` is the best device that all frameworks of the graph support. A node whose framework has no backend
             for this kind of device runs on the CPU; the plan notes it and a FallbackWarning is issued once.
         strict: Raise an error instead of falling back to the CPU.
         policy: Name of a plugin's placement policy for nodes without an accelerator.
         callbacks: Callback objects.
-        final_device: Device to which the nodes are moved when the phase ends. By default they stay where they are.
+        final_device: Device that receives the nodes when the phase ends. By default they stay where they are.
         compile: `"auto"` compiles training steps if that is faster, and gives the reason in `results.events`. `"off"`
             never compiles and never imports a compiler. `"steps"` compiles whole training steps before the first one.
             All three compute the same numbers within rounding.
@@ -444,6 +439,7 @@ class PhaseSettings(AttributeHints, Runnable):
     precision: str | None
     matmul_precision: Any
     # Settings that only some kinds of phases have, with what holds for all others.
+    default_batch_size: ClassVar[int]
     trains: ClassVar[bool] = False
     """Whether its steps change parameters."""
     equal_lengths: ClassVar[bool] = False
@@ -604,7 +600,7 @@ class PhaseSettings(AttributeHints, Runnable):
         Raises:
             AnyaccelError: the samplers cannot draw from these rows, or the steps do not fit.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not say which steps it takes")
+        raise NotImplementedError(f"{type(self).__name__} does not define the steps it takes")
 
     def plan_notes(self, graph: ModelGraph, done: Collection[str]) -> tuple[str, ...]:
         """Return notes for the plan that concern this phase alone."""
@@ -640,7 +636,7 @@ class PhaseSettings(AttributeHints, Runnable):
             load(SAVED, f"phase.{kind}")  # its class registers itself
         if not isinstance(kind, str) or kind not in PhaseSettings.kinds:
             known = sorted({*PhaseSettings.kinds, *saved_names("phase")})
-            available, hint = ", ".join(known), "give the dict that get_config() of a phase made"
+            available, hint = ", ".join(known), "pass a dict from get_config() of a phase"
             raise ConfigError(f"unknown type of phase {shown(kind)}", available=available, hint=hint)
         settings = {_RENAMED.get(key, key): value for key, value in config.items() if key != "type"}
         for key in settings:
@@ -651,7 +647,7 @@ class PhaseSettings(AttributeHints, Runnable):
             return PhaseSettings.kinds[kind](**PhaseSettings.kinds[kind].read_settings(settings))
         except TypeError as error:
             problem = f"the configuration of a phase of type {kind!r} does not fit: {getattr(error, 'problem', error)}"
-            raise ConfigError(problem, hint="give the dict that get_config() of a phase made") from None
+            raise ConfigError(problem, hint="pass a dict from get_config() of a phase") from None
 
     @classmethod
     def read_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:

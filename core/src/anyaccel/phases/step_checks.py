@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.adapter.memory_figures import MemoryFigures
+from anyaccel.adapter.output_activations import was_warned_of
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.metrics.class_values import is_distribution
 from anyaccel.phases.executor.cross_segment import PipelineStage
@@ -114,19 +115,19 @@ class MeanCheck(LoopExtension):
 
     def _warn(self, label: str, whole: float, parted: float) -> None:
         what, hint = (
-            ("has the rows of a batch mixed by its model", "let the model compute each row by itself")
+            ("depends on a model that mixes the rows of a batch", "compute each row independently in the model")
             if label in self._named
             else (
-                "is no mean over rows",
-                "return the mean over the rows of the batch; where tokens or weights count, use a named loss with "
+                "is not a mean over rows",
+                "return the mean over the rows of the batch; for tokens or weights, use a named loss with "
                 "ignore_index, mask or sample_weight",
             )
         )
         warnings.warn(
             printable(
                 f"phase {self._phase.label!r} {self._doing}, and the loss {label!r} {what}: over "
-                f"one batch it is {whole:.6g}, and the mean over its two halves is {parted:.6g}. A step is not "
-                f"that of one batch of all rows. Hint: {hint}; or {self._left_out}"
+                f"one batch it is {whole:.6g}, and the mean over its two halves is {parted:.6g}. A step would differ "
+                f"from one on the whole batch. Hint: {hint}; or {self._left_out}"
             ),
             UserWarning,
             stacklevel=user_level(),
@@ -206,7 +207,7 @@ class BufferCheck(LoopExtension):
         now = self._values()
         names = [name for name, value in self._before.items() if value.tobytes() != now[name].tobytes()]
         if names and self._is_first:
-            how = f"in every call of the model, {self._n_calls} a step"
+            how = f"in every call of the model, {self._n_calls} times per step"
             warn_of_buffers(self._phase, names, self._doing, how, self._left_out)
 
     def _values(self) -> dict[str, np.ndarray]:
@@ -232,8 +233,8 @@ def warn_of_buffers(phase: PhaseSettings, names: Sequence[str], doing: str, how:
     changes = f"and {len(names) - 1} more change" if len(names) > 1 else "changes"
     warnings.warn(
         printable(
-            f"phase {phase.label!r} {doing}, and the buffer {names[0]!r} {changes} {how}. A step is not "
-            "that of one batch of all rows. Hint: use layers whose buffers do not change in training; or "
+            f"phase {phase.label!r} {doing}, and the buffer {names[0]!r} {changes} {how}. A step "
+            "would differ from one on the whole batch. Hint: use layers whose buffers do not change in training; or "
             f"{left_out}"
         ),
         UserWarning,
@@ -289,11 +290,19 @@ class ProbabilityCheck:
                 return
 
 
+def warn_of_probabilities(model: Any, loss: AppliedLoss, outputs: np.ndarray) -> None:
+    """Warn if the outputs of a model [n, ...], which a loss takes as logits, are probabilities; once for a model of
+    which the end is known.
+    """
+    if not was_warned_of(model):
+        ProbabilityCheck([loss], {loss.on: [loss.on]}).look({loss.on: outputs})
+
+
 def _text(loss: AppliedLoss) -> str:
     return (
-        f"loss {loss.label!r} on node {loss.on!r}: cross_entropy takes logits, and these outputs are probabilities "
-        "already: none is negative, and the classes sum to 1. Hint: take the softmax off the end of the model, or "
-        "write a loss of your own"
+        f"loss {loss.label!r} on node {loss.on!r}: cross_entropy takes logits, but these outputs are already "
+        "probabilities: no value is negative, and the classes sum to 1. Hint: remove the softmax from the end of the "
+        "model, or write a custom loss"
     )
 
 

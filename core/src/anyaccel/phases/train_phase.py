@@ -87,7 +87,7 @@ def _validation(phase: Any, name: str, given: Any) -> Any:
 
 def _refuse_to_save(phase: Any, step: Any) -> Any:
     if step is not None:
-        problem = f"phase {phase.label!r} has a step of its own, which has no configuration"
+        problem = f"phase {phase.label!r} has a custom step, which cannot be written to a configuration"
         raise ConfigError(problem, hint="save the graph, and create the phase in code")
     return UNSAVED
 
@@ -128,8 +128,8 @@ class TrainPhase(Phase):
             feature set to one of these. Also a source, or anything that IterableSource or MapSource takes (a
             DataLoader, a dataset, a generator function), which is streamed.
         losses: AppliedLoss objects, or one of them.
-        batch_size: Rows of a batch; they are shuffled.
-        sampler: Batches and their order in place of `batch_size`: a SimpleSampler, PairSampler or TripletSampler, or a
+        batch_size: Rows of a batch; they are shuffled. 32 by default. Not used for sources that yield whole batches.
+        sampler: Batches and their order, instead of `batch_size`: a SimpleSampler, PairSampler or TripletSampler, or a
             mapping with one of these or a batch size for each feature set, whose row counts may then differ. A batch
             size of 32 means `SimpleSampler(32, shuffle=True)`, whereas `SimpleSampler(32)` keeps the order of the rows.
         schedule: How to combine several samplers. `zip_strict`, the default: each step takes a batch from every
@@ -145,12 +145,12 @@ class TrainPhase(Phase):
             has buffers that each call changes (spectral norms, codebooks); a warning reports that. A custom loss that
             is not a mean over rows (`reduction="sum"`, class weights, ignored targets) is refused if this can be
             detected. A step is an optimizer step. Batches left over at the end of an epoch make a separate step.
-        microbatching: What to do if memory runs out even though rows are streamed. `"exact"` splits a batch into
+        microbatching: Reaction if memory runs out even though rows are streamed. `"exact"` splits a batch into
             micro-batches only if that computes the same numbers. `"approximate"` also splits it if the rows of a batch
             depend on each other (batch normalization) or if this is unknown (custom losses).
         step: A custom training step that replaces the losses: a function of (models, batch, optimizers), with the
             framework's objects, that returns figures. A subclass can define it as a method instead.
-        on_nan: What to do when a loss is NaN or infinite, which is checked after each epoch. `"warn"` issues one
+        on_nan: Reaction to a loss that is NaN or infinite; losses are checked after each epoch. `"warn"` issues one
             NaNWarning that names the loss, its node and the step. `"stop"` also ends the run after this epoch.
             `"ignore"` does neither, and also omits the warning about NaN in the data.
         replicas: Number of replicas that train the model together, each on its part of every batch: the processes that
@@ -172,12 +172,12 @@ class TrainPhase(Phase):
             it was interrupted or its process was killed. Not available with estimators that learn, because only pickle
             could write them.
         accelerator: Device for nodes without an accelerator: an Accelerator, a Device, or text such as `"gpu:0"`.
-            `"auto"` is the best device on which all frameworks of the graph run. A node whose framework has no backend
+            `"auto"` is the best device that all frameworks of the graph support. A node whose framework has no backend
             for this kind of device runs on the CPU; the plan notes it and a FallbackWarning is issued once.
         strict: Raise an error instead of falling back to the CPU.
         policy: Name of a plugin's placement policy for nodes without an accelerator.
         callbacks: Callback objects.
-        final_device: Device to which the nodes are moved when the phase ends. By default they stay where they are.
+        final_device: Device that receives the nodes when the phase ends. By default they stay where they are.
         compile: `"auto"` compiles training steps if that is faster, and gives the reason in `results.events`. `"off"`
             never compiles and never imports a compiler. `"steps"` compiles whole training steps before the first one.
             All three compute the same numbers within rounding.
@@ -194,10 +194,11 @@ class TrainPhase(Phase):
 
     kind = "train"
     trains = True
+    default_batch_size = 32
     settings: ClassVar[Mapping[str, Setting]] = {
         **Phase.settings,
-        "batch_size": Setting(batch_size(shuffle=True), unsaved),
-        "sampler": Setting(samplers(32), lambda phase, kept: samplers_config(kept), samplers_from, samplers_config),
+        "batch_size": Setting(batch_size, unsaved),
+        "sampler": Setting(samplers, lambda phase, kept: samplers_config(kept), samplers_from, samplers_config),
         "schedule": Setting(check_schedule, compare=same),
         "epochs": Setting(integer(0), compare=same, on_resume=False),
         "validation": Setting(_validation, config, read(Phase.from_config)),
@@ -223,7 +224,7 @@ class TrainPhase(Phase):
             "the optimizer belongs to the graph: ModelGraph(nodes, Optimizer('adam', lr=1e-3))"
         ),
         "loss criterion": "write losses=[AppliedLoss('cross_entropy', on='NODE')]",
-        "class_weight": "weights belong to the loss: Loss('cross_entropy', class_weights=[1.0, 2.0, 1.0])",
+        "class_weight": "class weights belong to the loss: Loss('cross_entropy', class_weights=[1.0, 2.0, 1.0])",
         "early_stopping patience": "write callbacks=[EarlyStopping('loss', patience=5)]",
         "clip_value": "the optimizer clips: ModelGraph(nodes, Optimizer('adam', clip_value=0.5))",
         "clip_norm grad_clip gradient_clip_val max_grad_norm": (
@@ -255,7 +256,7 @@ class TrainPhase(Phase):
         *,
         data: Data,
         losses: AppliedLoss | Iterable[AppliedLoss] = (),
-        batch_size: int = 32,
+        batch_size: int | None = None,
         sampler: Sampler | Mapping[str, Sampler | int] | None = None,
         schedule: str | None = None,
         epochs: int = 1,
@@ -292,7 +293,7 @@ class TrainPhase(Phase):
         *,
         split: str,
         losses: AppliedLoss | Iterable[AppliedLoss] = (),
-        batch_size: int = 32,
+        batch_size: int | None = None,
         sampler: Sampler | Mapping[str, Sampler | int] | None = None,
         schedule: str | None = None,
         epochs: int = 1,
@@ -430,8 +431,9 @@ def _check_validation(training: TrainPhase, validation: Any, *, custom_step: boo
             others = [trained for trained in training.losses if trained.on == loss.on]
             differs = f"differs in {_difference(loss, others[0])} from that of the training" if others else "is new"
             raise PhaseError(
-                f"{where}: the loss {loss.label!r} of the validation {differs}: it is not trained, and only named "
-                "losses of outputs and targets, without columns that weigh them, are computed besides",
+                f"{where}: the loss {loss.label!r} of the validation {differs}: it is not trained; in addition to "
+                "the trained losses, a validation computes only named losses of outputs and targets without weight "
+                "columns",
                 hint="leave losses out of the validation, and run a separate EvalPhase with this one after training",
             )
     for name in ("precision", "matmul_precision"):
@@ -439,7 +441,7 @@ def _check_validation(training: TrainPhase, validation: Any, *, custom_step: boo
         if given not in (None, own):
             raise PhaseError(
                 f"{where} trains with {name}={own!r} but validates with {given!r}",
-                hint=f"leave {name} out of the validation: it is computed as the training is",
+                hint=f"leave {name} out of the validation: it follows the training",
             )
     if validation.accelerator not in (None, training.accelerator):
         raise PhaseError(
@@ -479,21 +481,21 @@ def _check_custom_step(phase: TrainPhase, step: Any, accumulate: int) -> None:
         )
     if phase.losses:
         raise PhaseError(
-            f"{where} has losses and a step of its own, which computes its losses itself",
-            hint="leave losses out; those of a validation belong to it: validation=EvalPhase(..., losses=[...])",
+            f"{where} has both losses and a custom step, which computes its own losses",
+            hint="leave losses out; pass losses of the validation to it: validation=EvalPhase(..., losses=[...])",
         )
     if phase.precision is not None:
         raise PhaseError(
-            f"{where} has precision={phase.precision!r} and a step of its own, which is computed as it says itself",
-            hint="leave precision out, and cast in the step, as by the framework's own autocast",
+            f"{where} has precision={phase.precision!r} and a custom step, which sets its own precision",
+            hint="leave precision out, and cast in the step, for example with the framework's autocast",
         )
     if accumulate > 1:
         raise PhaseError(
-            f"{where} has accumulate={accumulate} and a step of its own",
+            f"{where} has both accumulate={accumulate} and a custom step",
             hint="leave accumulate out, and add up gradients in the step",
         )
     if phase.compile == "steps":
         raise PhaseError(
-            f"{where} has compile='steps' and a step of its own, which runs line by line",
-            hint="leave compile out, and compile what pays with your framework's own compiler",
+            f"{where} has both compile='steps' and a custom step, which runs uncompiled",
+            hint="leave compile out, and compile parts of the step with your framework's compiler",
         )

@@ -123,7 +123,7 @@ class WeightAveraging(Callback):
             raise StateError(
                 f"the state of WeightAveraging lacks {_COUNT}, of all or of a node",
                 cause=", ".join(map(str, state)) if isinstance(state, Mapping) else shown(state),
-                hint="give what state_dict() of such a callback gave",
+                hint="pass the result of state_dict() of the same kind of callback",
             )
         self._averages, self._counts, self.n_averaged = averages, counts, int(state[_COUNT])
 
@@ -159,13 +159,13 @@ class WeightAveraging(Callback):
             raise PhaseError(f"WeightAveraging takes a ModelGraph, got {shown(graph)}", hint="give experiment.graph")
         missing = [node for node in self._averages if node not in graph.nodes]
         if not self._averages or missing:
-            what = f"was made for node {missing[0]!r}, which the graph does not have" if missing else "is empty"
-            hint = "give it to the callbacks of a TrainPhase, and run this first, on the same graph"
+            what = f"was computed for node {missing[0]!r}, which the graph does not have" if missing else "is empty"
+            hint = "add it to the callbacks of a TrainPhase, and run that phase first, on the same graph"
             raise PhaseError(f"the average of WeightAveraging {what}", available=", ".join(graph.nodes), hint=hint)
 
 
 def _moved_towards(now: State, average: Mapping[str, np.ndarray], weight: float) -> State:
-    """Return the average moved towards floating parameters; what else there is as it is now."""
+    """Return the average moved towards floating parameters; other values are the current ones."""
     moved = dict(now)
     for name, value in now.items():
         if name.startswith("parameters/") and np.issubdtype(value.dtype, np.inexact):

@@ -1,7 +1,7 @@
-"""Precision: in which dtypes nodes are computed, how losses are scaled, and what the backward pass computes again.
+"""Precision: the dtypes of nodes, the scaling of losses, and recomputation in the backward pass.
 
-Stands on errors and devices alone. A backend declares what it can by `ComputesPrecision`, a program whose losses are
-scaled has `ScalesLosses`; which node is computed how is decided in `graph/device_assignment.py`.
+Stands on errors and devices alone. A backend declares its abilities with `ComputesPrecision`, and a program with scaled
+losses has `ScalesLosses`; `graph/device_assignment.py` chooses the precision of each node.
 """
 
 from anyaccel.precision.policy import (

@@ -41,7 +41,7 @@ def checked_precision(error: type[AnyaccelError], where: str, value: Any) -> str
 
 @dataclass(frozen=True, slots=True)
 class NodePrecision:
-    """The precision in which a node is computed. Parameters, gradients and optimizer state keep the dtype of the model.
+    """The precision of a node's computation. Parameters, gradients and optimizer state keep the dtype of the model.
 
     Parameters and floating inputs are cast when they enter the model, and its floating outputs are cast back to the
     dtype of the parameters. In a mixed precision, normalizations and other operations that suffer from 16 bits stay in
@@ -55,7 +55,7 @@ class NodePrecision:
 
     @property
     def dtype(self) -> str:
-        """The dtype in which most of the node is computed, by NumPy's name or as `"bfloat16"`."""
+        """The dtype of most of the node's computation, by NumPy's name or as `"bfloat16"`."""
         return _DTYPES.get(self.name, self.name)
 
     @property
@@ -89,7 +89,7 @@ class SegmentPrecision:
         return dict(self.precisions).get(label)
 
     def remat(self, label: str) -> str:
-        """Return what is computed again in the backward pass of an operation; `""` for nothing."""
+        """Return the parts of an operation that are recomputed in its backward pass; `""` for nothing."""
         return dict(self.recomputed).get(label, "")
 
 
@@ -152,7 +152,7 @@ class LossScale:
             return cls(**config)
         except (TypeError, SpecError) as error:
             problem = f"{shown(config)} is not the configuration of a LossScale: {getattr(error, 'problem', error)}"
-            raise ConfigError(problem, hint="give the dict that get_config() made") from None
+            raise ConfigError(problem, hint="pass the dict from get_config()") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ class LossScaleState:
 class ComputesPrecision(Capability):
     """Capability: programs apply `Segment.precision`, a `SegmentPrecision`.
 
-    Without it, a phase or node that asks for a precision is refused.
+    A phase or node that requests a precision needs it.
     """
 
     precisions: ClassVar[tuple[str, ...]]

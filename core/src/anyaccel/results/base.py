@@ -30,7 +30,7 @@ from anyaccel.saved_folder.plain_values import Arrays, NotPlainError, PlainReade
 
 PART = "results"
 """Name of results in the manifest of a saved folder."""
-_HINT = "give the folder that save() wrote"
+_HINT = "pass the folder that save() wrote"
 _Class = TypeVar("_Class", bound=type)
 
 
@@ -46,7 +46,7 @@ class PhaseResults(AttributeHints):
         number: Position in the history of the experiment, from 0.
         started: Start time, UTC.
         seconds: Duration.
-        events: Decisions made during the run (compilation, residency), and what was done when memory ran out.
+        events: Decisions made during the run (compilation, residency), and measures taken when memory ran out.
     """
 
     attribute_hints: ClassVar[Mapping[str, str]] = {
@@ -224,7 +224,7 @@ def parts_of(results: Any, arrays: Arrays, prefix: str) -> dict[str, Any]:
 
 
 def _rows(results: Any, arrays: Arrays, prefix: str) -> dict[str, Any]:
-    """Return the rows of which there are predictions, and those that predictions are compared with."""
+    """Return the rows with predictions, and the rows that predictions are compared with."""
     lengths = {len(array) for array in results.predictions.values()}
     columns: dict[str, list[str]] = {}
     for label, names in results.compared.values():

@@ -142,7 +142,7 @@ def _named(runs: Iterable[Any]) -> Iterator[tuple[str | None, PhaseResults]]:
         else:
             raise ResultError(
                 f"{shown(run)} is not the result of a phase",
-                hint="pass what run_phase(...) returned, or experiment.history",
+                hint="pass the result of run_phase(...), or experiment.history",
             )
 
 

@@ -73,8 +73,8 @@ class EvalResults(PhaseResults):
                 in transformed units.
 
         Raises:
-            ResultError: the run kept no predictions of it.
-            TransformError: a transform has no inverse, or it is unknown what the node is compared with.
+            ResultError: the run stored no predictions of it.
+            TransformError: a transform has no inverse, or the columns that the node is compared with are unknown.
         """
         flag(ResultError, "prediction: ", "undo", undo)
         if not isinstance(name, str) or name not in self.predictions:
@@ -90,11 +90,11 @@ class EvalResults(PhaseResults):
             return ResultError(f"{problem}, which has several outputs", available=", ".join(outputs), hint="name one")
         if self.error is not None:
             return ResultError(
-                f"{problem}: it ended by {formatting.error_text(self.error)}", hint="run the phase again"
+                f"{problem}: it ended with {formatting.error_text(self.error)}", hint="run the phase again"
             )
         computed = self.plan is not None and label in [assignment.node for assignment in self.plan.assignments]
         if label in self.nodes and not (computed and "." in str(name)):
-            reason = "which it computed but did not keep" if computed else "which it did not compute"
+            reason = "which it computed but did not store" if computed else "which it did not compute"
             hint = f"name it in EvalPhase(outputs=[{label!r}])"
             return ResultError(f"{problem}, {reason}", available=", ".join(kept), hint=hint)
         if label not in self.nodes and self.nodes:
@@ -158,7 +158,7 @@ class EvalResults(PhaseResults):
             f"run {self.label!r}: predictions of {name!r} have {values.shape[1]} outputs, but {target.name} has "
             f"{count} classes, so they may not be scores",
             available="a plot of an embedding with 2 outputs",
-            hint="if they are scores, say so with a metric: EvalPhase(..., metrics=['accuracy'])",
+            hint="if they are scores, add a metric: EvalPhase(..., metrics=['accuracy'])",
         )
 
     def _classes(self, name: str, targets: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
@@ -172,7 +172,7 @@ class EvalResults(PhaseResults):
             raise ResultError(
                 f"run {self.label!r}: predictions of {name!r} and their targets cannot be plotted in original units",
                 cause=f"{values.dtype} {list(values.shape)} and {targets.dtype} {list(targets.shape)}",
-                hint="leave undo out, or name a target whose values are alike: plot(targets='COLUMN')",
+                hint="leave undo out, or name a target with matching values: plot(targets='COLUMN')",
             )
         return classes
 
@@ -214,7 +214,7 @@ class EvalResults(PhaseResults):
         shape [1] become plain numbers.
 
         Raises:
-            ResultError: the run kept no predictions, or predictions of different numbers of rows.
+            ResultError: the run stored no predictions, or predictions of different numbers of rows.
             TransformError: see `prediction`.
         """
         import pyarrow as pa
@@ -222,13 +222,15 @@ class EvalResults(PhaseResults):
         flag(ResultError, "to_arrow: ", "undo", undo)
         arrays = {f"prediction.{name}": self.prediction(name, undo) for name in self.predictions}
         if not arrays:
-            raise ResultError(f"run {self.label!r} kept no predictions", hint="name nodes in EvalPhase(outputs=[...])")
+            raise ResultError(
+                f"run {self.label!r} stored no predictions", hint="name nodes in EvalPhase(outputs=[...])"
+            )
         lengths = {name: len(array) for name, array in self.predictions.items()}
         if len(set(lengths.values())) > 1:
             raise ResultError(
-                f"run {self.label!r} has predictions of different numbers of rows, which do not fit one table",
+                f"run {self.label!r} has predictions with different numbers of rows, which do not fit into one table",
                 cause=", ".join(f"{name}: {length}" for name, length in lengths.items()),
-                hint="run an EvalPhase for each feature set, with outputs=[...] of the nodes that it feeds",
+                hint="run an EvalPhase for each feature set, with outputs=[...] for its nodes",
             )
         table = inverse_transform.prediction_table(arrays)
         rows = {label: inverse_transform.original_rows(data) if undo else data for label, data in self.rows.items()}
@@ -249,7 +251,9 @@ class EvalResults(PhaseResults):
 
 
 def eval_results(label: str, figures: EvaluationValues | None, **fields: Any) -> EvalResults:
-    """Return the results of an EvalPhase, without values if it did not complete; `fields` are those of EvalResults."""
+    """Return the results of an EvalPhase, without values if it did not complete; `fields` are the fields of
+    EvalResults.
+    """
     if figures is None:
         return EvalResults(label=label, **fields)
     loss = figures.loss if figures.losses else math.nan

@@ -46,12 +46,12 @@ class Event:
     Attributes:
         epoch, step: Time of the event, counted from 0 within the run; both -1 before the loop.
         kind: `"compile"` (how steps are computed), `"residency"` (where the data are), `"memory"` (memory ran out, and
-            what was done), `"source"` (streamed data), `"transfer"` (how values are copied between frameworks),
+            the measures taken), `"source"` (streamed data), `"transfer"` (how values are copied between frameworks),
             `"rate"` (a schedule lowered the learning rate), `"checkpoint"` (one was read, or could not be written),
             `"precision"` (steps were skipped, and the new loss scale), `"profile"` (where a profile is), `"context"` (a
             context of the caller, such as `torch.no_grad`, that does not apply inside) or `"metric"` (one is not
             defined for the rows that it measures).
-        message: What happened, and why.
+        message: The event and its reason.
         verbose: Whether the event needs no attention, such as why steps are not compiled; it is then shown only in the
             results and the debug log.
 

@@ -99,5 +99,5 @@ def summary(values: Mapping[str, float]) -> str:
 def ended(error: BaseException | None, events: Sequence[Event] = ()) -> str:
     """The end of a one-line repr: how often memory ran out, and the type of the exception that ended the run."""
     count = sum(event.kind == "memory" for event in events)
-    memory = f", {count:,} times short of memory" if count > 1 else ", once short of memory" if count else ""
-    return f"{memory}, ended by {class_name(error)}" if error is not None else memory
+    memory = f", out of memory {count:,} times" if count > 1 else ", out of memory once" if count else ""
+    return f"{memory}, ended with {class_name(error)}" if error is not None else memory

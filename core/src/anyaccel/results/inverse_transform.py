@@ -31,7 +31,7 @@ def original(name: str, values: np.ndarray, rows: Mapping[str, Rows], compared: 
         a new array; `values` itself if no transform applies to the columns.
 
     Raises:
-        TransformError: it is unknown what the predictions are compared with, or a transform has no inverse.
+        TransformError: the columns that predictions are compared with are unknown, or a transform has no inverse.
     """
     label, columns = compared.get(name, ("", ()))
     if label in rows:
@@ -40,8 +40,8 @@ def original(name: str, values: np.ndarray, rows: Mapping[str, Rows], compared: 
     if not any(_is_transformed(table.base) for table in rows.values()):
         return values
     raise TransformError(
-        f"the transforms cannot be undone for predictions of {name!r}: no loss, metric or target says which columns "
-        "they stand for",
+        f"the transforms cannot be undone for predictions of {name!r}: no loss, metric or target shows which "
+        "columns they belong to",
         hint=f"name the columns: feature_set.inverse(results.prediction({name!r}), columns=[...])",
     )
 
@@ -179,17 +179,17 @@ def find_target(prediction: np.ndarray, rows: Mapping[str, Rows], column: str | 
     if column is not None:
         matches = [full for full, (_, name) in places.items() if column in (full, name)]
         if len(matches) != 1:
-            raise _ambiguous(f"{what}: targets={column!r} names {len(matches) or 'no'} target columns", places)
+            raise _ambiguous(f"{what}: targets={column!r} matches {len(matches) or 'no'} target columns", places)
         target = _target_at(matches[0], places, rows)
         if not fits(prediction, target.values) and not is_map(prediction, target.values):
             shapes = f"{list(prediction.shape)} and {list(target.values.shape)}"
-            raise _ambiguous(f"{what} and the target {target.name} do not fit: {shapes}", places)
+            raise _ambiguous(f"{what} and the target {target.name} have different shapes: {shapes}", places)
         return target
     values = {full: _target_at(full, places, rows).values for full in places}
     fitting = [full for full in places if fits(prediction, values[full])]
     fitting = fitting or [full for full in places if is_map(prediction, values[full])]
     if len(fitting) != 1:
-        none = "no target column of the data fits" if places else "the data have no targets"
+        none = "no target column of the data matches" if places else "the data have no targets"
         raise _ambiguous(
             f"{what} could be compared with {', '.join(fitting)}" if fitting else f"{what}: {none}", places
         )
@@ -231,5 +231,5 @@ def class_count(target: Target, rows: Rows) -> int:
 
 
 def _ambiguous(problem: str, known: Mapping[str, object]) -> ResultError:
-    hint = "name one that fits: plot(targets='COLUMN')" if known else "compare with arrays of your own"
+    hint = "name a matching one: plot(targets='COLUMN')" if known else "compare with your own arrays"
     return ResultError(problem, available=", ".join(known), hint=hint)

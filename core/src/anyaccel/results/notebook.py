@@ -114,7 +114,7 @@ def facts(parts: Iterable[str]) -> Markup:
 def outcome(results: Any) -> Iterator[Markup]:
     """Yield the reason for the end of the run, and its events."""
     if results.error is not None:
-        yield line("ended by ", element("code", prose(error_text(results.error))))
+        yield line("ended with ", element("code", prose(error_text(results.error))))
     yield from _event_lines([event for event in results.events if not event.verbose])
 
 

@@ -33,7 +33,7 @@ def axes(ax: Any = None) -> Any:
         raise ResultError(
             f"plot() cannot draw on ax={type(ax).__name__}",
             available="a matplotlib Axes",
-            hint="pass one Axes: figure, ax = pyplot.subplots(); of several, axes[0]",
+            hint="pass one Axes: figure, ax = pyplot.subplots(), or axes[0] of several",
         )
     try:
         from matplotlib import pyplot

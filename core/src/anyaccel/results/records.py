@@ -13,7 +13,7 @@ class Epoch:
 
     Attributes:
         number: Number of the epoch, counted from 0 over all runs of phases with this label.
-        loss: Weighted sum of `losses`; NaN if there are none.
+        loss: Weighted sum of `losses`; NaN without losses.
         losses: Means over the epoch, by label.
         steps: Number of optimizer steps.
         seconds: Duration, without the validation.
@@ -48,7 +48,7 @@ class EvaluationValues:
 
     Attributes:
         losses: Means over all rows, by label.
-        loss: Their weighted sum; NaN if there are none.
+        loss: Their weighted sum; NaN without losses.
         metrics: Metrics by label.
         outputs: Predictions by value name, [n, ...] in host memory.
     """

@@ -64,7 +64,7 @@ def read_error(parts: Any) -> BaseException | None:
         for note in parts["notes"]:
             error.add_note(str(note))
     except (KeyError, TypeError) as failure:
-        raise ConfigError(f"{shown(parts)} is not a saved error", hint="give the folder that save() wrote") from failure
+        raise ConfigError(f"{shown(parts)} is not a saved error", hint="pass the folder that save() wrote") from failure
     return error
 
 

@@ -94,7 +94,7 @@ class TrainResults(PhaseResults):
             hint = "use one of these names" if self.epochs else "run at least one epoch"
             validated = any(figure.startswith("val_") for figure in self.figures)
             if self.epochs and not validated and str(name).startswith("val_"):
-                hint = "give the phase a validation: TrainPhase(..., validation='val')"
+                hint = "add a validation to the phase: TrainPhase(..., validation='val')"
                 raise formatting.unknown_name(f"run {self.label!r} has no figure {name!r}", "", self.figures, hint)
             raise formatting.unknown_name(f"run {self.label!r} has no figure {name!r}", name, self.figures, hint)
         return np.array([epoch.figures.get(name, np.nan) for epoch in self.epochs], dtype=np.float64)
@@ -113,7 +113,7 @@ class TrainResults(PhaseResults):
         """Plot values over the epochs.
 
         Args:
-            figures: Names; by default `loss` and `val_loss`, or every total if there are none of these.
+            figures: Names; by default `loss` and `val_loss`, or every total if these do not exist.
             ax: Matplotlib Axes to draw on; None creates a new figure.
 
         Returns:

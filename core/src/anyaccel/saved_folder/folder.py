@@ -36,10 +36,8 @@ from anyaccel.saved_folder.remote_storage import is_url, remote_file, remote_sto
 from anyaccel.saved_folder.storage import LocalStorage, Storage
 
 GROUP = "state"
-_TEMPORARY = re.compile(
-    r"\.(manifest\.json|model\.safetensors\.index\.json|(state|run)-[0-9a-f]{16}\.safetensors)\.[0-9a-f-]+\.tmp"
-)
-_LEFT_BEHIND_SECONDS = 3600.0  # no writer takes so long
+_WRITTEN = re.compile(rf"{re.escape(MANIFEST)}|{re.escape(shards.INDEX)}|{ARRAYS_FILE.pattern}")
+"""Names of the files that `write` writes."""
 
 
 def write(
@@ -82,30 +80,33 @@ def write(
         keep_previous(storage)
         storage.publish(MANIFEST, text)
     except BaseException:
+        storage.release()
         with suppress(OSError, ConfigError):  # the first error is the one to tell
             _remove_unused(storage, {file.file for file in files})
         raise
+    storage.release()
     storage.publish(shards.INDEX, shards.index_text([file for file in files if file.group == GROUP], arrays))
     _remove_unused(storage, {*earlier, PREVIOUS})
 
 
 def read(
-    folder: str | os.PathLike[str] | Storage, part: str, group: str = GROUP
+    folder: str | os.PathLike[str] | Storage, part: str, group: str = GROUP, *, mapped: bool = False
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return the manifest of a folder, which must have `part`, and its arrays, after checking every byte.
-
-    The arrays are in separate memory: they do not change when the folder is replaced or removed.
 
     Args:
         folder: Folder that was written.
         part: A name of the manifest.
         group: `"state"`, or `"run"` for the arrays that only a run needs.
+        mapped: Whether arrays may be on a private mapping of the files, for callers that copy them at once. Otherwise
+            they are read-only and in separate memory: they do not change when the folder is replaced or removed.
 
     Raises:
         ConfigError: no such folder, not a manifest of this library, one of a newer version, or one that was changed.
         StateError: a file of arrays is missing, was changed, or is incomplete.
     """
     storage = storage_of(folder)
+    storage.remove_temporary(_WRITTEN)
     while True:
         manifest = load(storage)
         part_of(storage, manifest, part)
@@ -113,7 +114,7 @@ def read(
         try:
             for file in arrays_files(storage, manifest):
                 if file.group == group:
-                    more = shards.read(storage, file)
+                    more = shards.read(storage, file, mapped=mapped)
                     twice = sorted(arrays.keys() & more.keys())
                     if twice:
                         raise StateError(f"tensor {', '.join(twice)} is in two files of arrays", hint="save again")
@@ -168,15 +169,16 @@ def _used(storage: Storage) -> set[str]:
 
 
 def _remove_unused(storage: Storage, replaced: set[str]) -> None:
-    """Remove the replaced files of arrays, and after an hour what writers that were killed have left behind."""
-    used = _used(storage)
-    for name in storage.names() or ():
-        is_arrays = ARRAYS_FILE.fullmatch(name) is not None and name not in used
-        is_copy = name == PREVIOUS and not storage.replaces_at_once
-        if not (is_arrays or is_copy or _TEMPORARY.fullmatch(name)):
-            continue
-        with suppress(OSError):  # another process may read it, or have removed it
-            if name in replaced or storage.seconds_since_change(name) > _LEFT_BEHIND_SECONDS:
+    """Remove the replaced files, and what writers that were killed have left behind."""
+    storage.remove_temporary(_WRITTEN)
+    names = storage.names() or ()
+    with storage.abandoned([name for name in names if ARRAYS_FILE.fullmatch(name)]) as abandoned:
+        # The manifest is read after the files are locked: a writer releases its files when the manifest names them.
+        unused = ({*names} & replaced | {*abandoned}) - _used(storage)
+        if storage.replaces_at_once:
+            unused -= {PREVIOUS}
+        for name in unused:
+            with suppress(OSError):  # another process may read it, or have removed it
                 storage.remove(name)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -26,7 +27,7 @@ _FORMAT = "anyaccel"
 _LARGEST = 256 * 2**20
 _OWN = ("format", "schema_version", "written_by", "arrays", "sha256")
 _SHA256, _CRC32 = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{8}")
-HINT = "give the folder that save() wrote"
+HINT = "pass the folder that save() wrote"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +103,13 @@ def load(storage: Storage) -> dict[str, Any]:
         return _load(storage, PREVIOUS)
 
 
+def is_as_written(storage: Storage) -> bool:
+    """Whether the text of a valid manifest is what `encode` writes, to the byte: blanks have no checksum."""
+    with storage.open(MANIFEST) as stream:
+        text = stream.read()
+    return text == json.dumps(strict_json.parse(text), indent=1, allow_nan=False).encode()
+
+
 def is_newer(storage: Storage) -> bool:
     """Whether the manifest of a folder was written by a version that this one cannot read."""
     try:
@@ -143,6 +151,8 @@ def _parsed(storage: Storage, name: str) -> dict[str, Any]:
     if size is None:
         names = storage.names()
         cause = "there is no such folder" if names is None else f"it has {', '.join(sorted(names)[:10]) or 'no files'}"
+        if names is None and os.path.isfile(storage.name):  # noqa: PTH113  (it may be a URL)
+            cause = "it is a file, and what save() writes is a folder"
         raise ConfigError(f"{storage.name!r} has no {name}", cause=cause, hint=HINT)
     problem = f"{storage.file_name(name)!r} is not a manifest of {_FORMAT}"
     if size > _LARGEST:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import import_module
@@ -179,6 +179,16 @@ class RemoteStorage:
     def remove(self, file: str) -> None:
         """Remove a file."""
         self._filesystem.rm_file(self._place(file))
+
+    def remove_temporary(self, file: re.Pattern[str]) -> None:
+        """Do nothing: stores do not tell which processes are running."""
+
+    @contextmanager
+    def abandoned(self, files: Iterable[str]) -> Iterator[list[str]]:
+        yield []
+
+    def release(self) -> None:
+        """Do nothing: nobody removes files of others."""
 
     def remove_folder(self) -> None:
         """Remove the folder and all in it, if possible."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import BytesIO
 from typing import Any
@@ -15,7 +14,7 @@ from anyaccel.arguments import shown
 from anyaccel.errors import StateError
 from anyaccel.saved_folder import strict_json, tensor_file
 from anyaccel.saved_folder.manifest import ArraysFile, is_saved
-from anyaccel.saved_folder.storage import Storage
+from anyaccel.saved_folder.storage import Storage, unique_token
 
 INDEX = "model.safetensors.index.json"
 """Name of the index that transformers, accelerate and others look for."""
@@ -45,7 +44,7 @@ def written(
         OSError: the folder cannot be written to.
     """
     for shard in _split(arrays, largest):
-        name = f"{group}-{secrets.token_hex(8)}.safetensors"
+        name = f"{group}-{unique_token()}.safetensors"
         try:
             with storage.create(name) as stream:
                 digests, size = tensor_file.write(stream, shard, pause=pause)
@@ -56,8 +55,8 @@ def written(
         yield ArraysFile(file=name, group=group, size=size, digests=digests)
 
 
-def read(storage: Storage, file: ArraysFile) -> dict[str, np.ndarray]:
-    """Return the arrays of a file, after checking every byte.
+def read(storage: Storage, file: ArraysFile, *, mapped: bool = False) -> dict[str, np.ndarray]:
+    """Return the arrays of a file, after checking every byte; see `tensor_file.read` for `mapped`.
 
     Raises:
         StateError: it is missing, was changed, or is incomplete.
@@ -71,7 +70,7 @@ def read(storage: Storage, file: ArraysFile) -> dict[str, np.ndarray]:
         if size == file.size:
             with storage.open(file.file) as stream:
                 if file.digests is not None:
-                    return tensor_file.read(stream, file.size, file.digests)
+                    return tensor_file.read(stream, file.size, file.digests, mapped=mapped)
                 contents = stream.read(file.size)  # of schema version 1, which has one hash of all
                 if hashlib.sha256(contents).hexdigest() != file.sha256:
                     raise StateError("its hash is another")
@@ -95,6 +94,24 @@ def index_text(files: Sequence[ArraysFile], arrays: Mapping[str, np.ndarray]) ->
     places = {name: file.file for file in files if file.digests is not None for name in file.digests.tensors}
     index = {"metadata": {"total_size": total, "written_by": _WRITER}, "weight_map": dict(sorted(places.items()))}
     return json.dumps(index, indent=1).encode()
+
+
+def is_index_of(storage: Storage, files: Sequence[ArraysFile], arrays: Mapping[str, np.ndarray]) -> bool:
+    """Whether a folder has the index of its files with a state, to the byte; schema version 1 has no index.
+
+    Args:
+        storage: The folder.
+        files: The files that its manifest names.
+        arrays: The arrays of the state.
+    """
+    state_files = [file for file in files if file.group == "state"]
+    if any(file.digests is None for file in state_files):
+        return True
+    size = storage.size(INDEX)
+    if size is None:
+        return False
+    with storage.open(INDEX) as stream:
+        return stream.read(size) == index_text(state_files, arrays)
 
 
 def has_foreign_index(storage: Storage) -> bool:

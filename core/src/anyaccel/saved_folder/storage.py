@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import platform
+import re
 import secrets
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Protocol, runtime_checkable
+
+_MACHINE = hashlib.sha256(platform.node().encode()).hexdigest()[:4]
+_TOKEN = re.compile(r"(?<![0-9a-f])([0-9a-f]{4})[0-9a-f]{12}(?![0-9a-f])")
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f-]+\.tmp")
+_LEFT_BEHIND_SECONDS = 3600.0  # no writer takes so long
+
+
+def unique_token() -> str:
+    """Return 16 hexadecimal digits for the name of a new file, which begin with four of this machine."""
+    return f"{_MACHINE}{secrets.token_hex(6)}"
 
 
 @runtime_checkable
@@ -70,6 +83,15 @@ class Storage(Protocol):
     def remove(self, file: str) -> None:
         """Remove a file."""
 
+    def remove_temporary(self, file: re.Pattern[str]) -> None:
+        """Remove what killed processes left of files that they were writing, by a pattern of the files' names."""
+
+    def abandoned(self, files: Iterable[str]) -> AbstractContextManager[list[str]]:
+        """Return a context with those of the files that no process is writing or has created and not released."""
+
+    def release(self) -> None:
+        """Release the files that were created: from now on, those that no manifest names may be removed."""
+
     def remove_folder(self) -> None:
         """Remove the folder and all in it, if possible."""
 
@@ -94,6 +116,7 @@ class LocalStorage:
 
     def __init__(self, path: Path, *, follows_links: bool = False) -> None:
         self.path, self.name, self._follows_links = path, str(path), follows_links
+        self._claims: list[int] = []  # descriptors that keep the locks of created files
 
     def subfolder(self, name: str) -> LocalStorage:
         """Return a folder in this one, which may be missing."""
@@ -134,35 +157,81 @@ class LocalStorage:
         """Open a new file for writing; it is removed if an error leaves the block, and on the disk when it has
         ended.
         """
-        path = self.path / file
-        with path.open("xb", buffering=0) as stream:
-            try:
-                yield stream
-                os.fsync(stream.fileno())
-                self._sync_names()
-            except BaseException:
-                stream.close()  # Windows removes no open file
-                path.unlink(missing_ok=True)
-                raise
+        with self._temporary(file) as stream:
+            yield stream
+            if os.name == "posix":
+                self._claims.append(os.dup(stream.fileno()))
 
     def publish(self, file: str, contents: bytes) -> None:
         """Write a file atomically: it is written under another name, to the disk, and then renamed."""
-        with self.replacing(file) as temporary:
-            temporary.write_bytes(contents)
+        with self._temporary(file) as stream:
+            stream.write(contents)
 
     @contextmanager
     def replacing(self, file: str) -> Iterator[Path]:
         """Yield a path in the same folder, which is renamed to the file when the block has ended without an error."""
-        temporary = self.path / f".{file}.{os.getpid()}-{secrets.token_hex(4)}.tmp"  # threads may write at once
+        with self._temporary(file) as stream:
+            yield Path(stream.name)
+
+    @contextmanager
+    def _temporary(self, file: str) -> Iterator[IO[bytes]]:
+        """Yield a file with another name, which is renamed to the file when the block has ended without an error."""
+        self.remove_temporary(re.compile(re.escape(file)))
+        stream = self._claimed(self.path / f".{file}.{unique_token()}.tmp")
+        temporary = Path(stream.name)
         try:
-            yield temporary
-            with temporary.open("rb+") as stream:
+            with stream:
+                yield stream
                 os.fsync(stream.fileno())
             temporary.replace(self.path / file)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
         self._sync_names()
+
+    def _claimed(self, path: Path) -> IO[bytes]:
+        """Create a file that is locked until it is closed: of a file without a lock the process was killed."""
+        while True:
+            stream = path.open("xb", buffering=0)
+            if os.name == "nt" or (_lock(stream) and os.fstat(stream.fileno()).st_nlink):
+                return stream
+            stream.close()  # another process took it for that of a killed one, before it was locked
+            path.unlink(missing_ok=True)
+
+    def remove_temporary(self, file: re.Pattern[str]) -> None:
+        written = {name: found[1] for name in self.names() or () if (found := _TEMPORARY.fullmatch(name))}
+        names = [name for name, target in written.items() if file.fullmatch(target)]
+        with self.abandoned(names) as abandoned:
+            for name in abandoned:
+                with suppress(OSError):  # another process has removed it, or the folder is read-only
+                    self.remove(name)
+
+    @contextmanager
+    def abandoned(self, files: Iterable[str]) -> Iterator[list[str]]:
+        with ExitStack() as stack:
+            yield [file for file in files if self._is_abandoned(file, stack)]
+
+    def _is_abandoned(self, file: str, locks: ExitStack) -> bool:
+        """Whether no process is writing a file, which is locked then: by its lock on this machine, else by its age."""
+        try:
+            if os.name == "posix" and _TOKEN.findall(file)[-1:] == [_MACHINE]:
+                stream = locks.enter_context((self.path / file).open("rb"))
+                with suppress(BlockingIOError):
+                    import fcntl
+
+                    fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return True
+                return False
+        except OSError:  # removed a moment ago; not readable; a file system without locks
+            pass
+        with suppress(OSError):
+            return self.seconds_since_change(file) > _LEFT_BEHIND_SECONDS
+        return False
+
+    def release(self) -> None:
+        claims, self._claims = self._claims, []
+        for descriptor in claims:
+            os.close(descriptor)
 
     def remove(self, file: str) -> None:
         """Remove a file."""

@@ -8,10 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager
+import mmap
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from io import FileIO
@@ -26,10 +24,7 @@ from anyaccel.saved_folder import strict_json
 _METADATA = "__metadata__"  # the one name in a header that is no tensor's
 _LARGEST_HEADER = 100_000_000  # what other readers of the format take
 _MOST_AXES = 32  # of NumPy 1
-_MOST_READING = 4  # threads; a disk is slower than so many
-_IN_CACHE = 2**18  # bytes that are read and checked at once: they come from the cache of a processor the second time
-_PIECE = 64 * 2**20  # what is written in one call; some systems write at most 2 GB
-_PACED = 2**20  # bytes between two pauses
+_PIECE = 2**20  # bytes that are read or written, and checked, at once: they are in a processor's cache the second time
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +75,7 @@ def write(
         stream: Stream at its beginning.
         arrays: Arrays by name; they must not change during the call.
         file_format: Format named in the header, for readers that refuse files without it; `""` for none.
-        pause: Function called after each MB, by a writer that leaves the processors to others; it has one thread then,
-            otherwise two.
+        pause: Function called after each MB, by a writer that leaves the processors to others.
 
     Raises:
         StateError: the format has no such dtype or name.
@@ -92,35 +86,21 @@ def write(
     order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))  # so each begins where it is aligned
     header = _header({name: arrays[name] for name in order}, file_format)
     _write_all(stream, memoryview(header))
-    ordered = {name: arrays[name] for name in order}
-    tensors = _write_hashed(stream, ordered) if pause is None else _write_paced(stream, ordered, pause)
+    tensors = {name: _write_crc32(stream, _bytes(arrays[name]), pause) for name in order}
     size = len(header) + sum(array.nbytes for array in arrays.values())
     return Digests(_sha256(header), {name: tensors[name] for name in arrays}), size
 
 
-def _write_hashed(stream: IO[bytes], arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """Write arrays as fast as the disk takes them, and give their CRC-32, which another thread computes."""
-    digests: dict[str, Future[str]] = {}
-    with _hash_threads(1) as executor:
-        for name, array in arrays.items():
-            contents = _bytes(array)
-            digests[name] = executor.submit(_crc32, contents)
-            _write_all(stream, contents)
-        return {name: digest.result() for name, digest in digests.items()}
-
-
-def _write_paced(stream: IO[bytes], arrays: Mapping[str, np.ndarray], pause: Callable[[], object]) -> dict[str, str]:
-    """Write arrays with pauses, and give their CRC-32."""
-    digests = {}
-    for name, array in arrays.items():
-        contents, crc = _bytes(array), 0
-        while contents:
-            count = stream.write(contents[:_PACED])
-            crc = crc32(contents[:count], crc)
-            contents = contents[count:]
+def _write_crc32(stream: IO[bytes], contents: memoryview, pause: Callable[[], object] | None) -> str:
+    """Write bytes piece by piece, each checksummed while it is in a processor's cache, and return their CRC-32."""
+    crc = 0
+    while contents:
+        count = stream.write(contents[:_PIECE])
+        crc = crc32(contents[:count], crc)
+        contents = contents[count:]
+        if pause is not None:
             pause()
-        digests[name] = f"{crc:08x}"
-    return digests
+    return f"{crc:08x}"
 
 
 def contents(stream: IO[bytes], size: int) -> dict[str, TensorEntry]:
@@ -141,13 +121,17 @@ def contents(stream: IO[bytes], size: int) -> dict[str, TensorEntry]:
     }
 
 
-def read(stream: IO[bytes], size: int, digests: Digests | None = None) -> dict[str, np.ndarray]:
-    """Return the arrays of a file, read-only and in separate memory.
+def read(
+    stream: IO[bytes], size: int, digests: Digests | None = None, *, mapped: bool = False
+) -> dict[str, np.ndarray]:
+    """Return the arrays of a file.
 
     Args:
         stream: Stream at its beginning.
         size: Bytes of the file; nothing beyond is read or allocated.
         digests: Expected hashes; None to check none.
+        mapped: Whether arrays may be on a private mapping of a file of this machine, for callers that copy them at
+            once: values change if something changes the file. Otherwise they are read-only and in separate memory.
 
     Raises:
         StateError: not such a file, or not with these hashes; the message names the tensor.
@@ -159,34 +143,31 @@ def read(stream: IO[bytes], size: int, digests: Digests | None = None) -> dict[s
     slots = _slots(header, size)
     if digests is not None and digests.tensors.keys() != {slot.name for slot in slots}:
         raise StateError("it has other tensors than the manifest names")
-    if digests is None:
-        return {slot.name: _read_array(stream, slot) for slot in slots}
+    mapping = _mapping(stream, size) if mapped else None
     arrays: dict[str, np.ndarray] = {}
-    found: dict[str, Future[str]] = {}
-    with _hash_threads(min(_MOST_READING, os.cpu_count() or 1)) as executor:
-        for slot in slots:
-            if isinstance(stream, FileIO) and hasattr(os, "preadv"):  # threads read at positions of their own
-                arrays[slot.name] = array = _empty(slot)
-                place = stream.fileno(), len(header) + slot.begin
-                found[slot.name] = executor.submit(_read_crc32, *place, _bytes(array))
-            else:
-                arrays[slot.name] = array = _read_array(stream, slot)
-                found[slot.name] = executor.submit(_crc32, _bytes(array))
-            array.setflags(write=False)
-        wrong = [name for name, digest in found.items() if digest.result() != digests.tensors[name]]
+    wrong: list[str] = []
+    for slot in slots:
+        if mapping is None:
+            arrays[slot.name], crc = _read_array(stream, slot, is_checked=digests is not None)
+        else:
+            begin = len(header) + slot.begin
+            arrays[slot.name] = array = np.ndarray(slot.shape, dtype_of(slot.code), mapping, begin)
+            crc = 0 if digests is None else crc32(_bytes(array))
+        if digests is not None and f"{crc:08x}" != digests.tensors[slot.name]:
+            wrong.append(slot.name)
     if wrong:
         raise StateError(f"tensor {', '.join(wrong)} is not as it was written")
     return arrays
 
 
-@contextmanager
-def _hash_threads(count: int) -> Iterator[Executor]:
-    """Yield threads that read and compute hashes without holding Python's lock."""
-    executor = ThreadPoolExecutor(count, "anyaccel-hash")
+def _mapping(stream: IO[bytes], size: int) -> mmap.mmap | None:
+    """Return a file in memory, whose pages are copied if they are written to; None if it cannot be mapped."""
+    if not isinstance(stream, FileIO):
+        return None
     try:
-        yield executor
-    finally:
-        executor.shutdown(cancel_futures=True)
+        return mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_COPY)
+    except (OSError, ValueError):  # a file system without mappings; a file that has become shorter
+        return None
 
 
 def _header(arrays: Mapping[str, np.ndarray], file_format: str) -> bytes:
@@ -222,10 +203,6 @@ def _sha256(contents: bytes) -> str:
     return hashlib.sha256(contents).hexdigest()
 
 
-def _crc32(contents: memoryview) -> str:
-    return f"{crc32(contents):08x}"
-
-
 def _write_all(stream: IO[bytes], contents: memoryview) -> None:
     while contents:
         contents = contents[stream.write(contents[:_PIECE]) :]
@@ -237,18 +214,6 @@ def _read_all(stream: IO[bytes], into: memoryview) -> None:
         if not count:
             raise StateError("it ends too early")
         into = into[count:]
-
-
-def _read_crc32(descriptor: int, position: int, into: memoryview) -> str:
-    """Read bytes of a file from a position on, and give their CRC-32."""
-    crc = 0
-    while into:
-        count = os.preadv(descriptor, [into[:_IN_CACHE]], position)
-        if not count:
-            raise StateError("it ends too early")
-        crc = crc32(into[:count], crc)
-        into, position = into[count:], position + count
-    return f"{crc:08x}"
 
 
 def _read_header(stream: IO[bytes], size: int) -> bytes:
@@ -293,11 +258,18 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
-def _read_array(stream: IO[bytes], slot: _Slot) -> np.ndarray:
-    array = _empty(slot)
-    _read_all(stream, array.reshape(-1).view(np.uint8).data)
+def _read_array(stream: IO[bytes], slot: _Slot, *, is_checked: bool) -> tuple[np.ndarray, int]:
+    """Return the next array of a file, read piece by piece, and its CRC-32 if it is checked."""
+    array, crc = _empty(slot), 0
+    into = array.reshape(-1).view(np.uint8).data
+    while into:
+        count = stream.readinto(into[:_PIECE])  # type: ignore[attr-defined]
+        if not count:
+            raise StateError("it ends too early")
+        crc = crc32(into[:count], crc) if is_checked else 0
+        into = into[count:]
     array.setflags(write=False)
-    return array
+    return array, crc
 
 
 def _empty(slot: _Slot) -> np.ndarray:

@@ -47,7 +47,7 @@ def test_json_has_the_same_facts(call):
 
 
 def test_missing_devices_are_listed_with_the_reason(call):
-    assert "- no sim for numpy: none was made; anyaccel.simulate(1)" in call("env").stdout
+    assert "- no sim for numpy: none exists; use anyaccel.simulate(1)" in call("env").stdout
 
 
 def test_only_known_variables_are_printed(call, monkeypatch):

@@ -146,8 +146,12 @@ class JaxCompute(JaxPlacement, KeywordCompute):
         Raises:
             StateError: the model is not built yet.
         """
+        return {name: np.array(array) for name, array in self.live_state(model).items()}
+
+    def live_state(self, model: Any) -> dict[str, np.ndarray]:
+        """Return arrays on the memory of those on the CPU, and copies of others."""
         built = _built(model)
-        return {name: np.array(array) for name, array in state_names(built.parameters, built.buffers).items()}
+        return {name: np.asarray(array) for name, array in state_names(built.parameters, built.buffers).items()}
 
     def load_state(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
         """Nothing is written if anything does not fit."""

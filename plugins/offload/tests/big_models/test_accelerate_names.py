@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from anyaccel.errors import CapabilityError, ConfigError, StateError
+from anyaccel.errors import CapabilityError, ConfigError, OutOfMemoryError, StateError
 from anyaccel_offload import torch as big_models
 from anyaccel_offload.torch import accelerate_words as words
 
@@ -313,3 +313,27 @@ def test_a_wrong_map_is_refused_before_files_are_read(given: Callable[[], Any], 
     if "no device" in says:
         with pytest.raises(ConfigError, match=says):
             big_models.check_device_map(net(), given())
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "says"),
+    [
+        ({"cpu": "1KB"}, OutOfMemoryError, r"max_memory=\{'cpu': '1KB'\} is too small: the model does not fit"),
+        (
+            {"cpu": "1KB", "disk": 0},
+            OutOfMemoryError,
+            r"max_memory=.*'disk': 0\} is too small.*tier disk 0 B.*allow more in max_memory",
+        ),
+        ({"meta": "1GB"}, ConfigError, "max_memory has 'meta', which computes nothing"),
+        ({"nothing": 1}, ConfigError, "max_memory has 'nothing', which is no device"),
+        ({"cpu": "much"}, ConfigError, r"max_memory\['cpu'\]='much' is no size"),
+        ({"cpu": -1}, ConfigError, r"max_memory\['cpu'\]=-1 is not"),
+        ({"cpu": 1, "CPU": 2}, ConfigError, "max_memory has"),
+    ],
+)
+def test_errors_of_max_memory_speak_of_it(given: Any, error: type[Exception], says: str, tmp_path: Path) -> None:
+    large = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
+    with pytest.raises(error, match=says):
+        big_models.infer_auto_device_map(large, given)
+    with pytest.raises(error, match=says):
+        big_models.load_checkpoint_and_dispatch(large, tmp_path / "is not there", "auto", given)

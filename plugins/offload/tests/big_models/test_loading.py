@@ -373,19 +373,29 @@ def test_wrong_arguments(tmp_path: Path, settings: Any, error: type[Exception], 
         load_checkpoint_in_model(**given)
 
 
+def test_values_that_would_be_infinite_are_counted_over_all_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anyaccel_offload.torch.checkpoint_files.PIECE", 8)
+    with pytest.raises(StateError, match=r"norm\.weight has 3 values .* such as 70000\.0"):
+        load_checkpoint_in_model(
+            empty_net(), saved(tmp_path, lambda values: values["norm.weight"][-3:].fill_(70000.0)), dtype=torch.float16
+        )
+
+
 @pytest.mark.parametrize("kind", ["safetensors", "torch"])
 def test_a_weight_that_would_be_infinite_is_refused_with_its_name(kind: str, tmp_path: Path) -> None:
     def large(values: dict[str, Any]) -> None:
         values["body.weight"][1, 2] = 70000.0
+        values["body.weight"][2, 0] = -1e6
         values["norm.bias"][0] = -torch.inf  # was so before
 
     path = saved(tmp_path, large)
     if kind == "torch":
         torch.save(load_file(path), tmp_path / "model.bin")
         path = tmp_path / "model.bin"
-    with pytest.raises(
-        StateError, match=r"body\.weight holds 70000\.0 in the checkpoint, .*infinite in float16.*keep_in"
-    ):
+    says = r"body\.weight has 2 values in the checkpoint that would be infinite in float16, such as 70000\.0.*keep_in"
+    with pytest.raises(StateError, match=says):
         load_checkpoint_in_model(empty_net(), path, dtype=torch.float16)
     wide = empty_net()
     load_checkpoint_in_model(wide, path, dtype=torch.float16, keep_in_fp32=["body"])

@@ -109,8 +109,10 @@ def allocate(
     entries: Sequence[RequestEntry], ordered: bool, inventory: Inventory, *, strict: bool, asked: str
 ) -> Allocation:
     """Choose devices for the alternatives of a request; see `DeviceRequest.resolve`."""
-    groups = _groups(inventory.devices)
-    by_entry = [[_fit(entry, group, inventory) for group in groups] for entry in entries]
+    by_entry = [
+        [_fit(entry, group, inventory) for group in _groups(inventory.devices, by_form=bool(entry.form))]
+        for entry in entries
+    ]
     allowed = by_entry[:1] if strict else by_entry
     good = [[fit for fit in fits if fit.taken] for fits in allowed]
     pools = good if ordered else [[fit for fits in good for fit in fits]]
@@ -137,10 +139,11 @@ def _candidate(fit: _Fit, best: _Fit | None, chosen: bool) -> Candidate:
     return Candidate(wish=str(fit.entry), label=label, devices=devices, chosen=chosen, reason=reason)
 
 
-def _groups(devices: Iterable[InventoryDevice]) -> list[tuple[InventoryDevice, ...]]:
+def _groups(devices: Iterable[InventoryDevice], *, by_form: bool) -> list[tuple[InventoryDevice, ...]]:
     groups: dict[tuple[str, str, str, str], list[InventoryDevice]] = {}
     for each in devices:
-        groups.setdefault((each.device.kind, each.label if each.name else "", each.form, each.vendor), []).append(each)
+        label, form = (each.label if each.name else ""), (each.form if by_form else "")
+        groups.setdefault((each.device.kind, label, form, each.vendor), []).append(each)
     return [tuple(group) for group in groups.values()]
 
 
@@ -221,9 +224,9 @@ def _check_sm(entry: RequestEntry, group: tuple[InventoryDevice, ...], inventory
     if not entry.sm:
         return ""
     product = group[0].product
-    if product is None:
+    if product is None and group[0].device.kind == "gpu" and group[0].vendor in ("", "nvidia"):
         return "its product is not in the table, so its compute capability is not known"
-    if not product.sm:
+    if product is None or not product.sm:
         return "it has no compute capability"
     return f"its compute capability is {product.compute_capability}" if product.sm < entry.sm else ""
 

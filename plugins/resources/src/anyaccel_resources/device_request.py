@@ -104,7 +104,8 @@ class DeviceRequest:
 
         Args:
             to: `"modal"` (the value of `gpu=`), `"skypilot"` (the content of `resources:`), `"ray"` (options of tasks),
-                `"slurm"` (options of sbatch), `"kubernetes"` (limits and node selector) or `"dra"` (a ResourceClaim).
+                `"slurm"` (options of sbatch), `"kubernetes"` (limits and node selector), `"gke"` (the same for Google's
+                clusters) or `"dra"` (a ResourceClaim).
 
         Raises:
             ConfigError: another format, or the scheduler cannot express an alternative.

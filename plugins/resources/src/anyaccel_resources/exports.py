@@ -74,7 +74,7 @@ def _fitting(entry: RequestEntry, names: Mapping[str, str] | None) -> list[str]:
     found = []
     for product in products():
         fits = {name: is_device_of(entry, _device(product, name, gb)) for name, gb, _ in product.drivers}
-        if all(fits.values()):
+        if fits and all(fits.values()):
             found.append(product.name)
         else:
             sizes = {gb: [fits[name] for name, other, _ in product.drivers if other == gb] for gb in product.memory_gb}
@@ -315,6 +315,8 @@ def _check_slurm(entry: RequestEntry, first: RequestEntry, several: bool) -> Non
     if _written(entry) != entry.product:
         raise refused(entry, "Slurm", "each site names sizes of its own", hint=by_hand)
     alike = replace(entry, product="", exact=False) == replace(first, product="", exact=False)
+    if several and entry.nodes > 1:  # sbatch --test-only of Slurm 22.05 mixes them, with [h100|a100] too
+        raise refused(entry, "Slurm", "its machines may be of several products", hint="export each wish of its own")
     if several and not (entry.product and alike):
         raise refused(entry, "Slurm", "alternatives are products of one count", hint="export each wish of its own")
 
@@ -359,7 +361,8 @@ def _names(entry: RequestEntry, vendor: str) -> list[str]:
     """Return the drivers' names of all devices in the table of products that an alternative asks for."""
     names = _drivers(vendor, lambda device: is_device_of(entry, device))
     if not names:
-        raise refused(entry, "Kubernetes", "no product in the table is so", hint="ask for less")
+        why = "no driver's name in the table of products is of such a device"
+        raise refused(entry, "Kubernetes", why, hint="ask for less, or for another product")
     return names
 
 
@@ -438,6 +441,68 @@ def _on_nodes(terms: list[list[dict[str, Any]]], label: str) -> dict[str, Any]:
     return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}}
 
 
+# Labels `cloud.google.com/gke-accelerator` of nodes of Google's clusters, and the device of each (read 2026-11-28).
+GKE = {
+    "nvidia-tesla-p100": "Tesla P100-PCIE-16GB",
+    "nvidia-tesla-v100": "Tesla V100-SXM2-16GB",
+    "nvidia-tesla-t4": "Tesla T4",
+    "nvidia-tesla-a100": "NVIDIA A100-SXM4-40GB",
+    "nvidia-a100-80gb": "NVIDIA A100-SXM4-80GB",
+    "nvidia-l4": "NVIDIA L4",
+    "nvidia-h100-80gb": "NVIDIA H100 80GB HBM3",
+    "nvidia-h100-mega-80gb": "NVIDIA H100 80GB HBM3",
+    "nvidia-h200-141gb": "NVIDIA H200",
+    "nvidia-b200": "NVIDIA B200",
+    "nvidia-gb200": "NVIDIA GB200",
+    "nvidia-rtx-pro-6000": "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+}
+# Labels of nodes with TPUs, and the topology of those of one machine by their number.
+GKE_TPU: Mapping[str, tuple[str, Mapping[int, str]]] = {
+    "TPU-V5E": ("tpu-v5-lite-podslice", {1: "1x1", 4: "2x2", 8: "2x4"}),
+    "TPU-V5P": ("tpu-v5p-slice", {4: "2x2x1"}),
+    "TPU-V6E": ("tpu-v6e-slice", {1: "1x1", 4: "2x2", 8: "2x4"}),
+}
+
+
+def gke(entries: Sequence[RequestEntry], ordered: bool) -> dict[str, Any]:
+    """Return what `kubernetes` returns, with the labels of Google's clusters, whose GPUs are NVIDIA's.
+
+    Raises:
+        ConfigError: several alternatives, or a device that these clusters do not have.
+    """
+    entry = entries[0]
+    if len(entries) > 1:
+        raise refused(entry, "GKE", "a node selector takes one wish", hint="export each wish of its own")
+    hints = {
+        "index": f"write '{replace(entry, index=None, more=())}'",
+        "nodes": f"write completions: {entry.nodes} and parallelism: {entry.nodes} in a Job",
+    }
+    _check_words(entry, "GKE", "host" if entry.kind == "cpu" else "form newer capabilities sm memory host", hints)
+    host: dict[str, Any] = {"cpu": entry.cores} if entry.cores else {}
+    host |= {"memory": f"{entry.host_memory_gb}G"} if entry.host_memory_gb else {}
+    if entry.kind == "cpu":
+        return {"resources": {"limits": host}, "nodeSelector": {}}
+    product = product_named(entry.product)
+    if product is not None and product.kind == "tpu":
+        label, topologies = GKE_TPU.get(product.name, ("", {}))
+        if entry.count not in topologies:
+            numbers = ", ".join(f"{name}:{number}" for name, (_, those) in GKE_TPU.items() for number in those)
+            raise refused(entry, "GKE", "no machine has so many of them", numbers, "write one of these")
+        nodes = {
+            "cloud.google.com/gke-tpu-accelerator": label,
+            "cloud.google.com/gke-tpu-topology": topologies[entry.count],
+        }
+        return {"resources": {"limits": {"google.com/tpu": entry.count, **host}}, "nodeSelector": nodes}
+    names = _drivers("nvidia", lambda device: is_device_of(entry, device))
+    labels = [label for label, name in GKE.items() if name in names]
+    if not labels:
+        raise refused(entry, "GKE", "no node of it has such a device", ", ".join(GKE), "ask for one of these")
+    is_any = len(labels) == len(GKE) and not entry.sm and not entry.memory_gb
+    terms = [] if is_any else [[_label("cloud.google.com/gke-accelerator", "In", labels)]]
+    pod = _on_nodes(terms, "cloud.google.com/gke-accelerator")
+    return {"resources": {"limits": {"nvidia.com/gpu": entry.count, **host}}, **pod}
+
+
 def resource_claim(entries: Sequence[RequestEntry], ordered: bool) -> dict[str, Any]:
     """Return a ResourceClaim of `resource.k8s.io/v1`; several alternatives are a prioritized list.
 
@@ -506,6 +571,7 @@ FORMATS: Mapping[str, Callable[[Sequence[RequestEntry], bool], Any]] = {
     "ray": ray,
     "slurm": slurm,
     "kubernetes": kubernetes,
+    "gke": gke,
     "dra": resource_claim,
 }
 

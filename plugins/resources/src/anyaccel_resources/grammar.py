@@ -174,13 +174,14 @@ class Parser:
     def _product(self, word: str, start: int) -> dict[str, Any]:
         name, settings = word, dict[str, Any]()
         while product_named(name) is None and (part := _PART.fullmatch(name)):
-            name, form, *size = part.groups()
-            key, value = (
-                ("form", _FORMS[form.lower()]) if form else ("memory_gb", self._gigabytes("".join(size), start))
-            )
-            if key in settings:
-                break
-            settings[key] = value
+            before, form, *size = part.groups()
+            if ("form" if form else "memory_gb") in settings:
+                break  # given twice: no product is called so
+            name = before
+            if form:
+                settings["form"] = _FORMS[form.lower()]
+            else:
+                settings["memory_gb"] = self._gigabytes("".join(size), start)
         product = product_named(name)
         if product is None:
             raise self._unknown(word, start)

@@ -20,7 +20,7 @@ from anyaccel_resources.grammar import LONGEST, Parser
 from anyaccel_resources.products import Product, form_of, product_named, product_of
 
 MOST_DEVICES = 4096
-_TIMES = re.compile(r"\s*(\d+)\s*[xX*]\s+")
+_TIMES = re.compile(r"\s*(\d+)\s*[xX*]\s*(?=\S)")
 _KINDS = ("cpu", "gpu", "cuda", "rocm", "mps", "xpu", "tpu", "npu", "hpu", "sim")
 _SIZED_KIND = re.compile(rf"\s*({'|'.join(_KINDS[1:])})-(\d{{1,6}})GB\b", re.IGNORECASE)
 _ANY_GPU = re.compile(r"^\s*(\d{1,6}GB)(?=\s|$)", re.IGNORECASE)
@@ -207,7 +207,9 @@ def _read_part(part: str, whole: str) -> tuple[int, RequestEntry]:
     count = int(times.group(1)) if times and len(times.group(1)) < 6 else 0 if times else entry.count
     is_device = bool(entry.product) or entry.kind in _KINDS
     several = entry.every or entry.more or (times and entry.count > 1)
-    wishes = entry.exact or entry.newer or entry.capabilities or several or entry.sm or entry.price or entry.nodes > 1
+    at_least = entries[0].memory_gb and not entry.product
+    of_devices = (at_least, entry.exact, entry.newer, entry.capabilities, several, entry.sm)
+    wishes = any((*of_devices, entry.price, entry.nodes > 1))
     if not is_device or wishes or not 1 <= count <= MOST_DEVICES:
         problem = f"{part.strip()!r} in the inventory {shown(whole)} is not a number of devices of one product"
         raise ConfigError(problem, available=f"at most {MOST_DEVICES}", hint="write '8x H100-80GB'")
@@ -217,12 +219,12 @@ def _read_part(part: str, whole: str) -> tuple[int, RequestEntry]:
 def _described(counts: Iterable[tuple[int, RequestEntry]], whole: str) -> Iterable[InventoryDevice]:
     for count, entry in counts:
         product = product_named(entry.product)
-        if product and not entry.memory_gb and len(product.memory_gb) > 1:
-            sizes = ", ".join(f"{product.name}-{gb}GB" for gb in product.memory_gb)
+        sizes = product.sizes_of(entry.form) if product else (0,)
+        if product and not entry.memory_gb and len(sizes) > 1:
+            available = ", ".join(f"{product.name}-{gb}GB" for gb in sizes)
             problem = f"the inventory {shown(whole)} does not say which {product.name} it has"
-            raise ConfigError(problem, available=sizes, hint="write the memory, too")
-        kind, gb = (product.kind if product else entry.canonical_kind), entry.memory_gb
-        gb = gb or (product.memory_gb[0] if product else 0)
+            raise ConfigError(problem, available=available, hint="write the memory, too")
+        kind, gb = (product.kind if product else entry.canonical_kind), entry.memory_gb or sizes[0]
         vendor, name = (product.vendor, f"{product.name} {entry.form}".strip()) if product else (entry.vendor, "")
         if kind != "cpu":
             yield from [

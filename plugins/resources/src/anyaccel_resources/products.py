@@ -52,6 +52,10 @@ class Product:
         """The forms that it is sold in, such as `"SXM"` and `"PCIe"`."""
         return tuple(dict.fromkeys(form for _, _, form in self.drivers if form))
 
+    def sizes_of(self, form: str) -> tuple[int, ...]:
+        """Return the sizes in GB that a form of it has, and all for `""`."""
+        return tuple(gb for gb in self.memory_gb if not form or (gb, form) in {driver[1:] for driver in self.drivers})
+
     @property
     def sm(self) -> int:
         """Its compute capability as compilers write it: 90 for 9.0; 0 if it has none."""
@@ -83,7 +87,7 @@ def products() -> tuple[Product, ...]:
     return tuple(
         Product(
             **{key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
-            | {"drivers": tuple((name, gb, form) for name, gb, form in entry["drivers"])}
+            | {"drivers": tuple((name, gb, form) for name, gb, form in entry.get("drivers", ()))}
             | {"sources": {figure: sources[name] for figure, name in entry["sources"].items()}}
         )
         for entry in _table()["products"]

@@ -32,27 +32,43 @@ _ELSEWHERE = {
 }
 _CORES_OF_TWO = ("v4", "v5p")  # the number in the name of a slice counts TensorCores, and a chip has two
 _SLICE = re.compile(r".*?\b\d+g\.(\d+)gb(?:\s*[:=]\s*(\d+))?", re.IGNORECASE)
+_INDICES = re.compile(r"(?:(gpu|cuda|rocm|tpu)[:_-]?)?(\d{1,3}(?:\s*[,+]\s*\d{1,3})*)", re.IGNORECASE)
+_PARTS = re.compile(r"(?:SXM|PCIe|NVL|OAM)\d?\b|\d+\s?GB?\b", re.IGNORECASE)
+_LONGEST = 200  # the expressions below take the square of the length, and more
+_OPTION = re.compile(r"(mem|cores|nodes)=|price<=", re.IGNORECASE)
 
 
 def rewritten(text: str) -> str | None:
     """Return the request that a text of another system means, None if it is not known. It may not parse."""
+    if len(text) > _LONGEST:
+        return None
+    indices = _INDICES.fullmatch(text.strip())
+    if indices and (indices.group(1) or not indices.group(2).strip("0").isdigit()):  # gpu0, 0 and 0,1; 2 may be a count
+        return f"{(indices.group(1) or 'gpu').lower()}:{'+'.join(re.findall('[0-9]+', indices.group(2)))}"
     mapping = re.sub(r"[\"']|\s*(?=:)|(?<=:)\s*", "", text.strip())
     inner = mapping[1:-1] if mapping[:1] + mapping[-1:] in ("[]", "{}") else mapping
     parts = [part.strip() for part in re.split(r",(?![^\[]*\])|\||\bor\b(?! more)", inner)]
     if not all(parts):
         return None
-    joined = ", ".join(map(_one, parts))
+    wishes: list[str] = []
+    for part in parts:
+        if not _OPTION.match(part):
+            wishes.append(_one(part))
+        elif wishes:  # H100:8, nodes=2
+            wishes[-1] += f" {part}"
+        else:
+            wishes.append(f"any {part}")
+    joined = ", ".join(wishes)
     joined = f"{{{joined}}}" if mapping.startswith("{") else joined
     return None if joined == text else joined
 
 
 def _one(text: str) -> str:
-    what, _, options = text.partition(" mem=") if " mem=" in text else text.partition(" cores=")
-    option = text[len(what) :] if options else ""
+    what, *options = re.split(r"\s+(?=(?:mem|cores|nodes|price|sm)[<>]?=)", text)
     for spelled in _RULES:
         found = spelled(what)
         if found is not None:
-            return found + option
+            return " ".join([found, *options])
     return text
 
 
@@ -66,7 +82,7 @@ def _slice(text: str) -> str | None:
 
 
 def _counted(text: str) -> str | None:
-    """Read `8xH100`, `8x H100-80GB`, `2 GPUs`, `H100x8`, `h100*8` and `H100 (8)`."""
+    """Read `8xH100`, `8x H100-80GB`, `2 GPUs`, `H100x8` and `h100*8`."""
     before = re.fullmatch(r"(\d+)\s*[x*]\s*(\S.*)|(\d+)\s+(?!GB\b)([A-Za-z].*)", text, re.IGNORECASE)
     after = re.fullmatch(r"(\S.*?)\s*[x*]\s*(\d+)", text, re.IGNORECASE)
     if before:
@@ -148,7 +164,10 @@ def _name(text: str) -> str | None:
     name = flavor.group(1) if flavor else text
     labelled = re.sub(r"^(nvidia|amd)-", "", name, flags=re.IGNORECASE).replace("_", " ")
     product, gb = product_of(labelled)
-    if product is None or (gb and gb not in product.memory_gb):
+    sizes, forms = (
+        [part for part in _PARTS.findall(text) if part[0].isdigit() == is_size] for is_size in (True, False)
+    )
+    if product is None or (gb and gb not in product.memory_gb) or max(len(sizes), len(forms)) > 1:
         return None
     form = form_of(text.strip())
     form = form if form in product.forms and len(product.forms) > 1 else ""

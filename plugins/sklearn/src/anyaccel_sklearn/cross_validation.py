@@ -15,12 +15,13 @@ from anyaccel.arguments import shown
 from anyaccel.call_hints import call_hints, class_hints
 from anyaccel.data import FeatureSet, FeatureSetView
 from anyaccel.data.roles import Names, listed, names_of, no_column
-from anyaccel.errors import PhaseError, ResultError
+from anyaccel.errors import PhaseError, ResultError, TableWarning
 from anyaccel.fitting import FittedModel, fit
 from anyaccel.fitting.probabilities import CLASSES, YES_OR_NO
 from anyaccel.fitting.table_models import TableModel
 from anyaccel.fitting.tables import LABEL, is_table, loss_of_target, named_pair, no_target, readable, tag_table
 from anyaccel.specs import Loss
+from anyaccel.user_level import user_level
 
 _SCORE, _LOSS = "score", "loss"
 
@@ -153,6 +154,9 @@ def cross_validate(
             "on rows that it knows",
             hint="give 'mlp', or a function that makes one: lambda n_features, n_outputs: MODEL",
         )
+    word = next((word for word in ("n_splits", "n_folds", "folds", "kfold") if word in fit_arguments), None)
+    if word is not None:
+        raise PhaseError(f"cross_validate has no argument {word!r}", hint=f"write cv={shown(fit_arguments[word])}")
     rows, target = _rows_of(data, target)
     names = names_of(target) if target is not None else rows.names_of_targets
     if not names:
@@ -306,3 +310,12 @@ def _check_classes(y: Any, splits: Sequence[tuple[np.ndarray, np.ndarray]]) -> N
                 f"class {name!r} is in {count} of {len(y)} rows, and fold {number} would have none of them to train on",
                 hint="leave rare classes out, or take a splitter that shares them out, such as cv=2",
             )
+    classes, counts = np.unique(y, return_counts=True)
+    if counts.min() < len(splits):
+        name, count = classes.tolist()[counts.argmin()], int(counts.min())
+        warnings.warn(
+            f"class {name!r} has {count} {'row' if count == 1 else 'rows'}, and there are {len(splits)} folds: "
+            f"{len(splits) - count} of them test none of it",
+            TableWarning,
+            stacklevel=user_level(),
+        )

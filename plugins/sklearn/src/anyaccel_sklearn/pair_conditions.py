@@ -255,7 +255,7 @@ def condition_from_config(config: Any) -> PairCondition:
         raise ConfigError(
             f"{shown(config)} is not the configuration of a condition",
             available="; ".join(f"{name}: {', '.join(field_names(each))}" for name, each in _CLASSES.items()),
-            hint="give the dict that get_config() made",
+            hint="pass the dict from get_config()",
         )
     condition: PairCondition = cls(**{key: value for key, value in config.items() if key != "condition"})
     return condition

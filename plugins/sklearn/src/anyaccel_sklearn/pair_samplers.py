@@ -66,12 +66,12 @@ class _ConditionSampler(Sampler):
             raise ConfigError(
                 f"{shown(config)} is not the configuration of a {cls.kind} sampler",
                 available=f"keys: type, {', '.join(known)}",
-                hint="give the dict that get_config() made",
+                hint="pass the dict from get_config()",
             )
         for name in set(cls.conditions) & set(given):
             if not isinstance(given[name], (list, tuple)):
                 problem = f"{name} of a {cls.kind} sampler must be a list of conditions, got {shown(given[name])}"
-                raise ConfigError(problem, hint="give the dict that get_config() made")
+                raise ConfigError(problem, hint="pass the dict from get_config()")
             given[name] = [condition_from_config(each) for each in given[name]]
         return cls(**{name: value for name, value in given.items() if value or name not in cls.optional})
 

@@ -206,7 +206,10 @@ def _check_sizes(
     raise SplitError(
         f"{stratum}{label!r} cannot be cut into {len(shares)} splits",
         cause=f"{what}: {int(sizes[smallest])}; splits: {listed(shares)}{others}",
-        hint="leave its rows out with filter(), or join it with another stratum" if stratum else "make fewer splits",
+        hint="leave its rows out, with filter() or pandas: table[table[COLUMN] != VALUE], or join it with another "
+        "stratum"
+        if stratum
+        else "make fewer splits, or give rows of more groups",
     )
 
 

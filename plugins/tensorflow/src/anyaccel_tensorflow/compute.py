@@ -104,9 +104,13 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute):
         Raises:
             StateError: the model is not built yet.
         """
+        return {name: np.array(array) for name, array in self.live_state(model).items()}
+
+    def live_state(self, model: Any) -> dict[str, np.ndarray]:
+        """Return arrays on the memory of tensors on the CPU, and copies of others."""
         from anyaccel_tensorflow.variables import read
 
-        return {name: np.array(read(variable).numpy()) for name, variable in state_names(*_variables(model)).items()}
+        return {name: np.asarray(read(variable)) for name, variable in state_names(*_variables(model)).items()}
 
     def load_state(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
         """Nothing is written if anything does not fit."""

@@ -77,7 +77,7 @@ def raise_if_single_row(error: Exception, who: str, n_rows: int) -> None:
     if message:
         raise PhaseError(
             f"{who} cannot be trained with a batch of {n_rows} row{'s' * (n_rows != 1)}: {message}",
-            hint="leave such a batch out, DataLoader(..., drop_last=True), or make batches of another size",
+            hint="leave the batch out, DataLoader(..., drop_last=True), or make batches of another size",
         ) from error
 
 

@@ -44,6 +44,27 @@ def shared(array: np.ndarray) -> torch.Tensor:
     return as_tensor(array)
 
 
+def readable(array: np.ndarray) -> torch.Tensor:
+    """Return a tensor to read only, on the memory of an array if torch can use it, otherwise with a copy.
+
+    Raises:
+        MoveError: torch lacks the dtype.
+    """
+    if not (array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative and array.size):
+        return copied(array)
+    words = array.reshape(-1).view(np.uint8)
+    tensor = as_tensor(np.asarray(_Words(words)).view(array.dtype))
+    return tensor.view(array.shape)
+
+
+class _Words:
+    """The memory of an array, as if it were writable: torch warns of read-only arrays, whatever is done with them."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        interface = array.__array_interface__
+        self.array, self.__array_interface__ = array, {**interface, "data": (interface["data"][0], False)}
+
+
 def pinned_empty(shape: tuple[int, ...], dtype: str) -> np.ndarray | None:
     """Return an uninitialized array in page-locked memory; None if none is available.
 
@@ -161,6 +182,28 @@ def as_array(tensor: torch.Tensor) -> np.ndarray:
     return array
 
 
+def view_of(tensor: torch.Tensor) -> np.ndarray | None:
+    """Return a read-only array on the memory of a tensor; None if NumPy cannot have one.
+
+    `Tensor.numpy` would forbid torch to resize the tensor from then on.
+    """
+    import torch
+
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+    if not is_plain or tensor.device.type != "cpu" or tensor.is_conj() or tensor.is_neg():
+        return None
+    values = tensor.detach()
+    try:
+        if values.dtype is torch.bfloat16:
+            array = np.from_dlpack(values.view(torch.int16)).view(numpy_dtype(BFLOAT16))
+        else:
+            array = np.from_dlpack(values)
+    except (RuntimeError, TypeError, BufferError):  # dtypes that NumPy lacks
+        return None
+    array.setflags(write=False)
+    return array
+
+
 def as_tensor(array: np.ndarray) -> torch.Tensor:
     """Return the tensor on the memory of a writable array.
 
@@ -169,7 +212,7 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
     """
     import torch
 
-    if array.dtype.name != BFLOAT16:
+    if array.dtype.kind != "V" or array.dtype.name != BFLOAT16:  # kinds are found faster than names
         return torch.from_numpy(array)
     return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from anyaccel.errors import ENVIRONMENT_ERRORS, StateError
 from anyaccel_torch import keras
 from anyaccel_torch.error_translation import first_line
-from anyaccel_torch.host_transfer import as_array, copied
+from anyaccel_torch.host_transfer import as_array, readable
 from anyaccel_torch.module_state import plain_names
 
 _REFUSED = re.compile(r"GLOBAL (\S+)")
@@ -39,16 +39,17 @@ def state_dict_names(module: nn.Module, named: Mapping[str, Tensor]) -> dict[str
     tensors = {} if keras.outermost(module) else module.state_dict(keep_vars=True)
     plain = plain_names(module)
     names = {plain(name): keys[id(value)] for name, value in tensors.items() if id(value) in keys}
-    return names | {key.partition("/")[2]: key for key in named if key not in names.values()}
+    with_names = set(names.values())
+    return names | {key.partition("/")[2]: key for key in named if key not in with_names}
 
 
 def read_weights(path: Path) -> dict[str, np.ndarray]:
-    """Return the tensors of a file by name.
+    """Return the tensors of a file by name, on a private mapping of it if its format allows that.
 
     Raises:
         StateError: it is damaged, or holds anything else than named tensors.
     """
-    return {name: _array(path, name, value) for name, value in load_tensors(path).items()}
+    return {name: _array(path, name, value) for name, value in load_tensors(path, mapped=True).items()}
 
 
 def load_tensors(path: Path, *, mapped: bool = False) -> Mapping[str, Tensor]:
@@ -88,7 +89,7 @@ def load_tensors(path: Path, *, mapped: bool = False) -> Mapping[str, Tensor]:
 
 def write_weights(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write a file that `torch.load(path, weights_only=True)` reads as a `state_dict`."""
-    torch.save({name: copied(array) for name, array in arrays.items()}, path)
+    torch.save({name: readable(array) for name, array in arrays.items()}, path)
 
 
 def _unreadable(path: Path, error: Exception) -> StateError:

@@ -84,5 +84,5 @@ def test_layers_that_would_draw_other_numbers_are_refused() -> None:
 def test_remat_of_a_node_with_layers_of_keras_is_refused() -> None:
     net = torch.nn.Sequential(*(torch.nn.Sequential(keras.layers.Dense(6), torch.nn.Tanh()) for _ in range(2)))
     network, phase = graph(torch.nn.Sequential(net, torch.nn.Linear(6, 1)), remat="blocks")
-    with pytest.raises(CapabilityError, match="remat='blocks', and torch finds no such parts in a Sequential"):
+    with pytest.raises(CapabilityError, match="remat='blocks', but torch finds no such parts in a Sequential"):
         network.run(phase)

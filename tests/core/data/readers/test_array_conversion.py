@@ -167,7 +167,7 @@ def test_a_text_tag_is_not_read_as_an_array() -> None:
 def test_values_that_are_not_numeric_are_refused(values: object, arrow_type: str) -> None:
     message = refusal(values)
     assert f"column 'x' cannot be read as numbers: it is of type {arrow_type}" in message
-    assert "; features and targets are of bool, int8" in message
+    assert "; features and targets must be bool, int8" in message
     is_text = arrow_type in ("<U1", "string", "dictionary")
     remedy = "name it in tags, then fit_transform(OneHotEncoder(), 'x', fit_on='train', role='feature')"
     assert f"Hint: {remedy if is_text else 'convert it to numbers first, or pass it as a tag'}" in message
@@ -294,14 +294,14 @@ def test_at_least_one_feature() -> None:
 
 
 def test_names_are_text() -> None:
-    with pytest.raises(ColumnError, match=r"3 is not the name of a column; names of columns are text"):
+    with pytest.raises(ColumnError, match=r"3 cannot be the name of a column; column names must be text"):
         FeatureSet.from_dict("fs", {3: [1]}, [3])  # type: ignore[dict-item, list-item]
 
 
 def test_tags_that_arrow_cannot_hold() -> None:
-    with pytest.raises(ColumnError, match=r"tag 't' cannot be stored as an Arrow column: .*give values of one type"):
+    with pytest.raises(ColumnError, match=r"column 't' cannot be read: .*use values of one type"):
         FeatureSet.from_dict("fs", {"x": [1, 2], "t": [1, "a"]}, "x", tags="t")
-    with pytest.raises(ColumnError, match=r"tag 't' cannot be stored as an Arrow column"):
+    with pytest.raises(ColumnError, match=r"column 't' cannot be read"):
         FeatureSet.from_dict("fs", {"x": [1, 2], "t": [object(), object()]}, "x", tags="t")
 
 
@@ -312,7 +312,9 @@ def test_data_is_a_mapping() -> None:
 
 @pytest.mark.parametrize("label", ["", "a.b", 3, None])
 def test_labels(label: object) -> None:
-    with pytest.raises(DataError, match=r"is not a label of a feature set; labels are text without a dot"):
+    with pytest.raises(
+        DataError, match=r"is not a label of a feature set; labels must be valid UTF-8 text without a dot"
+    ):
         FeatureSet.from_dict(label, {"x": [1]}, ["x"])  # type: ignore[arg-type]
 
 
@@ -329,7 +331,7 @@ def test_every_error_has_the_one_base() -> None:
 def test_a_data_frame_is_no_column():
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"a": [1.0, 2.0], "b": [3.0, 4.0]})
-    message = r"column 'x' is a whole data frame\. Hint: give its values as one column, 'x': frame\.to_numpy\(\)"
+    message = r"column 'x' is a whole data frame\. Hint: pass its values as one column, 'x': frame\.to_numpy\(\)"
     with pytest.raises(ColumnError, match=message):
         FeatureSet.from_dict("fs", {"x": frame}, ["x"])
     assert FeatureSet.from_dict("fs", {"x": frame.to_numpy()}, ["x"]).array("x").tolist() == [[1.0, 3.0], [2.0, 4.0]]

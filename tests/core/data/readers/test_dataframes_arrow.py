@@ -226,7 +226,7 @@ def test_two_columns_of_one_name() -> None:
 def test_not_a_table() -> None:
     with pytest.raises(
         DataError,
-        match=r"'fs' is a dict, not an Arrow table. Available: tables.*give a pyarrow.Table",
+        match=r"'fs' is a dict, not an Arrow table. Available: tables.*pass a pyarrow.Table",
     ):
         FeatureSet.from_arrow("fs", {"x": [1]}, "x")
 

@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("path", ["", "b.parquet", ["a.parquet", "b.parquet"]])
 def test_a_pipe_is_refused_in_a_folder_a_list_and_alone(folder: Path, path: str | list[str]) -> None:
     given = folder / path if isinstance(path, str) else [folder / name for name in path]
-    message = rf"{re.escape(str(folder / 'b.parquet'))} of 'fs' is not a regular file, but a pipe\. Hint: give a folder"
+    message = rf"{re.escape(str(folder / 'b.parquet'))} of 'fs' is not a regular file, but a pipe\. Hint: pass a folder"
     with pytest.raises(DataError, match=message):
         FeatureSet.from_parquet("fs", given, "x")
     with pytest.raises(SourceError, match=message):

@@ -103,13 +103,13 @@ def test_a_phase_takes_a_data_set_and_asks_for_one_of_several() -> None:
     for given in (by_name, dict(by_name)):
         with pytest.raises(PhaseError, match=r"Hint: choose a split of the \w+: data=splits\['train'\]"):
             trained(given)
-    with pytest.raises(DataError, match=r"is a DatasetDict, not a data frame.*Hint: use from_arrow, which makes its"):
+    with pytest.raises(DataError, match=r"is a DatasetDict, not a data frame.*Hint: use from_arrow, which keeps its"):
         FeatureSet.from_pandas("d", by_name, "x")
     with pytest.raises(DataError, match=r"is a Dataset, not a data frame.*Hint: use from_arrow, which reads its table"):
         FeatureSet.from_pandas("d", whole, "x")
     assert np.array_equal(FeatureSet.from_arrow("d", whole, "x", "y").array("x"), columns["x"])
     wide = datasets.Dataset.from_dict({name: values.tolist() for name, values in columns.items()})
-    with pytest.raises(ColumnError, match=r"float64\[\] in these data.*float32\[\]\. Hint: give data of this dtype"):
+    with pytest.raises(ColumnError, match=r"float64\[\] in these data.*float32\[\]\. Hint: cast the data"):
         trained(wide)
 
 

@@ -52,7 +52,7 @@ def test_missing_parquet_files_are_reported(tmp_path: Path) -> None:
 def test_files_that_are_not_parquet_or_broken(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     path.write_bytes(b"not parquet at all")
-    with pytest.raises(DataError, match=r"x\.parquet cannot be read as Parquet: .*write the file anew"):
+    with pytest.raises(DataError, match=r"x\.parquet cannot be read as Parquet: .*write the file again"):
         FeatureSet.from_parquet("fs", path, "x")
     pq.write_table(pa.table({"x": np.arange(1000)}), path)
     content = bytearray(path.read_bytes())
@@ -139,13 +139,13 @@ def test_a_column_of_the_files_stands_before_one_of_the_folders(tmp_path: Path) 
 def test_folders_of_different_columns(tmp_path: Path) -> None:
     write(tmp_path / "a=1" / "0.parquet", x=[1])
     write(tmp_path / "b=1" / "0.parquet", x=[1])
-    message = r"a=1.0\.parquet and .*b=1.0\.parquet lie in folders of different columns; a and b"
+    message = r"a=1.0\.parquet and .*b=1.0\.parquet are in folders with different columns; a and b"
     with pytest.raises(ColumnError, match=message):
         read(tmp_path)
 
 
 def test_folders_without_parquet(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"has no Parquet file; nothing; names .*Hint: give a folder"):
+    with pytest.raises(DataError, match=r"has no Parquet file; nothing; names .*Hint: pass a folder"):
         read(tmp_path)
     (tmp_path / "x.csv").write_text("1")
     with pytest.raises(DataError, match=r"; x.csv; names.*end in \.parquet, \.parq, \.pq"):
@@ -169,7 +169,7 @@ def test_invalid_lists_of_files(tmp_path: Path) -> None:
 def test_a_column_of_two_types_names_files_column_and_types(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", x=[1], other=["text"])
     write(tmp_path / "b.parquet", x=[0.5], other=[3])
-    message = r"column 'x' is of type int64 in .*a\.parquet and of type double in .*b\.parquet; a column is of one"
+    message = r"column 'x' is of type int64 in .*a\.parquet and of type double in .*b\.parquet; a column must have one"
     with pytest.raises(ColumnError, match=message):
         read(tmp_path)
 
@@ -218,7 +218,7 @@ def test_a_file_cut_short_is_named(tmp_path: Path, kept: int) -> None:
     write(tmp_path / "a.parquet", x=[1])
     cut = write(tmp_path / "b.parquet", x=np.arange(1000))
     cut.write_bytes(cut.read_bytes()[:kept])
-    with pytest.raises(DataError, match=r"b\.parquet cannot be read as Parquet: .*write the file anew"):
+    with pytest.raises(DataError, match=r"b\.parquet cannot be read as Parquet: .*write the file again"):
         read(tmp_path)
 
 
@@ -234,7 +234,7 @@ def test_row_groups_of_one_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"'fs' has no rows"):
         read(path, row_groups=[])
     write(tmp_path / "y.parquet", x=[1])
-    with pytest.raises(DataError, match=r"row groups of 'fs' were chosen from 2 files.*give one file"):
+    with pytest.raises(DataError, match=r"row groups of 'fs' were chosen from 2 files.*pass one file"):
         read(tmp_path, row_groups=[0])
 
 

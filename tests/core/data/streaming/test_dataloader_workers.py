@@ -88,7 +88,9 @@ def threaded(numpy_only: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_forks_beside_threads_are_refused(threaded: None, context: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: "fork")
     given = {"fork": "fork", "object": multiprocessing.get_context("fork"), "default": None}[context]
-    with pytest.raises(SourceError, match=r"2 workers of source 's' would be forked beside threaded.*'forkserver'"):
+    with pytest.raises(
+        SourceError, match=r"2 workers of source 's' would be forked while these run: threaded.*'forkserver'"
+    ):
         IterableSource("s", Loader(multiprocessing_context=given), features="x")
     made = IterableSource("s", lambda: Loader(multiprocessing_context=given), features="x")
     with pytest.raises(SourceError, match=r"would be forked"):
@@ -125,7 +127,7 @@ def test_more_workers_than_cores_are_noted(monkeypatch: pytest.MonkeyPatch) -> N
     assert IterableSource("s", Loader(4, "spawn"), features="x").notes() == ()
     assert IterableSource("s", [np.ones(2)], features="x").notes() == ()
     (note,) = IterableSource("s", Loader(5, "spawn"), features="x").notes()
-    assert note == "source 's' has 5 workers on 4 cores; 3 are advised for each device"
+    assert note == "source 's' has 5 workers on 4 cores; 3 are recommended for each device"
 
 
 @pytest.mark.parametrize(
@@ -155,9 +157,9 @@ def test_a_batch_of_an_ended_worker_says_what_to_do() -> None:
     with pytest.raises(SourceError) as told:
         list(IterableSource("s", Loader(), features="x").batches(3))
     assert str(told.value) == (
-        "batch 1 of source 's' in epoch 3 (both counted from 0) did not come: RuntimeError: DataLoader worker (pid 12) "
-        "is killed by signal: Killed. Hint: the worker was killed, often because memory ran out, or its code ended it: "
-        "take fewer workers, or num_workers=0 to read in this process."
+        "batch 1 of source 's' in epoch 3 (both counted from 0) did not arrive: RuntimeError: DataLoader worker (pid "
+        "12) is killed by signal: Killed. Hint: the worker was killed, often because memory ran out, or it exited: use "
+        "fewer workers, or num_workers=0 to read in this process."
     )
 
 

@@ -117,7 +117,7 @@ def test_an_arrow_table_inside_is_a_feature_set() -> None:
 
 
 def test_a_data_set_that_does_not_give_its_table() -> None:
-    with pytest.raises(DataError, match=r"the Inner of 's' does not give its Arrow table: gone.*MapSource"):
+    with pytest.raises(DataError, match=r"the Inner of 's' cannot return its Arrow table: gone.*MapSource"):
         FeatureSet.from_arrow("s", Inner(ValueError("gone")), "x")
-    with pytest.raises(DataError, match=r"the Inner of 's' gave a dict for its Arrow table"):
+    with pytest.raises(DataError, match=r"the Inner of 's' returned a dict as its Arrow table"):
         FeatureSet.from_arrow("s", Inner({}), "x")

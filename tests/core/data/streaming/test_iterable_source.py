@@ -105,7 +105,7 @@ def test_values_keep_their_dtype(value: Any, dtype: str) -> None:
 
 
 def test_tags_that_no_column_holds() -> None:
-    with pytest.raises(SourceError, match=r"batch 0 .*: tag 't' cannot be stored as an Arrow column"):
+    with pytest.raises(SourceError, match=r"batch 0 .*: column 't' cannot be read"):
         source([(X, Y, [1, "a", b"b"])], tags="t").example  # noqa: B018
 
 
@@ -285,7 +285,7 @@ def test_steps_cut_what_never_ends() -> None:
 
 
 def test_a_source_with_fewer_batches_than_steps() -> None:
-    with pytest.raises(SourceError, match=r"gave 3 of the 5 batches that steps says, in epoch 0"):
+    with pytest.raises(SourceError, match=r"returned 3 of the 5 batches promised by steps, in epoch 0"):
         taken(source(pairs, steps=5))
 
 
@@ -311,9 +311,9 @@ def test_steps_must_be_a_positive_integer(steps: Any) -> None:
 
 @pytest.mark.parametrize("empty", [[], list, iter(())])
 def test_empty_sources_are_refused(empty: Any) -> None:
-    with pytest.raises(SourceError, match=r"source 's' gives no rows at all"):
+    with pytest.raises(SourceError, match=r"source 's' has no rows"):
         taken(source(empty))
-    with pytest.raises(SourceError, match=r"source 's' gives no rows at all"):
+    with pytest.raises(SourceError, match=r"source 's' has no rows"):
         source(empty).example  # noqa: B018
 
 
@@ -381,7 +381,7 @@ def test_a_function_that_gives_the_same_iterator_again() -> None:
     once = pairs()
     made = source(lambda: once)
     assert len(taken(made)) == 3
-    with pytest.raises(SourceError, match=r"gave no batch in epoch 1, after it had given some.*a new iterator"):
+    with pytest.raises(SourceError, match=r"returned no batch in epoch 1, although it did in earlier.*a new iterator"):
         taken(made, 1)
 
 
@@ -393,7 +393,7 @@ def test_an_error_of_the_source_names_its_batch() -> None:
     run = source(broken).batches(2)
     next(run)
     with pytest.raises(
-        SourceError, match=r"batch 1 of source 's' in epoch 2 .*could not be made: ValueError: is gone"
+        SourceError, match=r"batch 1 of source 's' in epoch 2 .*could not be read: ValueError: is gone"
     ) as result:
         next(run)
     assert isinstance(result.value.__cause__, ValueError)
@@ -404,7 +404,7 @@ def test_errors_without_text_and_with_many_lines() -> None:
         raise error
         yield
 
-    with pytest.raises(SourceError, match=r"could not be made: KeyError\. Hint"):
+    with pytest.raises(SourceError, match=r"could not be read: KeyError\. Hint"):
         taken(source(lambda: broken(KeyError())))
     with pytest.raises(SourceError, match=r"ValueError: a{300}\.\.\. "):
         taken(source(lambda: broken(ValueError("a" * 400))))
@@ -436,7 +436,7 @@ def test_a_function_that_fails_or_gives_no_iterable() -> None:
     with pytest.raises(SourceError, match=r"source 's' cannot be opened for epoch 0: OSError: no such disk"):
         taken(source(failing))
     for wrong in (dict, lambda: None, lambda: X, lambda: {"x": X}, lambda: 3):
-        with pytest.raises(SourceError, match=r"the function of source 's' gave a .*yield batches"):
+        with pytest.raises(SourceError, match=r"the function of source 's' returned a .*yield batches"):
             taken(source(wrong))
 
 
@@ -455,7 +455,7 @@ def test_a_function_with_arguments() -> None:
         ({"x": X}, r"the dict given as source 's' is data.*FeatureSet\.from_dict"),
         (X, r"the ndarray given as source 's' is data.*FeatureSet\.from_dict"),
         (pa.table({"x": [1]}), r"the Table given .*from_arrow"),
-        (FeatureSet.from_dict("f", {"x": X}, "x"), "the FeatureSet given .*give it to the phase as it is"),
+        (FeatureSet.from_dict("f", {"x": X}, "x"), "the FeatureSet given .*pass it to the phase directly"),
         (3, "a int is not a source of batches for 's'.*a function that yields batches"),
         (None, "a NoneType is not a source of batches"),
     ],
@@ -470,7 +470,7 @@ def test_rows_by_number_are_items() -> None:
         def __getitem__(self, index: int) -> Any:
             return X[index], Y[index]
 
-    with pytest.raises(SourceError, match=r"the Rows of source 's' gives rows by number.*write MapSource"):
+    with pytest.raises(SourceError, match=r"the Rows of source 's' returns rows by number.*write MapSource"):
         source(Rows())
 
 
@@ -583,7 +583,7 @@ def test_columns_are_found_in_nested_mappings() -> None:
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        ({"a": {"x": X}, "b": {"x": X}}, r"has 2 columns 'x' in nested mappings.*Hint: give each another name"),
+        ({"a": {"x": X}, "b": {"x": X}}, r"has 2 columns 'x' in nested mappings.*Hint: give each a different name"),
         ({"a": {"xs": X}}, r"has no column 'x'. Available: a, xs. Hint: did you mean 'xs'|has no column 'x'.*xs"),
     ],
 )

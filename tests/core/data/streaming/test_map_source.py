@@ -161,7 +161,7 @@ def unlike(i: int) -> Any:
         (lambda i: (X[i], i if i != 7 else "a"), "rows 6, 7 of source 's': column 'y' cannot be read"),
         (
             lambda i: (X[i], 1 / (i - 7)),
-            "row 7 of source 's' could not be read: ZeroDivisionError: .*the source itself raised",
+            "row 7 of source 's' could not be read: ZeroDivisionError: .*raised by the source",
         ),
     ],
 )
@@ -181,7 +181,7 @@ def test_getitems_that_fails_or_gives_too_few() -> None:
         def __getitems__(self, indices: list[int]) -> Any:
             return [(X[0], 1)]
 
-    with pytest.raises(SourceError, match=r"rows 1, 2 of source 's': __getitems__ gave 1 items for 2 numbers"):
+    with pytest.raises(SourceError, match=r"rows 1, 2 of source 's': __getitems__ returned 1 items for 2 numbers"):
         items(Few(FORMS["tuple"])).gather([1, 2])
 
 

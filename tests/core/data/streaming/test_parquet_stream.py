@@ -177,12 +177,12 @@ def test_a_buffer_without_shuffling_and_another_sampler_are_refused(path: Path) 
     ):
         stream(path, buffer_size=8, sampler=SimpleSampler(4))
     for wrong in (True, "simple"):
-        with pytest.raises(SourceError, match=r"cannot be read by .*give a SimpleSampler, or batch_size=32"):
+        with pytest.raises(SourceError, match=r"cannot be read by .*pass a SimpleSampler, or batch_size=32"):
             stream(path, sampler=wrong)
     with pytest.raises(SourceError, match=r"has sampler=8\. Hint: write batch_size=8\."):
         stream(path, sampler=8)
     with pytest.raises(SourceError, match=r"has both a sampler and a batch_size\. Hint: leave batch_size out"):
-        stream(path, sampler=SimpleSampler(8), batch_size=16)
+        stream(path, sampler=SimpleSampler(8), batch_size=32)
     with pytest.raises(SamplerError, match=r"epoch='first' is not an integer"):
         stream(path).batches("first")  # type: ignore[arg-type]
 
@@ -219,7 +219,7 @@ def test_no_rows_at_all(tmp_path: Path) -> None:
 
 def test_a_file_cut_short(path: Path, held: Held) -> None:
     path.write_bytes(path.read_bytes()[:-200])
-    with pytest.raises(SourceError, match=r"rows\.parquet cannot be read as Parquet: .*write the file anew"):
+    with pytest.raises(SourceError, match=r"rows\.parquet cannot be read as Parquet: .*write the file again"):
         stream(path)
     assert held()[0] == []
 
@@ -229,9 +229,9 @@ def test_a_file_cut_short_while_it_is_used(path: Path, held: Held) -> None:
     run = made.batches(0)
     next(run)
     path.write_bytes(path.read_bytes()[:600])
-    with pytest.raises(SourceError, match=r"rows\.parquet has changed since the source was made"):
+    with pytest.raises(SourceError, match=r"rows\.parquet has changed since the source was created"):
         list(run)
-    with pytest.raises(SourceError, match=r"rows\.parquet has changed since the source was made"):
+    with pytest.raises(SourceError, match=r"rows\.parquet has changed since the source was created"):
         numbers(made, 1)
     del run
     gc.collect()
@@ -255,7 +255,7 @@ def test_pages_that_are_broken(tmp_path: Path, held: Held) -> None:
 def test_a_file_replaced_since_is_an_error(path: Path) -> None:
     made = stream(path)
     pq.write_table(columns(50), path, row_group_size=8)
-    with pytest.raises(SourceError, match=r"rows\.parquet has changed since the source was made"):
+    with pytest.raises(SourceError, match=r"rows\.parquet has changed since the source was created"):
         numbers(made)
     path.unlink()
     with pytest.raises(FileNotFoundError):

@@ -63,7 +63,7 @@ def test_a_phase_takes_a_checkpoint_or_a_folder(train):
 
 
 def test_the_value_of_keep_best_must_exist(line, experiment, train, tmp_path):
-    with pytest.raises(PhaseError, match=r"monitors 'val_loss', which epochs of 'train' do not have"):
+    with pytest.raises(PhaseError, match=r"monitors 'val_loss', but the epochs of 'train' have no such value"):
         experiment(line()).run_phase(train(checkpoint=Checkpoint(tmp_path, keep_best="val_loss")))
 
 

@@ -240,7 +240,7 @@ def test_a_source_that_gives_other_rows_is_refused_and_the_hint_helps(experiment
         run(of_the_system, folder, break_off("step_end", 6))
     for _ in range(2):  # what is refused stays refused
         with pytest.raises(
-            SourceError, match=r"gives other rows than before the checkpoint: of step 1 of epoch 1.*differ"
+            SourceError, match=r"returns other rows than before the checkpoint: at step 1 of epoch 1.*differ"
         ) as told:
             run(of_the_system, folder)
     assert "a parameter `epoch`" in told.value.hint
@@ -272,11 +272,11 @@ def test_an_iterator_is_told_and_refused_after_its_first_epoch_and_the_hint_help
     expected = run(batches(), None)
     with pytest.raises(KeyboardInterrupt):
         run(batches(), folders[0], break_off("step_end", 3))
-    with pytest.warns(RuntimeWarning, match=r"'data' is an iterator, and no run can go on"):
+    with pytest.warns(RuntimeWarning, match=r"'data' is an iterator, so a run cannot resume"):
         like(run(batches(), folders[0]), expected)
     with pytest.raises(KeyboardInterrupt), pytest.warns(RuntimeWarning, match="is an iterator"):
         run(batches(), folders[1], break_off("step_end", 6))
-    with pytest.raises(SourceError, match="'data' is an iterator: no run can go on with epoch 1") as told:
+    with pytest.raises(SourceError, match="'data' is an iterator: a run cannot resume at epoch 1") as told:
         run(batches(), folders[1])
     assert "the generator function itself" in told.value.hint
     expected = run(batches, None)
@@ -295,9 +295,9 @@ def test_a_generator_that_is_gone_is_refused(experiment, train, tmp_path, break_
 
     with pytest.raises(KeyboardInterrupt):
         run(Held(np.random.default_rng(0)), break_off("step_end", 2))
-    with pytest.raises(SourceError, match=r"generator '0\._draw\.rng' is not in the source any more"):
+    with pytest.raises(SourceError, match=r"generator '0\._draw\.rng' is no longer in the source"):
         run(lambda: 0.5)
-    with pytest.raises(SourceError, match=r"generator '0\._draw\.rng' does not take the state"):
+    with pytest.raises(SourceError, match=r"generator '0\._draw\.rng' does not accept its earlier state"):
         run(Held(random.Random(0)))
     run(Held(np.random.default_rng(5)))  # as the hint says
 

@@ -81,5 +81,5 @@ def test_what_is_malformed_is_a_state_error(data):
 
 @pytest.mark.parametrize("given_parts", [None, [], "text", 3, {}])
 def test_what_is_no_position_at_all(given_parts):
-    with pytest.raises(StateError, match=r"is malformed: .*take another checkpoint of the folder"):
+    with pytest.raises(StateError, match=r"is malformed: .*use another checkpoint of the folder"):
         Position.from_parts(given_parts, {})

@@ -365,7 +365,7 @@ def train(**settings: Any) -> TrainPhase:
 def test_strict_schedules_need_equal_numbers_of_batches(schedule: str) -> None:
     message = refused(PhaseError, lambda: run(apart(), train(sampler={"a": 2, "b": 2}, schedule=schedule)))
     assert message == (
-        f"phase 't' has schedule={schedule!r}, and its samplers give different numbers of batches; a: 5, "
+        f"phase 't' has schedule={schedule!r}, but its samplers draw different numbers of batches; a: 5, "
         f"b: 3. Hint: change batch sizes, or write schedule={schedule.replace('strict', 'cycle')!r}."
     )
 
@@ -391,7 +391,7 @@ def test_invalid_schedules_are_refused() -> None:
 def test_samplers_for_unknown_sets_are_refused() -> None:
     message = refused(PhaseError, lambda: run(apart(), train(sampler={"a": 4, "bb": 2})))
     assert message == (
-        "phase 't' has a sampler for 'bb', which is not a feature set that it takes. Available: a, b. Hint: did you "
+        "phase 't' has a sampler for 'bb', which is not one of its feature sets. Available: a, b. Hint: did you "
         "mean 'b'?"
     )
     message = refused(PhaseError, lambda: run(apart(), train(sampler={"a": 4})))
@@ -403,7 +403,7 @@ def test_samplers_for_unknown_sets_are_refused() -> None:
 def test_one_sampler_needs_as_many_rows() -> None:
     message = refused(PhaseError, lambda: run(apart(), train(batch_size=4)))
     assert "phase 't' has different numbers of rows; a: 10, b: 6" in message
-    assert "give each feature set the same number of rows, or a sampler of its own" in message
+    assert "use the same number of rows in each feature set, or a separate sampler for each" in message
 
 
 def joined(a: int = 8, b: int = 8) -> ModelGraph:
@@ -418,8 +418,9 @@ TOP = [AppliedLoss("mse", "top", ["outputs", "a.y"])]
 def test_nodes_that_combine_sets_need_equal_batches() -> None:
     message = refused(PhaseError, lambda: run(joined(8, 4), train(losses=TOP, sampler={"a": 4, "b": 2})))
     assert message == (
-        "phase 't': node 'j' combines a and b, and a step takes unequal numbers of rows; a: 4, b: 2. "
-        "Hint: give their samplers one batch size (and drop_last=True), and the data as many rows."
+        "phase 't': node 'j' combines a and b, but a step has different numbers of rows of them; a: 4, b: 2. "
+        "Hint: use the same batch size (and drop_last=True) for their samplers, and the same number of rows in the "
+        "data."
     )
     message = refused(
         PhaseError, lambda: run(joined(), train(losses=TOP, sampler={"a": 4, "b": 4}, schedule="alternate_strict"))
@@ -442,8 +443,8 @@ def test_losses_and_metrics_that_combine_sets_need_equal_batches() -> None:
     assert "the metric 'odd' combines a and b" in refused(PhaseError, lambda: run(apart(), metrics))
     whole = EvalPhase("e", data="all", outputs=["top"])
     message = refused(PhaseError, lambda: run(joined(8, 6), whole))
-    assert "node 'j' combines a and b, and a step takes unequal numbers of rows; a: 8, b: 6" in message
-    assert "Hint: give the data of each as many rows" in message
+    assert "node 'j' combines a and b, but a step has different numbers of rows of them; a: 8, b: 6" in message
+    assert "Hint: use the same number of rows in all of them" in message
 
 
 def test_cycles_of_equal_batches_are_taken_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,7 @@ def test_probabilities_of_classes_are_from_0_to_1(given: Given, wrong: float) ->
     with pytest.raises(
         REFUSED,
         match=rf"has the target {wrong}; cross_entropy takes probabilities of classes from 0 to 1\. "
-        "Hint: give probabilities that add up to 1, or class indices as integers",
+        "Hint: pass probabilities that add up to 1, or integer class indices",
     ):
         train_classes(given, probabilities)
     probabilities[6, 1] = 1 / 3

@@ -84,7 +84,7 @@ def test_some_columns_stay_and_all_numbers_are_the_same(sampler, rows):
         if capacity is not None:
             (event,) = [event for event in results.events if event.kind == "residency"]
             assert event.message.startswith("the data of t: d.w (46.9 KiB) streamed, d.")
-            assert " (68.0 KiB) resident, as all take 114.8 KiB and training adds" in event.message
+            assert " (68.0 KiB) resident, because all take 114.8 KiB and training adds" in event.message
     for name, value in states[0].items():
         np.testing.assert_array_equal(states[1][name], value, err_msg=name)
 

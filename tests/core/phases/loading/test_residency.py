@@ -77,7 +77,7 @@ def test_data_larger_than_the_device_are_streamed(part: float, expected: dict[st
         state = made.state()
     assert [(event.kind, event.epoch, event.step) for event in result.events] == [("residency", -1, -1)]
     assert result.events[0].message.startswith(
-        "the data of t: streamed, as they take 121.1 KiB and training adds 3.0 KiB, more than 80% of the "
+        "the data of t: streamed, because they take 121.1 KiB and training adds 3.0 KiB, more than 80% of the "
     )
     assert result.events[0].message.endswith(" free on sim:0 (numpy)")
     assert all(np.array_equal(state[name], expected[name]) for name in expected)
@@ -92,7 +92,7 @@ def test_data_that_fit_are_resident(expected: dict[str, np.ndarray]) -> None:
     (event,) = result.events
     assert (event.kind, event.epoch, event.verbose) == ("residency", -1, True)
     start, end = (
-        "the data of t: resident, as they take 121.1 KiB and training adds 3.0 KiB, within 80% of the ",
+        "the data of t: resident, because they take 121.1 KiB and training adds 3.0 KiB, within 80% of the ",
         " KiB free on ",
     )
     assert event.message.startswith(start) and event.message.endswith(end + "sim:0 (numpy)")
@@ -105,7 +105,7 @@ def test_residency_is_tried_if_free_memory_is_unknown() -> None:
         (event,) = run(graph(), phase()).events
         assert sims[0].transfers.into.nbytes < NBYTES * 2
     assert event.verbose and event.message == (
-        "the data of t: resident, as they take 121.1 KiB and training adds 3.0 KiB on sim:0 (numpy), "
+        "the data of t: resident, because they take 121.1 KiB and training adds 3.0 KiB on sim:0 (numpy), "
         "whose free memory is unknown"
     )
 
@@ -121,7 +121,7 @@ def test_one_event_names_all_devices() -> None:
             ModelGraph(nodes, "sgd"), phase(accelerator=None, losses=[MSE, AppliedLoss("mse", "other")])
         ).events
     first, _, second = event.message.partition("; ")
-    assert first.startswith("the data of t: resident, as they take 121.1 KiB and training adds ")
+    assert first.startswith("the data of t: resident, because they take 121.1 KiB and training adds ")
     assert first.endswith(" KiB free on sim:0 (numpy)") and second.endswith(" KiB free on sim:1 (numpy)")
     assert second.startswith("121.1 KiB and training adds ")
 

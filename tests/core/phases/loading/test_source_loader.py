@@ -239,7 +239,7 @@ def test_class_indices_are_targets_too() -> None:
     bad[3] = {**bad[3], "c": np.full(8, 7)}
     with pytest.raises(SourceError, match=r"batch 3 of source 'data' in epoch 0 .*class index 7") as caught:
         losses(bad)
-    assert "the model gives 3 classes" in str(caught.value)
+    assert "the model has 3 classes" in str(caught.value)
 
 
 def test_integers_that_floats_cannot_hold_are_refused() -> None:
@@ -316,9 +316,9 @@ def test_a_source_beside_another_feature_set_is_refused() -> None:
     nodes += [ConcatNode("both", ["net", "two"]), ModelNode("sum", Dense(1), "both")]
     graph = ModelGraph(nodes, Optimizer("sgd", lr=0.1))
     given = {"data": batches(), "other": other}
-    with pytest.raises(PhaseError, match="trains on data, other, and one of their data is a source"):
+    with pytest.raises(PhaseError, match="trains on data, other, but at least one of these is a source"):
         run(graph, phase(given, losses=AppliedLoss("mse", on="sum", inputs=["outputs", "data.y"])))
-    with pytest.raises(PhaseError, match="was given only the source 'data'"):
+    with pytest.raises(PhaseError, match="received only the source 'data'"):
         run(graph, phase(source(batches()), losses=AppliedLoss("mse", on="sum", inputs=["outputs", "data.y"])))
     settings: dict[str, Any] = {"losses": AppliedLoss("mse", on="sum", inputs=["outputs", "data.y"]), "outputs": []}
     wanted = run(graph, EvalPhase("v", data={"data": table(), "other": other}, **settings))
@@ -327,12 +327,12 @@ def test_a_source_beside_another_feature_set_is_refused() -> None:
 
 def test_sources_that_do_not_fit_the_phase_are_refused(tmp_path: Path) -> None:
     graph = graph_of(table())
-    with pytest.raises(PhaseError, match="residency='resident', and its data are the source 'data'"):
+    with pytest.raises(PhaseError, match="residency='resident', but its data are the source 'data'"):
         run(graph, phase(batches(), residency="resident"))
-    with pytest.raises(PhaseError, match=r"given the source 'elsewhere'.*the graph takes data.*say so"):
+    with pytest.raises(PhaseError, match=r"received the source 'elsewhere'.*the graph takes data.*right data"):
         run(graph, phase(source(batches(), "elsewhere")))
     assert len(run(graph, phase({"data": source(batches(), "elsewhere")}, epochs=1)).epochs) == 1, "as the hint says"
-    with pytest.raises(PhaseError, match="has a Neighbours, and its data are the source 'data'"):
+    with pytest.raises(PhaseError, match="has a Neighbours, but its data are the source 'data'"):
         run(graph, phase(batches(), sampler=Neighbours(8, "c")))
     with pytest.raises(SourceError, match=r"never ends.*steps=1000"):
         run(graph, phase(itertools.cycle(batches())))
@@ -364,7 +364,7 @@ def test_a_phase_with_a_source_has_no_configuration() -> None:
     for data in (batches(), source(batches()), Numbered(), {"data": batches()}):
         one = phase(data)
         assert repr(one) == "TrainPhase('t')"
-        with pytest.raises(ConfigError, match="the data of phase 't' have no name to save"):
+        with pytest.raises(ConfigError, match="phase 't' cannot be saved: its data have no name"):
             one.get_config()
 
 
@@ -482,7 +482,7 @@ def broken() -> Any:
 
 
 FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
-    "raises": (broken, r"batch 3 of source 'data' in epoch 1 .*could not be made: RuntimeError: the disk is on fire"),
+    "raises": (broken, r"batch 3 of source 'data' in epoch 1 .*could not be read: RuntimeError: the disk is on fire"),
     "empty": (lambda: {n: c[:0] for n, c in cut(0, 8).items()}, r"batch 3 of .* in epoch 1 .*has no rows"),
     "dtype": (lambda: {**cut(0, 8), "b": np.zeros(8, "float32")}, r"column 'b' of batch 3 of .* is float32\[\]"),
     "shape": (lambda: {**cut(0, 8), "a": np.zeros((8, 4), "float32")}, r"column 'a' of batch 3 of .*float32\[4\]"),
@@ -508,11 +508,11 @@ def test_an_error_in_the_thread_is_raised_and_leaves_nothing(fault: str, small_b
 
 def test_a_source_exhausted_in_the_second_epoch() -> None:
     experiment = Experiment("e", graph_of(table()), progress="none")
-    with pytest.raises(SourceError, match=r"is an iterator \(generator\) and was read before.*give a function"):
+    with pytest.raises(SourceError, match=r"is an iterator \(generator\) and was read before.*pass a function"):
         experiment.run_phase(phase(value_ for value_ in batches()))
     assert len(experiment.last_run.epochs) == 1
     kept = iter(batches())
-    with pytest.raises(SourceError, match=r"gave no batch in epoch 1, after it had given some before"):
+    with pytest.raises(SourceError, match=r"returned no batch in epoch 1, although it did in earlier epochs"):
         experiment.run_phase(TrainPhase("again", data=lambda: kept, losses=MSE, epochs=2))
     assert len(experiment.last_run.epochs) == 1
 
@@ -521,7 +521,7 @@ def test_a_source_shorter_or_longer_than_it_says() -> None:
     for steps, gave in ((9, "7 of the 9 batches"),):
         with pytest.raises(SourceError, match=gave):
             run(graph_of(table()), phase(source(lambda: iter(batches()), steps=steps)))
-    with pytest.raises(SourceError, match="gives no rows at all"):
+    with pytest.raises(SourceError, match="has no rows"):
         run(graph_of(table()), phase([]))
 
 

@@ -146,7 +146,7 @@ def test_what_does_not_fit_is_streamed_or_said():
 def test_a_plan_says_which_devices_nobody_asks_for(wish):
     with aa.simulate(2, capacity=GB):
         plan = aa.Experiment("e", one_node()).plan(train(accelerator=wish))
-    unused = "sim:0, sim:1: not used, as neither a node nor the phase asks for a device; accelerator='auto' does"
+    unused = "sim:0, sim:1: not used, because neither a node nor the phase requests a device; accelerator='auto' does"
     assert plan.notes == (() if wish else (unused,))
 
 
@@ -190,8 +190,8 @@ def test_a_plan_comes_back_from_json(plan):
         ("{", "is not JSON"),
         ("[" * 100_000, "nested too deep"),
         ('{"format": "anyaccel plan", "version": 2}', "version 2"),
-        ("{}", "is no plan"),
-        ("1" * 40, "is no plan"),
+        ("{}", "is not a plan"),
+        ("1" * 40, "is not a plan"),
         (b"\xff\xfe", "is not JSON"),
         ('{"format": "anyaccel plan", "version": 1, "version": 1}', "a key is there twice"),
         (7, "is not JSON text"),

@@ -298,7 +298,7 @@ def test_a_notebook_has_events_as_text_and_counts_what_is_too_much(notebook):
     page = notebook[-1]._repr_html_()
     assert "compile: &lt;b&gt;off&lt;/b&gt;\ufffd[2J" in page and "<b>" not in page
     assert page.count("split in two") == MAX_EVENTS - 1
-    assert "and 5 more events, see the results" in page
+    assert "and 5 more events: see the results" in page
 
 
 def test_a_flood_of_events_is_cut(clock):
@@ -307,7 +307,7 @@ def test_a_flood_of_events_is_cut(clock):
     for _ in range(1000):
         progress.event(SHORT)
     assert len(progress.told) == MAX_EVENTS + 1
-    assert progress.told[-1].message == "see the events of the results for this and all further events"
+    assert progress.told[-1].message == "see the events of the results for this and all later events"
 
 
 def test_an_event_that_cannot_be_drawn_does_not_end_the_run(clock):
@@ -593,4 +593,4 @@ def test_training_learns_the_same_with_streams_that_are_full_or_closed(name, std
     assert len(set(losses)) == 1 and losses[0].count(",") == 2
     assert warned[0] == "[]"
     for text, why in ((warned[1], "No space left on device"), (warned[2], "Bad file descriptor")):
-        assert text.count("progress is no longer shown, the run goes on: OSError") == 1 and why in text
+        assert text.count("progress is no longer shown; the run continues: OSError") == 1 and why in text

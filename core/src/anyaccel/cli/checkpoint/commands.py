@@ -11,7 +11,7 @@ from anyaccel.cli.base_command import JSON, Command, PlainCommand
 _FOLDER = click.argument("folder")
 
 
-@click.group(short_help="Look into saved graphs and checkpoints.")
+@click.group(short_help="Inspect saved graphs and checkpoints.")
 def checkpoint() -> None:
     """List, show, compare, verify and convert what `graph.save` and `TrainPhase(checkpoint=...)` wrote.
 
@@ -31,7 +31,7 @@ def checkpoint() -> None:
 def list_command(folder: str, as_json: bool) -> None:
     """List the checkpoints in FOLDER, oldest first: how far each is, its score, size and time.
 
-    The score is that by which `keep_best` chooses, the lower the better; without keep_best there is none.
+    The score is the value of `keep_best`, where lower is better; without `keep_best` no score is shown.
 
     \b
     Examples:
@@ -43,11 +43,11 @@ def list_command(folder: str, as_json: bool) -> None:
     run(folder, as_json)
 
 
-@checkpoint.command(cls=PlainCommand, short_help="Show what a checkpoint or saved graph holds.")
+@checkpoint.command(cls=PlainCommand, short_help="Show the content of a checkpoint or saved graph.")
 @_FOLDER
 @JSON
 def show(folder: str, as_json: bool) -> None:
-    """Show what is in FOLDER: position, nodes, versions, and all arrays; of a run, its newest checkpoint.
+    """Show the content of FOLDER: position, nodes, versions, and all arrays; for a run, its newest checkpoint.
 
     With --json, the whole configuration, too. The arrays themselves are not read.
 
@@ -98,15 +98,15 @@ def verify(folder: str, as_json: bool) -> None:
     sys.exit(run(folder, as_json))
 
 
-@checkpoint.command(cls=Command, short_help="Write the weights into one file for other tools.")
+@checkpoint.command(cls=Command, short_help="Export the weights to one file for other tools.")
 @_FOLDER
 @click.argument("file")
-@click.option("--node", help="Only this node; by default all, with NODE. before the names if there are several.")
+@click.option("--node", help="Only this node. By default all nodes, with the prefix NODE. if there are several.")
 @JSON
 def convert(folder: str, file: str, node: str | None, as_json: bool) -> None:
     """Write the parameters and buffers in FOLDER into FILE: .safetensors, or .pt with the plugin for torch; or a URL.
 
-    The names are those of the model. A parameter that a model has under several names is written under the first.
+    The names come from the model. A parameter that a model has under several names is written under the first.
 
     \b
     Examples:

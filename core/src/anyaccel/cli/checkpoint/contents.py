@@ -55,7 +55,7 @@ def _print_header(saved: Saved) -> None:
     print_line(f"written {when}by {versions} (schema {saved.manifest.get('schema_version')})")
     further = sorted(set(saved.manifest) - {*_OWN, "graph", "checkpoint"})
     if further:
-        print_line(f"further parts: {', '.join(further)}")
+        print_line(f"other parts: {', '.join(further)}")
     if saved.config:
         print_line(f"graph {saved.config.get('label')!r}, seed {saved.config.get('seed')}")
         nodes = saved.config.get("nodes")
@@ -70,7 +70,7 @@ def _node_row(node: Mapping[str, Any], position: Mapping[str, Any]) -> tuple[str
     framework = named.get("framework") or (frameworks if isinstance(frameworks, Mapping) else {}).get(node.get("label"))
     upstreams = node.get("upstreams")
     takes = [each if isinstance(each, str) else _columns(each) for each in upstreams or ()]
-    kind = named.get("name") or ("of your own" if node.get("type") == "model" else node.get("type"))
+    kind = named.get("name") or ("custom" if node.get("type") == "model" else node.get("type"))
     return str(node.get("label")), str(kind), str(framework or ""), ", ".join(takes)
 
 

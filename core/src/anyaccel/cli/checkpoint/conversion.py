@@ -26,14 +26,14 @@ def run(folder: str, file: str, node: str | None, as_json: bool) -> None:
     """
     path = weight_files.checked_path(file)
     if weight_files.is_there(path):
-        raise StateError(f"{str(path)!r} is there already", hint="choose another name, or remove it first")
+        raise StateError(f"{str(path)!r} already exists", hint="choose another name, or remove it first")
     saved = find_saved(folder)
     weights = _weights(saved)
     if node is not None and node not in weights:
         there = ", ".join(weights) or "no node with weights"
-        raise StateError(f"{saved.name!r} has no weights of a node {node!r}", available=there, hint="give one of these")
+        raise StateError(f"{saved.name!r} has no weights for a node {node!r}", available=there, hint="use one of these")
     if not weights:
-        raise StateError(f"{saved.name!r} has no weights", hint="give a saved graph or a checkpoint of one")
+        raise StateError(f"{saved.name!r} has no weights", hint="pass a saved graph, or a checkpoint of one")
     chosen = weights if node is None else {node: weights[node]}
     arrays = {
         f"{label}.{name}" if len(chosen) > 1 else name: values[key]

@@ -25,7 +25,7 @@ def run(first: str, second: str, as_json: bool) -> int:
         print_json({"first": one.name, "second": other.name, "values": named, "arrays": arrays})
         return int(bool(plain or arrays))
     if not plain and not arrays:
-        print_line(f"{one.name} and {other.name} hold the same")
+        print_line(f"{one.name} and {other.name} are equal")
         return 0
     if plain:
         print_table(("value", one.name, other.name), [(name, _shown(a), _shown(b)) for name, a, b in plain])

@@ -38,7 +38,7 @@ class Saved:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The configuration of its graph; empty if it has none."""
+        """The configuration of its graph; empty without one."""
         config = self.manifest.get("graph")
         return config if isinstance(config, Mapping) else {}
 
@@ -69,7 +69,7 @@ class Saved:
 def _contents(storage: Storage, file: ArraysFile) -> dict[str, tensor_file.TensorEntry]:
     name = storage.file_name(file.file)
     if storage.size(file.file) is None:
-        raise StateError(f"{name!r} is missing, or not a plain file", hint="copy the whole folder")
+        raise StateError(f"{name!r} is missingor not a regular file", hint="copy the whole folder")
     try:
         with storage.open(file.file) as stream:
             return tensor_file.contents(stream, file.size)
@@ -89,11 +89,11 @@ def run_names(folder: str) -> list[str]:
     storage = storage_of(folder)
     there = storage.names()
     if is_saved(storage):
-        hint = f"it is one saved graph or checkpoint: anyaccel checkpoint show {folder}"
+        hint = f"it is a single saved graph or checkpoint: use anyaccel checkpoint show {folder}"
     else:
-        hint = "give the folder of a Checkpoint(...)"
+        hint = "pass the folder of a Checkpoint(...)"
     if not there:
-        cause = "there is no such folder" if there is None else "it is an empty folder"
+        cause = "the folder does not exist" if there is None else "the folder is empty"
         raise ConfigError(f"{storage.name!r} has no checkpoints", cause=cause, hint=hint)
     cause = f"it has {', '.join(sorted(there)[:10])}"
     raise ConfigError(f"{storage.name!r} has no checkpoints", cause=cause, hint=hint)

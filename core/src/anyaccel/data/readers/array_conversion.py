@@ -76,8 +76,8 @@ def tag_column(name: str, values: Any) -> Any:
             column = pa.array(plain, from_pandas=True)  # NaN among text is missing, too
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise ColumnError(
-                f"tag {name!r} cannot be stored as an Arrow column: {error}",
-                hint="give values of one type: numbers, text, dates, or lists of these",
+                f"column {name!r} cannot be read: {error}",
+                hint="use values of one type: numbers, text, dates, or lists of these",
             ) from error
         return column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
 
@@ -93,7 +93,7 @@ def _as_arrow(name: str, values: Any) -> Any:
     if hasattr(values, "columns"):
         raise ColumnError(
             f"column {name!r} is a whole data frame",
-            hint=f"give its values as one column, {name!r}: frame.to_numpy(), or each column by its name",
+            hint=f"pass its values as one column, {name!r}: frame.to_numpy(), or each column by its name",
         )
     # Arrow reads a pandas Series by its class; only recent ones have an Arrow interface.
     if hasattr(values, "__arrow_array__") or hasattr(values, "iloc"):
@@ -116,12 +116,12 @@ def _numbers(name: str, values: Any) -> np.ndarray:
         raise ColumnError(
             f"column {name!r} is a sparse {type(values).__name__}",
             cause="columns are dense arrays [n, *shape]",
-            hint=f"write {name!r}: x.toarray(), or make fewer columns of it first (TruncatedSVD)",
+            hint=f"write {name!r}: x.toarray(), or reduce its columns first (TruncatedSVD)",
         )
     if array.ndim == 0:
         raise ColumnError(
             f"column {name!r} has no rows: it is a single {type(values).__name__}",
-            hint="give an array or a list with one entry per sample",
+            hint="pass an array or a list with one entry per row",
         )
     if array.dtype == np.object_:
         values = _unnest(array)
@@ -135,15 +135,15 @@ def _array(name: str, values: Any) -> np.ndarray:
     try:
         return np.asarray(values)
     except TypeError as error:  # a tensor of a dtype that NumPy lacks
-        problem = f"column {name!r} is a {type(values).__name__} that does not become an array: {error}"
+        problem = f"column {name!r} is a {type(values).__name__} that cannot be converted to an array: {error}"
         raise ColumnError(problem, hint=f"cast it first: {name!r}: tensor.float()") from error
     except ValueError as error:
         entries = values if isinstance(values, (list, tuple)) else ()
         missing = np.array([_is_missing(entry) for entry in entries], dtype=bool)
         raise missing_values(name, missing) if missing.any() else ragged(name) from error
     except RuntimeError as error:  # a tensor that has a gradient, or is on a device
-        problem = f"column {name!r} is a {type(values).__name__} that does not become an array: {error}"
-        raise ColumnError(problem, hint=f"give its values alone: {name!r}: tensor.detach().cpu()") from error
+        problem = f"column {name!r} is a {type(values).__name__} that cannot be converted to an array: {error}"
+        raise ColumnError(problem, hint=f"pass its values: {name!r}: tensor.detach().cpu()") from error
 
 
 def _unnest(values: Any) -> Any:

@@ -45,8 +45,8 @@ def table_from_csv(label: str, path: str | os.PathLike[str], delimiter: str = ",
     except (pa.ArrowException, ValueError) as error:
         raise DataError(
             f"{label!r}: {str(path)!r} cannot be read as CSV: {error}",
-            hint="check the delimiter and the header, or give the frame of "
-            f"pandas.read_csv({str(path)!r}, on_bad_lines='warn')",
+            hint="check the delimiter and the header, or pass the "
+            f"frame of pandas.read_csv({str(path)!r}, on_bad_lines='warn')",
         ) from error
     other = next((sign for sign in ";\t|" if sign != delimiter and sign in names[0]), None)
     first = table.column(0)[0].as_py() if len(table) and other else None
@@ -54,7 +54,7 @@ def table_from_csv(label: str, path: str | os.PathLike[str], delimiter: str = ",
         raise DataError(
             f"{label!r}: {str(path)!r} has a single column {shown(names[0])}, as it is read with {delimiter!r} between "
             f"the columns, and {other!r} seems to be there",
-            hint=f"give the frame of pandas.read_csv({str(path)!r}, sep={other!r})",
+            hint=f"pass the frame of pandas.read_csv({str(path)!r}, sep={other!r})",
         )
     for name in names:
         column = table.column(name) if names.count(name) == 1 else None
@@ -69,5 +69,5 @@ def _not_utf8(label: str, path: object, cause: str, encoding: str = "latin-1") -
     return DataError(
         f"{label!r}: {str(path)!r} is not UTF-8",
         cause=cause,
-        hint=f"give the frame of pandas.read_csv({str(path)!r}, encoding={encoding!r})",
+        hint=f"pass the frame of pandas.read_csv({str(path)!r}, encoding={encoding!r})",
     )

@@ -44,7 +44,7 @@ def check_table(label: str, table: Any) -> None:
         call = "from_pandas(label, df, features=[...])"
     raise DataError(
         f"FeatureSet({label!r}, ...) needs an Arrow table, got a {type(table).__name__}",
-        cause="the from_ constructors make a table whose columns carry their roles",
+        cause="the from_ constructors create a table with the roles of its columns",
         hint=f"write FeatureSet.{call}",
     )
 
@@ -70,7 +70,7 @@ def table_from_dict(label: str, data: Mapping[str, Any], given: RoleNames, pad: 
         raise ColumnError(
             f"the columns of {label!r} differ in length",
             cause=listed(f"{name}: {length}" for name, length in lengths.items()),
-            hint="give every column one entry per sample",
+            hint="use one entry per row in every column",
         )
     return padded_table(stamp(pa.table(columns), roles), pads)
 
@@ -86,9 +86,9 @@ def _check_order_of_rows(label: str, data: Mapping[str, Any], roles: Mapping[str
         if not len(index.symmetric_difference(other, sort=False)):
             raise ColumnError(
                 f"the columns {first!r} and {name!r} of {label!r} have the same index in another order",
-                cause="rows are taken by position, whatever the index",
-                hint=f"bring one into the order of the other, {name!r}: b.loc[a.index]; or, if positions are meant, "
-                f"give {name!r}: b.to_numpy()",
+                cause="rows are read by position, not by index",
+                hint=f"reorder one of them, {name!r}: b.loc[a.index]; or, to use positions, "
+                f"pass {name!r}: b.to_numpy()",
             )
 
 
@@ -130,7 +130,7 @@ def table_from_frame(label: str, df: Any, given: RoleNames, pad: Any = None) -> 
         f"the data of {label!r} is a {type(df).__name__}, not a data frame",
         available="pandas and Polars data frames, DuckDB relations, and objects with "
         "__arrow_c_stream__ or __dataframe__",
-        hint="use from_arrow, which makes its splits"
+        hint="use from_arrow, which keeps its splits"
         if are_splits(df)
         else "use from_arrow, which reads its table"
         if has_table(df)
@@ -158,7 +158,7 @@ def table_from_arrow(label: str, table: Any, given: RoleNames, pad: Any = None) 
     except (pa.ArrowException, KeyError) as error:  # KeyError: pyarrow 15, of types that it does not know
         raise DataError(
             f"the Arrow table of {label!r} is not valid: {error}",
-            hint="make the table anew from its source, or update pyarrow",
+            hint="create the table again from its source, or update pyarrow",
         ) from error
 
 
@@ -182,7 +182,7 @@ def _imported(label: str, source: Any) -> Any:
         raise DataError(
             f"the data of {label!r} is a {type(source).__name__}, not an Arrow table",
             available="tables, record batches, readers of them, and objects with __arrow_c_stream__",
-            hint="give a pyarrow.Table, or use from_dict or from_pandas",
+            hint="pass a pyarrow.Table, or use from_dict or from_pandas",
         )
     try:
         if isinstance(source, pa.RecordBatchReader):
@@ -192,7 +192,7 @@ def _imported(label: str, source: Any) -> Any:
         raise DataError(
             f"the {type(source).__name__} of {label!r} cannot be imported by Arrow: {error}",
             cause=f"pyarrow {pa.__version__}",
-            hint="update pyarrow, or convert the data to a pyarrow.Table yourself",
+            hint="update pyarrow, or convert the data to a pyarrow.Table first",
         ) from error
 
 
@@ -205,7 +205,7 @@ def _interchanged(label: str, df: Any, given: RoleNames, pad: Any) -> Any:
         table = from_dataframe(df.__dataframe__(allow_copy=True).select_columns_by_name(list(roles)))
     except (pa.ArrowException, TypeError, ValueError, NotImplementedError, RuntimeError) as error:
         raise DataError(
-            f"the {type(df).__name__} of {label!r} cannot be read through its __dataframe__: {error}",
+            f"the {type(df).__name__} of {label!r} cannot be read through its __dataframe__ method: {error}",
             hint="convert it to a pyarrow.Table or a pandas DataFrame yourself",
         ) from error
     chosen_roles(label, table.schema, given)

@@ -58,14 +58,14 @@ def check_there(label: str, path: str | os.PathLike[str]) -> None:
         return
     problem = f"there is no file {str(path)!r} for {label!r}"
     if "://" in str(path):
-        raise MissingFileError(problem, hint="download it, and give the path of the file")
+        raise MissingFileError(problem, hint="download it, and pass the path of the file")
     if not wanted.parent.is_dir():
         problem += f", and no folder {str(wanted.parent)!r}"
-        raise MissingFileError(problem, hint=f"write the whole path; relative ones begin in {str(Path.cwd())!r}")
+        raise MissingFileError(problem, hint=f"use an absolute path; relative paths start at {str(Path.cwd())!r}")
     close: list[str] = []
     with suppress(OSError):  # a folder that may not be read
         close = difflib.get_close_matches(wanted.name, [entry.name for entry in wanted.parent.iterdir()], n=3)
-    hint = f"write the whole path; relative ones begin in {str(Path.cwd())!r}"
+    hint = f"use an absolute path; relative paths start at {str(Path.cwd())!r}"
     if close:
         hint = f"did you mean {str(wanted.with_name(close[0]))!r}?"
     raise MissingFileError(problem, available=", ".join(map(repr, close)), hint=hint)
@@ -81,7 +81,7 @@ def _check_regular(label: str, path: str) -> None:
     if not stat.S_ISREG(mode):
         raise DataError(
             f"{path} of {label!r} is not a regular file, but {_KINDS.get(stat.S_IFMT(mode), 'something else')}",
-            hint="give a folder or a list of regular files; copy what comes from a pipe to a file first",
+            hint="pass a folder or a list of regular files; write the data of a pipe to a file first",
         )
 
 
@@ -89,7 +89,7 @@ def _discovered(label: str, path: Paths) -> list[DataFile]:
     if not isinstance(path, (str, os.PathLike)):
         return _listed_files(label, path)
     if not os.fspath(path):  # pathlib reads it as the current folder
-        raise DataError(f"the path for {label!r} is empty", hint="give a file, a folder, or a list of files")
+        raise DataError(f"the path for {label!r} is empty", hint="pass a file, a folder, or a list of files")
     folder = Path(path)
     if not folder.is_dir():
         _check_no_pattern(label, folder)
@@ -100,7 +100,7 @@ def _discovered(label: str, path: Paths) -> list[DataFile]:
         raise DataError(
             f"the folder {folder} has no Parquet file",
             cause=f"{listed(inside)}; names that start with a dot or an underscore are left out",
-            hint=f"give a folder with files that end in {', '.join(SUFFIXES)}, or a list of files",
+            hint=f"pass a folder with files that end in {', '.join(SUFFIXES)}, or a list of files",
         )
     return [DataFile(str(folder / file), _keys(file)) for file in files]
 
@@ -112,9 +112,9 @@ def _check_no_pattern(label: str, path: Path) -> None:
     folder = Path(*itertools.takewhile(lambda part: not any(sign in part for sign in "*?["), path.parts))
     pattern = path.relative_to(folder).as_posix()
     raise DataError(
-        f"the path for {label!r} is the pattern {str(path)!r}, and there is no file of this name",
-        cause="paths are taken as they are written",
-        hint=f"give a list of files: sorted(pathlib.Path({folder.as_posix()!r}).glob({pattern!r})); or a folder",
+        f"the path for {label!r} is the pattern {str(path)!r}, but no file has this name",
+        cause="patterns are not expanded",
+        hint=f"pass a list of files: sorted(pathlib.Path({folder.as_posix()!r}).glob({pattern!r})); or a folder",
     )
 
 
@@ -137,12 +137,12 @@ def _keys(path: Path) -> dict[str, str]:
 
 def _listed_files(label: str, paths: Any) -> list[DataFile]:
     if not isinstance(paths, Sequence) or isinstance(paths, bytes):
-        raise DataError(f"{label!r} cannot be read from {paths!r}", hint="give a path or a list of paths of files")
+        raise DataError(f"{label!r} cannot be read from {paths!r}", hint="pass a path or a list of paths of files")
     for path in paths:
         if not isinstance(path, (str, os.PathLike)) or Path(path).is_dir():
             raise DataError(
-                f"{path!r} in the list for {label!r} is not the path of a file", hint="list files, or give one folder"
+                f"{path!r} in the list for {label!r} is not the path of a file", hint="list files, or pass one folder"
             )
     if not paths:
-        raise DataError(f"the list of files for {label!r} is empty", hint="give at least one file")
+        raise DataError(f"the list of files for {label!r} is empty", hint="pass at least one file")
     return [DataFile(os.fspath(path)) for path in paths]

@@ -26,8 +26,7 @@ def computes_rows(data: Any) -> bool:
 
 
 def arrow_table(label: str, dataset: Any) -> Any:
-    """Return the Arrow table of a data set for which `has_table` is true, with its chosen rows and columns in its
-    order.
+    """Return the Arrow table of a data set accepted by `has_table`, with its chosen rows and columns in its order.
 
     It uses the data set's own memory, which may be a mapped file; chosen rows are gathered. Extension types are read as
     their storage.
@@ -40,20 +39,21 @@ def arrow_table(label: str, dataset: Any) -> Any:
     cause: Exception | None = None
     if computes_rows(dataset):
         raise DataError(
-            f"the {kind} of {label!r} calls a function when rows are read (set_transform), and its table has the "
-            "values before it",
-            hint=f"read rows through it, anew in each epoch: MapSource({label!r}, dataset, features=[...], "
-            "target=[...]); for the stored values write dataset.with_format(None)",
+            f"the {kind} of {label!r} calls a function when rows are read (set_transform), but its table has the "
+            "values from before this function",
+            hint=f"to apply the function in each epoch, use MapSource({label!r}, dataset, features=[...], "
+            "target=[...]); to use the stored values, pass dataset.with_format(None)",
         )
     chosen = _format(dataset)
     try:
         table = dataset.with_format("arrow")[:]
-        problem = f"the {kind} of {label!r} gave a {type(table).__name__} for its Arrow table"
+        problem = f"the {kind} of {label!r} returned a {type(table).__name__} as its Arrow table"
     except Exception as error:
-        table, problem, cause = None, f"the {kind} of {label!r} does not give its Arrow table: {error}", error
+        table, problem, cause = None, f"the {kind} of {label!r} cannot return its Arrow table: {error}", error
     if not isinstance(table, pa.Table):
         raise DataError(
-            problem, hint="give its data as a pyarrow.Table, or row by row: MapSource(label, dataset, features=[...])"
+            problem,
+            hint="pass its data as a pyarrow.Table, or read it row by row: MapSource(label, dataset, features=[...])",
         ) from cause
     columns = chosen.get("columns")
     if columns is not None and not chosen.get("output_all_columns"):  # others are left out of its rows
@@ -89,7 +89,8 @@ def joined_splits(label: str, data: Any) -> tuple[Any, dict[str, np.ndarray]] | 
             raise DataError(
                 f"the data sets {first!r} and {name!r} of {label!r} have different columns",
                 cause="; ".join(f"{key}: {listed(map(str, tables[key].schema))}" for key in (first, name)),
-                hint=f"give the ones that are alike, or each by itself: from_arrow({label!r}, data[{first!r}], ...)",
+                hint=f"pass only data sets with the same columns, or each one separately: from_arrow({label!r}, "
+                f"data[{first!r}], ...)",
             )
     stops = itertools.accumulate(map(len, tables.values()))
     rows = {name: np.arange(stop - len(own), stop) for (name, own), stop in zip(tables.items(), stops, strict=True)}

@@ -33,7 +33,7 @@ def with_shapes(table: Any, roles: Mapping[str, str], padded: Container[str] = (
     Args:
         table: Table of columns with roles.
         roles: Roles in the order of its columns.
-        padded: Names of columns that will be padded, in addition to those whose metadata says it.
+        padded: Names of columns that will be padded, in addition to those marked in the metadata.
     """
     for index, (name, role) in enumerate(roles.items()):
         column = table.column(index)

@@ -71,8 +71,8 @@ def table_from_parquet(
     if row_groups is not None and len(files) > 1:
         raise DataError(
             f"row groups of {label!r} were chosen from {len(files)} files",
-            cause="row groups are counted within one file",
-            hint="give one file, or leave row_groups out",
+            cause="row groups are numbered within one file",
+            hint="pass one file, or leave row_groups out",
         )
     chosen = _choose(label, files, given)
     tables = [chosen.with_partitions(_read(label, file, chosen, row_groups), file) for file in files]
@@ -119,7 +119,7 @@ def parquet_errors(shown: str) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError) as error:
         raise DataError(
-            f"{shown} cannot be read as Parquet: {error}", hint="write the file anew, or give a Parquet file"
+            f"{shown} cannot be read as Parquet: {error}", hint="write the file again, or pass a Parquet file"
         ) from error
 
 
@@ -146,9 +146,9 @@ def _partition_columns(files: Sequence[DataFile], schemas: Sequence[Any]) -> dic
     for file in files[1:]:
         if list(file.keys) != list(files[0].keys):
             raise ColumnError(
-                f"{files[0].path} and {file.path} lie in folders of different columns",
+                f"{files[0].path} and {file.path} are in folders with different columns",
                 cause=f"{listed(files[0].keys)} and {listed(file.keys)}",
-                hint="lay all files out alike, or give a list of files",
+                hint="use one folder layout for all files, or pass a list of files",
             )
     stored = {name for schema in schemas for name in schema.names}
     return {name: _partition_type([file.keys[name] for file in files]) for name in files[0].keys if name not in stored}
@@ -168,15 +168,15 @@ def _check_one_type(name: str, files: Sequence[DataFile], schemas: Sequence[Any]
         if name not in schema.names:
             raise ColumnError(
                 f"column {name!r} is in {files[first].path} but not in {file.path}",
-                cause=f"the latter has {listed(schema.names)}",
+                cause=f"{file.path} has {listed(schema.names)}",
                 hint="write all files with the same columns, or leave this one out",
             )
         if schema.names.count(name) > 1 or schema.field(name).type != first_type:
             other = "there twice" if schema.names.count(name) > 1 else f"of type {schema.field(name).type}"
             raise ColumnError(
                 f"column {name!r} is of type {first_type} in {files[first].path} and {other} in {file.path}",
-                cause="a column is of one type in all files",
-                hint="write the files with one schema, or read them apart and cast()",
+                cause="a column must have one type in all files",
+                hint="write the files with one schema, or read them separately and cast()",
             )
 
 
@@ -212,6 +212,6 @@ def _row_group_numbers(label: str, shown: str, count: int, row_groups: int | Seq
             raise DataError(
                 f"{shown} has no row group {number!r} for {label!r}",
                 available=f"row groups 0 to {count - 1}" if count else "",
-                hint="give numbers of row groups: row_groups=[0, 1]",
+                hint="pass numbers of row groups: row_groups=[0, 1]",
             )
     return [operator.index(number) for number in given]

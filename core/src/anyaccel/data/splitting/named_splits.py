@@ -1,4 +1,4 @@
-"""The splits of a feature set by name; a name always stands for the same rows."""
+"""The splits of a feature set by name; a name always means the same rows."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class NamedSplits(Generic[View]):
         """Return the split with this name; `columns` are those of the feature set, for the message.
 
         Raises:
-            SplitError: there is none.
+            SplitError: there is no such split.
         """
         if isinstance(name, str) and name in self.by_name:
             return self.by_name[name]
-        hint = "make splits with split_random({'train': 0.8, ...})"
+        hint = "create splits with split_random({'train': 0.8, ...})"
         hint = did_you_mean(name, self.by_name) if self.by_name else hint
         raise SplitError(
             f"{self._label!r} has no split {name!r}",
@@ -81,7 +81,7 @@ class NamedSplits(Generic[View]):
         known = self.by_name.get(name)
         if known is None or np.array_equal(_rows_of(known), _rows_of(view)):
             return known or view
-        hint = "make the feature set anew in the same cell, or choose another name"
+        hint = "create the feature set again in the same cell, or choose another name"
         raise self._name_taken(name, hint, " of other rows")
 
     def _name_taken(self, name: str, hint: str, of: str = "") -> SplitError:

@@ -87,9 +87,9 @@ def _check_distinct(label: str, name: str, indices: np.ndarray) -> None:
     repeated = rows[counts > 1].tolist()
     if repeated:
         raise SplitError(
-            f"{name!r} of {label!r} has rows more than once and cannot be cut at random",
-            cause=f"rows {listed(repeated)}, whose copies would get into several splits",
-            hint="take each row once: take(np.unique(positions)); draw with repetition inside a split",
+            f"{name!r} of {label!r} contains rows more than once and cannot be split at random",
+            cause=f"rows {listed(repeated)} would be copied into several splits",
+            hint="select each row once: take(np.unique(positions)); draw with repetition inside a split",
         )
 
 
@@ -110,7 +110,7 @@ def _checked_shares(label: str, ratios: Mapping[str, float]) -> dict[str, Fracti
         if not _is_positive(ratio):
             raise SplitError(
                 f"the ratio of split {name!r} of {label!r} must be a positive number, got {ratio!r}",
-                cause="ratios add up to 1",
+                cause="ratios must add up to 1",
                 hint="write {'train': 0.8, 'test': 0.2}",
             )
     exact = {name: Fraction(float(ratio)) for name, ratio in ratios.items()}
@@ -134,7 +134,7 @@ def rounded_counts(label: str, n: int, ratios: Mapping[str, Fraction]) -> dict[s
     """Return the number of rows of each split out of `n`, rounded by largest remainder.
 
     Raises:
-        SplitError: a split would have none.
+        SplitError: a split would be empty.
     """
     counts = {name: math.floor(ratio * n) for name, ratio in ratios.items()}
     by_remainder = sorted(ratios, key=lambda name: counts[name] - ratios[name] * n)
@@ -144,7 +144,7 @@ def rounded_counts(label: str, n: int, ratios: Mapping[str, Fraction]) -> dict[s
         if count == 0:
             raise SplitError(
                 f"split {name!r} of {label!r} would be empty",
-                cause=f"{n} rows, of which {float(ratios[name]):g} is less than one",
-                hint="make its ratio larger or leave it out",
+                cause=f"{float(ratios[name]):g} of {n} rows is less than one row",
+                hint="increase its ratio or leave it out",
             )
     return counts

@@ -48,15 +48,14 @@ class BatchSchema:
             raise SourceError(
                 f"{position} has a new column {new[0]!r}",
                 cause=f"the first batch has {known}",
-                hint="give every batch the same columns",
+                hint="return the same columns in every batch",
             )
         for name, value in parts.values.items():
             if isinstance(value, (int, float)) or getattr(value, "shape", None) == ():
                 raise SourceError(
                     f"column {name!r} of {position} is a single {type(value).__name__}",
-                    cause="a column of a batch has one entry for each row",
-                    hint="make batches of the rows (source.batch(32), DataLoader(...)), or give a data set to "
-                    "MapSource(...)",
+                    cause="a column of a batch needs one entry for each row",
+                    hint="batch the rows (source.batch(32), DataLoader(...)), or pass a data set to MapSource(...)",
                 )
         with error_context(position):
             arrays = {name: self._array(name, position, value) for name, value in parts.values.items()}
@@ -65,7 +64,7 @@ class BatchSchema:
             raise SourceError(
                 f"the columns of {position} differ in length",
                 cause=listed(f"{name}: {length}" for name, length in lengths.items()),
-                hint="give every column one entry per row",
+                hint="return one entry per row in every column",
             )
         if not next(iter(lengths.values())):
             raise SourceError(f"{position} has no rows", hint="leave empty batches out")
@@ -106,10 +105,10 @@ class RowSpec:
         if rows.shape[1:] != self.shape or rows.dtype != self.dtype:
             raise SourceError(
                 f"column {name!r} of {position} is {RowSpec.of(rows)}",
-                cause=f"it is {self} in the rows before, and rows of a column have one shape and dtype",
-                hint=f"give all rows one shape and one dtype; if batches differ in length, say so: pad={{{name!r}: 0}}"
+                cause=f"it is {self} in earlier rows, and all rows of a column must have the same shape and dtype",
+                hint=f"use one shape and dtype for all rows; if batches differ in length, set pad={{{name!r}: 0}}"
                 if rows.shape[2:] == self.shape[1:] and rows.dtype == self.dtype and rows.ndim > 1
-                else "give all rows one shape (pad or cut) and one dtype",
+                else "use one shape (pad or cut) and one dtype for all rows",
             )
 
 
@@ -181,7 +180,7 @@ def _not_in_nested(
 ) -> SourceError:
     nested = [str(key) for mapping in inner for key in mapping]
     problem = f"{count} columns {name!r} in nested mappings" if count else f"no column {name!r}"
-    hint = "give each another name" if count else did_you_mean(name, [*keys, *nested])
+    hint = "give each a different name" if count else did_you_mean(name, [*keys, *nested])
     return SourceError(
         f"{position} has {problem}", available=listed([*keys, *nested]) if keys or nested else "", hint=hint
     )
@@ -203,12 +202,12 @@ def _by_position(position: object, given: Sequence[Any], names: Sequence[str]) -
     if len(given) != len(names):
         shown = f"{len(given)} part{'' if len(given) == 1 else 's'}"
         weights = (
-            "; weights in third place are a tag: IterableSource(..., tags=['w']), AppliedLoss(sample_weight='DATA.w')"
+            "; a third part with weights is a tag: IterableSource(..., tags=['w']), AppliedLoss(sample_weight='DATA.w')"
         )
         raise SourceError(
             f"{position} has {shown} for {len(names)} columns",
             cause=f"columns: {listed(names)}; parts: {listed(type(part).__name__ for part in given)}",
-            hint="name one column for each part (features=, target=, tags=), or give mappings by name"
+            hint="name one column for each part (features=, target=, tags=), or return mappings by name"
             + weights * (len(given) == 3 and len(names) == 2),
         )
     return BatchParts(dict(zip(names, given, strict=True)), frozenset())

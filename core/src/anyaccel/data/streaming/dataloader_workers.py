@@ -17,7 +17,7 @@ from anyaccel.registry import registry
 MOST_WORKERS = 8
 """The most workers that are suggested for one device: more seldom read faster, and each takes memory."""
 ENDED_HINT = (
-    "the worker was killed, often because memory ran out, or its code ended it: take fewer workers, or num_workers=0 "
+    "the worker was killed, often because memory ran out, or it exited: use fewer workers, or num_workers=0 "
     "to read in this process"
 )
 _EPOCH_OWNERS = ("", "sampler", "batch_sampler", "dataset")
@@ -69,7 +69,7 @@ def worker_notes(label: str, source: Any) -> tuple[str, ...]:
     if count <= cores:
         return ()
     suggested = suggested_num_workers()
-    return (f"source {label!r} has {count} workers on {cores} cores; {suggested} are advised for each device",)
+    return (f"source {label!r} has {count} workers on {cores} cores; {suggested} are recommended for each device",)
 
 
 def check_fork(label: str, source: Any) -> None:
@@ -79,9 +79,10 @@ def check_fork(label: str, source: Any) -> None:
     threaded = sorted(_threaded_frameworks())
     if threaded:
         raise SourceError(
-            f"the {workers_of(source)} workers of source {label!r} would be forked beside {' and '.join(threaded)}",
-            cause="their threads are not copied into a fork, which may wait forever for a lock that one of them held",
-            hint="make the loader with multiprocessing_context='forkserver' (or 'spawn'), or with num_workers=0",
+            f"the {workers_of(source)} workers of source {label!r} would be forked while these run: "
+            f"{' and '.join(threaded)}",
+            cause="their threads are not copied into a fork, which may wait forever for a lock held by one of them",
+            hint="create the loader with multiprocessing_context='forkserver' (or 'spawn'), or with num_workers=0",
         )
 
 
@@ -99,9 +100,9 @@ def check_no_share(label: str, source: Any) -> None:
                 raise SourceError(
                     f"the loader of source {label!r} reads 1 of {n_parts} parts of its rows: {type(part).__name__} "
                     f"with {count}={n_parts}, {index}={position}",
-                    cause="rows of a batch are divided among processes here, so that a loader gives all of them",
-                    hint="make the loader without it (leave a DistributedSampler out); to read one part on purpose, "
-                    "give a function: lambda: loader",
+                    cause="anyaccel splits each batch over the processes, so the loader must return all rows",
+                    hint="create the loader without it (no DistributedSampler); to read one part "
+                    "on purpose, pass a function: lambda: loader",
                 )
 
 

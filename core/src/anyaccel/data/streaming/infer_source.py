@@ -27,7 +27,7 @@ def as_source(label: str, given: Any, like: Rows) -> Source | FeatureSet | None:
 
     Loaders, `tf.data`, functions and other iterables become an `IterableSource`, map-style data sets a `MapSource`. A
     Hugging Face data set, which holds an Arrow table, becomes a feature set, unless it computes its rows. Features and
-    targets are those of `like`, by name or by position in its order; tags are left out.
+    targets follow `like`, by name or by position; tags are left out.
 
     Args:
         label: Label of the feature set.

@@ -108,13 +108,13 @@ class IterableSource(BatchSource):
         if read_ahead is not None and not (is_integer(read_ahead) and read_ahead == 0):
             raise SourceError(
                 f"source {label!r}: read_ahead={shown(read_ahead)} is neither None nor 0",
-                hint="write read_ahead=0 to ask for a batch only when the step before it is done, or leave it out",
+                hint="write read_ahead=0 to read a batch only after the previous step, or leave it out",
             )
         self.read_ahead = None if read_ahead is None else 0
         if self._limit is None and never_ends(source):
             raise SourceError(
                 f"source {label!r}, a {type(source).__name__}, never ends",
-                hint="say how many batches make an epoch: steps=1000",
+                hint="set the number of batches of an epoch: steps=1000",
             )
         check_fork(label, source)
         check_no_share(label, source)
@@ -139,9 +139,7 @@ class IterableSource(BatchSource):
 
     def notes(self) -> tuple[str, ...]:
         """Return notes about the workers of a loader and the rows that it leaves out."""
-        left_out = (
-            f"source {self._label!r} leaves {self.dropped_rows} rows out of each epoch: its loader has drop_last=True"
-        )
+        left_out = f"source {self._label!r} drops {self.dropped_rows} rows of each epoch: its loader has drop_last=True"
         return (*worker_notes(self._label, self._source), *((left_out,) if self.dropped_rows else ()))
 
     def close(self) -> None:
@@ -170,8 +168,8 @@ class IterableSource(BatchSource):
         if self._factory.once and self._was_read and self._limit is None:
             raise SourceError(
                 f"source {self._label!r} is an iterator ({type(self._source).__name__}) and was read before",
-                cause="an iterator can be read once",
-                hint="give a function that makes it, such as the generator function itself, without calling it",
+                cause="an iterator can be read only once",
+                hint="pass a function that creates it, such as the generator function itself, without calling it",
             )
         return self._run(epoch)
 
@@ -245,8 +243,8 @@ class IterableSource(BatchSource):
                 # These frames are the loader's own, and hold its workers; those of the user were in the worker.
                 traceback.clear_frames(error.__traceback__)
                 if worker_ended(error):
-                    raise failed(f"{position} did not come", error, ENDED_HINT) from error
-            raise failed(f"{position} could not be made", error) from error
+                    raise failed(f"{position} did not arrive", error, ENDED_HINT) from error
+            raise failed(f"{position} could not be read", error) from error
 
     def _check_workers(self, one: Columns, other: Columns) -> None:
         """Warn where the first batches of two workers are equal: each reads all rows of an iterable data set."""
@@ -264,12 +262,12 @@ class IterableSource(BatchSource):
 
     def _check_count(self, epoch: int, number: int, promised: int | None) -> None:
         if number == 0 and self._example is None:
-            raise SourceError(f"source {self._label!r} gives no rows at all", hint="give data with at least one row")
+            raise SourceError(f"source {self._label!r} has no rows", hint="pass data with at least one row")
         if number == 0:
             raise SourceError(
-                f"source {self._label!r} gave no batch in epoch {epoch}, after it had given some before",
-                cause="it is exhausted: every epoch was given the same iterator, which can be read only once",
-                hint="give a function that makes a new iterator at each call",
+                f"source {self._label!r} returned no batch in epoch {epoch}, although it did in earlier epochs",
+                cause="it is exhausted: every epoch reads the same iterator, which can be read only once",
+                hint="pass a function that creates a new iterator at each call",
             )
         if promised is not None and number < promised:
             raise self._wrong_count(epoch, f"{number} of the {promised} batches")
@@ -277,10 +275,10 @@ class IterableSource(BatchSource):
     def _wrong_count(self, epoch: int, gave: str) -> SourceError:
         given = self._limit is not None
         return SourceError(
-            f"source {self._label!r} gave {gave} that {'steps' if given else 'its len()'} says, in epoch {epoch}",
-            hint="give the number of batches that it has: steps=..."
+            f"source {self._label!r} returned {gave} promised by {'steps' if given else 'its len()'}, in epoch {epoch}",
+            hint="set the correct number of batches: steps=..."
             if given
-            else "correct its __len__, or give a function, whose length is not asked for: lambda: loader",
+            else "correct its __len__, or pass a function, which has no length: lambda: loader",
         )
 
 
@@ -337,7 +335,8 @@ class IteratorFactory:
             raise failed(f"source {self.label!r} cannot be opened for epoch {epoch}", error) from error
         if iterator is None:
             raise SourceError(
-                f"the function of source {self.label!r} gave a {type(iterable).__name__}, not an iterable of batches",
+                f"the function of source {self.label!r} returned a {type(iterable).__name__}, not an iterable of "
+                "batches",
                 cause="it is called once for every epoch",
                 hint="yield batches, or return a list of them",
             )
@@ -367,9 +366,9 @@ def iterator_factory(label: str, source: Any) -> IteratorFactory:
         return IteratorFactory(label, _function(label, source))
     if hasattr(source, "__getitem__"):
         raise SourceError(
-            f"the {type(source).__name__} of source {label!r} gives rows by number, not batches",
-            hint="write MapSource(label, dataset, features=[...]) in place of IterableSource; the phase's sampler then "
-            "orders and batches its rows",
+            f"the {type(source).__name__} of source {label!r} returns rows by number, not batches",
+            hint="write MapSource(label, dataset, features=[...]) instead of IterableSource; the phase's sampler "
+            "then orders and batches its rows",
         )
     raise SourceError(
         f"a {type(source).__name__} is not a source of batches for {label!r}",

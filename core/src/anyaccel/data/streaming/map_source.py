@@ -101,7 +101,7 @@ class MapSource(Source):
         ):
             raise SourceError(
                 f"the {type(dataset).__name__} of source {label!r} is not a map-style data set",
-                cause="a map-style data set has __len__ and __getitem__, which gives one row",
+                cause="a map-style data set has __len__ and __getitem__, which returns one row",
                 hint=hint or "write IterableSource(label, source, ...) for a source of batches",
             )
         try:
@@ -109,7 +109,7 @@ class MapSource(Source):
         except Exception as error:
             raise failed(f"the length of source {label!r} cannot be read", error) from error
         if not rows:
-            raise SourceError(f"source {label!r} has no rows", hint="give data with at least one row")
+            raise SourceError(f"source {label!r} has no rows", hint="pass data with at least one row")
         self._rows = rows
         if not is_integer(workers) or workers < 0:
             raise SourceError(
@@ -189,9 +189,9 @@ class MapSource(Source):
         rows = len(next(iter(columns.values())))
         if rows != len(numbers):
             raise SourceError(
-                f"{position}: collate gave {rows} rows of {len(numbers)} items",
-                cause="a batch has one row for each item",
-                hint="keep every item, in its order",
+                f"{position}: collate returned {rows} rows for {len(numbers)} items",
+                cause="a batch needs one row for each item",
+                hint="return one row per item, in the same order",
             )
         return columns
 
@@ -250,8 +250,8 @@ class MapSource(Source):
                 raise failed(f"{what} could not be read", error) from error
             if len(items) != len(numbers):
                 raise SourceError(
-                    f"{what}: __getitems__ gave {len(items)} items for {len(numbers)} numbers",
-                    cause="it gives a list with one item for each number",
+                    f"{what}: __getitems__ returned {len(items)} items for {len(numbers)} numbers",
+                    cause="it must return a list with one item for each number",
                     hint="correct __getitems__, or leave it out",
                 )
             return items

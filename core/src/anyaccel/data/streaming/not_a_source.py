@@ -16,11 +16,11 @@ from anyaccel.data.streaming.to_numpy import is_tensor
 def data_hint(given: Any) -> str:
     """Return what to write if data, or a file name, was passed instead of a source of batches; otherwise `""`."""
     if isinstance(given, (str, bytes, os.PathLike)):
-        return "read a file with FeatureSet.from_parquet, or with ParquetStream if it is larger than memory"
+        return "read the file with FeatureSet.from_parquet, or with ParquetStream if it is larger than memory"
     if isinstance(given, Rows):
-        return "give it to the phase as it is"
+        return "pass it to the phase directly"
     if isinstance(given, Mapping):
-        return "write FeatureSet.from_dict(label, arrays, features=[...]); of several data sets choose one"
+        return "write FeatureSet.from_dict(label, arrays, features=[...]); choose one of several data sets"
     if hasattr(given, "iloc"):
         return "write FeatureSet.from_pandas(label, df, features=[...])"
     if computes_rows(given):

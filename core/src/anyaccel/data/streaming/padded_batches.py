@@ -31,9 +31,10 @@ def source_pads(label: str, pad: Any, roles: Mapping[str, str], *, masks: bool =
     for name, own in pads.items():
         if own.mask is not None and not masks:
             raise SourceError(
-                f"source {label!r} cannot make a mask of {name!r}: what is padded already does not show its lengths",
-                cause="a FeatureSet, and a MapSource without collate, make masks",
-                hint=f"let the source give {own.mask!r} too, and name it in features= and pad=",
+                f"source {label!r} cannot create a mask of {name!r}: the lengths of rows that are already padded are "
+                "unknown",
+                cause="only a FeatureSet, or a MapSource without collate, can create masks",
+                hint=f"return {own.mask!r} from the source too, and name it in features= and pad=",
             )
     return pads
 
@@ -75,7 +76,7 @@ class PaddedBatches:
             if row.size:
                 self._check(name, position, row)
         if name not in self.entries:
-            raise SourceError(f"column {name!r} of {position} has no values", hint="leave such a batch out")
+            raise SourceError(f"column {name!r} of {position} has no values", hint="leave the batch out")
         longest = max(map(len, rows))
         return self._filled(name, rows, self._padding(name, position, longest).rounded(longest))
 
@@ -92,7 +93,7 @@ class PaddedBatches:
             raise SourceError(
                 f"column {name!r} of {position} has a row of {longest} entries",
                 cause=f"it is padded to {pad.length}",
-                hint=f"give a length that holds all, Pad(..., length={longest}), or cut the rows",
+                hint=f"set a length that holds all rows, Pad(..., length={longest}), or cut the rows",
             )
         return Padding(pad.value, pad.multiple_of, pad.length or longest, pad.length is not None)
 
@@ -102,16 +103,16 @@ class PaddedBatches:
             value = self.pads[name].value
             if row.dtype.kind not in "biuf" or first_unrepresentable(np.array([value]), row.dtype) is not None:
                 raise ColumnError(
-                    f"column {name!r} is of {row.dtype}, which cannot hold {value!r}, what it is to be padded with",
-                    hint="give a value of its own dtype",
+                    f"column {name!r} is of {row.dtype}, which cannot hold the padding value {value!r}",
+                    hint="choose a value of that dtype",
                 )
             self.entries[name] = row.shape[1:], row.dtype
         elif (row.shape[1:], row.dtype) != self.entries[name]:
             shape, dtype = self.entries[name]
             raise SourceError(
                 f"column {name!r} of {position} has entries {row.dtype}{list(row.shape[1:])}",
-                cause=f"they are {dtype}{list(shape)} in the rows before; rows may differ in length only",
-                hint="give all entries one shape and one dtype",
+                cause=f"they are {dtype}{list(shape)} in earlier rows; rows may differ only in length",
+                hint="use one shape and dtype for all entries",
             )
 
 
@@ -125,6 +126,6 @@ def rows_of(name: str, values: Any) -> list[np.ndarray]:
 def _no_rows(name: str, position: object, shape: tuple[int, ...]) -> SourceError:
     return SourceError(
         f"column {name!r} of {position} has the shape {list(shape)}, which has no axis to pad",
-        cause="rows of different length are lists, or arrays [length, *shape]",
+        cause="rows of different length must be lists or arrays [length, *shape]",
         hint=f"leave {name!r} out of pad=",
     )

@@ -28,6 +28,7 @@ from anyaccel.data.streaming.to_numpy import column_array
 from anyaccel.errors import ColumnError, DataError, MissingFileError, SourceError
 from anyaccel.segment import TensorSpec
 
+_BATCH_SIZE = 32
 BUFFER_GROUPS = 4
 """Row groups, of the size of the largest, whose rows the shuffle buffer holds by default."""
 
@@ -37,9 +38,9 @@ class ParquetStream(BatchSource):
     """Stream batches from Parquet files of any size, read by row group and shuffled in a buffer of rows.
 
     Shuffling: in every epoch the row groups are read in a new order; their rows fill a buffer of `buffer_size` rows,
-    which is emptied in a random order before it is filled again. So a row is mixed with rows of its own row group and
-    of the row groups read next to it. A buffer of at least a few row groups mixes well, unless the files are sorted on
-    a larger scale. All orders depend only on the sampler's seed and the number of the epoch, on every machine.
+    which is emptied in a random order before it is filled again. So a row is mixed with rows of the same and of
+    neighboring row groups. A buffer of at least a few row groups mixes well, unless the files are sorted on a larger
+    scale. All orders depend only on the sampler's seed and the number of the epoch, on every machine.
 
     Memory use: `buffer_size` rows of the columns that are read, a piece of at most 8 MiB, the compressed columns of one
     row group, and a batch.
@@ -48,10 +49,10 @@ class ParquetStream(BatchSource):
         label: Label of the feature set that the graph is connected to, or of the source's own `example`.
         path: A file, a folder or a list of files; see `FeatureSet.from_parquet`.
         features, target, tags: Names of columns by role, `...` in one of them for all columns that the others do not
-            name. Without any, the roles in the files' own metadata. The rules for columns are those of a FeatureSet.
-        batch_size: Rows of a batch; they are shuffled. Batches may hold rows of several row groups and buffers; only
-            the last of an epoch may be smaller.
-        sampler: In place of `batch_size`, a SimpleSampler with size, shuffling, seed and `drop_last` of batches.
+            name. Without any, the roles in the files' own metadata. Columns follow the rules of a FeatureSet.
+        batch_size: Rows of a batch, 32 by default; they are shuffled. Batches may hold rows of several row groups and
+            buffers; only the last of an epoch may be smaller.
+        sampler: Instead of `batch_size`, a SimpleSampler with size, shuffling, seed and `drop_last` of batches.
         buffer_size: Number of rows held in memory; by default the rows of 4 row groups, or all if there are fewer.
 
     Raises:
@@ -82,7 +83,7 @@ class ParquetStream(BatchSource):
         features: NamesOrRest = None,
         target: NamesOrRest = None,
         tags: NamesOrRest = None,
-        batch_size: int = 32,
+        batch_size: int | None = None,
         sampler: SimpleSampler | None = None,
         buffer_size: int | None = None,
     ) -> None:
@@ -147,11 +148,11 @@ class ParquetStream(BatchSource):
             return min(self._rows, BUFFER_GROUPS * max(group.rows for group in self._groups))
         given = f"source {self._label!r}: buffer_size={shown(buffer_size)}"
         if not is_integer(buffer_size) or buffer_size < 1:
-            raise SourceError(f"{given} is not a number of rows", hint="give 1 or more, or leave it out")
+            raise SourceError(f"{given} is not a number of rows", hint="use 1 or more, or leave it out")
         if not self._sampler.shuffle:
             raise SourceError(
                 f"{given}, but nothing is shuffled",
-                cause="rows come in the order of the files",
+                cause="rows are read in the order of the files",
                 hint="leave it out, or write sampler=SimpleSampler(..., shuffle=True)",
             )
         if buffer_size > self._rows:
@@ -175,16 +176,16 @@ def _source_errors(label: str) -> Iterator[None]:
 
 def _checked_sampler(label: str, batch_size: Any, sampler: Any) -> SimpleSampler:
     if sampler is None:
-        return SimpleSampler(batch_size, shuffle=True)
+        return SimpleSampler(_BATCH_SIZE if batch_size is None else batch_size, shuffle=True)
     if is_integer(sampler):
         raise SourceError(f"source {label!r} has sampler={shown(sampler)}", hint=f"write batch_size={shown(sampler)}")
     if not isinstance(sampler, SimpleSampler):
         raise SourceError(
             f"source {label!r} cannot be read by {shown(sampler)}",
-            cause="rows of a stream have no numbers, which other samplers need",
-            hint="give a SimpleSampler, or batch_size=32",
+            cause="other samplers need row numbers, which a stream does not have",
+            hint="pass a SimpleSampler, or batch_size=32",
         )
-    if batch_size != 32:
+    if batch_size is not None:
         problem = f"source {label!r} has both a sampler and a batch_size"
         raise SourceError(problem, hint="leave batch_size out: the sampler has one")
     return sampler
@@ -233,7 +234,7 @@ def row_groups(label: str, files: ParquetFiles) -> tuple[RowGroup, ...]:
         raise SourceError(
             f"source {label!r} has no rows",
             cause=f"{len(files.files)} Parquet files without a row",
-            hint="give files with rows",
+            hint="pass files with rows",
         )
     return groups
 
@@ -282,8 +283,8 @@ def _pieces_of(spec: ReadSpec, group: RowGroup) -> Iterator[Any]:
     footer = group.footer
     if _stamp(footer.file) != footer.stamp:
         raise SourceError(
-            f"{footer.file.path} has changed since the source was made",
-            hint="make the source anew, and leave its files alone while it is used",
+            f"{footer.file.path} has changed since the source was created",
+            hint="create the source again, and do not change its files while it is used",
         )
     with _opened(spec.label, footer.file, footer.metadata) as parquet:
         # If the folders give all columns, any column of the file tells the number of rows.
@@ -316,8 +317,8 @@ def _check_spec(name: str, arrow_type: Any, specs: Mapping[str, TensorSpec], gro
     if actual != specs.get(name, actual):
         raise SourceError(
             f"column {name!r} of {group} is {actual}",
-            cause=f"it is {specs[name]} in the rows before, and rows of a column have one shape and dtype",
-            hint="write files whose samples have one shape (pad or cut)",
+            cause=f"it is {specs[name]} in earlier rows, and all rows of a column must have the same shape and dtype",
+            hint="write files with samples of one shape (pad or cut)",
         )
 
 

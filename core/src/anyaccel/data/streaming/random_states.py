@@ -92,9 +92,9 @@ class RandomStates:
                 continue
             if name not in generators:
                 raise SourceError(
-                    f"the random generator {name!r} is not in the source any more",
+                    f"the random generator {name!r} is no longer in the source",
                     available=", ".join(generators),
-                    hint="make the source as it was made for the run that wrote the checkpoint",
+                    hint="create the source in the same way as for the run that wrote the checkpoint",
                 )
             try:
                 generator = generators[name]
@@ -112,8 +112,8 @@ class RandomStates:
                             backend.set_generator_state(state, generator)
             except (TypeError, ValueError, KeyError, RuntimeError) as error:
                 raise SourceError(
-                    f"the random generator {name!r} does not take the state that it had: {error}",
-                    hint="make the source as it was made for the run that wrote the checkpoint",
+                    f"the random generator {name!r} does not accept its earlier state: {error}",
+                    hint="create the source in the same way as for the run that wrote the checkpoint",
                 ) from error
 
 
@@ -170,7 +170,7 @@ def from_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
         }
     except (ValueError, TypeError, KeyError) as error:
         problem = f"a random state in a checkpoint is malformed: {error}"
-        raise StateError(problem, hint="take another checkpoint of the folder") from error
+        raise StateError(problem, hint="use another checkpoint of the folder") from error
 
 
 def _as_json(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Errors of sources, with the source, batch and column in which they happened."""
+"""Errors of sources, with their source, batch and column."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def error_context(position: object) -> Iterator[None]:
 
 
 def failed(
-    what: str, error: Exception, hint: str = "see the error above this one, which the source itself raised"
+    what: str, error: Exception, hint: str = "see the error above this one, raised by the source"
 ) -> SourceError:
     """Create the error for the user's code that raised `error`; `what` is the action that failed."""
     return SourceError(f"{what}: {type(error).__name__}{_last_line(error)}", hint=hint)

@@ -34,7 +34,7 @@ def number_array(name: str, value: Any) -> np.ndarray:
 
 
 def tag_array(name: str, value: Any) -> np.ndarray:
-    """Return a tag as an array [rows, ...]: numbers as by `number_array`, everything else as NumPy reads it from
+    """Return a tag as an array [rows, ...]: numbers like `number_array`, everything else like NumPy reads it from
     Arrow.
     """
     try:
@@ -84,7 +84,7 @@ def as_numpy(name: str, value: Any) -> np.ndarray | None:
 
 
 def all_as_numpy(name: str, values: Sequence[Any]) -> list[np.ndarray | None]:
-    """Convert values with `as_numpy`; their owner is looked up once if they are of one class."""
+    """Convert values with `as_numpy`; their owner is looked up once if all have the same class."""
     is_uniform = len({type(value) for value in values}) == 1
     if is_uniform and is_tensor(values[0]) and not isinstance(values[0], np.ndarray):
         backend = _backend_of(values[0])

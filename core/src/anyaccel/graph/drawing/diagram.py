@@ -16,7 +16,7 @@ from anyaccel.graph.shape_inference import Shapes
 from anyaccel.html import listing, text
 from anyaccel.registry import Registry
 
-UNPLACED = "as the phase says"
+UNPLACED = "as set by the phase"
 _MAX_COLUMNS = 4  # columns of a feature set that a box lists
 
 
@@ -26,7 +26,7 @@ class Box:
 
     Attributes:
         kind: `"model"`, `"concat"` or `"data"`.
-        device: Device as text, `""` if there is none yet; `where` is the text to show.
+        device: Device as text, `""` if not known yet; `where` is the text to show.
         requested: Device that the node requests, if it is a different one.
     """
 

@@ -23,7 +23,7 @@ def graph_page(label: str, nodes: Mapping[str, Node], shapes: Shapes | None) -> 
     boxes = [box for box in diagram.boxes if box.kind != "data"]
     small = len(diagram.boxes) <= _MAX_BOXES and len(diagram.arrows) <= _MAX_ARROWS
     state = number_of(len(boxes), "node") + ("" if shapes else ", not built yet: shapes are not known")
-    state += "" if small else "; too large to be drawn here, graph.visualize('svg') draws it"
+    state += "" if small else "; too large to draw here: use graph.visualize('svg')"
     head = ("node", "model", "framework", "device", "parameters")
     return page(
         "ModelGraph",

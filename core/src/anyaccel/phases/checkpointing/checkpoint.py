@@ -1,4 +1,4 @@
-"""Checkpoint: where and how often a training phase writes the state from which it can resume."""
+"""Checkpoint: where and how often a training phase writes its state, to resume from it later."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Checkpoint:
             written late.
         keep: Number of newest checkpoints to keep.
         keep_best: Name of a value of an epoch, such as `"val_loss"`. The checkpoint of the best epoch is kept, too. An
-            epoch in which the value is NaN is never the best.
+            epoch with a NaN value is never the best.
         mode: `"min"` or `"max"`: which values of `keep_best` are better. `"auto"` knows this for losses and for metrics
             by name. For a custom metric, set it: `Checkpoint("runs/a", keep_best="val_profit", mode="max")`.
         on_failure: What to do if a checkpoint cannot be written (a full disk): `"warn"` continues training; `"stop"`
@@ -94,7 +94,7 @@ class Checkpoint:
             self.keep_best = arguments.text(PhaseError, _WHERE, "keep_best", keep_best, wanted, "'val_loss'")
         self.mode = mode_of(keep_best or "", mode, _WHERE)
         if keep_best is None and mode != "auto":
-            problem = f"{_WHERE}mode={mode!r} says which values of keep_best are better, and there is no keep_best"
+            problem = f"{_WHERE}mode={mode!r} applies to keep_best, but keep_best is not set"
             raise PhaseError(problem, hint=f"write keep_best='val_accuracy', mode={mode!r}")
         if on_failure not in ON_FAILURE:
             hint = did_you_mean(on_failure, ON_FAILURE, "use one of these")

@@ -335,7 +335,8 @@ class Checkpointer:
         pauses = 0.0 if is_last or given.wait else seconds * _PAUSES_OF_INTERVAL
         graph = self._run.graph
         versions = versions_of(graph.shapes.backends.values())
-        write = partial(self._folder.write, position, self._parts, state_of(graph), given.keep, versions)
+        state = state_of(graph, copy=not given.wait)  # nothing changes it while the run waits
+        write = partial(self._folder.write, position, self._parts, state, given.keep, versions)
         self._written = position.name
         if not self._writes:
             return

@@ -149,7 +149,7 @@ class Position:
             )
         except (TypeError, KeyError, ValueError, AttributeError, IndexError, OverflowError) as error:
             problem = f"the position in a checkpoint is malformed: {type(error).__name__}: {error}"
-            raise StateError(problem, hint="take another checkpoint of the folder") from error
+            raise StateError(problem, hint="use another checkpoint of the folder") from error
 
 
 def _below(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
@@ -443,10 +443,13 @@ class BestState:
         return self._made[1]
 
 
-def state_of(graph: ModelGraph) -> dict[str, np.ndarray]:
-    """Return the state of a graph, copied once; later steps of a running phase do not change it."""
+def state_of(graph: ModelGraph, *, copy: bool = True) -> dict[str, np.ndarray]:
+    """Return the state of a graph, copied once: later steps of a running phase do not change it.
+
+    Without `copy`, they may.
+    """
     graph.live_values.write_back()
-    return state_dict.state(graph, copy=not graph.live_values.in_use)
+    return state_dict.state(graph, copy_values=copy, copy_slots=copy and not graph.live_values.in_use)
 
 
 def frameworks_of(run: Run) -> dict[str, str]:

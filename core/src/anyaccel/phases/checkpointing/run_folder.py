@@ -113,6 +113,9 @@ class RunFolder(CheckpointFolder):
                 f"another run writes its checkpoints into {self.path!r}",
                 hint="wait until it has ended, or give each run a folder of its own",
             )
+        if self._storage.replaces_at_once:  # where there are locks, nobody else writes: the rest is of killed processes
+            self._storage.remove_temporary(re.compile(LATEST))
+            self._keep(self.names())
 
     def unlock(self) -> None:
         """Let other processes write into it; a second call is ignored."""
@@ -176,10 +179,12 @@ class RunFolder(CheckpointFolder):
 def read(folder: str | os.PathLike[str] | saved_folder.Storage) -> tuple[Position, dict[str, np.ndarray]]:
     """Return position and state of the graph of one checkpoint, after checking every byte.
 
+    The state may be on a private mapping of the files: copy it at once.
+
     Raises:
         ConfigError: no checkpoint, or one of a newer version.
         StateError: a file was changed or is incomplete.
     """
     manifest, arrays = saved_folder.read(folder, PART, "run")
-    _, state = saved_folder.read(folder, PART)
+    _, state = saved_folder.read(folder, PART, mapped=True)
     return Position.from_parts(manifest[PART], arrays), state

@@ -121,7 +121,7 @@ class CrossSegmentStep:
                 stage.program.zero_grad()
 
     def evaluate(self, rows: StageRows, step: StepRows) -> tuple[dict[str, Any], list[Losses]]:
-        """Return outputs by value name (None if rows that they need are missing) and losses, in evaluation mode."""
+        """Return outputs by value name (None if their rows are missing) and losses, in evaluation mode."""
         values: dict[str, Any] = {}
         losses: list[Losses] = []
         for stage, needed, columns in zip(self._stages, self._inputs, rows, strict=True):
@@ -398,7 +398,7 @@ def _members(name: str, stages: Sequence[PipelineStage], log_event: LogEvent) ->
 
 
 def _norm_device(group: str, stage: PipelineStage) -> Device | None:
-    """Return the device of a group's first node in a stage, on which its squared norm is."""
+    """Return the device of the squared norm of a group: that of its first node in the stage."""
     node = next((other.nodes[0] for other in stage.segment.groups if other.name == group), None)
     return next((operation.device for operation in stage.segment.operations if operation.label == node), None)
 
@@ -553,7 +553,7 @@ def transfer(
     through_host = partial(_through_host, source.backend, target, name)
     if kind != "share":
         return through_host
-    message = f"{name} go from {source} to {target} through host memory, as sharing memory failed"
+    message = f"{name} go from {source} to {target} through host memory, because sharing memory failed"
     return SharedTransfer(target, through_host, partial(_log_failure, log_event, message))
 
 

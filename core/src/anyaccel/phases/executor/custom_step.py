@@ -92,16 +92,17 @@ class CustomStep:
         for name, value in figures.items():
             if isinstance(name, str) and name.startswith("val_"):
                 raise PhaseError(
-                    f"the step of phase {self._phase!r} gave the figure {name!r}, as figures of validations are called",
-                    hint=f"give it as {name.removeprefix('val_')!r}, and validate with TrainPhase(validation=...)",
+                    f"the step of phase {self._phase!r} returned the figure {name!r}, but the prefix `val_` is "
+                    "reserved for validations",
+                    hint=f"name it {name.removeprefix('val_')!r}, and validate with TrainPhase(validation=...)",
                 )
             if not isinstance(name, str) or not _is_scalar(value):
                 shape = getattr(value, "shape", None)
                 what = shown(value) if shape is None else f"a {type(value).__name__} of shape {list(shape)}"
                 raise PhaseError(
-                    f"the step of phase {self._phase!r} gave {what} as the figure {shown(name)}",
+                    f"the step of phase {self._phase!r} returned {what} as the figure {shown(name)}",
                     available="a dict of names and scalars; one scalar, the loss; or None",
-                    hint="give a mean over the batch, as in {'loss': loss}",
+                    hint="return a mean over the batch, as in {'loss': loss}",
                 )
         of_numpy = (np.generic, np.ndarray)  # no backend would copy these from a device
         return {name: value.item() if isinstance(value, of_numpy) else value for name, value in figures.items()}

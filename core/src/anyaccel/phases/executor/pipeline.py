@@ -38,8 +38,8 @@ class ChunkRunner:
         train_step: Function that trains one step with some rows of each feature set in it, at most a number of rows at
             once.
         try_step: The same for a test of memory; the caller restores a snapshot afterwards.
-        evaluate: Function that returns outputs by value name (None if rows that they need are missing) and losses, on
-            the devices.
+        evaluate: Function that returns outputs by value name (None if their rows are missing) and losses, on the
+            devices.
         one_by_one: Function that trains several equal steps without a program that takes them in one call.
         stage: The only stage, if its program takes several steps in one call; otherwise None.
         program: Program of this stage.
@@ -112,9 +112,7 @@ class ChunkRunner:
         return int(self.orders[0].shape[0]) if self.orders else 0
 
     def n_microbatches(self, batch_size: int, microbatch_size: int | None) -> int | None:
-        """Return the number of micro-batches in which the program takes a step; None if it cannot, or without a
-        program.
-        """
+        """Return the number of micro-batches of a step; None if the program cannot use them, or without a program."""
         if self.program is None or microbatch_size is None or microbatch_size >= batch_size:
             return None if self.program is None else 1
         divides = self.program.supports_microbatching and batch_size % microbatch_size == 0
@@ -145,9 +143,7 @@ class StepLearner(Restorable, Protocol):
     """Learns from every training step of the programs, on the host."""
 
     def step(self, values: Mapping[str, Any], span_of: SpanOf, to_host: Callable[[str, Any], np.ndarray]) -> None:
-        """Learn from a step: values of nodes by name, the rows that it took, and a function that copies a value to the
-        host.
-        """
+        """Learn from a step: from values of nodes by name, its rows, and a function that copies a value to the host."""
 
 
 class Pipeline:
@@ -268,7 +264,9 @@ class Pipeline:
             StateError: other programs, or a program does not take its state.
         """
         if len(states) != len(self._stages):
-            raise StateError(f"there are random states of {len(states)} programs, not of {len(self._stages)}")
+            raise StateError(
+                f"the random states are those of {len(states)} programs, but {len(self._stages)} are needed"
+            )
         for stage, state in zip(self._stages, states, strict=True):
             stage.program.load_random_state(state)
 

@@ -259,8 +259,8 @@ def _training_steps(label: str, batches: SampledBatches, accumulate: int) -> tup
     if batches.equal_batches is None:
         if accumulate > 1:
             raise PhaseError(
-                f"phase {label!r} has accumulate={accumulate}, and its samplers give batches of different sizes",
-                hint="draw larger batches instead, or give all samplers one batch size and schedule='zip_strict'",
+                f"phase {label!r} has accumulate={accumulate}, but its samplers draw batches of different sizes",
+                hint="draw larger batches instead, or use one batch size for all samplers and schedule='zip_strict'",
             )
         return tuple(StepRange(rows) for rows in batches.steps)
     full, size, last = batches.equal_batches
@@ -389,7 +389,7 @@ class SampledBatches:
             most = max(counts.values())
             if schedule.endswith("strict") and min(counts.values()) < most:
                 raise PhaseError(
-                    f"phase {label!r} has schedule={schedule!r}, and its samplers give different numbers of batches",
+                    f"phase {label!r} has schedule={schedule!r}, but its samplers draw different numbers of batches",
                     cause=", ".join(f"{name}: {count}" for name, count in counts.items()),
                     hint=f"change batch sizes, or write schedule={schedule.replace('strict', 'cycle')!r}",
                 )
@@ -485,7 +485,7 @@ def _checked(sampler: Sampler, n: int, n_rows: int, orders: Sequence[np.ndarray]
         raise SamplerError(
             f"{type(sampler).__name__} drew {', '.join(f'{o.dtype}{list(o.shape)}' for o in arrays) or 'nothing'}",
             cause=f"streams {', '.join(sampler.streams)}, {n} rows of each",
-            hint="let its draws give an order int64 [n] for each stream",
+            hint="let it draw an int64 array [n] of row numbers for each stream",
         )
     for stream, order in zip(sampler.streams, arrays, strict=True):
         if order.min() < 0 or order.max() >= n_rows:  # some frameworks would silently clip it

@@ -42,7 +42,7 @@ class TargetRange:
         probabilities: Whether they are numbers from 0 to 1.
         non_negative: Whether they are at least 0.
         signs: Whether they are -1 or 1.
-        class_axis: Axis along which they are probabilities of classes, which add up to 1; None if they are not.
+        class_axis: Axis of class probabilities, which add up to 1; None for other targets.
         loss: Name of the loss that takes them, for messages.
         ignored: A class index that is ignored and may be out of range; None for none.
         weights: Whether they weight a loss, and are at least 0.
@@ -101,9 +101,9 @@ def _check_transformed(column: Column, rows: Rows, known: FeatureSet | None) -> 
     makers = relevant_transforms(known.transforms, missing[:1]) if known is not None else []
     if makers and not any(missing[0] in transform.columns for transform in makers):
         raise ColumnError(
-            f"{rows.label!r} has no column {missing[0]!r}, which the graph's data have from a transform",
+            f"{rows.label!r} has no column {missing[0]!r}, which a transform added to the graph's data",
             cause=f"columns: {listed(rows.columns)}; the transform: {makers[0]}",
-            hint="give fresh.transform_like(data), where fresh has the columns that the transform takes",
+            hint="pass fresh.transform_like(data), where fresh has the input columns of the transform",
         )
 
 
@@ -113,10 +113,10 @@ def _host_column(column: Column, rows: Rows, target_range: TargetRange | None) -
     if ragged is not None and replace(stored, shape=stored.shape[1:]) == _of_entry(column):
         return _ragged_column(column, ragged, rows, target_range)
     if stored != column.stored:
-        hint = "give data of this dtype: feature_set.cast({'COLUMN': 'DTYPE'}); a source casts them itself"
+        hint = "cast the data: feature_set.cast({'COLUMN': 'DTYPE'}); in a source, cast each batch"
         if stored.shape != column.stored.shape:
-            hint = f"give rows of this shape: an array of shape {['rows', *column.stored.shape]}".replace("'", "")
-            hint += "; a row alone is an array of one row: x[None]" if column.stored.shape[1:] == stored.shape else ""
+            hint = f"pass rows of this shape: an array of shape {['rows', *column.stored.shape]}".replace("'", "")
+            hint += "; for a single row, pass x[None]" if column.stored.shape[1:] == stored.shape else ""
         raise ColumnError(
             f"{column.shown} is {stored} in these data", cause=f"the graph was built for {column.stored}", hint=hint
         )
@@ -171,7 +171,7 @@ def _too_large(column: Column, array_of: Callable[[str], np.ndarray]) -> ColumnE
             return ColumnError(
                 f"column {name!r} is loaded as {dtype}: row {first[0]} holds {first[1]}, which would be infinite",
                 cause=f"{dtype} holds numbers up to {np.finfo(held).max}",
-                hint="scale the column, as with fit_transform() and a scaler, or give the model a wider dtype",
+                hint="scale the column, as with fit_transform() and a scaler, or use a model with a wider dtype",
             )
     return ColumnError(f"{column.shown} has numbers that are too large for {dtype}", hint="scale the column")
 
@@ -191,17 +191,17 @@ def _check_integers(column: Column, array_of: Callable[[str], np.ndarray]) -> No
             raise ColumnError(
                 f"column {name!r} is loaded as {dtype}: row {first[0]} holds {first[1]}",
                 cause=f"{dtype} holds integers from {np.iinfo(dtype).min} to {np.iinfo(dtype).max}",
-                hint="number what they stand for from 0 on: np.unique(values, return_inverse=True)",
+                hint="number the values from 0: np.unique(values, return_inverse=True)",
             )
 
 
 def _class_hint(low: int, high: int, n_classes: int) -> str:
     if low >= 1 and high == n_classes:
-        return "class indices begin at 0: subtract 1 from the column"
-    return (
-        "change the model's output_shape, or the column; targets that do not count have an ignore_index: "
-        f"Loss('cross_entropy', ignore_index={low if low < 0 else high})"
-    )
+        return "class indices start at 0: subtract 1 from the column"
+    ignored = f"Loss('cross_entropy', ignore_index={low if low < 0 else high})"
+    if low < 0:
+        return f"number the classes from 0: np.unique(values, return_inverse=True); to ignore these targets: {ignored}"
+    return f"give the model {high + 1} outputs, one for each class; or, to ignore targets of {high}, {ignored}"
 
 
 def _check_range(column: Column, array: np.ndarray, target_range: TargetRange) -> None:
@@ -212,8 +212,8 @@ def _check_range(column: Column, array: np.ndarray, target_range: TargetRange) -
     if target_range.weights and low < 0:
         raise ColumnError(
             f"{column.shown} has the weight {low}",
-            cause="weights of a loss are at least 0, and 0 where a row or position does not count",
-            hint="give weights of at least 0",
+            cause="loss weights must be at least 0; 0 ignores a row or position",
+            hint="pass weights of at least 0",
         )
     if (target_range.probabilities and (low < 0 or high > 1)) or (target_range.non_negative and low < 0):
         of_classes, bounded = target_range.class_axis is not None, target_range.probabilities
@@ -221,7 +221,7 @@ def _check_range(column: Column, array: np.ndarray, target_range: TargetRange) -
         raise ColumnError(
             f"{column.shown} has the target {low if low < 0 else high}",
             cause=f"{target_range.loss} takes {what} {'from 0 to 1' if bounded else 'of at least 0'}",
-            hint="give probabilities that add up to 1, or class indices as integers"
+            hint="pass probabilities that add up to 1, or integer class indices"
             if of_classes
             else "write 0 for no and 1 for yes, or use 'mse' for numbers of any size"
             if bounded
@@ -233,18 +233,18 @@ def _check_range(column: Column, array: np.ndarray, target_range: TargetRange) -
             raise ColumnError(
                 f"{column.shown} has the target {wrong}",
                 cause=f"{target_range.loss} takes the targets -1 and 1",
-                hint="write -1 for no and 1 for yes: 2 * column - 1, if it has 0 and 1",
+                hint="use -1 for no and 1 for yes: 2 * column - 1 converts 0 and 1",
             )
     if n_classes is not None and (low < 0 or high >= n_classes):
         raise ColumnError(
             f"{column.shown} has the class index {low if low < 0 else high}",
-            cause=f"the model gives {n_classes} classes, 0 to {n_classes - 1}",
+            cause=f"the model has {n_classes} classes, 0 to {n_classes - 1}",
             hint=_class_hint(int(low), int(high), n_classes),
         )
     if target_range.excluded is not None and (array == target_range.excluded).any():
         raise ColumnError(
-            f"{column.shown} has targets of {target_range.excluded}, which the loss leaves out of its mean, and "
-            "batches are accumulated, or shared among replicas: a step would not be that of one batch of all rows",
+            f"{column.shown} has targets of {target_range.excluded}, which the loss leaves out of its mean, but "
+            "batches are accumulated or split over replicas: a step would differ from one on the whole batch",
             hint="leave accumulate out, or write replicas=1; or name the loss: Loss('cross_entropy', ignore_index=...)",
         )
 
@@ -258,8 +258,8 @@ def _warn_of_sums(column: Column, array: np.ndarray, class_axis: int) -> None:
         warnings.warn(
             printable(
                 f"{column.shown} has probabilities of classes that add up to {sums[first]:.4g} in row {first[0]}, and "
-                f"not to 1 in {int(wrong.sum())} places: the loss weighs these places by their sums. Hint: divide them "
-                "by their sum, or name what is meant: sample_weight= of the AppliedLoss."
+                f"not to 1 in {int(wrong.sum())} places: the loss weights these rows by their sums. Hint: divide them "
+                "by their sum, or set weights explicitly: sample_weight= of the AppliedLoss."
             ),
             UserWarning,
             stacklevel=user_level(),

@@ -93,9 +93,9 @@ def input_data(
 
 def _only_one_source(label: str, source: Source, sets: Mapping[str, FeatureSet]) -> PhaseError:
     return PhaseError(
-        f"phase {label!r} was given only the source {source.label!r}",
+        f"phase {label!r} received only the source {source.label!r}",
         cause=f"the graph takes {', '.join(sets)}",
-        hint="give data={'LABEL': ..., ...} with rows for each feature set",
+        hint="pass data={'LABEL': ..., ...} with rows for each feature set",
     )
 
 
@@ -166,8 +166,8 @@ def read_source(source: Source) -> FeatureSet:
         assert isinstance(source, BatchSource)
         left_out = getattr(source, "dropped_rows", 0)
         if left_out:  # what is evaluated is all rows, or the reader is told
-            message = f"source {source.label!r} is read without {left_out} of its rows: its loader has drop_last=True. "
-            hint = "Hint: make the loader for an evaluation with drop_last=False."
+            message = f"source {source.label!r} leaves {left_out} of its rows out: its loader has drop_last=True. "
+            hint = "Hint: use drop_last=False in the loader for an evaluation."
             warnings.warn(message + hint, UserWarning, stacklevel=user_level())
         # In a thread: Ctrl-C must not fall into the functions of a loader that start and end its workers.
         with interrupts.deferred(), closing(prefetch(partial(source.batches, 0))) as batches:
@@ -195,8 +195,8 @@ def _streamed_source(
         transforms = relevant_transforms(known.transforms, known.features)
         if transforms:
             raise PhaseError(
-                f"phase {label!r} was given the source {source.label!r}, whose rows are not transformed",
-                cause=f"the features of the graph's data were transformed: {listed(transforms[::-1])}",
+                f"phase {label!r} received the source {source.label!r}, whose rows are not transformed",
+                cause=f"the graph's data have the transforms {listed(transforms[::-1])}",
                 hint=f"read it into memory, FeatureSet.from_dict(...).transform_like({known.label}), "
                 "or build the graph on the source: source.reference()",
             )
@@ -204,8 +204,8 @@ def _streamed_source(
         return None
     if len(sets) > 1:
         raise PhaseError(
-            f"phase {label!r} trains on {', '.join(sets)}, and one of their data is a source",
-            cause="a streamed source feeds a graph that has one feature set",
+            f"phase {label!r} trains on {', '.join(sets)}, but at least one of these is a source",
+            cause="a graph with a streamed source can have only one feature set",
             hint="put all columns into one source, or read it into memory: FeatureSet.from_dict(...)",
         )
     return next(iter(sources.values()))
@@ -219,9 +219,9 @@ def _check_source_labels(label: str, given: Mapping[str, Any], sets: Mapping[str
     for name, value in given.items():
         if isinstance(value, Source) and name not in sets:
             raise PhaseError(
-                f"phase {label!r} was given the source {name!r}",
+                f"phase {label!r} received the source {name!r}",
                 cause=f"the graph takes {', '.join(sets)}",
-                hint=f"if these are such data, say so: data={{{next(iter(sets), 'LABEL')!r}: source}}",
+                hint=f"if these are the right data, pass data={{{next(iter(sets), 'LABEL')!r}: source}}",
             )
 
 
@@ -244,13 +244,13 @@ def _rows_of(label: str, data: Any, sets: Mapping[str, FeatureSet], equal_length
         raise PhaseError(
             f"phase {label!r} has different numbers of rows",
             cause=", ".join(f"{name}: {count}" for name, count in counts.items()),
-            hint="batches are drawn together: give each feature set the same number of rows, or a sampler of its own",
+            hint="use the same number of rows in each feature set, or a separate sampler for each",
         )
     if not counts:
         raise PhaseError(
             f"phase {label!r} has nothing to compute",
             cause="no losses, metrics or outputs",
-            hint="leave outputs out to keep those of all output nodes, or name some",
+            hint="leave outputs out to store the outputs of all output nodes, or name some",
         )
     if not all(counts.values()):
         raise PhaseError(f"phase {label!r} has no rows", hint="choose another split")
@@ -268,12 +268,12 @@ def _splits_hint(data: Any) -> str:
 def _labels_hint(unknown: Sequence[str], missing: Sequence[str], known: Sequence[str]) -> str:
     """Return what to write if the labels of the data are not those of the graph's feature sets."""
     if len(unknown) == len(missing) == 1:
-        return f"if {unknown[0]!r} are such data, say so: data={{{missing[0]!r}: {unknown[0]}}}"
+        return f"if {unknown[0]!r} are the right data, pass data={{{missing[0]!r}: {unknown[0]}}}"
     each = f"give data={{{', '.join(f'{name!r}: ...' for name in [*known, *missing])}}}, a split or view for each"
     if not known:
         return each
     first = known[0]
-    return f"{each}; or compute only what {first!r} feeds: data={{{first!r}: {first}['SPLIT']}}, outputs=['NODE']"
+    return f"{each}; or compute only the nodes fed by {first!r}: data={{{first!r}: {first}['SPLIT']}}, outputs=['NODE']"
 
 
 def _for_each(label: str, data: Any, sets: Mapping[str, FeatureSet]) -> dict[str, Any]:
@@ -284,6 +284,6 @@ def _rows(label: str, data: Any) -> Rows:
     if not isinstance(data, Rows):
         raise PhaseError(
             f"phase {label!r} cannot take its data from {type(data).__name__}",
-            hint="give the name of a split, a FeatureSet or a view",
+            hint="pass the name of a split, a FeatureSet or a view",
         )
     return data

@@ -167,7 +167,7 @@ DeviceColumns = Mapping[str, DeviceColumn]
 
 
 def stream_of(column: Column) -> StreamKey:
-    """Return the feature set of a column and the stream that it is read from, `""` for the first."""
+    """Return the feature set of a column and its stream, `""` for the first."""
     return column.feature_set, column.stream
 
 
@@ -239,7 +239,7 @@ Sample = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class SourcePosition:
-    """The state from which a source continues.
+    """The state to continue a source from.
 
     Attributes:
         draws: Whether it draws random numbers, so that skipped steps are read, too.

@@ -74,7 +74,7 @@ def make_loaders(
         loaders.append(_resident(residency, factory, name, log_event, on_loaded))
         if decides and any(needs.values()) and loaders[-1].residency == "resident":
             reasons = "; ".join(memory.explain(place, needs, fits=True) for place in needs)
-            log_event("residency", f"{name}: resident, as they take {reasons}", verbose=True)
+            log_event("residency", f"{name}: resident, because they take {reasons}", verbose=True)
         memory.take(needs)
     return loaders
 
@@ -96,12 +96,12 @@ def _partly_resident(
         except MemoryError as failure:
             error = as_out_of_memory(failure)
             release_frames(error)
-            log_event("memory", f"{name}: streamed, as memory ran out while they were loaded ({error.problem})")
+            log_event("memory", f"{name}: streamed, because memory ran out while they were loaded ({error.problem})")
             return factory.streamed()
         memory.take(bytes_of(columns, resident))
-        log_event("residency", f"{name}: {mixed_words(columns, resident)}, as all take {figures}")
+        log_event("residency", f"{name}: {mixed_words(columns, resident)}, because all take {figures}")
         return loader
-    log_event("residency", f"{name}: streamed, as they take {figures}")
+    log_event("residency", f"{name}: streamed, because they take {figures}")
     return factory.streamed()
 
 
@@ -186,7 +186,7 @@ def _resident(
         release_frames(error)
         if residency == "resident":
             raise _no_room(name, needs, error) from None
-        log_event("memory", f"{name}: streamed, as memory ran out while they were loaded ({error.problem})")
+        log_event("memory", f"{name}: streamed, because memory ran out while they were loaded ({error.problem})")
     return factory.streamed()
 
 
@@ -437,7 +437,7 @@ class RowsLoaderFactory(LoaderFactory):
         return self.arrays
 
     def _distinct(self, arrays: Mapping[str, HostColumn]) -> list[Column]:
-        """Return columns without those that are the same array in the same place."""
+        """Return columns, without repetitions of one array in the same place."""
         known = (column for column in self.plan.columns if column.name in arrays)
         return list({(id(arrays[column.name]), column.framework, column.device): column for column in known}.values())
 

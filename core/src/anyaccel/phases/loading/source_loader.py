@@ -361,7 +361,7 @@ class MapSourceLoader(StreamingLoader):
 class PaddedSourceLoader(BatchSourceLoader):
     """Load the batches of a source whose columns differ in length: every step is a block with its own shape.
 
-    Batches of one step are padded to the longest of them. Arguments are those of `BatchSourceLoader`.
+    Batches of one step are padded to the longest of them. The arguments are the same as for `BatchSourceLoader`.
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -427,7 +427,7 @@ class SourceProgress:
     Attributes:
         draws: Whether reading draws random numbers, so that skipped steps are read, too.
         keeps_samples: Whether samples of rows are taken, which costs the reading thread microseconds for each block.
-        resumed: Position of an earlier run, from which the next epoch continues; None if it begins.
+        resumed: Position of an earlier run where the next epoch continues; None if it begins.
     """
 
     def __init__(self, source: BatchSource | MapSource) -> None:
@@ -457,9 +457,10 @@ class SourceProgress:
         again, self._epoch, self.resumed = self._epoch == epoch, epoch, None
         if resumed is not None and epoch and isinstance(source, BatchSource) and source.once:
             raise SourceError(
-                f"source {source.label!r} is an iterator: no run can go on with epoch {epoch}, of which it would read "
-                "the batches of the first",
-                hint="give a function that makes the iterator, such as the generator function itself, not called",
+                f"source {source.label!r} is an iterator: a run cannot resume at epoch {epoch}, because the iterator "
+                "would return the batches of the first epoch",
+                hint="pass a function that creates the iterator, such as the generator function itself, without "
+                "calling it",
             )
         if resumed is not None:
             self.draws, self._expected = self.draws or resumed.draws, resumed.sample
@@ -479,7 +480,7 @@ class SourceProgress:
     def follow(
         self, chunks: Generator[tuple[Chunk, Sample]], first_step: int, start_step: int, randomness: SourceRandomness
     ) -> Generator[Chunk]:
-        """Yield the chunks, of which the first begins with `first_step`, without the steps before `start_step`.
+        """Yield the chunks (the first begins with `first_step`) without the steps before `start_step`.
 
         Raises:
             SourceError: the rows of the last skipped step differ from those of the run that is resumed.
@@ -506,8 +507,8 @@ class SourceProgress:
         if epoch and not self._has_warned and isinstance(source, BatchSource) and source.once:
             self._has_warned = True
             warnings.warn(
-                f"source {source.label!r} is an iterator, and no run can go on from a checkpoint after its first "
-                "epoch. Hint: give a function that makes the iterator",
+                f"source {source.label!r} is an iterator, so a run cannot resume from a checkpoint after "
+                "its first epoch. Hint: pass a function that creates the iterator",
                 RuntimeWarning,
                 stacklevel=user_level(),
             )
@@ -542,12 +543,13 @@ class SourceProgress:
         differing = [name for name in expected if name not in again or not is_close(expected[name], again[name])]
         if differing:
             raise SourceError(
-                f"source {self._source.label!r} gives other rows than before the checkpoint: of step {step} of epoch "
-                f"{self._epoch}, read again, {', '.join(map(repr, differing))} differ. Generators that it, its sampler "
-                "and its data set hold go on, and so do global ones; not what worker processes keep from one epoch to "
-                "the next, nor what follows from the time or the system",
-                hint="let what is random follow from the number of the epoch, in a function with a parameter `epoch` "
-                "that gives the batches: np.random.default_rng(epoch); or leave persistent_workers out",
+                f"source {self._source.label!r} returns other rows than before the checkpoint: at step {step} of epoch "
+                f"{self._epoch}, read again, {', '.join(map(repr, differing))} differ. Global generators and "
+                "generators "
+                "held by the source, its sampler or its data set are restored; state that worker processes keep "
+                "between epochs is not, nor anything that depends on the time or the system",
+                hint="derive random values from the number of the epoch, in a function with a parameter "
+                "`epoch` that returns the batches: np.random.default_rng(epoch); or leave persistent_workers out",
             )
 
 
@@ -612,8 +614,8 @@ class SourceRandomness:
 def warn_of_seed(what: str) -> None:
     """Warn that a framework's generator was seeded while a thread read ahead of the training, which draws from it."""
     warnings.warn(
-        f"{what}: a framework's global generator was seeded while rows were read ahead, and not at the first of them: "
-        "rows of this epoch that follow from that seed may be other ones. From the next epoch on they are read between "
+        f"{what}: a framework's global generator was seeded while rows were read ahead, after the first "
+        "row. Rows of this epoch that depend on that seed may differ. From the next epoch on, rows are read between "
         "steps. Hint: draw each row from a generator object that is seeded with the row's number",
         RuntimeWarning,
         stacklevel=user_level(),

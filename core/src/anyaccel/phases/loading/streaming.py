@@ -57,7 +57,7 @@ class _StreamedColumn:
 
 @dataclass(frozen=True, slots=True)
 class _OrderColumn:
-    """The row numbers of a block in resident columns; `names` are those of the orders of these columns."""
+    """The row numbers of a block in resident columns; `names` are the orders of these columns."""
 
     names: tuple[str, ...]
     stream: StreamKey
@@ -94,7 +94,7 @@ class StreamingLoader(BatchLoader):
     """Keep rows in host memory, and on their devices only while they are computed.
 
     Every block has the same shape, so that nothing is compiled for a single block: the last one ends in rows without
-    meaning, which no step takes. Ragged columns are as long as the longest row of a block, which is then one step.
+    meaning, which no step takes. Ragged columns are padded to the longest row of a block, which is then one step.
 
     Args:
         columns: Columns of the plan.

@@ -80,4 +80,4 @@ def _unused_devices(plan: Plan, known: Registry) -> Iterator[str]:
     there = {str(device) for name in frameworks for _, device in known.devices(name) if device.kind != "cpu"}
     if there:
         where = ", ".join(sorted(there))
-        yield f"{where}: not used, as neither a node nor the phase asks for a device; accelerator='auto' does"
+        yield f"{where}: not used, because neither a node nor the phase requests a device; accelerator='auto' does"

@@ -93,10 +93,10 @@ def _compilation(phase: PhaseSettings, resolution: Resolution) -> Decision:
     if not phase.trains:
         return Decision("compile", "off", "only training steps are compiled")
     if len(resolution.segments) > 1 or phase.step is not None:
-        why = "the steps are your own" if phase.step is not None else "several frameworks compute a step"
-        return Decision("compile", "off", f"{why}, and only whole steps of one program are compiled")
+        why = "the phase has a custom step" if phase.step is not None else "a step runs on several frameworks"
+        return Decision("compile", "off", f"{why}, and only steps of a single program are compiled")
     reasons = {
-        "auto": "decided while it runs, from the time of plain steps and those that are left",
+        "auto": "decided during the run, from the time of uncompiled steps and the number of steps left",
         "steps": "the phase asks for it; before the first step",
         "off": "the phase asks for it",
     }
@@ -151,7 +151,7 @@ class _Figures:
             backend = next(each.backend for each in self._here if each.node == node)
             figures = backend.capability(MemoryFigures)
             if figures is None:
-                self._gaps["parameters"] = f"the plugin of {backend.framework} does not tell the buffers of a model"
+                self._gaps["parameters"] = f"the plugin of {backend.framework} does not report the buffers of a model"
                 return None
             buffers = figures.buffers(self._graph[node].model).values()  # type: ignore[union-attr]
             total += nbytes + sum(spec.nbytes for spec in buffers)
@@ -184,10 +184,10 @@ def _capacity(place: Place, known: Registry) -> int | None:
 
 
 def _unknown_capacity(device: Device, known: Registry) -> str:
-    """Return why `capacity` is None."""
+    """Return the reason why `capacity` is None."""
     if not known.is_of_this_machine and device.kind == "cpu":
-        return "the machine was described without it: write mem=64GB"
-    return "the memory of the device is unknown, or without a limit"
+        return "the description of the machine does not set it: add mem=64GB"
+    return "the memory of the device is unknown or unlimited"
 
 
 def _free_after_placement(place: Place, plan: Plan, graph: ModelGraph, known: Registry) -> int | None:
@@ -248,7 +248,7 @@ def _of_segment(
     unknown = partial(NodeActivations, rows=rows)
     costs = backend.capability(StepCosts)
     if costs is None:
-        why = f"the plugin of {backend.framework} does not tell the activations of a node"
+        why = f"the plugin of {backend.framework} does not report the activations of a node"
         yield from (unknown(node=node, gap=why) for node in nodes)
         return
     plain = replace(segment, precision=replace(segment.precision, recomputed=()))
@@ -260,7 +260,7 @@ def _of_segment(
         yield from (unknown(node=node, gap=why) for node in nodes)
         return
     for node in nodes:
-        gap = "" if node in kept and node in without else f"the plugin of {backend.framework} does not tell it"
+        gap = "" if node in kept and node in without else f"the plugin of {backend.framework} does not report it"
         yield unknown(node=node, kept=kept.get(node), without_remat=without.get(node), gap=gap)
 
 
@@ -307,12 +307,12 @@ class _StepFigures:
         """Why nothing can be measured, `""` if it can."""
         segment, backend, phase = self._resolution.segments[0], self._resolution.backends[0], self._phase
         if len(self._resolution.segments) > 1:
-            return "several segments compute a step, and only one is measured on its own"
+            return "a step has several segments, and only a single one can be measured"
         figures = backend.capability(MemoryFigures)
         if figures is None:
-            return f"the plugin of {backend.framework} does not tell what a step takes"
+            return f"the plugin of {backend.framework} does not report the memory of a step"
         if phase.step is not None:
-            return "the training step is your own"
+            return "the phase has a custom step"
         if part.epochs is None or any(column.ragged for column in self._resolution.plan.columns):
             return "the size of a batch is not known"
         weights = sum(each.nbytes for each in self._resolution.plan.assignments)
@@ -335,7 +335,7 @@ class _StepFigures:
             release_frames(error)
             return f"measuring a step failed: {type(error).__name__}: {error}"
         if peaks is None:
-            return f"{backend.framework} does not tell what a step takes"
+            return f"{backend.framework} does not report the memory of a step"
         waiting = {} if trains else self._waiting(part, n_rows - part.epochs.batch_size)
         for device, nbytes in peaks.items():  # gradients and snapshots are gone when a validation begins
             self._peaks[device] = max(self._peaks.get(device, 0), nbytes + waiting.get(device, 0))
@@ -417,7 +417,7 @@ def _pinned(plan: Plan) -> Advice:
 def _workers(plan: Plan) -> Advice:
     sources = [each for each in plan.decisions if each.why == "the data are a source"]
     if sources:
-        why = "rows come from a source; results.events say how long steps wait for them"
+        why = "rows come from a source; results.events show how long steps wait for them"
         return Advice("worker processes", UNKNOWN, why)
     return Advice("worker processes", NO_EFFECT, "rows are in memory; nothing is decoded or read in a step")
 
@@ -436,7 +436,7 @@ def _fixed_shapes(phase: PhaseSettings, plan: Plan) -> Advice:
     backends = [each.backend for each in plan.assignments if each.device.kind not in _ON_HOST]
     settings = {each.kernel_trials for each in (it.capability(HasSettings) for it in backends) if each} - {""}
     if not settings:
-        return Advice(name, NO_EFFECT, f"no framework of the graph leaves the choice to a setting; {figure}")
+        return Advice(name, NO_EFFECT, f"no framework of the graph has a setting for this; {figure}")
     given = [each.values for each in phase.callbacks if isinstance(each, FrameworkSettings)]
     left = [name for name in sorted(settings) if not any(values.get(name) is True for values in given)]
     wanted = ", ".join(f"{setting!r}: True" for setting in left)
@@ -457,7 +457,9 @@ def _multiples(graph: ModelGraph, plan: Plan) -> Advice:
     matrices = list(_matrices(graph, plan))
     odd = [text for text, sides in matrices if any(side % 8 for side in sides)]
     batch = f"a batch has {plan.batch_size} rows" if plan.batch_size else "the size of a batch is not known"
-    figure = f"{len(odd)} of {len(matrices)} matrices have another side{f': {listing(odd, 3)}' if odd else ''}; {batch}"
+    figure = (
+        f"{len(odd)} of {len(matrices)} matrices have another dimension{f': {listing(odd, 3)}' if odd else ''}; {batch}"
+    )
     if all(each.device.kind in _ON_HOST for each in plan.assignments):
         return Advice(name, NO_EFFECT, f"no node is on a GPU; {figure}")
     return Advice(name, DO if odd or (plan.batch_size or 0) % 8 else DONE, figure)
@@ -496,7 +498,7 @@ def _monitoring(phase: PhaseSettings) -> Advice:
     if number:
         kinds = listing([type(callback).__name__ for callback in phase.callbacks], 4)
         return Advice("monitoring", DONE, f"{number} callback{'s' * (number > 1)} of the phase: {kinds}")
-    return Advice("monitoring", DO, "the phase has no callback; losses of each epoch are in the results alone")
+    return Advice("monitoring", DO, "the phase has no callback; losses of each epoch are only in the results")
 
 
 # -- Memory of rows: what the rows of a phase take on their devices, resident or streamed, and which of them is chosen
@@ -547,7 +549,7 @@ def row_memory(
         blocks = [] if part.epochs is None or choice == RESIDENT else _blocks(plan, part.epochs, free, shared)
         memory.chunk_rows.append(_chunk_rows(plan, part, blocks))
         if part.epochs is None:
-            memory.gaps.update(dict.fromkeys(_places(plan.columns), "a source of batches does not say how many rows"))
+            memory.gaps.update(dict.fromkeys(_places(plan.columns), "the number of rows of a source is unknown"))
         elif any(column.ragged for column in plan.columns):
             memory.gaps.update(dict.fromkeys(_places(plan.columns), "each batch is padded to its own length"))
         elif choice != RESIDENT:
@@ -568,7 +570,7 @@ def _places(columns: Iterable[Column]) -> list[Place]:
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """Columns, of which those with these names are resident, and the bytes of a block of the others."""
+    """Columns, the names of the resident ones, and the bytes of a block of the others."""
 
     columns: Sequence[ColumnBytes]
     resident: frozenset[str]
@@ -581,7 +583,7 @@ def _residency(
     if part.data.source is not None:
         return STREAMED, "the data are a source", None
     if any(column.ragged for column in plan.columns):
-        return STREAMED, "rows differ in length, and each batch is padded to its own longest", None
+        return STREAMED, "rows differ in length, and each batch is padded to its longest row", None
     if phase.residency != "auto":
         return phase.residency, "the phase asks for it", None
     needs = _column_bytes(plan, part)
@@ -596,7 +598,11 @@ def _residency(
     if not resident:
         return STREAMED, f"rows take {figures}", None
     budget.take(bytes_of(columns, resident))
-    return MIXED, f"{mixed_words(columns, resident)}, as all take {figures}", _Shared(columns, resident, block_bytes)
+    return (
+        MIXED,
+        f"{mixed_words(columns, resident)}, because all take {figures}",
+        _Shared(columns, resident, block_bytes),
+    )
 
 
 def _columns(plan: Plan, part: DrawnPart) -> list[ColumnBytes]:
@@ -610,7 +616,7 @@ def _columns(plan: Plan, part: DrawnPart) -> list[ColumnBytes]:
 
 
 def _distinct(columns: Sequence[Column]) -> list[Column]:
-    """Return columns without those that are the same array in the same place."""
+    """Return columns, without repetitions of one array in the same place."""
     kept: list[Column] = []
     for column in columns:
         if not any(same_array(column, other) for other in kept):
@@ -639,7 +645,7 @@ def _order_bytes(plan: Plan, part: DrawnPart) -> dict[Place, int]:
 
 
 def _blocks(plan: Plan, epochs: EpochPlan, free: Mapping[Place, int], shared: _Shared | None) -> list[StepBlock]:
-    """Return the blocks in which an epoch is streamed."""
+    """Return the streamed blocks of an epoch."""
     if shared is not None:
         steps = mixed_block_steps(shared.columns, shared.resident, shared.block_bytes, epochs)
         return list(epochs.epoch(0).blocks(steps))

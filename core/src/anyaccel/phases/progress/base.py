@@ -26,13 +26,13 @@ class Progress:
         return self
 
     def loading(self, what: str, nbytes: int) -> None:
-        """Announce that `nbytes` bytes of data, named `what`, will be copied to devices."""
+        """Announce `nbytes` bytes of data, named `what`, that will be copied to devices."""
 
     def loaded(self, nbytes: int) -> None:
         """Report that another `nbytes` bytes are loaded."""
 
     def start(self, label: str, epochs: int, steps: int | None) -> None:
-        """Start the training loop of `epochs` epochs with `steps` steps each; `steps` is None if that is unknown."""
+        """Start the training loop of `epochs` epochs with `steps` steps each; `steps` is None if unknown."""
 
     def advance(self, steps: int) -> None:
         """Report that `steps` more steps are done or queued on the device. Negative: steps were rolled back and run

@@ -73,7 +73,7 @@ def state_html(state: ProgressState, events: Sequence[Event] = (), *, ended: boo
     """Bars, rate, losses, metrics and events of a run."""
     parts = _loop_parts(state, ended=ended) if state.looping else _loading_parts(state, ended=ended)
     hidden = len(events) - MAX_EVENTS
-    lines = [*events[:MAX_EVENTS], *([f"and {hidden:,} more events, see the results"] if hidden > 0 else [])]
+    lines = [*events[:MAX_EVENTS], *([f"and {hidden:,} more events: see the results"] if hidden > 0 else [])]
     return page(state.label or "loading", *parts, *(line(faint(event)) for event in lines))
 
 

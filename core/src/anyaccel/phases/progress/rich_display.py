@@ -19,7 +19,7 @@ class _Console(Console):
     """
 
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError("nobody reads standard error any more")
+        raise BrokenPipeError("standard error is no longer read")
 
 
 class SharedDisplay:

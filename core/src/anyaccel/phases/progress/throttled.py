@@ -37,7 +37,7 @@ _ADVANCE_SECONDS = 0.005
 class ThrottledProgress(Progress):
     """Store the state of a run, and draw it at most once in `interval` seconds; other calls only count.
 
-    Slow drawing happens less often, so that it takes at most 0.5 % of the time. If drawing fails (the terminal was
+    Slow displays are drawn less often, to take at most 0.5 % of the time. If drawing fails (the terminal was
     closed, the disk is full), the run continues with a warning, and nothing more is drawn in this phase. If an object
     is in use by one run, a second run gets a copy of it.
     """
@@ -149,7 +149,7 @@ class ThrottledProgress(Progress):
         """Show one of the first events; after these, say once where the others are."""
         self.events.append(event)
         if len(self.events) > MAX_EVENTS:
-            event = replace(event, message="see the events of the results for this and all further events")
+            event = replace(event, message="see the events of the results for this and all later events")
         if len(self.events) <= MAX_EVENTS + 1 and self._due < math.inf:
             self._try(lambda: self.draw_event(event))
 
@@ -195,7 +195,7 @@ class ThrottledProgress(Progress):
                 self.give_up()
             if not isinstance(error, Exception):  # an interrupt; other errors must not end a run that may be hours old
                 raise
-            text = f"progress is no longer shown, the run goes on: {type(error).__name__}: {error}"
+            text = f"progress is no longer shown; the run continues: {type(error).__name__}: {error}"
             with suppress(Exception):  # a filter makes it an error, or standard error cannot be written either
                 warnings.warn(printable(text), RuntimeWarning, stacklevel=user_level())
 

@@ -10,10 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from anyaccel_offload.planner.exact_search import WHOLE, ExactSearch, states_of
 from anyaccel_offload.planner.problem import Floats, Ints, Problem, Shared
 
 MOST_TRIALS = 400  # of single moves
-MOST_ASSIGNMENTS = 1024  # to try one by one
+NEARLY = 1.05
+FEW = 100  # number of units up to which several of them are changed together
 MOST_CUTS = 64  # of the part of one device, to give some of it to an idle one
 
 
@@ -43,10 +45,16 @@ def find_assignment(problem: Problem, objective: str) -> Found | None:
         if packed is None:
             return None
         assignment, method = packed, "packing"
-    if is_small(problem):
-        assignment = best_of_all(problem, assignment, objective)
-    else:
-        assignment = improve(problem, assignment, objective)
+    in_order, value = assignment, bottleneck(problem, assignment, objective)
+    assignment = improve(problem, assignment, objective)
+    # Many units in the best contiguous split stay in order: what else is possible would be little better.
+    if len(problem.units) <= (WHOLE if exact and chain else FEW):
+        bound = problem.lower_bound(objective)
+        states = ExactSearch(problem, (), objective).refine(states_of(assignment, {}), bound, 0.25)
+        assignment = np.array([d for d, _ in states], dtype=np.int64)
+    # Where copies between devices have no known time, parts in order are kept if they are nearly as good.
+    if exact and chain and not problem.per_byte.all() and bottleneck(problem, assignment, objective) * NEARLY >= value:
+        assignment = in_order
     if objective == "throughput":
         assignment = use_idle(problem, assignment)
     return Found(assignment, method, exact and chain)
@@ -56,22 +64,6 @@ def bottleneck(problem: Problem, assignment: Ints, objective: str) -> float:
     """Return the value of the objective."""
     loads = problem.compute(assignment) + problem.transfer(assignment)
     return float(loads.sum() if objective == "latency" else loads.max())
-
-
-def is_small(problem: Problem, states: int = 1) -> bool:
-    """Return whether all assignments can be tried, with `states` states of each unit on each device."""
-    return bool((states * len(problem.devices)) ** len(problem.units) <= MOST_ASSIGNMENTS)
-
-
-def best_of_all(problem: Problem, assignment: Ints, objective: str) -> Ints:
-    """Return the best of all assignments, or the given one if none is better."""
-    value = bottleneck(problem, assignment, objective)
-    for each in itertools.product(range(len(problem.devices)), repeat=len(problem.units)):
-        other: Ints = np.array(each, dtype=np.int64)
-        found = bottleneck(problem, other, objective)
-        if found < value * (1 - 1e-12) and problem.fits(other):
-            assignment, value = other, found
-    return assignment
 
 
 def improve(problem: Problem, assignment: Ints, objective: str) -> Ints:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from anyaccel_offload.planner.assignment import MOST_TRIALS, is_small, neighbours
+from anyaccel_offload.planner.assignment import FEW, MOST_TRIALS, neighbours
+from anyaccel_offload.planner.exact_search import STAYS, ExactSearch, State, is_better, states_of
 from anyaccel_offload.planner.problem import Floats, Ints, Problem
 from anyaccel_offload.planner.values import OffloadTier
 
 MOST_STARTS = 6  # starts of changes of single units
-FEW = 100  # number of units up to which several starts take little time
 SLOTS = (2, 1)  # staging slots: with two the next block is copied while one computes
 
 
@@ -83,24 +82,33 @@ def find_offload(problem: Problem, tiers: Sequence[OffloadTier], objective: str)
         if found:
             break
     found.sort(key=lambda each: each[:3])
-    if is_small(problem, 2):
-        return _best_of_all(problem, tiers, objective, found[0][3] if found else None)
     starts = [each for *_, each in found[: MOST_STARTS if len(problem.units) <= FEW else 1]]
     if len(problem.units) <= FEW or not starts:
         repaired = _repaired(problem, tiers)
         starts += [] if repaired is None else [repaired]
-    refined = [_refined(problem, tiers, objective, start) for start in starts]
-    return min(refined, key=lambda each: value_of(problem, each, objective), default=None)
+    if len(problem.units) <= FEW:
+        search = ExactSearch(problem, tiers, objective)
+        if not starts:
+            states = search.first()
+            starts = [] if states is None else [_streamed(problem, tiers, states)]
+        starts.sort(key=lambda each: value_of(problem, each, objective))
+        bound = max(problem.lower_bound(objective), least_copying(problem, tiers, objective))
+        starts = [_refined(problem, tiers, search, each, bound, 0.25) for each in starts]
+        starts.sort(key=lambda each: value_of(problem, each, objective))
+        starts = [_refined(problem, tiers, search, each, bound, 1.0) for each in starts[:1]]
+    spread = [_spread_out(problem, tiers, objective, each) for each in starts]
+    return min(spread, key=lambda each: value_of(problem, each, objective), default=None)
 
 
 def value_of(problem: Problem, made: Streamed, objective: str) -> tuple[float, float, float]:
     """Return the objective, the number of devices with only one slot, and the copied bytes: lower is better.
 
-    If times are estimated, two slots have priority: with many rows blocks compute longer than estimated, and hide
-    copies.
+    A crossing to another device counts like the copy of a unit: parts in order wait less for each other. If
+    times are estimated, two slots have priority: with many rows blocks compute longer than estimated, and hide copies.
     """
     seconds = made.seconds(problem)
     away = sum(float(problem.weights[:, u].max()) for u in made.tier)
+    away += problem.crossing_bytes * problem.crossings(made.assignment)
     one = sum(slots == 1 for slots in made.slots.values())
     value = float(seconds.sum() if objective == "latency" else seconds.max())
     return (one, value, away) if problem.estimated else (value, one, away)
@@ -122,50 +130,49 @@ def _fitted(problem: Problem, tiers: Sequence[OffloadTier], assignment: Ints, aw
     return replace(made, slots={d: 2 if staging[d] <= free[d] else 1 for d in slots})
 
 
-def _best_of_all(
-    problem: Problem, tiers: Sequence[OffloadTier], objective: str, best: Streamed | None
-) -> Streamed | None:
-    """Return the best of all assignments and sets of offloaded units."""
-    value = (math.inf,) * 3 if best is None else value_of(problem, best, objective)
-    weighty = np.flatnonzero(problem.weights.max(axis=0) > 0).tolist()
-    subsets = [set(each) for n in range(len(weighty) + 1) for each in itertools.combinations(weighty, n)]
-    for each in itertools.product(range(len(problem.devices)), repeat=len(problem.units)):
-        assignment: Ints = np.array(each, dtype=np.int64)
-        for away in subsets:
-            made = _fitted(problem, tiers, assignment, away)
-            if made is not None and _is_better(found := value_of(problem, made, objective), value):
-                best, value = made, found
-    return best
+def _refined(
+    problem: Problem, tiers: Sequence[OffloadTier], search: ExactSearch, start: Streamed, bound: float, share: float
+) -> Streamed:
+    """Change the devices and tiers of units while that is better."""
+    names = [tier.name for tier in tiers]
+    states = states_of(start.assignment, {u: names.index(tier.name) for u, tier in start.tier.items()})
+    return _streamed(problem, tiers, search.refine(states, bound, share))
 
 
-def _refined(problem: Problem, tiers: Sequence[OffloadTier], objective: str, best: Streamed) -> Streamed:
-    """Change the device and tier of single units, or of two at a time, while that is better."""
-    value = value_of(problem, best, objective)
-    trials, moved = 0, True
-    while moved and trials < MOST_TRIALS:
-        moved = False
-        for assignment, away in _changes(problem, best, best.seconds(problem)):
-            trials += 1
-            if trials > MOST_TRIALS:
-                break
-            made = _fitted(problem, tiers, assignment, away)
-            if made is not None and _is_better(found := value_of(problem, made, objective), value):
-                best, value, moved = made, found, True
-                break
-    even = _respread(problem, best)
-    made = _fitted(problem, tiers, best.assignment, even)
-    return best if made is None or _is_better(value, value_of(problem, made, objective)) else made
+def _spread_out(problem: Problem, tiers: Sequence[OffloadTier], objective: str, made: Streamed) -> Streamed:
+    """Give devices parts in order, and spread their offloaded units over depth, if that is as good."""
+    middle = {int(d): float(np.flatnonzero(made.assignment == d).mean()) for d in np.unique(made.assignment)}
+    parts = sorted(middle, key=lambda d: middle[d])
+    in_order: Ints = np.repeat(parts, [int((made.assignment == d).sum()) for d in parts])
+    for assignment in (in_order, made.assignment):
+        even = _fitted(problem, tiers, assignment, _respread(problem, made, assignment))
+        if even is not None and not is_better(value_of(problem, made, objective), value_of(problem, even, objective)):
+            return even
+    return made
 
 
-def _respread(problem: Problem, made: Streamed) -> set[int]:
-    """Return as many offloaded units on each device, evenly over depth, if the offloaded units have one size."""
+def _streamed(problem: Problem, tiers: Sequence[OffloadTier], states: Sequence[State]) -> Streamed:
+    """Return these states, with two slots on each device that has room for them."""
+    assignment = np.array([d for d, _ in states], dtype=np.int64)
+    tier = {u: tiers[t] for u, (_, t) in enumerate(states) if t != STAYS}
+    made = Streamed(assignment=assignment, tier=tier, slots=dict.fromkeys((int(assignment[u]) for u in tier), 1))
+    staging = made.staging(problem)
+    free = problem.capacity[problem.device_class] - problem.memory(assignment) + made.freed(problem) - staging
+    return replace(made, slots={d: 2 if staging[d] <= free[d] else 1 for d in made.slots})
+
+
+def _respread(problem: Problem, made: Streamed, assignment: Ints) -> set[int]:
+    """Return as many offloaded units on each device as before, evenly over depth if the offloaded units have one size.
+
+    Units of other sizes stay as they are.
+    """
     away: set[int] = set()
     for d in made.slots:
         c = int(problem.device_class[d])
-        here = np.flatnonzero(made.assignment == d)
-        chosen = [u for u in here.tolist() if u in made.tier]
+        here = np.flatnonzero(assignment == d)
+        chosen = [u for u in made.tier if made.assignment[u] == d]
         alike = here[problem.slots[c, here] == problem.slots[c, chosen[0]]]
-        same = all(problem.slots[c, u] == problem.slots[c, chosen[0]] for u in chosen)
+        same = all(problem.slots[c, u] == problem.slots[c, chosen[0]] for u in chosen) and len(alike) >= len(chosen)
         away |= set(_spaced(alike, len(chosen)).tolist() if same else chosen)
     return away
 
@@ -211,32 +218,11 @@ def _missing(problem: Problem, assignment: Ints, away: set[int]) -> Floats:
     return np.where(np.isfinite(problem.compute(assignment)), lacking, 1e18)
 
 
-def _changes(problem: Problem, made: Streamed, loads: Floats) -> Iterator[tuple[Ints, set[int]]]:
-    """Yield changes of one unit of the slowest device, or of two units."""
-    away = set(made.tier)
-    slowest = np.flatnonzero(made.assignment == int(np.argmax(loads))).tolist()
-    others = [] if len(problem.units) > FEW else np.flatnonzero(made.assignment != int(np.argmax(loads))).tolist()
-    for unit in [*slowest, *others]:
-        if problem.weights[:, unit].max() > 0:
-            yield made.assignment, away ^ {unit}
-    for assignment in neighbours(made.assignment, loads):
-        yield assignment, away
-        changed = np.flatnonzero(assignment != made.assignment).tolist()
-        for unit in changed if len(changed) == 1 or len(problem.units) <= FEW else ():
-            yield assignment, away ^ {unit}
-    for unit, other in itertools.product(sorted(away & set(slowest)), slowest):
-        if other not in away:
-            yield made.assignment, away ^ {unit, other}
-
-
-def _is_better(found: tuple[float, ...], value: tuple[float, ...]) -> bool:
-    """Return whether the first figure that differs by more than rounding is lower."""
-    first = next((i for i in range(len(found)) if not math.isclose(found[i], value[i], rel_tol=1e-12)), None)
-    return first is not None and found[first] < value[first]
-
-
 def least_copying(problem: Problem, tiers: Sequence[OffloadTier], objective: str) -> float:
-    """Return a lower bound of seconds for any plan, as units that do not fit are copied, over all links in parallel."""
+    """Return a lower bound of seconds for any plan: what does not fit is copied, over all links in parallel.
+
+    A device that copies has at least one staging slot, which takes the room of other weights.
+    """
     excess = float(problem.resident.min(axis=0).sum() + problem.ties.nbytes.sum())
     excess -= float(problem.capacity[problem.device_class].sum())
     some = problem.offloadable > 0
@@ -244,11 +230,14 @@ def least_copying(problem: Problem, tiers: Sequence[OffloadTier], objective: str
         return 0.0
     moved = problem.weights + (problem.slots if problem.settings.training else 0)
     least = float((moved[some] / problem.offloadable[some]).min())  # bytes that are copied for each offloaded byte
+    slot = float(problem.slots[some].min())
     links = [device.offload_link or device.link or math.inf for device in problem.devices]
     rates = [[min(link, tier.bandwidth or math.inf) for link in links] for tier in tiers]
-    at_once = excess * least / sum(max(of_tier[d] for of_tier in rates) for d in range(len(links)))
+    fastest = sorted((max(of_tier[d] for of_tier in rates) for d in range(len(links))), reverse=True)
+    counts = range(1, len(links) + 1)  # of devices that copy
+    at_once = min((excess + count * slot) * least / sum(fastest[:count]) for count in counts)
     # The fastest tiers are filled first; then the devices' mean is below none of them.
-    mean, rest = 0.0, excess
+    mean, rest = 0.0, excess + slot
     for tier, of_tier in sorted(zip(tiers, rates, strict=True), key=lambda pair: -max(pair[1])):
         taken = min(rest, math.inf if tier.memory is None else tier.memory)
         mean += taken * least / max(of_tier)

@@ -59,6 +59,7 @@ class Problem:
         seconds: Compute time of each unit on each class.
         resident: Bytes of each unit on each class that stay during a step.
         transient: Bytes of each unit on each class that are freed after it was computed.
+        connected: Pairs of units with an edge between them, whatever its size.
         tensors, ties: Tensors and tied parameters that units share.
     """
 
@@ -75,6 +76,9 @@ class Problem:
         self.capacity: Floats = np.array([each.usable for each in self.classes])
         self.per_byte: Floats = np.array([1 / each.link if each.link else 0.0 for each in self.classes])
         self.tensors = _tensors(blocks, edges, self.index, self.unit_of)
+        ends = [(self.unit_of[self.index[it.source]], self.unit_of[self.index[it.target]]) for it in edges]
+        pairs = sorted({(min(a, b), max(a, b)) for a, b in ends if a != b})
+        self.connected: Ints = np.array(pairs, dtype=np.int64).reshape(-1, 2)
         self.ties = _ties(blocks, self.unit_of, self._tie_factor)
 
     @property
@@ -177,6 +181,15 @@ class Problem:
         np.maximum.at(most, assignment, self.transient[self.device_class[assignment], np.arange(len(self.units))])
         tied: Floats = self.ties.nbytes @ self.ties.hits(assignment, len(self.devices))
         return total + most + tied
+
+    def crossings(self, assignment: Ints) -> int:
+        """Return the number of connected pairs of units on different devices."""
+        return int((assignment[self.connected[:, 0]] != assignment[self.connected[:, 1]]).sum())
+
+    @property
+    def crossing_bytes(self) -> float:
+        """Copied bytes that a crossing is as bad as if nothing else differs: those of a unit."""
+        return float(int(self.weights.max(axis=0).mean()))
 
     def fits(self, assignment: Ints) -> bool:
         """Return whether every device can hold and compute its units."""

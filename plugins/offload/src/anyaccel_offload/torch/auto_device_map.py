@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anyaccel.arguments import check, flag, number
+from anyaccel.arguments import check, flag, number, shown
 from anyaccel.call_hints import call_hints
-from anyaccel.errors import ConfigError
+from anyaccel.errors import ConfigError, OutOfMemoryError
 from anyaccel.host_memory import host_memory
 from anyaccel_offload.planner import Block, BlockPlan, DeviceSpec, OffloadTier, memory_size, plan_blocks
 from anyaccel_offload.planner.planning import ESTIMATED
@@ -149,7 +149,16 @@ def infer_auto_device_map(
         "headroom": headroom,
         "offload_buffers": offload_buffers,
     }
-    made = planned_map(model, names, max_memory, wanted, special, **settings)
+    try:
+        made = planned_map(model, names, max_memory, wanted, special, **settings)
+    except OutOfMemoryError as error:
+        if max_memory is None:
+            raise
+        raise OutOfMemoryError(
+            f"{WHERE}max_memory={shown(dict(max_memory))} is too small: {error.problem}",
+            available=error.available,
+            hint="allow more in max_memory",
+        ) from error
     _planned[model] = made
     return made
 
@@ -298,6 +307,8 @@ def _memory(given: Any) -> dict[str, int | None]:
     made: dict[str, int | None] = {}
     for key, value in given.items():
         device = device_in_map(WHERE, key, "max_memory")
+        if device == torch.device("meta"):
+            raise ConfigError(f"{WHERE}max_memory has 'meta', which computes nothing", hint="name a device, such as 0")
         name = device if isinstance(device, str) else str(device)
         if name in made:
             raise ConfigError(f"{WHERE}max_memory has {name} twice", hint="name each device once")

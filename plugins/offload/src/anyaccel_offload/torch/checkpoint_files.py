@@ -114,11 +114,12 @@ class FileTensor(SavedTensor):
             self.file.read(self.entry.begin, bytes_of(target))
             return
         whole = target.detach() if target.is_contiguous() else torch.empty_like(target, memory_format=_CONTIGUOUS)
-        flat, begin = whole.view(-1), 0
+        flat, begin, cast = whole.view(-1), 0, _Cast(target.dtype, self.name)
         for piece in self.pieces():
             values = piece.view(self.dtype)
-            flat[begin : begin + len(values)].copy_(_cast(values, target.dtype, self.name))
+            flat[begin : begin + len(values)].copy_(cast(values))
             begin += len(values)
+        cast.check()
         if whole.data_ptr() != target.data_ptr():
             target.detach().copy_(whole)
 
@@ -146,28 +147,50 @@ class LoadedTensor(SavedTensor):
         self.shape, self.dtype = tuple(values.shape), values.dtype
 
     def read_into(self, target: Tensor) -> None:
-        target.detach().copy_(_cast(self.values, target.dtype, self.name))
+        cast = _Cast(target.dtype, self.name)
+        values = cast(self.values)
+        cast.check()
+        target.detach().copy_(values)
 
     def has_values_of(self, other: SavedTensor) -> bool:
         return isinstance(other, LoadedTensor) and torch.equal(self.values, other.values)
 
 
-def _cast(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:
-    """Return values in another dtype; raise an error if a narrower floating dtype cannot represent them."""
-    if not (values.is_floating_point() and dtype.is_floating_point):
-        return values
-    if torch.finfo(dtype).max >= torch.finfo(values.dtype).max:
-        return values
-    cast = values.to(dtype)
-    lost = ~torch.isfinite(cast.float()) & torch.isfinite(values)
-    if lost.any():
-        short = str(dtype).removeprefix("torch.")
+class _Cast:
+    """Casts the values of one tensor to another dtype, piece by piece, and counts those that the dtype cannot hold."""
+
+    def __init__(self, dtype: torch.dtype, name: str) -> None:
+        self._dtype, self._name = dtype, name
+        self._n_lost, self._first = 0, 0.0
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """Return values in the dtype."""
+        if not (values.is_floating_point() and self._dtype.is_floating_point):
+            return values
+        if torch.finfo(self._dtype).max >= torch.finfo(values.dtype).max:
+            return values
+        cast = values.to(self._dtype)
+        lost = ~torch.isfinite(cast.float()) & torch.isfinite(values)
+        if lost.any():
+            self._first = self._first if self._n_lost else values[lost][0].item()
+            self._n_lost += int(lost.sum())
+        return cast
+
+    def check(self) -> None:
+        """Raise an error if finite values became infinite.
+
+        Raises:
+            StateError: Some did; it has their number and the first of them.
+        """
+        if not self._n_lost:
+            return
+        short = str(self._dtype).removeprefix("torch.")
         raise StateError(
-            f"{name} holds {values[lost][0].item()} in the checkpoint, which would be infinite in {short}",
-            cause=f"{short} holds numbers up to {torch.finfo(dtype).max}",
+            f"{self._name} has {self._n_lost:,} values in the checkpoint that would be infinite in {short}, such as "
+            f"{self._first}",
+            cause=f"{short} holds numbers up to {torch.finfo(self._dtype).max}",
             hint="load with dtype=torch.bfloat16, or keep this part wide: keep_in_fp32=['PART']",
         )
-    return cast
 
 
 _CONTIGUOUS = torch.contiguous_format

@@ -55,8 +55,9 @@ def family_of(name: str, arrow_type: Any) -> str:
         is_kind(arrow_type) for is_kind in (types.is_decimal, types.is_duration, types.is_time)
     ):
         return NUMBER
+    kind = getattr(arrow_type, "extension_name", arrow_type)
     raise ColumnError(
-        f"column {name!r} is {arrow_type}, of which fit makes no features",
+        f"column {name!r} is {kind}, of which fit makes no features",
         available="numbers, booleans, text, categories, dates and times",
         hint=f"leave it out, drop=[{name!r}], or make such columns of it first",
     )

@@ -29,10 +29,11 @@ from anyaccel_sklearn.tables.arrow_values import (
     numbers,
 )
 from anyaccel_sklearn.tables.given_transformer import GivenTransformer
-from anyaccel_sklearn.tables.treatment import FEW, TableTreatment
+from anyaccel_sklearn.tables.treatment import FEW, MANY_ROWS, TableTreatment
 from anyaccel_sklearn.transforms.scalers import SCALERS
 
 _UNIQUE, _FEWEST = 0.95, 10  # of a text column: fraction of different values, and rows, from which it identifies rows
+_IDENTIFIER = "identifier"
 _FEWEST_NUMBERED = 50  # rows from which different integers look like row numbers
 
 
@@ -54,8 +55,8 @@ def treatment_of(
         target: Target of these rows, one number or class each, or None.
         as_categories: Names of columns to treat as categories, regardless of their values.
         embed: Names of the columns whose categories become codes; True for all; False for none; `"auto"` for those with
-            many categories if the model embeds.
-        embeds: Whether the model embeds codes.
+            many categories, and many rows for each, if the model embeds.
+        embeds: Whether the model embeds codes. Numbers then also become their places in quantile intervals.
         seed: Seed of all random numbers.
 
     Raises:
@@ -66,6 +67,7 @@ def treatment_of(
     parts: dict[str, Any] = {"numbers": [], "dates": {}, "one_hot": [], "encoded": [], "codes": []}
     families: dict[str, str] = {}
     report: list[TableColumn] = []
+    identifiers: list[str] = []
     for name in table.column_names:
         column = decoded(table.column(name))
         family, values = family_of(name, column.type), column
@@ -83,23 +85,42 @@ def treatment_of(
         report.append(column_report)
         if kind_of_part == "dates":
             parts["dates"][name] = detail
+        elif kind_of_part == _IDENTIFIER:
+            identifiers.append(name)
         elif kind_of_part:
             parts[kind_of_part].append(name)
     dropped = [f"{column.name!r} ({column.treatment})" for column in report if column.kind == "dropped"]
     if len(dropped) == len(report):
         raise ColumnError(
             f"no feature is left of {len(report)} columns in {len(table)} rows to train on: {listed(dropped)}",
-            hint="give rows in which a column has different values",
+            hint=f"take them as categories: categories={identifiers}"
+            if identifiers
+            else "give rows in which a column has different values",
         )
-    if dropped:
-        problem = f"columns that cannot tell rows apart are left out: {listed(dropped)}"
+    if identifiers:
+        values = {name: shown(compute.drop_null(table.column(name))[0].as_py(), 40) for name in identifiers}
+        first = [f"{name!r} (such as {value})" for name, value in values.items()]
+        warnings.warn(
+            f"text columns with another value in nearly every row say nothing about new rows and are left out: "
+            f"{listed(first)}. Hint: make a feature of them before; or keep them as categories, "
+            f"categories={identifiers}; or leave them out yourself, drop={identifiers}",
+            TableWarning,
+            user_level(),
+        )
+    constant = [
+        f"{column.name!r} ({column.treatment})"
+        for column in report
+        if column.kind == "dropped" and column.name not in identifiers
+    ]
+    if constant:
+        problem = f"columns that cannot tell rows apart are left out: {listed(constant)}"
         warnings.warn(problem, TableWarning, user_level())
     counting = [name for name in parts["numbers"] if _counts_rows(table.column(name))]
     if counting:
         problem = f"the integers of {listed(map(repr, counting))} differ in all rows, as row numbers do (pandas writes "
         problem += f"them into a CSV file without a name); if they are row numbers, leave them out: drop={counting}"
         warnings.warn(problem, TableWarning, user_level())
-    return TableTreatment(**parts, families=families, columns=report, target=target, seed=seed)
+    return TableTreatment(**parts, by_interval=embeds, families=families, columns=report, target=target, seed=seed)
 
 
 def _given(
@@ -166,20 +187,16 @@ def _category(
     count, n_present = len(different), len(values) - n_missing
     if not count or (count == 1 and not n_missing):
         return "", _dropped(name, n_missing, len(values), next(iter(different), None)), None
-    if name not in as_categories:
+    is_named = not isinstance(embed, (bool, str)) and name in embed
+    if name not in as_categories and not is_named:
         if str(arrow_type) in ("string", "large_string"):
             _check_text(name, column)
         if count >= _UNIQUE * n_present and n_present >= _FEWEST:
-            first = list(dict.fromkeys(value for value in values.tolist() if value is not None))[:3]
-            raise ColumnError(
-                f"column {name!r} has {count:,} different values in {n_present:,} rows, so it tells rows apart and "
-                "says nothing about new ones",
-                cause=f"such as {listed(map(repr, first))}",
-                hint=f"leave it out, drop=[{name!r}]; or, if these are categories, write categories=[{name!r}]",
-            )
+            treatment = f"identifies rows: {count:,} values in {n_present:,} rows"
+            return _IDENTIFIER, TableColumn(name, "dropped", treatment, n_missing), None
     kind = "text" if count > FEW and name not in as_categories and not _is_dictionary(arrow_type) else "category"
-    is_named = not isinstance(embed, (bool, str)) and name in embed
-    if is_named or embed is True or (embed == "auto" and embeds and count > FEW):
+    is_learned = embeds and count > FEW and (target is None or n_present >= MANY_ROWS * count)
+    if is_named or embed is True or (embed == "auto" and is_learned):
         return "codes", TableColumn(name, kind, "code for an embedding; 0 if missing", n_missing, count, 1), None
     if count <= FEW or target is None:
         width = count + bool(n_missing)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,17 +32,24 @@ from anyaccel_sklearn.transforms.table_transform import TableTransform
 
 FEW = 40
 """Maximum number of one-hot encoded categories; more are encoded by the target, or as codes for a model that embeds."""
+MANY_ROWS = 20
+"""Training rows per category, on average, from which an embedding is learned; with fewer it memorizes single rows."""
 CLIP = 5.0
 """Scaled numbers beyond this many standard deviations are cut."""
 _FOLDS = 5
+_INTERVALS, _FEWEST_INTERVALS, _ROWS_OF_INTERVAL = 32, 4, 500
+_MOST_PLACES, _MOST_CELLS = 1024, 2**28  # features from intervals: in a row, and in the whole table, 1 GiB
 _LARGEST = 1e150  # beyond, no variance is a finite number
 
 
 class TableTreatment(TableTransform):
     """The numbers, dates and categories of a table as one matrix.
 
-    It holds scaled numbers, target encodings, gap indicators, one column for each category, and last the category codes
-    for a model that embeds them (0: missing or unknown).
+    It holds scaled numbers, target encodings, places of numbers in their quantile intervals, gap indicators, one column
+    for each category, and last the category codes for a model that embeds them (0: missing or unknown).
+
+    The place in an interval is 0 below it, 1 above it, and rises linearly inside ("piecewise linear encoding",
+    Gorishniy et al. 2022). A network fits steps and peaks with these that it hardly finds from one number.
 
     Args:
         numbers: Names of number columns.
@@ -48,6 +57,7 @@ class TableTreatment(TableTransform):
         one_hot: Names of columns that are one-hot encoded.
         encoded: Names of columns whose categories become means of the target, cross-fitted in training.
         codes: Names of columns whose categories become codes.
+        by_interval: Whether numbers and dates also become their places in quantile intervals.
         families: Family of the values of each column.
         columns: Treatment of each column of the table.
         target: Target of the training rows [n], for encodings; classes as integers, or numbers.
@@ -66,6 +76,7 @@ class TableTreatment(TableTransform):
         one_hot: Sequence[str],
         encoded: Sequence[str],
         codes: Sequence[str],
+        by_interval: bool,
         families: dict[str, str],
         columns: Sequence[TableColumn],
         target: np.ndarray | None,
@@ -75,7 +86,9 @@ class TableTreatment(TableTransform):
         self.one_hot, self.encoded, self.codes = list(one_hot), list(encoded), list(codes)
         self.families = dict(families)
         self.columns = list(columns)
-        self.target, self.seed = target, seed
+        self.target, self.seed, self.by_interval = target, seed, by_interval
+        self.interval_of = np.empty(0, dtype=np.int64)
+        self.low, self.high = np.empty(0), np.empty(0)
         self.imputer: Any = None
         self.scaler: Any = None
         self.one_hot_encoder: Any = None
@@ -111,6 +124,8 @@ class TableTreatment(TableTransform):
         self.gaps = [place for place in gap_columns if is_gap[place]]
         if values.shape[1]:
             self.imputer = SimpleImputer(strategy="median").fit(values[rows])
+        if self.by_interval and values.shape[1]:
+            self._fit_intervals(values, rows, gap_columns)
         texts = self._categories(table)
         crossed = None
         if self.encoded:
@@ -164,6 +179,40 @@ class TableTreatment(TableTransform):
             parts.append(part)
             place += part.shape[1]
         return np.concatenate(parts, axis=1), places
+
+    def _fit_intervals(self, values: np.ndarray, rows: np.ndarray, first_places: dict[int, str]) -> None:
+        """Cut each number at quantiles of its training rows.
+
+        Short tables have fewer intervals, for enough rows in each; wide and long tables, for their memory.
+        """
+        n_rows, n_numbers = values.shape
+        n_intervals = min(_INTERVALS, len(rows) // _ROWS_OF_INTERVAL)
+        n_intervals = min(n_intervals, _MOST_PLACES // n_numbers, _MOST_CELLS // (n_rows * n_numbers))
+        if n_intervals < _FEWEST_INTERVALS:
+            return
+        interval_of, low, high, counts, name = [], [], [], Counter[str](), ""
+        for place, column in enumerate(values[rows].T):
+            name = first_places.get(place, name)
+            present = column[~np.isnan(column)]
+            edges = np.unique(np.quantile(present, np.linspace(0, 1, n_intervals + 1)))
+            if len(edges) > 2 and len(np.unique(present)) > 2:  # two values are told apart by the number itself
+                interval_of += [place] * (len(edges) - 1)
+                low.append(edges[:-1])
+                high.append(edges[1:])
+                counts[name] += len(edges) - 1
+        if not interval_of:
+            return
+        self.interval_of, self.low, self.high = np.array(interval_of), np.concatenate(low), np.concatenate(high)
+        self.columns = [
+            replace(
+                column,
+                treatment=f"{column.treatment}, {counts[column.name]} quantile intervals",
+                n_features=column.n_features + counts[column.name],
+            )
+            if counts[column.name]
+            else column
+            for column in self.columns
+        ]
 
     def _column(self, table: Any, name: str) -> Any:
         """Return a column in its family of the training; dates as timestamps."""
@@ -251,6 +300,8 @@ class TableTreatment(TableTransform):
         parts: list[np.ndarray] = []
         if self.scaler is not None:
             parts.append(np.clip((filled - self.scaler.mean_) / self.scaler.scale_, -CLIP, CLIP))
+        if len(self.interval_of):
+            parts.append(np.clip((filled[:, self.interval_of] - self.low) / (self.high - self.low), 0.0, 1.0))
         if self.gaps:
             parts.append(np.isnan(values[:, self.gaps]))
         if self.one_hot:
