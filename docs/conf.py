@@ -33,10 +33,7 @@ include_patterns = [
     *("**.md", "**.ipynb"),
     *(
         "examples/*.py",
-        "examples/coming-from/*.py",
         "examples/own-loop/*.py",
-        "examples/scale-out/*.py",
-        "examples/tuning/*.py",
     ),
     "examples/*/tests/test_conformance.py",
 ]
