@@ -230,8 +230,8 @@ def test_arguments_of_tables(hint: Any) -> None:
         _ = untreated.columns
     assert untreated.graph.feature_sets
     assert aa.fit(net, table, target="y", preprocess="auto", epochs=1, progress="none").columns["age"]
-    with hint("write embed=['COLUMN']"):
-        fitted(frame(), embed=3)
+    with hint("write embed=[{}]"):
+        fitted(frame(), embed="sex")
     assert fitted(frame(), embed=["sex"]).columns["sex"].treatment.startswith("code")
     with hint("write preprocess='auto'"):
         fitted(frame(), preprocess="encode")

@@ -225,6 +225,15 @@ ASKED: dict[str, tuple[Callable[[], Any], str]] = {
     "five weights": (lambda: fit(table(), sample_weight=np.ones(5)), r"shape \[5\] has no weight for each of 120 rows"),
     "negative weights": (lambda: fit(table(w=-1.0), sample_weight="w"), "'w' has 120 weights .* negative"),
     "groups by value": (lambda: fit(table(), group=np.arange(N), validation=0.2), "group= is the name of a column"),
+    "a target by value": (lambda: fit(TWO, target=TWO.survived), "target= is the name of a column"),
+    "metrics by name": (
+        lambda: fit(TWO, validation=0.2, metrics={"f1": "accuracy"}),
+        r"metrics must be a list, got a dict.*Metric\('accuracy', label='f1'\)",
+    ),
+    "a file of validation that is not there": (
+        lambda: fit(TWO, validation="nowhere.csv"),
+        "there is no file 'nowhere.csv'",
+    ),
     "groups of nothing": (lambda: fit(table(), group="port"), "group= and validation=None, and no share"),
     "a loader and a size": (
         lambda: fit(LOADER, None, net(2, 2), loss="cross_entropy", batch_size=9),
@@ -300,6 +309,7 @@ def test_a_path_with_a_typo_names_the_file(tmp_path: Path) -> None:
 WARNED: dict[str, tuple[Callable[[], Any], type[Warning], str]] = {
     "a constant": (lambda: fit(table(one=1.0)), TableWarning, r"left out: 'one' \(1\.0 in all rows\)"),
     "all missing": (lambda: fit(table(none=np.nan)), TableWarning, r"left out: 'none' \(no value in any row\)"),
+    "an identifier": (lambda: fit(table(id=[f"P{row}" for row in range(N)])), TableWarning, r"'id' .*drop=\['id'\]"),
     "row numbers": (
         lambda: fit(table(id=range(N))),
         TableWarning,
@@ -374,6 +384,18 @@ def test_rows_as_dicts_are_in_the_code_of_a_fit() -> None:
     names: dict[str, Any] = {"data": rows, "model": aa.SequentialMLP(2)}
     exec(fitted.code(), names)  # noqa: S102  (the code that fit wrote)
     np.testing.assert_array_equal(names["results"].loss, fitted.results.loss)
+
+
+def test_a_validation_may_be_a_file(tmp_path: Path) -> None:
+    table().iloc[:30].to_csv(tmp_path / "v.csv", index=False)
+    by_path = fit(table(), validation=str(tmp_path / "v.csv"))
+    by_frame = fit(table(), validation=table().iloc[:30])
+    np.testing.assert_allclose(by_path.results.figure("val_loss"), by_frame.results.figure("val_loss"), rtol=1e-6)
+
+
+def test_weights_of_classes_may_be_tensors() -> None:
+    expected = fit(TWO, class_weights=[1.0, 2.0]).results.loss
+    np.testing.assert_array_equal(fit(TWO, class_weights=torch.tensor([1.0, 2.0])).results.loss, expected)
 
 
 def test_structured_arrays_are_tables() -> None:

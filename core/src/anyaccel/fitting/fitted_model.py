@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from anyaccel import arguments, saved_folder
 from anyaccel.arguments import shown
+from anyaccel.attribute_hints import AttributeHints
 from anyaccel.call_hints import call_hints, class_hints
 from anyaccel.data import FeatureSet, FeatureSetView
 from anyaccel.data.roles import listed
@@ -49,7 +50,7 @@ PART = "fit"
 
 
 @class_hints
-class FittedModel:
+class FittedModel(AttributeHints):
     """A trained model with its graph and the transforms of its data. `fit` and `load` create it.
 
     >>> import numpy as np
@@ -77,6 +78,13 @@ class FittedModel:
         loss: Named loss of a model with a single loss, or None.
         losses: All losses.
     """
+
+    attribute_hints: ClassVar[Mapping[str, str]] = {
+        "history loss_curve_ evals_result": "see results.loss, and results.figure('val_loss')",
+        "model module module_ net network": "write graph.nodes['model'].model",
+        "fit train partial_fit": "to train on, write experiment.run_phase(phase)",
+        "save_model dump to_pickle save_params": "write save('FOLDER')",
+    }
 
     def __init__(
         self,
@@ -408,7 +416,7 @@ class FittedModel:
         check_named(data, self._data.splits)
         if not isinstance(data, (FeatureSet, FeatureSetView)):
             if not is_table(data) and not hasattr(data, "shape"):
-                if self._is_treated:
+                if self._is_treated and not with_target:
                     problem = (
                         f"the model was trained on a table with {listed(self._columns)}, and {shown(data)} is none"
                     )

@@ -20,6 +20,7 @@ from anyaccel.fitting.tables import (
     VALIDATION,
     RowSplit,
     TrainingData,
+    check_names,
     column_names,
     is_table,
     named_pair,
@@ -43,12 +44,7 @@ class RowColumns:
     """
 
     def __init__(self, sample_weight: Any, class_weights: Any, group: Names, stratify: Names | bool) -> None:
-        for name, value in (("group", group), ("stratify", stratify)):
-            if hasattr(value, "shape") or (isinstance(value, list) and not all(isinstance(it, str) for it in value)):
-                raise PhaseError(
-                    f"fit: {name}= is the name of a column, and got the values of one",
-                    hint=f"add them to the table, table['COLUMN'] = values, and write {name}='COLUMN'",
-                )
+        check_names(group=group, stratify=stratify)
         self._sample_weight, self._class_weights = sample_weight, class_weights
         self._group, self._stratify = group, None if stratify is False else stratify
 
@@ -253,7 +249,9 @@ class RowColumns:
                 )
             values = [asked.get(name, 1.0) for name in names]
         else:
-            values = list(asked) if isinstance(asked, (list, tuple, np.ndarray)) else []
+            values = list(
+                asked.tolist() if hasattr(asked, "tolist") else asked if isinstance(asked, (list, tuple)) else ()
+            )
             if len(values) != len(names):
                 raise PhaseError(
                     f"fit: class_weights={shown(asked)} has no weight for each of {len(names)} classes",
