@@ -40,8 +40,11 @@ from anyaccel.phases.checkpointing.position import Position
 from anyaccel.phases.checkpointing.run_folder import RunFolder
 
 Act = Callable[[], Any]
-SHAPES = {"few large": (12, 3264), "many small": (5200, 156)}
-"""Number of square layers of 500 MB, and their width."""
+SHAPES = {
+    "few large": dict.fromkeys(("torch", "jax", "tensorflow"), (12, 3264)),
+    "many small": {"torch": (5200, 156), "jax": (1300, 312), "tensorflow": (1300, 312)},
+}
+"""Number of square weights of 500 MB, and their width; fewer where each has a layer of its own."""
 PLUGINS = {"torch": "anyaccel_torch", "jax": "anyaccel_jax", "tensorflow": "anyaccel_tensorflow"}
 
 
@@ -233,7 +236,7 @@ def interleaved(acts: Mapping[str, Act], rounds: int) -> dict[str, dict[str, flo
 
 def measured(framework: str, shape: str, scale: float, rounds: int, parent: Path | None) -> Iterable[dict[str, Any]]:
     """Measure all ways of a framework with tensors of one shape, and yield a row for each."""
-    n_layers, width = SHAPES[shape]
+    n_layers, width = SHAPES[shape][framework]
     with tempfile.TemporaryDirectory(dir=parent) as name:
         base, writes, reads = WAYS[framework](max(int(n_layers * scale), 1), width, Path(name))
         for kind, acts in (("write", writes), ("read", reads)):
@@ -271,7 +274,7 @@ def main() -> None:
             continue
         importlib.import_module(PLUGINS[framework])
         for shape in given.shapes:
-            n_layers, width = SHAPES[shape]
+            n_layers, width = SHAPES[shape][framework]
             print(f"\n{framework}, {shape}: {max(int(n_layers * scale), 1)} tensors of {width**2 * 4 / 1e6:.3f} MB")
             print(f"{'':38s} {'processor':>10s} {'ratio':>6s} {'clock':>9s} {'ratio':>6s}")
             for row in measured(framework, shape, scale, rounds, given.folder):
