@@ -405,7 +405,8 @@ def _overflowing(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     if not (is_float(array.dtype) and is_float(dtype)):
         return np.empty(0)
     with np.errstate(over="ignore"):
-        return array[np.isfinite(array) & ~np.isfinite(array.astype(dtype))]
+        lost: np.ndarray = array[np.isfinite(array) & ~np.isfinite(array.astype(dtype))]
+    return lost
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
