@@ -41,6 +41,31 @@ def fitted(data: Any = TABLE, width: int = 1, **settings: Any) -> FittedModel:
     return aa.fit(net(width), data, **settings)
 
 
+def test_words_of_others_for_what_fit_returns(hint: Any, tmp_path: Path) -> None:
+    model: Any = fitted(target="price", validation=0.25)
+    with hint("see results.loss, and results.figure('val_loss')"):
+        _ = model.history
+    assert model.results.loss.size == model.results.figure("val_loss").size == 1
+    with hint("write graph.nodes['model'].model"):
+        _ = model.model
+    assert isinstance(model.graph.nodes["model"].model, aa.SequentialMLP)
+    with hint("to train on, write experiment.run_phase(phase)"):
+        model.fit(TABLE)
+    assert model.experiment.run_phase(model.phase).loss.size
+    with hint("write save('FOLDER')"):
+        model.save_model(tmp_path / "FOLDER")
+    model.save(tmp_path / "FOLDER")
+    assert aa.load(tmp_path / "FOLDER").predict(TABLE).shape == (24,)
+
+
+def test_metrics_by_name(hint: Any) -> None:
+    classes = {"data": TEXTS, "width": 3, "loss": "cross_entropy", "target": "kind", "validation": 0.25}
+    with hint("write metrics=[Metric('accuracy', label={})]"):
+        fitted(**classes, metrics={"hits": "accuracy"})
+    named = fitted(**classes, metrics=[aa.Metric("accuracy", label="hits")])
+    assert named.results.figure("val_hits").size == 1
+
+
 def graph(*nodes: Any, optimizer: Any = "sgd") -> aa.ModelGraph:
     return aa.ModelGraph(list(nodes) or [aa.ModelNode("net", net(), DATA.reference())], optimizer)
 

@@ -98,6 +98,14 @@ def test_numbers_that_are_too_large(hint: Any) -> None:
     assert fitted(table, drop=["big"]).columns and fitted(table.assign(big=np.log(table["big"]))).columns["big"]
 
 
+def test_groups_by_their_values(hint: Any) -> None:
+    table, values = frame(), np.arange(N) % 4
+    with hint("add them to the table, table['COLUMN'] = values, and write {}='COLUMN'"):
+        fitted(table, group=values, validation=0.25)
+    table["COLUMN"] = values
+    assert fitted(table, group="COLUMN", validation=0.25).columns["age"]
+
+
 def test_rows_that_are_no_table(hint: Any) -> None:
     table = frame()[["age", "sex", "y"]]
     model = fitted(table)
@@ -168,9 +176,23 @@ def test_targets_of_tables(hint: Any) -> None:
     with hint("leave it out of features=, or predict another column than target={}"):
         fitted(table, features=["age", "y"])
     assert fitted(table, features=["age"], target="y").columns
-    with hint("write loss='mse' for targets that are all numbers"):
-        fitted(frame(one=1.5, two=2), ["one", "y"])
     assert fitted(frame(one=np.arange(N) / 2, two=np.arange(N)), ["one", "two"], loss="mse").columns
+    torch = pytest.importorskip("torch")
+
+    class Both(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = torch.nn.Linear(1, 3)
+
+        def forward(self, x: Any) -> dict[str, Any]:
+            values = self.line(x)
+            return {"one": values[:, 0], "y": values[:, 1:]}
+
+    with hint("write loss={}, for a model that returns a dict of these names"):
+        fitted(frame(one=1.5), ["one", "y"], Both(), features=["age"])
+    losses = {"one": "mse", "y": "cross_entropy"}
+    table = frame(one=np.arange(N) / 2)
+    assert fitted(table, ["one", "y"], Both(), features=["age"], loss=losses).predict(table)["y"].shape == (N,)
 
 
 def test_rows_to_predict_for(hint: Any, tmp_path: Path) -> None:
@@ -208,8 +230,8 @@ def test_arguments_of_tables(hint: Any) -> None:
         _ = untreated.columns
     assert untreated.graph.feature_sets
     assert aa.fit(net, table, target="y", preprocess="auto", epochs=1, progress="none").columns["age"]
-    with hint("write embed=['COLUMN']"):
-        fitted(frame(), embed=3)
+    with hint("write embed=[{}]"):
+        fitted(frame(), embed="sex")
     assert fitted(frame(), embed=["sex"]).columns["sex"].treatment.startswith("code")
     with hint("write preprocess='auto'"):
         fitted(frame(), preprocess="encode")

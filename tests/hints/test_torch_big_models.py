@@ -30,6 +30,7 @@ from anyaccel_offload.torch import (  # noqa: E402
     cpu_offload,
     disk_offload,
     dispatch_model,
+    get_state_dict_offloaded_model,
     infer_auto_device_map,
     init_empty_weights,
     init_on_device,
@@ -414,3 +415,23 @@ def test_plans_of_other_blocks(hint: Any) -> None:
     with hint("plan the map again: infer_auto_device_map(model, max_memory)"):
         dispatch_model(model, DeviceMap({"": "disk"}, planned.plan))
     dispatch_model(model, infer_auto_device_map(model, max_memory={"cpu": "1MB"}))
+
+
+class Saves(nn.Sequential):
+    """A class of another library, which saves itself without `state_dict=`."""
+
+    def save_pretrained(self, folder: Path) -> None:
+        save_file(self.state_dict(), folder / "own.safetensors")
+
+
+def test_values_of_weights_in_files(hint: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = Saves(nn.Linear(3, 4), nn.Linear(4, 3))
+    load_checkpoint_and_dispatch(model, folder, {"": "disk"})
+    with hint("save the values: save_file(get_state_dict_offloaded_model(model), 'model.safetensors')"):
+        model.save_pretrained(folder)
+    save_file(get_state_dict_offloaded_model(model), folder / "again.safetensors")
+    assert torch.equal(from_files(folder)(X), load_checkpoint_and_dispatch(chain(), folder / "again.safetensors")(X))
+    monkeypatch.setattr("anyaccel_offload.torch.offload.host_memory", lambda: (1000, 10))
+    with hint("copy the files, or read the weights one at a time: model.state_dict()[name].clone()"):
+        get_state_dict_offloaded_model(model)
+    assert torch.equal(model.state_dict()["0.weight"].clone(), model[0].weight)

@@ -61,6 +61,16 @@ def tokenizer(texts: list[str], truncation: bool = False, max_length: int = 100)
 DATA = Dataset.from_dict({"input_ids": ROWS, "labels": [0, 1, 0, 1]})
 
 
+def test_text_to_predict_for(hint: Any) -> None:
+    fitted = fit(bert(), DATA)
+    with hint("give the numbers of its tokenizer by column: {{}: [...]}"):
+        fitted.predict("such a fine day")
+    assert fitted.predict(tokenizer(["such a fine day"])).shape == (1,)
+    with hint("give a dict: {'COLUMN': rows}"):
+        fitted.predict([[1, 2, 3]])
+    assert fitted.predict({"input_ids": [[1, 2, 3]]}).shape == (1,)
+
+
 def test_labels_and_inputs_by_name(hint: Any) -> None:
     dataset = Dataset.from_dict({"input_ids": ROWS, "mood": [0, 1, 0, 1]})
     with hint("name the column: target={}"):
@@ -270,7 +280,7 @@ def test_detectors(hint: Any) -> None:
     images = np.random.default_rng(0).normal(size=(4, 3, 8, 8)).astype("float32")
     boxes = np.random.default_rng(1).random((4, 2, 4)).astype("float32")
     wrong = {"images": images, "targets": [{"boxes": own.tolist()} for own in boxes]}
-    with hint("train it by a step of your own: fit(model, data, step=step, target=[...])"):
+    with hint("train it by a step, in a module that returns a tensor: fit(InGraph(model), data, step=step)"):
         fit(Detector(), wrong)
 
     def step(models: Any, batch: Any, optimizers: Any) -> Any:
@@ -280,8 +290,8 @@ def test_detectors(hint: Any) -> None:
         optimizers["model"].step()
         return {"loss": losses["loss_box_reg"]}
 
-    model, data = InGraph(Detector()), {"images": images, "boxes": boxes}
-    assert fit(model, data, step=step, target=["boxes"], epochs=2).results.loss.size == 2
+    data = {"images": images, "boxes": boxes}
+    assert fit(InGraph(Detector()), data, step=step, target=["boxes"], epochs=2).results.loss.size == 2
     fitted = fit(Tagger(), {"ids": [[1, 2], [3, 4]], "labels": [[1, 2], [3, 0]]})
     data = {"ids": [[1, 2]]}
     with hint("see predict(data, outputs=True) for what it gives"):

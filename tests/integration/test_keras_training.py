@@ -238,3 +238,63 @@ def test_lookups_and_normalization_of_numbers_stay_in_the_model() -> None:
         own.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
         train(model, "mse", y, x=x)
         check_equal(model, own)
+
+
+class AddsLosses(keras.Model):  # type: ignore[misc]
+    """A model with losses from all sources: `add_loss` of the model and of a layer, and regularizers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        decay, small = keras.regularizers.L2(0.05), keras.regularizers.L1(0.02)
+        self.first = layers.Dense(6, activation="tanh", kernel_regularizer=decay, bias_regularizer=small)
+        self.middle, self.last = LossOfValues(), layers.Dense(3, activity_regularizer=decay)
+
+    def call(self, x: Any) -> Any:
+        hidden = self.first(x)
+        self.add_loss(0.1 * ops.mean(ops.abs(hidden)))
+        return self.last(self.middle(hidden))
+
+
+class LossOfValues(layers.Layer):  # type: ignore[misc]
+    def call(self, x: Any) -> Any:
+        self.add_loss(0.3 * ops.mean(ops.square(x)))
+        return x
+
+
+def adds_losses() -> Any:
+    model = AddsLosses()
+    model(X[:1])
+    return model
+
+
+def adds_losses_in_layers() -> Any:
+    decay = keras.regularizers.L2(0.05)
+    inputs = keras.Input((3,))
+    hidden = LossOfValues()(layers.Dense(6, activation="tanh", kernel_regularizer=decay)(inputs))
+    return keras.Model(inputs, layers.Dense(3, activity_regularizer=decay)(hidden))
+
+
+@pytest.mark.parametrize("make", [adds_losses, adds_losses_in_layers])
+def test_losses_that_a_model_adds_train_it_in_fit_as_in_keras(make: Callable[[], Any], framework: str) -> None:
+    own, model = alike(make)
+    before = model.get_weights()
+    cross_entropy = losses.SparseCategoricalCrossentropy(from_logits=True)
+    metric = keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="named")
+    own.compile(optimizer=keras.optimizers.SGD(0.1), loss=cross_entropy, metrics=[metric])
+    history = own.fit(X, CLASSES, batch_size=8, epochs=4, shuffle=False, verbose=0).history
+    fitted = aa.fit(
+        model,
+        {"x": X, "y": CLASSES},
+        target="y",
+        loss="cross_entropy",
+        sampler=aa.SimpleSampler(8),
+        optimizer=aa.Optimizer("sgd", lr=0.1),
+        epochs=4,
+        accelerator="cpu",
+        progress="none",
+    )
+    for mine, theirs, start in zip(model.get_weights(), own.get_weights(), before, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-6)
+        assert np.abs(theirs - start).max() > 1e-3
+    np.testing.assert_allclose(fitted.results.loss, history["named"], rtol=1e-6, atol=1e-6)
+    assert min(total - named for total, named in zip(history["loss"], history["named"], strict=True)) > 0.05

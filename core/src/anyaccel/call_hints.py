@@ -90,8 +90,8 @@ _VALUES: Mapping[tuple[str, str], str] = {
     ("shuffle", "sampler"): "rows are shuffled; sampler=SimpleSampler(32) keeps their order",
     ("fp16", "precision"): "write precision='fp16-mixed'",
     ("bf16", "precision"): "write precision='bf16-mixed'",
-    ("x", "data"): "give x and y as a pair: (x, y)",
-    ("X", "data"): "give x and y as a pair: (x, y)",
+    ("x", "target"): "give x and y as a pair: (x, y)",
+    ("X", "target"): "give x and y as a pair: (x, y)",
     ("report_to", "callbacks"): "give its callback, as in callbacks=[WandbLogger()]",
 }
 """Hints for a word of other libraries and the argument that has its place, where the value is another, too."""

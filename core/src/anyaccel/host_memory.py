@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -13,6 +14,9 @@ import numpy as np
 
 ALIGNMENT = 64  # bytes; XLA and TensorFlow use aligned memory without a copy, other frameworks any memory
 _ROOT = Path("/")
+# Each prediction reads these files, so they are searched by patterns and not line by line.
+_MEMINFO = re.compile(r"^(MemTotal|MemAvailable|MemFree|VmSize):\s+(\d+)\b", re.MULTILINE)
+_ADDRESS_SPACE = re.compile(r"^Max address space\s+(\d+)\s", re.MULTILINE)
 _VERSION_2 = ("memory.max", "memory.current", "inactive_file")
 _VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
@@ -70,17 +74,14 @@ def is_own(array: np.ndarray) -> bool:
 
 
 def _meminfo(path: Path) -> dict[str, int]:
-    """Return bytes by name from Linux's meminfo; empty on other systems."""
-    lines = (line.split() for line in _text(path).splitlines())
-    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) > 1 and words[1].isdecimal()}
+    """Return those bytes of Linux's meminfo that are used here, by name; empty on other systems."""
+    return {name: int(kilobytes) * 1024 for name, kilobytes in _MEMINFO.findall(_text(path))}
 
 
 def _limits(root: Path) -> Iterator[tuple[int, int]]:
     """Limit and use, in bytes: of the address space, and without caches of every control group that has a limit."""
-    for line in _text(root / "proc/self/limits").splitlines():
-        words = line.removeprefix("Max address space").split()
-        if words != line.split() and words[0].isdecimal():
-            yield int(words[0]), _meminfo(root / "proc/self/status").get("VmSize", 0)
+    for limit in _ADDRESS_SPACE.findall(_text(root / "proc/self/limits")):
+        yield int(limit), _meminfo(root / "proc/self/status").get("VmSize", 0)
     for line in _text(root / "proc/self/cgroup").splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
         is_version_1 = "memory" in controllers.split(",")
@@ -110,7 +111,8 @@ def _stat(path: Path) -> Mapping[str, int]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text("utf-8", "replace")
+        with path.open("rb", buffering=0) as file:  # a third of the time of read_text, in each prediction
+            return file.read().decode("utf-8", "replace")
     except OSError:  # missing on this system, or not readable
         return ""
 

@@ -160,4 +160,4 @@ def test_a_machine_in_a_file_or_in_words(call, target, tmp_path):
     done = call("plan", target.replace("planned.py:train", "planned.py:train"), "--file", str(file))
     assert done.exit_code == 2 and "'sim' is not on this machine" in done.stderr
     done = call("plan", target, "--on", "cpu", "--file", str(file))
-    assert done.exit_code == 2 and "--on and --file both give a machine" in done.stderr
+    assert done.exit_code == 2 and "both --on and --file describe a machine" in done.stderr

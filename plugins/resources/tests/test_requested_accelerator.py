@@ -145,7 +145,7 @@ def test_a_phase_runs_on_what_its_request_gets(asked):
         expected = "sim:1" if isinstance(asked, list) else "cpu:0"
         assert str(results.plan.device("net")) == expected
         wish = str(aa.DeviceRequest.parse(asked))
-        assert f"the phase asks for {wish!r}" in results.plan.explain("net")
+        assert f"the phase requests {wish!r}" in results.plan.explain("net")
 
 
 def test_a_phase_says_why_nothing_fits():

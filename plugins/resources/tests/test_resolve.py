@@ -40,7 +40,7 @@ def test_json_and_a_machine_in_a_file(call, tmp_path):
         (("H100:x",), "character 6: 'x' is not a count"),
         (("any", "--on", "foo"), "the inventory 'foo'"),
         (("any", "--file", "none.json"), "it is not a file"),
-        (("any", "--on", "T4", "--file", "x"), "--on and --file both give a machine"),
+        (("any", "--on", "T4", "--file", "x"), "both --on and --file describe a machine"),
     ],
 )
 def test_errors_are_status_2(arguments, message, call):

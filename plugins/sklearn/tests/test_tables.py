@@ -267,6 +267,53 @@ def test_a_saved_model_predicts_in_a_new_process_to_the_last_bit(tmp_path):
     assert b"pickle" not in b"".join(file.read_bytes() for file in (tmp_path / "saved").rglob("*") if file.is_file())
 
 
+def passengers():
+    """A table of the size and the columns of the Titanic's: a name in each row, and gaps in 40 % of the ages."""
+    n, draw = 1313, np.random.default_rng(1)
+    age = np.where(draw.random(n) < 0.42, np.nan, draw.integers(1, 70, n))
+    table = pd.DataFrame({"name": [f"Passenger {row}, Miss {row * 7919:x}" for row in range(n)]})
+    table = table.assign(**{"class": draw.choice(["1st", "2nd", "3rd"], n), "age": age})
+    table = table.assign(sex=draw.choice(["male", "female"], n))
+    return table.assign(survived=((table["sex"] == "female") | (draw.random(n) < 0.2)).astype(int))
+
+
+def trips():
+    """A table of 12,000 rows, whose numbers have quantile intervals, and whose stations have embeddings."""
+    n, draw = 12_000, np.random.default_rng(2)
+    start = pd.date_range("2024-01-01", periods=n, freq="17min")
+    table = pd.DataFrame({"station": [f"s{place}" for place in draw.integers(0, 90, n)], "start": start})
+    table = table.assign(rider=[f"r{place}" for place in draw.integers(0, 900, n)], km=draw.gamma(2.0, 3.0, n))
+    return table.assign(survived=np.where(draw.random(n) < 0.3, "late", "on time"))
+
+
+@pytest.mark.parametrize(("table", "largest"), [(passengers, 200_000), (trips, 2_000_000)])
+def test_mlp_of_a_file_predicts_in_a_new_process_to_the_last_bit(table, largest, tmp_path):
+    rows = table()
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TableWarning)
+        settings = {"target": "survived", "validation": 0.2, "epochs": 2, "framework": "numpy", "progress": "none"}
+        fitted = aa.fit("mlp", tmp_path / "rows.csv", **settings)
+    fitted.save(tmp_path / "saved")
+    rows.drop(columns="survived").to_csv(tmp_path / "new.csv", index=False)
+    np.save(tmp_path / "outputs.npy", fitted.predict(tmp_path / "new.csv", outputs=True))
+    np.save(tmp_path / "probabilities.npy", fitted.predict_proba(tmp_path / "new.csv"))
+    code = (
+        "import sys, numpy, anyaccel as aa; folder = sys.argv[1]\n"
+        "fitted = aa.load(folder + '/saved')\n"
+        "made = fitted.predict(folder + '/new.csv', outputs=True)\n"
+        "assert numpy.array_equal(made, numpy.load(folder + '/outputs.npy'))\n"
+        "made = fitted.predict_proba(folder + '/new.csv')\n"
+        "assert numpy.array_equal(made, numpy.load(folder + '/probabilities.npy'))\n"
+        "print(fitted.columns)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{fitted.columns!r}\n"
+    assert sum(file.stat().st_size for file in (tmp_path / "saved").rglob("*")) < largest
+    assert b"pickle" not in b"".join(file.read_bytes() for file in (tmp_path / "saved").rglob("*") if file.is_file())
+
+
 def test_training_goes_on_from_a_checkpoint(tmp_path):
     settings = {"checkpoint": str(tmp_path / "run"), "resume": "auto", "validation": 0.2}
     fit(epochs=2, **settings)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import anyaccel as aa
-from anyaccel.errors import ShapeError
+from anyaccel.errors import ColumnError, ShapeError
 
 ROWS, BATCH, EPOCHS = 13, 4, 3
 RNG = np.random.default_rng(0)
@@ -100,3 +100,36 @@ def test_a_step_of_your_own_trains_it_as_a_loop_by_hand(data: aa.FeatureSet) -> 
         torch.testing.assert_close(net.get_parameter(name), value, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(results.loss, means, rtol=1e-5)
     assert results.figures == ("loss", "loss_box_reg", "loss_classifier")
+
+
+DICTS = [{"boxes": torch.tensor(b), "labels": torch.tensor(k)} for b, k in zip(BOXES, LABELS, strict=True)]
+
+
+def in_batches() -> Any:
+    yield tuple(map(torch.tensor, IMAGES[:4])), tuple(DICTS[:4])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"images": IMAGES, "targets": DICTS},
+        {"images": IMAGES, "targets": tuple({"boxes": b.tolist()} for b in BOXES)},
+        list(zip(map(torch.tensor, IMAGES), DICTS, strict=True)),
+        in_batches,
+    ],
+)
+def test_fit_refuses_a_dict_for_each_image_with_the_way_to_train_it(given: Any, data: aa.FeatureSet) -> None:
+    with pytest.raises(
+        ColumnError, match=r"has a dict for each row; .*Hint: .*fit\(InGraph\(model\), data, step=step\)"
+    ):
+        aa.fit(Detector(), given, progress="none")
+    torch.manual_seed(0)
+    net = Detector()
+    before = copy.deepcopy(net.state_dict())
+
+    def step(models: Any, batch: Any, optimizers: Any) -> dict[str, Tensor]:
+        return detect({"net": models["model"]}, batch, {"net": optimizers["model"]})
+
+    fitted = aa.fit(InGraph(net), data, step=step, epochs=2, progress="none")
+    assert fitted.results.figures == ("loss", "loss_box_reg", "loss_classifier")
+    assert not all(torch.equal(before[name], value) for name, value in net.state_dict().items())

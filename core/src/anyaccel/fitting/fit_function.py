@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ from anyaccel.fitting.table_models import DEFAULTS, MLP_DEFAULTS, TableModel, ba
 from anyaccel.fitting.tables import (
     Preprocessing,
     TrainingData,
+    check_names,
+    is_table,
     loss_of_target,
     raw_table,
     readable,
@@ -123,8 +126,8 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         features: Names of the feature columns; by default all other columns. They are joined into one input. A model
             with several arguments receives the columns with these names, or those of a mapping:
             `{"ids": "input_ids", "numbers": ["age", "fare"]}`.
-        validation: Fraction of the rows to validate on, drawn at random; the name of a split; another table or source;
-            an EvalPhase over a split; or None.
+        validation: Fraction of the rows to validate on, drawn at random; the name of a split; another table, the path
+            of one, or a source; an EvalPhase over a split; or None.
         metrics: Metrics to compute in the validation; see `EvalPhase`.
         epochs: Maximum number of epochs; 10 by default, 100 for `"mlp"`.
         batch_size: Rows per batch; batches are shuffled. 32 by default; for `"mlp"` 128, and up to 1024 in tables with
@@ -175,6 +178,9 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         AnyaccelError: Any other error of the training phase.
     """
     given, data, validation = data, readable(data), readable(validation)
+    check_names(target=target, features=features)
+    if isinstance(validation, str) and is_table(data) and Path(validation).suffix:
+        validation = Path(validation)
     defaults = MLP_DEFAULTS if isinstance(model, str) else DEFAULTS
     epochs = arguments.integer(PhaseError, "fit: ", "epochs", defaults["epochs"] if epochs is None else epochs, 0, 10)
     optimizer = defaults["optimizer"] if optimizer is None else optimizer

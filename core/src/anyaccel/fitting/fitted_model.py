@@ -7,12 +7,14 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 
 from anyaccel import arguments, saved_folder
 from anyaccel.arguments import shown
+from anyaccel.attribute_hints import AttributeHints
 from anyaccel.call_hints import call_hints, class_hints
 from anyaccel.data import FeatureSet, FeatureSetView
 from anyaccel.data.roles import listed
@@ -41,13 +43,14 @@ from anyaccel.phases.step_checks import warn_of_probabilities
 from anyaccel.results import EvalResults, TrainResults
 from anyaccel.results.base import read_results, results_parts
 from anyaccel.specs import Loss
+from anyaccel.suggestions import did_you_mean
 from anyaccel.user_level import user_level
 
 PART = "fit"
 
 
 @class_hints
-class FittedModel:
+class FittedModel(AttributeHints):
     """A trained model with its graph and the transforms of its data. `fit` and `load` create it.
 
     >>> import numpy as np
@@ -75,6 +78,13 @@ class FittedModel:
         loss: Named loss of a model with a single loss, or None.
         losses: All losses.
     """
+
+    attribute_hints: ClassVar[Mapping[str, str]] = {
+        "history loss_curve_ evals_result": "see results.loss, and results.figure('val_loss')",
+        "model module module_ net network": "write graph.nodes['model'].model",
+        "fit train partial_fit": "to train on, write experiment.run_phase(phase)",
+        "save_model dump to_pickle save_params": "write save('FOLDER')",
+    }
 
     def __init__(
         self,
@@ -403,8 +413,14 @@ class FittedModel:
         data = readable(data)
         if isinstance(data, list) and data and isinstance(data[0], (list, Real)):
             data = np.asarray(data)
+        check_named(data, self._data.splits)
         if not isinstance(data, (FeatureSet, FeatureSetView)):
             if not is_table(data) and not hasattr(data, "shape"):
+                if self._is_treated and not with_target:
+                    problem = (
+                        f"the model was trained on a table with {listed(self._columns)}, and {shown(data)} is none"
+                    )
+                    raise DataError(problem, hint="give a data frame, a list of rows, or the path of a file")
                 return data  # a source that a phase reads
             data = new_rows(data, self._columns, with_target=with_target)
         return {self._label: transformed_like(data, self._data)}
@@ -427,6 +443,21 @@ class FittedModel:
         if len(self.losses) > 1 or any(applied.inputs != ("outputs", "targets") for applied in self.losses):
             part["losses"] = [_loss_config(applied) for applied in self.losses]
         self.graph.save(folder, extra={PART: part})
+
+
+def check_named(data: Any, splits: Iterable[str]) -> None:
+    """Refuse a text that names neither a split nor a file.
+
+    Raises:
+        DataError: There is no such split and no such file.
+    """
+    is_name = isinstance(data, str) and not Path(data).suffix and not Path(data).expanduser().exists()
+    if is_name and "://" not in data:
+        raise DataError(
+            f"{shown(data)} is no split of the data, and no file",
+            available=listed(map(repr, (*splits, "all"))),
+            hint=did_you_mean(data, (*splits, "all"), "give a data frame, a list of rows, or the path of a file"),
+        )
 
 
 def _loss_config(applied: AppliedLoss) -> dict[str, Any]:

@@ -12,11 +12,12 @@ from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.call_hints import class_hints
 from anyaccel.data import FeatureSet
+from anyaccel.data.roles import listed
 from anyaccel.distributions import MODEL_LIBRARIES, load
 from anyaccel.errors import ConfigError, DataError
 from anyaccel.experiment import Experiment
 from anyaccel.extensions import extend
-from anyaccel.fitting.fitted_model import PART, FittedModel
+from anyaccel.fitting.fitted_model import PART, FittedModel, check_named
 from anyaccel.fitting.labelled_data import InputColumns, rows_for
 from anyaccel.fitting.model_loss import ModelLoss, library_of
 from anyaccel.fitting.probabilities import accuracy, class_probabilities
@@ -158,6 +159,13 @@ class FittedModelLoss(FittedModel):
         """Return the rows of a split by its name; anything else unchanged."""
         if isinstance(data, str) and data in (*self._data.splits, "all"):
             return self._data if data == "all" else self._data[data]
+        if isinstance(data, str) and data not in self._data.splits and " " in data:
+            columns = [*self.inputs.inputs.values()]
+            raise DataError(
+                f"{shown(data)} is text, and {self._rules.name} takes {listed(map(repr, columns))}",
+                hint=f"give the numbers of its tokenizer by column: {{{columns[0]!r}: [...]}}",
+            )
+        check_named(data, self._data.splits)
         return data
 
     @staticmethod

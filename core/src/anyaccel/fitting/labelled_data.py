@@ -27,13 +27,15 @@ from anyaccel.data.streaming.random_states import RandomStates
 from anyaccel.data.streaming.to_numpy import is_tensor, number_array
 from anyaccel.errors import ColumnError, DataError, PhaseError, SourceError
 from anyaccel.fitting import tables
-from anyaccel.fitting.model_loss import ModelLoss
+from anyaccel.fitting.model_loss import ModelLoss, are_dicts, dicts_for_rows
 from anyaccel.fitting.tables import LABEL, VALIDATION, chosen_splits, is_table, readable
 from anyaccel.fitting.wiring import Features
 from anyaccel.graph import AppliedLoss
 
 COUNTED = "counted"
 """Name of the column that is 1 for labels that the loss is the mean over, and 0 for others."""
+
+NAMED = "a model that computes its own loss takes its inputs by name"
 
 
 @dataclass(frozen=True)
@@ -220,10 +222,16 @@ def _first_batch(data: Any) -> Mapping[str, Any]:
         states.load(before)
     if first is None:
         raise SourceError("the data have no batch at all", hint="pass data with at least one row")
+    if isinstance(data, list) and isinstance(first, (list, Real)):
+        problem = (
+            "a list of numbers has no names of columns, and a model that computes its own loss takes its inputs by name"
+        )
+        raise ColumnError(problem, hint="give a dict: {'COLUMN': rows}")
     if not isinstance(first, Mapping):
+        if isinstance(first, (list, tuple)) and any(map(are_dicts, first)):
+            raise dicts_for_rows(f"the first {'row' if by_number else 'batch'}")
         raise ColumnError(
-            f"the first {'row' if by_number else 'batch'} is a {type(first).__name__}, and a model that computes its "
-            "own loss takes its inputs by name",
+            f"the first {'row' if by_number else 'batch'} is a {type(first).__name__}, and {NAMED}",
             hint="let the collate function return a dict: {'COLUMN': tensor}",
         )
     return first
@@ -338,6 +346,9 @@ def _columns(
             if padding is not None:
                 pads[argument] = padding.as_pad()
     else:
+        for argument, name in wanted.items() if isinstance(data, Mapping) or hasattr(data, "iloc") else ():
+            if name in data and are_dicts(data[name]):
+                raise rules.no_numbers(argument, name, data[name])
         table = _arrow(data, wanted.values())
     if not len(table[next(iter(wanted.values()))]):
         raise DataError("the data have no rows", hint="give a table with at least one row")

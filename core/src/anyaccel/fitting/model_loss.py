@@ -87,12 +87,8 @@ class ModelLoss:
     def no_numbers(self, argument: str, column: str, values: Any) -> DataError:
         """Return the error for a column that does not hold numbers."""
         kind = getattr(values, "type", type(values).__name__)
-        if _are_mappings(values):
-            return ColumnError(
-                f"column {column!r}, the input {argument!r} of {self.name}, has a dict for each row",
-                cause="a model that takes lists of these, such as a detector, is no function of arrays",
-                hint="train it by a step of your own: fit(model, data, step=step, target=[...])",
-            )
+        if are_dicts(values):
+            return dicts_for_rows(f"column {column!r}, the input {argument!r} of {self.name},")
         return ColumnError(
             f"column {column!r}, the input {argument!r} of {self.name}, holds no numbers but {kind}",
             hint="convert it to numbers before",
@@ -182,11 +178,21 @@ class ModelLoss:
         raise NotImplementedError
 
 
-def _are_mappings(values: Any) -> bool:
-    """Return whether each row of a column is a dict, in Python or in Arrow."""
+def are_dicts(values: Any) -> bool:
+    """Return whether the rows of a column are dicts, in Python, pandas or Arrow."""
     is_struct = getattr(getattr(values, "type", None), "num_fields", 0) and str(values.type).startswith("struct")
-    first = values[0] if isinstance(values, (list, tuple)) and values else values
+    rows = getattr(values, "iloc", values)
+    first = rows[0] if (isinstance(rows, (list, tuple)) or rows is not values) and len(values) else values
     return bool(is_struct) or isinstance(first, Mapping)
+
+
+def dicts_for_rows(what: str) -> ColumnError:
+    """Return the error for data with a dict for each row, as detectors take them."""
+    return ColumnError(
+        f"{what} has a dict for each row",
+        cause="a model that takes lists of these, such as a detector, is no function of arrays",
+        hint="train it by a step, in a module that returns a tensor: fit(InGraph(model), data, step=step)",
+    )
 
 
 def library_of(model: Any) -> tuple[str, Any]:

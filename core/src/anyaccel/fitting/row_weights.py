@@ -20,6 +20,7 @@ from anyaccel.fitting.tables import (
     VALIDATION,
     RowSplit,
     TrainingData,
+    check_names,
     column_names,
     is_table,
     named_pair,
@@ -43,6 +44,7 @@ class RowColumns:
     """
 
     def __init__(self, sample_weight: Any, class_weights: Any, group: Names, stratify: Names | bool) -> None:
+        check_names(group=group, stratify=stratify)
         self._sample_weight, self._class_weights = sample_weight, class_weights
         self._group, self._stratify = group, None if stratify is False else stratify
 
@@ -224,7 +226,7 @@ class RowColumns:
         if not is_classes or len(data.targets) != 1 or data.array(data.targets[0]).ndim > 1:
             name = "several losses" if loss is None else f"the loss {loss.name!r}"
             raise PhaseError(
-                f"fit has class_weights={shown(asked)}, and {name}, of which the classes are not known",
+                f"fit has class_weights={shown(asked)}, and {name}, which has no classes",
                 available=f"class_weights for one target and loss={_CLASSES!r} or {_YES_OR_NO!r}",
                 hint="give the weight of each row instead: sample_weight='COLUMN'",
             )
@@ -247,7 +249,9 @@ class RowColumns:
                 )
             values = [asked.get(name, 1.0) for name in names]
         else:
-            values = list(asked) if isinstance(asked, (list, tuple, np.ndarray)) else []
+            values = list(
+                asked.tolist() if hasattr(asked, "tolist") else asked if isinstance(asked, (list, tuple)) else ()
+            )
             if len(values) != len(names):
                 raise PhaseError(
                     f"fit: class_weights={shown(asked)} has no weight for each of {len(names)} classes",

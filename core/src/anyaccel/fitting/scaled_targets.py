@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,8 @@ class MetricInUnits:
 
 def metrics_in_units(metrics: Any, data: Any) -> Any:
     """Return metrics of values in the units of the only target if `fit` has scaled it; otherwise unchanged."""
-    if not isinstance(data, FeatureSet) or len(data.targets) != 1 or not _is_scaled(data):
+    is_list = not isinstance(metrics, Mapping)  # which EvalPhase refuses
+    if not is_list or not isinstance(data, FeatureSet) or len(data.targets) != 1 or not _is_scaled(data):
         return metrics
     several: Sequence[Any] = metrics if isinstance(metrics, (list, tuple)) else [metrics]
     return [_in_units(item if isinstance(item, Metric) else Metric(item), data) for item in several]

@@ -89,6 +89,21 @@ def readable(data: Any) -> Any:
     return data
 
 
+def check_names(**arguments: Any) -> None:
+    """Refuse arguments of `fit` that hold the values of a column where its name is meant.
+
+    Raises:
+        PhaseError: An argument is an array, a series or a list of numbers.
+    """
+    for name, value in arguments.items():
+        is_list = isinstance(value, list) and any(isinstance(item, Real) for item in value)
+        if is_list or (hasattr(value, "shape") and not hasattr(value, "columns")):
+            raise PhaseError(
+                f"fit: {name}= is the name of a column, and got the values of one",
+                hint=f"add them to the table, table['COLUMN'] = values, and write {name}='COLUMN'",
+            )
+
+
 def named_pair(data: Any, features: Names, target: Names) -> tuple[Any, Names, Names]:
     """Return a pair (x, y) as columns by name, with the names of its features and targets; other data unchanged.
 
@@ -505,7 +520,8 @@ def raw_table(given: Any, features: Names | Mapping[str, Names], target: Names, 
         raise ColumnError(problem, hint="rename all but one of them")
     if not isinstance(how.embed, (bool, list, tuple)) and how.embed != "auto":
         problem = f"fit has embed={shown(how.embed)}, which names no columns"
-        raise PhaseError(problem, available="'auto', True, False, [names]", hint="write embed=['COLUMN']")
+        column = how.embed if isinstance(how.embed, str) else "COLUMN"
+        raise PhaseError(problem, available="'auto', True, False, [names]", hint=f"write embed=[{column!r}]")
     embedded = how.embed if isinstance(how.embed, (list, tuple)) else ()
     for name in (*how.drop, *how.categories, *embedded, *targets, *names_of(pair_features)):
         if there is not None and name not in there:
@@ -605,7 +621,9 @@ def loss_of_target(given: Any, target: Names) -> Loss:
     names_of_losses = {name: _loss_of_column(name, column) for name, column in columns.items()}
     if len(set(names_of_losses.values())) > 1 or (len(columns) > 1 and "mse" not in names_of_losses.values()):
         problem = f"fit needs a loss: its targets {listed(columns)} ask for {listed(names_of_losses.values())}"
-        raise PhaseError(problem, hint="write loss='mse' for targets that are all numbers")
+        raise PhaseError(
+            problem, hint=f"write loss={names_of_losses!r}, for a model that returns a dict of these names"
+        )
     return Loss(next(iter(names_of_losses.values())))
 
 
@@ -802,7 +820,8 @@ def _with_class_names(data: FeatureSet, loss_of: LossOf) -> FeatureSet:
         if values.ndim == 1 and len(classes) < 2:
             names = next((fitted.class_labels for fitted in data.transforms if name in fitted.results), classes)
             raise PhaseError(
-                f"the target {name!r} is {shown(names[0])} in all {len(values):,} rows: with one class there is "
+                f"the target {name!r} is {shown(names[0])} in all {len(values):,} "
+                f"{'row' if len(values) == 1 else 'rows'}: with one class there is "
                 "nothing to learn",
                 hint="give rows of all classes",
             )

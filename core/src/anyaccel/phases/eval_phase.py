@@ -42,6 +42,10 @@ from anyaccel.results.records import EvaluationValues
 
 def _metrics(phase: Any, name: str, given: Any) -> tuple[Metric, ...]:
     given = (given,) if isinstance(given, (str, Metric)) or can_measure(given) else given
+    if isinstance(given, Mapping):
+        problem = f"phase {phase.label!r}: metrics must be a list, got a dict, whose keys would be the metrics"
+        label = next(iter(given), "LABEL")
+        raise PhaseError(problem, hint=f"write metrics=[Metric('accuracy', label={label!r})]")
     if not isinstance(given, Iterable):
         problem = f"phase {phase.label!r}: metrics must be a list, got {shown(given)}"
         raise PhaseError(problem, hint="write metrics=['mse']")

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import anyaccel as aa
 from anyaccel.adapter.simulated_timing import Timing
-from anyaccel.errors import AnyaccelError, ConfigError, OutOfMemoryError, StateError
+from anyaccel.errors import AnyaccelError, ConfigError, MoveError, OutOfMemoryError, StateError
 from anyaccel_offload.torch import (
     cpu_offload,
     cpu_offload_with_hook,
@@ -595,7 +595,10 @@ def test_a_model_that_is_changed_is_refused_with_what_to_do(change: str) -> None
     if change == "replace":
         model[1][0].weight = nn.Parameter(torch.ones(32, 32))
     else:
-        model.half() if change == "half" else model.to(ONE)
+        with pytest.raises(MoveError, match=r"neither moved nor converted.*call remove_offload"), torch.no_grad():
+            model.half() if change == "half" else model.to(ONE)
+        assert torch.equal(model(torch.ones(1, 32)), chain(3)(torch.ones(1, 32)))
+        model[1].half() if change == "half" else model[1].to(ONE)
     with pytest.raises(StateError, match=r"replaced, moved or converted.*call remove_offload"), torch.no_grad():
         model(torch.ones(1, 32))
     remove_offload(model)

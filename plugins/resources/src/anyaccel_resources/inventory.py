@@ -208,16 +208,8 @@ def _read_part(part: str, whole: str) -> tuple[int, RequestEntry]:
     is_device = bool(entry.product) or entry.kind in _KINDS
     several = entry.every or entry.more or (times and entry.count > 1)
     at_least = entries[0].memory_gb and not entry.product
-    wishes = (
-        at_least
-        or entry.exact
-        or entry.newer
-        or entry.capabilities
-        or several
-        or entry.sm
-        or entry.price
-        or entry.nodes > 1
-    )
+    of_devices = (at_least, entry.exact, entry.newer, entry.capabilities, several, entry.sm)
+    wishes = any((*of_devices, entry.price, entry.nodes > 1))
     if not is_device or wishes or not 1 <= count <= MOST_DEVICES:
         problem = f"{part.strip()!r} in the inventory {shown(whole)} is not a number of devices of one product"
         raise ConfigError(problem, available=f"at most {MOST_DEVICES}", hint="write '8x H100-80GB'")

@@ -36,7 +36,7 @@ def resolve(request: str, on: str | None, file: str | None, strict: bool, export
       anyaccel resolve "H100:8, A100-80GB:8" --export modal
     """
     if on is not None and file is not None:
-        raise ConfigError("--on and --file both give a machine", hint="leave one out")
+        raise ConfigError("both --on and --file describe a machine", hint="leave one out")
     parsed = DeviceRequest.parse(request)
     if export is not None:
         if on is not None or file is not None or strict:

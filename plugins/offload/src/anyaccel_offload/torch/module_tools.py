@@ -23,7 +23,7 @@ from anyaccel_offload.torch.device_map import DISK, checked_map, device_in_map
 from anyaccel_offload.torch.dtype_names import named_dtype
 from anyaccel_offload.torch.model_blocks import block_around, places
 from anyaccel_offload.torch.model_hooks import ModelHook, add_hook_to_module, remove_hook_from_module
-from anyaccel_offload.torch.offload import Offload, offload_of, remove_offload
+from anyaccel_offload.torch.offload import Offload, offload_of, remove_offload, whole_state
 from anyaccel_offload.torch.stored_tensor import StoredTensor
 from anyaccel_torch.placement import offloads
 
@@ -244,10 +244,7 @@ def _offloaded(module: nn.Module) -> tuple[Offload, str] | None:
 @call_hints
 def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, Tensor]:
     """Return all values of a model in host memory, wherever they are stored; values in files are read."""
-    found: dict[str, Tensor] = {}
-    for name, value in model.state_dict().items():
-        found[name] = value.read() if isinstance(value, StoredTensor) else value.detach().to(_CPU)
-    return found
+    return whole_state(model)
 
 
 @call_hints

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from anyaccel.call_hints import call_hints
-from anyaccel.errors import StateError
+from anyaccel.errors import MoveError, OutOfMemoryError, StateError
+from anyaccel.host_memory import host_memory
+from anyaccel.html import size
 from anyaccel_offload.torch.copy_engine import CopyEngine
 from anyaccel_offload.torch.device_map import DISK
 from anyaccel_offload.torch.host_buffers import BufferPool, PinnedMemory
@@ -122,6 +125,7 @@ class Offload:
         if attach:
             self._attach(model, streamed, skipped)
         offloads[model] = self
+        self._guard(model)
 
     @property
     def device(self) -> torch.device:
@@ -149,8 +153,53 @@ class Offload:
         model = self._model()
         if model is not None:
             offloads.pop(model, None)
+            for name in ("_apply", "save_pretrained"):
+                vars(model).pop(name, None)
             for module, name in _shown(model):
                 vars(module).pop(name, None)
+
+    def _guard(self, model: nn.Module) -> None:
+        """Let the model refuse to be moved while its weights are copied, and save also the weights that are in files.
+
+        The functions are attributes of the model and not of its class, and hold no reference to it.
+        """
+        reference = weakref.ref(model)
+        plain: Any = type(model)
+        devices = {place.device for place in self.blocks}
+
+        def apply(fn: Any, recurse: bool = True) -> Any:
+            with torch.no_grad():
+                is_moved = any(fn(torch.empty(0, device=device)).device != device for device in devices)
+            if self.stagings or is_moved:
+                raise MoveError(
+                    f"this {plain.__name__} is offloaded, and can be neither moved nor converted",
+                    hint="call remove_offload(model) first, change the model, and dispatch it again",
+                )
+            return plain._apply(reference(), fn, recurse)  # noqa: SLF001  (of torch, to override)
+
+        def save_pretrained(*args: Any, **kwargs: Any) -> Any:
+            saved: Any = reference()
+            call = signature.bind(saved, *args, **kwargs)
+            if "state_dict" in signature.parameters:
+                if call.arguments.get("state_dict") is None:
+                    call.arguments["state_dict"] = whole_state(saved)
+            elif any(isinstance(place.tensor, StoredTensor) for place in places(saved)):
+                raise MoveError(
+                    f"{plain.__name__}.save_pretrained has no state_dict=, and reads no weights that rest in files",
+                    hint="save the values: save_file(get_state_dict_offloaded_model(model), 'model.safetensors')",
+                )
+            # transformers looks for the weights of a map with "cpu" or "disk" in hooks of Accelerate.
+            shown = vars(saved).pop("hf_device_map", None)
+            try:
+                return plain.save_pretrained(*call.args, **call.kwargs)
+            finally:
+                if shown is not None:
+                    vars(saved)["hf_device_map"] = shown
+
+        vars(model)["_apply"] = apply
+        if hasattr(plain, "save_pretrained"):
+            signature = inspect.signature(plain.save_pretrained)
+            vars(model)["save_pretrained"] = save_pretrained
 
     def _check(self, model: nn.Module) -> None:
         for inner in model.modules():
@@ -228,6 +277,24 @@ def remove_offload(model: nn.Module) -> nn.Module:
         raise StateError(f"this {type(model).__name__} is not offloaded", hint="give the model that was dispatched")
     offload.remove()
     return model
+
+
+def whole_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return the `state_dict` of a model in host memory; values in files are read, tied ones once.
+
+    Raises:
+        OutOfMemoryError: The host lacks memory for the values in files.
+    """
+    state = model.state_dict(keep_vars=True)
+    stored = {id(value): value for value in state.values() if isinstance(value, StoredTensor)}
+    need, free = sum(value.numel() * value.dtype.itemsize for value in stored.values()), host_memory()[1]
+    if need > free:
+        raise OutOfMemoryError(
+            f"the weights that rest in files need {size(need)}, and the host has {size(free)}",
+            hint="copy the files, or read the weights one at a time: model.state_dict()[name].clone()",
+        )
+    read = {key: value.read() for key, value in stored.items()}
+    return {name: read[id(value)] if id(value) in read else value.detach().to(_CPU) for name, value in state.items()}
 
 
 def _scopes(blocks: Sequence[str]) -> list[str]:

@@ -31,7 +31,7 @@ def cpu_offload_with_hook(
 
     Args:
         model: Model with values; it is changed in place.
-        execution_device: Device that computes; None for the device of the first parameter.
+        execution_device: Device that computes; None for torch's accelerator, or the CPU on a machine without one.
         prev_module_hook: Hook of the previous model, which leaves the device when this one is called.
 
     Returns:
@@ -41,6 +41,9 @@ def cpu_offload_with_hook(
         ConfigError, StateError: See `cpu_offload`.
     """
     where = "cpu_offload_with_hook: "
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if execution_device is None and accelerator is not None:
+        execution_device = torch.device(accelerator.type, torch.accelerator.current_device_index())
     device = checked_execution_device(where, model, execution_device)
     fits = lambda it: it is None or isinstance(it, CpuOffloadHook)  # noqa: E731
     check(ConfigError, where, "prev_module_hook", prev_module_hook, fits, "a hook or None", "hook")
