@@ -200,7 +200,7 @@ def test_two_versions_do_not_go_together(write: Write) -> None:
 def test_two_that_offer_the_same_name_are_an_error(write: Write) -> None:
     for name in ("one", "two"):
         write(name, {SETTINGS: {"TrainPhase.gauge": "gauges:Setting"}})
-    with pytest.raises(PluginError, match=r"(one|two) 0\.1\.0 and (one|two) 0\.1\.0 both offer 'TrainPhase\.gauge'"):
+    with pytest.raises(PluginError, match=r"(one|two) 0\.1\.0 and (one|two) 0\.1\.0 both provide 'TrainPhase\.gauge'"):
         distributions.load(SETTINGS, "TrainPhase.gauge")
 
 

@@ -127,7 +127,8 @@ def test_places_on_a_machine_that_cannot_be_are_refused(given: dict[str, str], p
 @pytest.mark.parametrize("missing", ["MASTER_ADDR", "MASTER_PORT"])
 def test_processes_that_do_not_know_where_they_meet_are_refused(missing: str) -> None:
     given = {name: value for name, value in WHOLE.items() if name != missing}
-    with pytest.raises(ConfigError, match=rf"has RANK=1 and WORLD_SIZE=3, and not {missing}, where .* set MASTER_ADDR"):
+    match = rf"has RANK=1 and WORLD_SIZE=3, but not {missing}, which say where .* set MASTER_ADDR"
+    with pytest.raises(ConfigError, match=match):
         launched(given)
     assert launched({**given, "WORLD_SIZE": "1", "RANK": "0"}) is None
 
@@ -210,7 +211,7 @@ def test_processes_of_mpirun_on_one_machine_need_no_address() -> None:
 def test_mpirun_on_several_machines_needs_an_address(variables: dict[str, str]) -> None:
     local = next(name for name in variables if "LOCAL_SIZE" in name or "LOCALNRANKS" in name)
     several = {**variables, local: "1", local.replace("NRANKS", "RANKID").replace("SIZE", "RANK"): "0"}
-    with pytest.raises(ConfigError, match=r"_RANK=1 and .*_SIZE=2, and not MASTER_ADDR.*mpirun -x MASTER_ADDR=HOST"):
+    with pytest.raises(ConfigError, match=r"_RANK=1 and .*_SIZE=2, but not MASTER_ADDR.*mpirun -x MASTER_ADDR=HOST"):
         launched(several)
     place = launched({**several, "MASTER_ADDR": "node0"})
     assert place is not None and place.address == "node0"

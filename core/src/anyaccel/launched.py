@@ -177,10 +177,9 @@ def _meeting_point(environment: Mapping[str, str], variables: Variables, size: i
     missing = [name for name, value in {"MASTER_ADDR": address, "MASTER_PORT": port}.items() if value is None]
     given = f"{variables.rank}={environment[variables.rank]} and {variables.size}={size}"
     raise ConfigError(
-        f"the environment has {given}, but not {' and '.join(missing)}, which define where the processes meet",
+        f"the environment has {given}, but not {' and '.join(missing)}, which say where the processes meet",
         hint="set MASTER_ADDR to the host of the first process and MASTER_PORT to a free port there, the same in all "
-        "processes "
-        "(mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500), or unset the first two for a single process",
+        "processes (mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500), or unset the first two for a single process",
     )
 
 
