@@ -22,6 +22,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
+    "sphinx_design",  # tabs of frameworks
     "docstrings",  # of this folder: docstrings are written with Markdown's backticks
     "public",  # of this folder: the reference of all public names
     "search",  # of this folder: what the search leaves out
@@ -30,7 +31,10 @@ extensions = [
 root_doc = "index"
 include_patterns = [
     *("**.md", "**.ipynb"),
-    *("examples/*.py", "examples/coming-from/*.py", "examples/own-loop/*.py", "examples/tuning/*.py"),
+    *(
+        "examples/*.py",
+        "examples/own-loop/*.py",
+    ),
     "examples/*/tests/test_conformance.py",
 ]
 exclude_patterns = ["_build", "**/.*", "examples/*/CHANGELOG.md"]
@@ -56,8 +60,27 @@ napoleon_numpy_docstring = False
 python_maximum_signature_line_length = 90
 nitpicky = True
 INNER = (
-    *("Harness", "Cell", "Pipeline", "ComparedColumn", "Curve", "FakeEntryPoint", "Shapes", "SimDevice", "T", "Kind"),
-    *("EpochPlan", "EvaluationRows", "LossParts", "PhaseExecution", "PhasePrograms", "PhaseResults", "PhaseSettings"),
+    *(
+        "Harness",
+        "Cell",
+        "Pipeline",
+        "ComparedColumn",
+        "Curve",
+        "FakeEntryPoint",
+        "Shapes",
+        "SimDevice",
+        "T",
+        "Kind",
+    ),
+    *(
+        "EpochPlan",
+        "EvaluationRows",
+        "LossParts",
+        "PhaseExecution",
+        "PhasePrograms",
+        "PhaseResults",
+        "PhaseSettings",
+    ),
     *("Setting", "ModelKind", "Section", "Transforms", "TableColumns", "Recipe"),
 )
 nitpick_ignore_regex = [

@@ -3,6 +3,8 @@
 The Python blocks of a Markdown file run in order, in one namespace and in a temporary folder. `<!--- skip: next -->`
 before a block leaves it out. A `text` block right after a Python block is what the Python block prints: it is compared,
 `...` stands for any text, and numbers with a decimal point may differ by 2 %. A block that prints must have one.
+The blocks of the first tab of a set run like all others. Those of another tab run in a copy of the namespace, and are
+skipped where its framework is missing; the first block after the tabs runs once for each tab, in a folder of its own.
 `ANYACCEL_TEST_REWRITE=1` writes the outputs into the files instead. Each script of docs/examples/ runs in an
 interpreter of its own; what follows `It prints:` in its docstring is compared with its output.
 """
@@ -16,9 +18,11 @@ import re
 import subprocess
 import sys
 import tempfile
-from contextlib import redirect_stdout
+from contextlib import chdir, redirect_stdout
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest import SkipTest
 
 import pytest
 from sybil import Example, Sybil
@@ -27,17 +31,39 @@ from sybil.parsers.markdown import CodeBlockParser, SkipParser
 
 HERE = Path(__file__).parent
 REWRITE = os.environ.get("ANYACCEL_TEST_REWRITE") == "1"
-OUTPUT = re.compile(r"\n```\n\n```text\n(.*?)\n?```\n", re.DOTALL)  # which may be empty still
+OUTPUT = re.compile(
+    r"\n```\n\n```text\n(.*?)\n?```\n", re.DOTALL
+)  # which may be empty still
 DECIMAL = re.compile(r"(-?\d[\d,]*\.\d+(?:e[+-]?\d+)?)")
+
+
+TAB = re.compile(r"^::::\{tab-set\}$|^:::(?:\{tab-item\} (.+))?$", re.MULTILINE)
+NEEDS = {
+    "JAX": "anyaccel_jax flax optax",
+    "Keras": "anyaccel_tensorflow keras tensorflow",
+}
+"""By tab: the modules without which its blocks are skipped."""
+
+
+def tab_of(text: str, position: int) -> tuple[str, bool]:
+    """The tab that a position is in, `""` if in none, and whether it is the first of its set."""
+    marks = list(TAB.finditer(text, 0, position))
+    name = marks[-1][1] or "" if marks else ""
+    return name, bool(name) and "tab-set" in marks[-2][0]
 
 
 def fits(expected: str, printed: str) -> bool:
     """Whether a page shows what was printed; spacing counts for nothing, as it follows from the width of numbers."""
     parts = [DECIMAL.split(" ".join(part.split())) for part in expected.split("...")]
-    pattern = ".*?".join("".join(_pattern(piece, index) for index, piece in enumerate(part)) for part in parts)
+    pattern = ".*?".join(
+        "".join(_pattern(piece, index) for index, piece in enumerate(part))
+        for part in parts
+    )
     match = re.fullmatch(pattern, " ".join(printed.split()), re.DOTALL)
     numbers = [float(piece.replace(",", "")) for part in parts for piece in part[1::2]]
-    return bool(match) and [float(text.replace(",", "")) for text in match.groups()] == pytest.approx(numbers, rel=0.02)
+    return bool(match) and [
+        float(text.replace(",", "")) for text in match.groups()
+    ] == pytest.approx(numbers, rel=0.02)
 
 
 def _pattern(piece: str, index: int) -> str:
@@ -48,12 +74,40 @@ class BlockEvaluator:
     """Runs a Python block and compares what it prints with the text block after it."""
 
     def __init__(self) -> None:
-        self.run = PythonEvaluator()
+        self.evaluator = PythonEvaluator()
+
+    def run(self, example: Example) -> None:
+        """Run a block in the namespace of its document, or of its tab."""
+        main = example.document.namespace
+        tab, is_first = tab_of(example.document.text, example.start)
+        others: dict[str, dict[str, Any]] = main.setdefault("_tabs", {})
+        if tab and not is_first:
+            missing = [name for name in NEEDS[tab].split() if find_spec(name) is None]
+            if missing:
+                raise SkipTest(f"{tab} needs {', '.join(missing)}")
+            example.namespace = others.setdefault(tab, dict(main["_before_tabs"]))
+        elif tab:
+            main.setdefault("_before_tabs", dict(main))
+        self.evaluator(example)
+        if tab or not others:
+            return
+        for namespace in list(others.values()):
+            example.namespace = namespace
+            with (
+                tempfile.TemporaryDirectory() as folder,
+                chdir(folder),
+                redirect_stdout(io.StringIO()),
+            ):
+                self.evaluator(example)
+        others.clear()
+        del main["_before_tabs"]
 
     def __call__(self, example: Example) -> str | None:
         with redirect_stdout(io.StringIO()) as output:
             self.run(example)
-        printed = "\n".join(line.rstrip() for line in output.getvalue().strip("\n").splitlines())
+        printed = "\n".join(
+            line.rstrip() for line in output.getvalue().strip("\n").splitlines()
+        )
         text = example.document.text
         shown = OUTPUT.match(text, text.index("\n```", example.start + 3))
         if fits(shown[1] if shown else "", printed):
@@ -62,11 +116,15 @@ class BlockEvaluator:
             return self._note_edit(example, shown, printed)
         return f"The page shows:\n{shown[1] if shown else '(nothing)'}\n\nThe block prints:\n{printed}"
 
-    def _note_edit(self, example: Example, shown: re.Match[str] | None, printed: str) -> None:
+    def _note_edit(
+        self, example: Example, shown: re.Match[str] | None, printed: str
+    ) -> None:
         text = example.document.text
         start = text.index("\n```", example.start + 3) + len("\n```\n")
         block = f"\n```text\n{printed}\n```\n"
-        example.namespace.setdefault("_edits", []).append((start, shown.end() if shown else start, block))
+        example.namespace.setdefault("_edits", []).append(
+            (start, shown.end() if shown else start, block)
+        )
         example.namespace["_document"] = example.document
 
 
@@ -87,7 +145,11 @@ def leave(namespace: dict[str, Any]) -> None:
     folder, before = namespace["_folder"]
     os.chdir(before)
     if "_edits" in namespace:
-        rewrite(namespace["_document"].path, namespace["_document"].text, namespace["_edits"])
+        rewrite(
+            namespace["_document"].path,
+            namespace["_document"].text,
+            namespace["_edits"],
+        )
     namespace.clear()
     folder.cleanup()
 
@@ -112,15 +174,26 @@ class ScriptRun(pytest.Item):
     def runtest(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, "-W", "error", str(self.path)]
-            answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+            answer = subprocess.run(
+                command,
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=False,
+            )
         if answer.returncode:
             pytest.fail(
-                f"{self.path.name} ended with {answer.returncode}\n{answer.stdout}{answer.stderr}", pytrace=False
+                f"{self.path.name} ended with {answer.returncode}\n{answer.stdout}{answer.stderr}",
+                pytrace=False,
             )
         text = ast.get_docstring(ast.parse(self.path.read_text(encoding="utf-8"))) or ""
         _, announced, shown = text.partition("It prints:\n")
         if announced and not fits(shown, answer.stdout):
-            pytest.fail(f"{self.path.name} says that it prints:\n{shown}\n\nIt prints:\n{answer.stdout}", pytrace=False)
+            pytest.fail(
+                f"{self.path.name} says that it prints:\n{shown}\n\nIt prints:\n{answer.stdout}",
+                pytrace=False,
+            )
 
     def reportinfo(self) -> tuple[Path, int, str]:
         return self.path, 0, self.path.name
@@ -144,7 +217,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Documents(), "documents")
 
 
-def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+def pytest_collect_file(
+    file_path: Path, parent: pytest.Collector
+) -> pytest.Collector | None:
     if file_path.suffix == ".py" and file_path.parent == HERE / "examples":
         return Script.from_parent(parent, path=file_path)
     return None

@@ -35,9 +35,9 @@ OUTPUT = re.compile(r"Both print:\n\n```text\n(.*?)```", re.DOTALL)
 SETTINGS = {"PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUTF8": "1"}
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, "coming-from-accelerate"])
 def test_both_scripts_print_what_the_page_says(page: str, tmp_path: Path) -> None:
-    name, needs, _ = PAGES[page]
+    name, needs, _ = PAGES.get(page, ("accelerate", "accelerate anyaccel_torch", 0))
     for module in needs.split():
         pytest.importorskip(module)
     shown = OUTPUT.search((DOCS / f"how-to/{page}.md").read_text("utf-8"))

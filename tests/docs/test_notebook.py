@@ -11,8 +11,13 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 NOTEBOOKS = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.glob("tutorial/*.ipynb"))
-SCRIPTS = {"tutorial/bring-your-data.ipynb": "examples/parquet_to_pandas.py"}
-MOST_LINES = 40
+SCRIPTS = {
+    "tutorial/a-day.ipynb": "examples/path_a_day.py",
+    "tutorial/an-hour.ipynb": "examples/path_an_hour.py",
+    "tutorial/bring-your-data.ipynb": "examples/parquet_to_pandas.py",
+    "tutorial/ten-minutes.ipynb": "examples/path_ten_minutes.py",
+}
+MOST_LINES = 60
 
 
 def read(name: str) -> dict[str, Any]:

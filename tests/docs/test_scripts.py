@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +15,18 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 SHOWN = re.compile(r"^`{3,}\{literalinclude\} (\S+)$|\{download\}`[^`<]*<([^>`]+)>`", re.MULTILINE)
+SCALE_OUT = "examples/scale-out"
+ONE, TWO = (), ("-m", "anyaccel", "run", "--replicas", "2")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "3")
+# By script: how it is started. Each way prints what the page shows.
+STARTED: dict[str, tuple[tuple[str, ...], ...]] = {
+    "train": (ONE, TWO),
+    "sharded": (TWO,),
+    "shard_one_node": (TWO,),
+    "tensor_parallel": (ONE, TWO),
+    "restarted": (TORCHRUN,),
+    "jax_devices": (ONE,),
+}
 # What test_own_loop_scripts.py and test_coming_from.py run.
 RUN_ELSEWHERE = ("examples/own-loop/", "examples/coming-from/")
 # Nobody is told of the usage; sockets of Ray need short paths.
@@ -57,7 +70,42 @@ def test_ray_tune(tmp_path: Path) -> None:
     assert shown and shown[1] in printed
 
 
+def shown_output(script: str) -> str:
+    """What how-to/scale-out.md shows after the command that starts a script."""
+    page = (DOCS / "how-to/scale-out.md").read_text("utf-8")
+    shown = re.search(rf" {script}.py\n```\n\n```text\n(.*?)```", page, re.DOTALL)
+    assert shown, script
+    return shown[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", STARTED)
+def test_scripts_of_several_processes(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("anyaccel_distributed", "anyaccel_torch", "anyaccel_jax"):
+        pytest.importorskip(module)
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "2")
+    for number, launcher in enumerate(STARTED[script]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        assert run(f"{SCALE_OUT}/{script}.py", folder, *launcher) == shown_output(script)
+
+
+@pytest.mark.slow
+def test_a_function_that_replicas_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("anyaccel_distributed", "anyaccel_torch"):
+        pytest.importorskip(module)
+    page = (DOCS / "how-to/scale-out.md").read_text("utf-8")
+    block = r"```python\n(from anyaccel_distributed import spawn\n.*?)```\n\n```text\n(.*?)```"
+    shown = re.search(block, page, re.DOTALL)
+    assert shown
+    main = tmp_path / "main.py"
+    main.write_text(f"if __name__ == '__main__':\n{textwrap.indent(shown[1], '    ')}")
+    monkeypatch.setenv("PYTHONPATH", str(DOCS / SCALE_OUT))
+    assert run(str(main), tmp_path) == shown[2]
+
+
 def test_every_script_that_a_page_shows_is_run() -> None:
-    tested = set(re.findall(r'run\("(examples/[^"]+)"', Path(__file__).read_text("utf-8")))
+    tested = set(re.findall(r'run(?:\(|, )"(examples/[^"]+)"', Path(__file__).read_text("utf-8")))
+    tested |= {f"{SCALE_OUT}/{name}.py" for name in (*STARTED, "training")}
     others = {script for script in shown_scripts() if not script.startswith(RUN_ELSEWHERE)}
     assert others == tested

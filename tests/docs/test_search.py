@@ -36,6 +36,8 @@ QUERIES = (
     ("warmup", "learning-rate"),
     ("early stopping", "early-stopping"),
     ("tensorboard", "trackers"),
+    ("install", "install"),
+    ("cuda build", "install"),
     ("wandb", "trackers"),
     ("lightning", "coming-from-lightning"),
     ("LightningModule", "coming-from-lightning"),

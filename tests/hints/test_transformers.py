@@ -61,6 +61,12 @@ def tokenizer(texts: list[str], truncation: bool = False, max_length: int = 100)
 DATA = Dataset.from_dict({"input_ids": ROWS, "labels": [0, 1, 0, 1]})
 
 
+def test_a_loss_beside_that_of_the_model(hint: Any) -> None:
+    with hint("leave loss= out"):
+        fit(llama(), {"input_ids": ROWS}, target="input_ids", loss="cross_entropy")
+    assert fit(llama(), {"input_ids": ROWS}, target="input_ids", loss=None).results.loss.size
+
+
 def test_text_to_predict_for(hint: Any) -> None:
     fitted = fit(bert(), DATA)
     with hint("pass the numbers of its tokenizer by column: {{}: [...]}"):

@@ -1,4 +1,4 @@
-"""The training of keras_theirs.py with `anyaccel.fit`: the same model, optimizer and numbers."""
+"""The training of keras_theirs.py with `anyaccel.fit`: the same numbers."""
 
 from __future__ import annotations
 
@@ -35,5 +35,6 @@ fit = aa.fit(
 )
 fit.save("model")
 scores = fit.evaluate(data["val"], metrics=["accuracy"])
-print(f"loss {fit.results.loss[-1]:.4f}, val_loss {scores.loss:.4f}, accuracy {scores.metrics['accuracy']:.4f}")
+loss, accuracy = fit.results.loss[-1], scores.metrics["accuracy"]
+print(f"loss {loss:.4f}, val_loss {scores.loss:.4f}, accuracy {accuracy:.4f}")
 print(fit.predict(x[480:485]))

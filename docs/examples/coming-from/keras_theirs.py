@@ -33,6 +33,7 @@ history = model.fit(
     verbose=0,
 )
 model.save("model.keras")
-loss, accuracy = model.evaluate(x[480:], y[480:], verbose=0)
-print(f"loss {history.history['loss'][-1]:.4f}, val_loss {loss:.4f}, accuracy {accuracy:.4f}")
+loss = history.history["loss"][-1]
+val_loss, accuracy = model.evaluate(x[480:], y[480:], verbose=0)
+print(f"loss {loss:.4f}, val_loss {val_loss:.4f}, accuracy {accuracy:.4f}")
 print(model.predict(x[480:485], verbose=0).argmax(1))

@@ -1,4 +1,4 @@
-"""The training of lightning_theirs.py: a plain module, and `anyaccel.fit` as the trainer."""
+"""The training of lightning_theirs.py: a plain module, and `anyaccel.fit`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A LightningModule and a Trainer, with validation, early stopping and the best checkpoint."""
+"""A LightningModule and a Trainer, with early stopping and the best checkpoint."""
 
 from __future__ import annotations
 

@@ -40,7 +40,8 @@ for _ in range(60):
         for inputs, targets in val_loader:
             inputs, targets = inputs.to(device), targets.to(device)
             outputs = net(inputs)
-            total += nn.functional.cross_entropy(outputs, targets, reduction="sum").item()
+            loss = nn.functional.cross_entropy(outputs, targets, reduction="sum")
+            total += loss.item()
             correct += (outputs.argmax(1) == targets).sum().item()
     val_loss = total / len(val)
     history.append((val_loss, correct / len(val)))

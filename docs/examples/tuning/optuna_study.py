@@ -1,6 +1,6 @@
 """Search with Optuna in several processes, which share a study in a file.
 
-Start it as often as you like: `python optuna_study.py & python optuna_study.py & wait`. Each process adds 8 trials.
+Start it several times: `python optuna_study.py & python optuna_study.py & wait`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Search the width of a network and the learning rate with Ray Tune, and stop trials that are behind.
+"""Search a width and a learning rate with Ray Tune, and stop trials that are behind.
 
 Started by `python ray_tune.py`, with anyaccel-ray installed.
 """

@@ -357,7 +357,7 @@ def embedding_width(cardinality: int) -> int:
 
     Twice the fourth root: wider embeddings scored lower on the tables of the benchmarks, as they fit single rows.
     """
-    return min(50, round(2 * cardinality**0.25))
+    return min(50, round(2 * math.sqrt(math.sqrt(cardinality))))
 
 
 @constructor_hints

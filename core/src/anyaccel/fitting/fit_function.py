@@ -20,7 +20,7 @@ from anyaccel.experiment import Experiment
 from anyaccel.fitting.fitted_model import FittedModel
 from anyaccel.fitting.fitted_model_loss import FittedModelLoss
 from anyaccel.fitting.labelled_data import LabelledData, labelled_data
-from anyaccel.fitting.model_loss import model_loss, refuse_table_settings
+from anyaccel.fitting.model_loss import model_loss, refuse_other_loss, refuse_table_settings
 from anyaccel.fitting.row_weights import RowColumns
 from anyaccel.fitting.scaled_targets import metrics_in_units
 from anyaccel.fitting.table_models import DEFAULTS, MLP_DEFAULTS, TableModel, batch_size_for
@@ -189,6 +189,8 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     rows = RowColumns(sample_weight, class_weights, group, stratify)
     has_rules = loss is None and step is None and not table_model.is_sized
     rules = model_loss(model) if has_rules else None
+    if loss is not None and step is None and not table_model.is_sized:
+        refuse_other_loss(model, loss, target)
     evaluated = _split_of(validation) if isinstance(validation, EvalPhase) else validation
     prepared: TrainingData | LabelledData
     inputs: Any

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.arguments import shown
-from anyaccel.data.roles import listed
+from anyaccel.data.roles import Names, listed, names_of
 from anyaccel.distributions import MODEL_LIBRARIES, load
 from anyaccel.errors import ColumnError, DataError, PhaseError
 from anyaccel.registry import registry
@@ -227,6 +227,21 @@ def model_loss(model: Any) -> ModelLoss | None:
             hint="use a model of its library with a head for the task, or set loss=",
         )
     return rules  # type: ignore[no-any-return]
+
+
+def refuse_other_loss(model: Any, loss: Any, target: Names) -> None:
+    """Refuse a named loss over an input of a model that computes its own loss, as language models do.
+
+    Raises:
+        PhaseError: The target is an input of such a model.
+    """
+    _, library = library_of(model)
+    rules = None if library is None else library(model)
+    inputs = () if rules is None or not rules.labels else {*rules.arguments} - {*rules.labels}
+    wrong = next((name for name in names_of(target) if name in inputs), None)
+    if rules is not None and wrong is not None:
+        problem = f"{rules.name} computes its own loss, also over its input {wrong!r}, and fit has loss={shown(loss)}"
+        raise PhaseError(problem, hint="leave loss= out")
 
 
 def refuse_table_settings(

@@ -163,7 +163,7 @@ class TorchCompute(TorchPlacement, KeywordCompute):
             if name in state and np.shape(state[name]) != spec.shape
         }
         resized = self.required(LoadableShapes).loadable_shapes(model, differing) if differing else {}
-        check_state(state, expected | resized)
+        check_state(state, {**expected, **resized})
         if resized:
             resize(model, {name: spec.shape for name, spec in resized.items()})
             named = _named_state(model)
