@@ -59,5 +59,5 @@ def test_wrong_numbers_of_replicas_are_refused(module: ModuleType, replicas: Any
 def test_what_json_does_not_have_is_refused(module: ModuleType) -> None:
     with pytest.raises(ConfigError, match=r"the arguments are not JSON values.*Hint: pass numbers"):
         spawn(module.tell, replicas=2, arguments={"folder": Path()})
-    with pytest.raises(ConfigError, match="is no function"):
+    with pytest.raises(ConfigError, match="is not a function"):
         spawn(None, replicas=2)  # type: ignore[arg-type]
