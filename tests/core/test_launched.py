@@ -127,7 +127,8 @@ def test_places_on_a_machine_that_cannot_be_are_refused(given: dict[str, str], p
 @pytest.mark.parametrize("missing", ["MASTER_ADDR", "MASTER_PORT"])
 def test_processes_that_do_not_know_where_they_meet_are_refused(missing: str) -> None:
     given = {name: value for name, value in WHOLE.items() if name != missing}
-    with pytest.raises(ConfigError, match=rf"has RANK=1 and WORLD_SIZE=3, but not {missing}, which say where .* set MASTER_ADDR"):
+    match = rf"has RANK=1 and WORLD_SIZE=3, but not {missing}, which say where .* set MASTER_ADDR"
+    with pytest.raises(ConfigError, match=match):
         launched(given)
     assert launched({**given, "WORLD_SIZE": "1", "RANK": "0"}) is None
 

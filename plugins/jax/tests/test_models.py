@@ -629,3 +629,17 @@ def test_a_function_that_calls_a_haiku_model_with_state_is_refused_in_training(
     ):
         with pytest.raises(PhaseError, match="calls a model of Haiku with state, and its state would not change"):
             train(Function(wrapped, {"w": jnp.ones((3, 1))}))
+
+
+def test_live_state_shares_memory_and_loads_into_the_same_model(backend):
+    model = SequentialMLP([2], hidden_dim=3)
+    backend.infer(model, [TensorSpec((4,), "float32")], 1)
+    live, copies = backend.live_state(model), backend.state(model)
+    assert live.keys() == copies.keys()
+    assert all(np.array_equal(live[name], copies[name]) and not live[name].flags.writeable for name in copies)
+    changed = {name: value + 1 for name, value in copies.items()}
+    first = next(iter(copies))
+    backend.load_state(model, {**changed, first: live[first]})
+    for name, value in backend.state(model).items():
+        np.testing.assert_array_equal(value, copies[name] if name == first else changed[name])
+        assert value.flags.writeable

@@ -170,3 +170,17 @@ def test_weights_go_to_another_framework_and_back(backend: TensorFlowBackend) ->
     numpy.load_state(theirs, backend.state(mine))
     for name, value in numpy.state(theirs).items():
         np.testing.assert_array_equal(value, backend.state(mine)[name])
+
+
+def test_live_state_has_the_values_and_loads_into_the_same_model(backend):
+    model = SequentialMLP([2], hidden_dim=3)
+    backend.infer(model, [TensorSpec((4,), "float32")], 1)
+    live, copies = backend.live_state(model), backend.state(model)
+    assert live.keys() == copies.keys()
+    assert all(np.array_equal(live[name], copies[name]) for name in copies)
+    changed = {name: value + 1 for name, value in copies.items()}
+    first = next(iter(copies))
+    backend.load_state(model, {**changed, first: live[first]})
+    for name, value in backend.state(model).items():
+        np.testing.assert_array_equal(value, copies[name] if name == first else changed[name])
+        assert value.flags.writeable

@@ -275,3 +275,66 @@ def test_state_of_an_8_bit_float_raises_state_error(backend: TorchBackend) -> No
     with pytest.raises(StateError, match=r"weight has dtype float8_e4m3fn, which NumPy lacks.*Hint: convert the"):
         backend.state(model)
     assert set(backend.state(model.float())) == {"parameters/weight", "parameters/bias"}
+
+
+def test_live_state_shares_memory_and_forbids_nothing(backend):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)).to(torch.bfloat16)
+    live, copies = backend.live_state(model), backend.state(model)
+    assert live.keys() == copies.keys()
+    for name, view in live.items():
+        assert view.dtype == copies[name].dtype and view.tobytes() == copies[name].tobytes()
+        assert not view.flags.writeable and copies[name].flags.writeable
+    weight = live["parameters/0.weight"]
+    with torch.no_grad():
+        model[0].weight.fill_(2.0)
+    assert (weight == 2.0).all() and not (copies["parameters/0.weight"] == 2.0).all()
+    del live, weight, view
+    model[0].weight.data.resize_(50, 50)  # Tensor.numpy would forbid it
+
+
+@pytest.mark.parametrize("what", ["transposed", "sliced", "sparse", "8 bits", "meta"])
+def test_live_state_of_tensors_that_numpy_cannot_share(backend, what):
+    model = torch.nn.Linear(4, 4, bias=False)
+    if what == "transposed":
+        model.weight = torch.nn.Parameter(torch.randn(4, 4).t())
+    elif what == "sliced":
+        model.weight = torch.nn.Parameter(torch.randn(8, 8)[::2, ::2])
+    elif what == "sparse":
+        model.weight = torch.nn.Parameter(torch.eye(4).to_sparse())
+    elif what == "8 bits":
+        model.weight = torch.nn.Parameter(torch.ones(4, 4).to(torch.float8_e4m3fn), requires_grad=False)
+    else:
+        model = model.to("meta")
+    if what in ("transposed", "sliced"):
+        np.testing.assert_array_equal(backend.live_state(model)["parameters/weight"], model.weight.detach().numpy())
+        assert backend.state(model)["parameters/weight"].flags.c_contiguous
+        return
+    with pytest.raises(StateError) as live:
+        backend.live_state(model)
+    with pytest.raises(StateError) as copied:
+        backend.state(model)
+    assert str(live.value) == str(copied.value)
+
+
+@pytest.mark.parametrize("how", ["plain", "read-only", "fortran", "sliced", "big endian", "unaligned", "empty", "one"])
+def test_arrays_of_any_kind_are_loaded(backend, how, recwarn):
+    array = np.arange(12, dtype=np.float32).reshape(3, 4)
+    model = torch.nn.Linear(4, 3, bias=False)
+    if how == "read-only":
+        array.setflags(write=False)
+    elif how == "fortran":
+        array = np.asfortranarray(array)
+    elif how == "sliced":
+        array = np.repeat(array, 2, axis=1)[:, ::2]
+    elif how == "big endian":
+        array = array.astype(">f4")
+    elif how == "unaligned":
+        array = np.frombuffer(b"\0" + array.tobytes(), np.uint8)[1:].view(np.float32).reshape(3, 4)
+        assert not array.flags.aligned
+    elif how == "empty":
+        model.weight, array = torch.nn.Parameter(torch.empty(0, 4)), array[:0]
+    elif how == "one":
+        model.weight, array = torch.nn.Parameter(torch.tensor(0.0)), np.array(3.0, np.float32)
+    backend.load_state(model, {"parameters/weight": array})
+    np.testing.assert_array_equal(model.weight.detach().numpy(), array)
+    assert not list(recwarn)

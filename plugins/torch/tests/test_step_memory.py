@@ -43,7 +43,12 @@ torch.manual_seed(0)
 linear = torch.nn.Linear
 mlp = torch.nn.Sequential(linear(64, 256), torch.nn.ReLU(), linear(256, 1))
 norm = torch.nn.Sequential(linear(64, 256), torch.nn.BatchNorm1d(256), torch.nn.ReLU(), linear(256, 1))
-print(json.dumps([case(mlp, "adam"), case(norm, "sgd")]))
+layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+blocks = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+split = torch.nn.Sequential(linear(64, 640), torch.nn.Unflatten(1, (10, 64)))
+attention = torch.nn.Sequential(split, blocks, torch.nn.Flatten(), linear(640, 1))
+cases = [(mlp, "adam"), (norm, "sgd"), (attention, "sgd"), (attention, "adam")]
+print(json.dumps([case(*each) for each in cases]))
 """
 
 

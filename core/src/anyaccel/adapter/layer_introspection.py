@@ -42,6 +42,7 @@ _LOSS_TARGETS = {
     ),
     "poisson": "non_negative",
 }
+_PLAIN = frozenset((str, bytes, bool, int, float, type, type(None)))
 _TRAINING_METHODS = ("train_step", "compute_loss", "make_train_function", "compute_loss_and_updates")
 
 
@@ -123,6 +124,8 @@ class LayerLibrary:
     def walk(self, obj: Any) -> Iterator[tuple[str, Any]]:
         """Yield everything that an object holds, itself first, each object once, with the attributes that lead to it.
 
+        Numbers and text in it are left out: most attributes of a layer are such.
+
         Paths are joined by dots, without leading underscores: `layers.0.kernel`.
         """
         return self._walk(obj, "", {})
@@ -133,6 +136,8 @@ class LayerLibrary:
         seen[id(obj)] = obj  # kept alive, so that no other object gets the same id
         yield path, obj
         for name, child in () if self.is_variable(obj) else self.children(obj):
+            if type(child) in _PLAIN:
+                continue
             name = name.lstrip("_")
             yield from self._walk(child, f"{path}.{name}" if path else name, seen)
 

@@ -44,11 +44,12 @@ class LoadedWeights:
 def save(graph: HasState, path: Any, node: str | Node | None) -> tuple[str, ...]:
     """Write parameters and buffers of a graph's models; see `ModelGraph.save_weights`. Returns the names."""
     file = weight_files.checked_path(path)
-    labels = _labels(graph, node)
+    values = _values(graph, node)
+    labels = list(values)
     arrays: dict[str, np.ndarray] = {}
     for label in labels:
-        values = values_of(graph, label)
-        arrays.update({name: values[key] for name, (_, key) in named_values(graph, label, values, labels).items()})
+        named = named_values(graph, label, values[label], labels)
+        arrays.update({name: values[label][key] for name, (_, key) in named.items()})
     files = [graph.shapes.backends[label].capability(WeightFiles) for label in labels]
     formats = {"" if each is None else each.safetensors_format for each in files}
     weight_files.write(file, arrays, formats.pop() if len(formats) == 1 else "")
@@ -60,8 +61,8 @@ def load(
 ) -> LoadedWeights:
     """Load weights into a graph's models, all or nothing; see `ModelGraph.load_weights`."""
     check_functions(names, change)
-    labels = _labels(graph, node)
-    values = {label: values_of(graph, label) for label in labels}
+    values = _values(graph, node)
+    labels = list(values)
     keys = {name: key for label in labels for name, key in named_values(graph, label, values[label], labels).items()}
     theirs = weight_files.read(given)
     own = {name: values[label][key] for name, (label, key) in keys.items()}
@@ -125,18 +126,23 @@ def check_functions(names: Any, change: Any) -> None:
         raise StateError(f"change={shown(change)} is not a function", hint="write change=lambda name, array: array")
 
 
-def _labels(graph: HasState, node: Any) -> list[str]:
-    """Return the nodes whose models are meant: one, or all that have weights, of those that share a model the first."""
-    labels = [label for label in models_of(graph) if values_of(graph, label)]
-    if node is None:
-        if not labels:
-            raise StateError(f"graph {graph.label!r} has no weights", hint=_fit_first(graph))
-        return labels
-    label = topology.label_of(node, graph.nodes, graph.label)
-    if label not in labels and not (isinstance(graph.nodes[label], ModelNode) and values_of(graph, label)):
-        hint = "name a node whose model is trained by gradients" if labels else _fit_first(graph)
-        raise StateError(f"node {label!r} has no weights", available=", ".join(labels), hint=hint)
-    return [label]
+def _values(graph: HasState, node: Any) -> dict[str, dict[str, np.ndarray]]:
+    """Return the values of the nodes whose models are meant: one node, or all that have weights.
+
+    Of the nodes that share a model, it has the first.
+    """
+    if node is not None:
+        label = topology.label_of(node, graph.nodes, graph.label)
+        values = values_of(graph, label) if isinstance(graph.nodes[label], ModelNode) else {}
+        if values:
+            return {label: values}
+    by_label = {label: values for label in models_of(graph) if (values := values_of(graph, label))}
+    if node is not None:
+        hint = "name a node whose model is trained by gradients" if by_label else _fit_first(graph)
+        raise StateError(f"node {label!r} has no weights", available=", ".join(by_label), hint=hint)
+    if not by_label:
+        raise StateError(f"graph {graph.label!r} has no weights", hint=_fit_first(graph))
+    return by_label
 
 
 def _fit_first(graph: HasState) -> str:
@@ -399,7 +405,8 @@ def _overflowing(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     if not (is_float(array.dtype) and is_float(dtype)):
         return np.empty(0)
     with np.errstate(over="ignore"):
-        return array[np.isfinite(array) & ~np.isfinite(array.astype(dtype))]
+        lost: np.ndarray = array[np.isfinite(array) & ~np.isfinite(array.astype(dtype))]
+    return lost
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
@@ -123,6 +124,19 @@ class StorageCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
+class _AcceleratorDropout(TorchFunctionMode):
+    """Calls the dropout of accelerators, which keeps a mask of bytes; that of the CPU keeps one of floats."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return (_dropout if func is nn.functional.dropout else func)(*args, **(kwargs or {}))
+
+
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    if not training or inplace or not 0 < p < 1:
+        return nn.functional.dropout(input, p, training, inplace)
+    return torch.native_dropout(input, p, True)[0]
+
+
 class TorchMemoryFigures(MemoryFigures):
     """Memory of models and steps; nothing is allocated, and the models do not change."""
 
@@ -143,7 +157,8 @@ class TorchMemoryFigures(MemoryFigures):
             for model in copies.values():
                 for tensor in (*model.parameters(), *model.buffers()):
                     counter.add(tensor)
-            with counter:
+            on_host = all(device.kind == "cpu" for device in devices)
+            with nullcontext() if on_host else _AcceleratorDropout(), counter:
                 taken = _steps(fake, places, counter, batch_size, n_microbatches, n_steps)
         return {device: taken.get(place, 0) for device, place in places.items()}
 
