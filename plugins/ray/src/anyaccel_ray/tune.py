@@ -77,7 +77,7 @@ def _listed(names: Any) -> list[Any]:
     """Return the names as a list.
 
     Raises:
-        PhaseError: They are no list or tuple.
+        PhaseError: They are not a list or tuple.
     """
     if not isinstance(names, (list, tuple)):
         raise _no_names(names)
