@@ -52,6 +52,21 @@ def test_both_scripts_print_what_the_page_says(page: str, tmp_path: Path) -> Non
         assert answer.stdout.endswith(shown[1]), f"{kind}: {answer.stdout}"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_keras_on_another_backend(backend: str, tmp_path: Path) -> None:
+    for module in ("keras", backend, f"anyaccel_{backend}"):
+        pytest.importorskip(module)
+    environment = {**os.environ, **SETTINGS, "KERAS_BACKEND": backend}
+    printed = [
+        subprocess.check_output(
+            [sys.executable, str(DOCS / SCRIPTS / f"keras_{kind}.py")], cwd=tmp_path, env=environment, text=True
+        )
+        for kind in ("theirs", "ours")
+    ]
+    assert printed[0] == printed[1] and "accuracy" in printed[0]
+
+
 def rows(page: str) -> list[list[str]]:
     """The cells of each row of the tables of calls."""
     found, is_of_calls = [], False

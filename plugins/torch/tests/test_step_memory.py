@@ -120,3 +120,26 @@ def test_a_forward_pass_has_figures(kind):
     phase = aa.EvalPhase("v", data="all", losses=[aa.AppliedLoss("mse", on="net")], accelerator=kind)
     (memory,) = phase.plan(graph, "1x T4, cpu mem=8GB").memory
     assert memory.activations > 0 and memory.optimizer == memory.gradients == 0
+
+
+class LastOutput(torch.nn.Module):
+    """An LSTM over 8 time steps of 8 numbers, and a linear layer of the last output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = torch.nn.LSTM(8, 16, batch_first=True), torch.nn.Linear(16, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.lstm(x.reshape(-1, 8, 8))[0][:, -1])
+
+
+def test_training_of_recurrent_layers_is_not_covered():
+    """Their kernels keep values that a step over tensors without values does not show: half of the peak was planned."""
+    x = np.ones((32, 64), "float32")
+    data = aa.FeatureSet.from_dict("d", {"x": x, "y": x[:, :1]}, ["x"], ["y"])
+    graph = aa.ModelGraph([aa.ModelNode("net", LastOutput(), data.reference())], "adam")
+    losses = [aa.AppliedLoss("mse", on="net")]
+    plan = aa.TrainPhase("t", data="all", losses=losses).plan(graph)
+    assert plan.memory[0].activations is None and plan.fits is None
+    assert "the kernels of LSTM keep values of each time step" in plan.memory[0].gaps["activations"]
+    assert aa.EvalPhase("e", data="all", losses=losses).plan(graph).memory[0].activations > 0

@@ -51,7 +51,7 @@ def numbered(n: int) -> FeatureSet:
     return FeatureSet.from_dict("rows", {"x": rows, "y": rows * 0.1}, ["x"], ["y"])
 
 
-def recorded(n: int, sampler=None, epochs=1, runs=1, batch_size=32):
+def recorded(n: int, sampler=None, epochs=1, runs=1, batch_size=None):
     """The batches of each epoch, as row numbers."""
     rows, model = numbered(n), Recorder()
     graph = ModelGraph([ModelNode("net", model, rows.reference())], Optimizer("sgd", lr=1e-9))

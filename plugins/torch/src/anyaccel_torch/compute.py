@@ -135,8 +135,7 @@ class TorchCompute(TorchPlacement, KeywordCompute):
             StateError: the model is not built yet, has a dtype that NumPy lacks, or an extra state with objects other
                 than tensors, arrays, numbers and text.
         """
-        # NumPy asks for huge pages, and torch does not: the copy takes a quarter of the time
-        return {name: a if a.flags.writeable else np.array(a, order="C") for name, a in self.live_state(model).items()}
+        return {name: _host_copy(name, tensor) for name, tensor in _named_state(model).items()}
 
     def live_state(self, model: Any) -> dict[str, np.ndarray]:
         """Return views of tensors on the CPU, and copies of others, with the errors of `state`."""

@@ -147,7 +147,14 @@ class TorchMemoryFigures(MemoryFigures):
     def step_memory(
         self, segment: Segment, batch_size: int, n_microbatches: int = 1, n_steps: int = 2
     ) -> dict[Device, int]:
-        """Measure a step over tensors without values. Additional memory of kernels is not counted."""
+        """Measure a step over tensors without values. Additional memory of kernels is not counted.
+
+        Raises:
+            CapabilityError: A module cannot be copied without values, or keeps memory that only its kernels know.
+        """
+        if segment.groups:
+            for operation in segment.operations:
+                _refuse_recurrent(operation.model)
         devices = list(dict.fromkeys(operation.device for operation in segment.operations))
         places = {device: torch.device("cpu", i + 1) for i, device in enumerate(devices)}
         with FakeTensorMode(allow_non_fake_inputs=False) as mode:
@@ -161,6 +168,17 @@ class TorchMemoryFigures(MemoryFigures):
             with nullcontext() if on_host else _AcceleratorDropout(), counter:
                 taken = _steps(fake, places, counter, batch_size, n_microbatches, n_steps)
         return {device: taken.get(place, 0) for device, place in places.items()}
+
+
+def _refuse_recurrent(model: Any) -> None:
+    """Raise CapabilityError if a recurrent layer keeps the values of each time step where no operator shows them."""
+    parts = model.modules() if isinstance(model, nn.Module) else ()
+    layer = next((type(part).__name__ for part in parts if isinstance(part, nn.RNNBase)), None)
+    if layer is not None:
+        raise CapabilityError(
+            f"the kernels of {layer} keep values of each time step, which tensors without values do not show",
+            hint="measure the memory while it runs, by run.stats",
+        )
 
 
 def fake_segment(
