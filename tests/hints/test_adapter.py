@@ -95,7 +95,7 @@ def test_losses_that_are_classes(hint: Any) -> None:
 def test_batches_of_replicas(hint: Any) -> None:
     aa.simulate(2)
     replicas = {"accelerator": "sim:0", "replicas": 2}
-    with hint("draw larger batches, or leave the last one out: SimpleSampler(..., drop_last=True)"):
+    with hint("draw larger batches, or drop the last one: SimpleSampler(..., drop_last=True)"):
         trained(graph(), sampler=aa.SimpleSampler(23), **replicas)
     assert trained(graph(), sampler=aa.SimpleSampler(12), **replicas)
     assert trained(graph(), sampler=aa.SimpleSampler(23, drop_last=True), **replicas)
@@ -108,7 +108,7 @@ def test_batches_of_several_data(hint: Any) -> None:
     nodes = [node(label, upstream=data.reference()) for label, data in zip(("net", "other"), sets, strict=True)]
     losses = [LOSS, aa.AppliedLoss("mse", on="other")]
     settings = {"data": {"first": "all", "second": "all"}, "accelerator": "sim:0", "replicas": 2}
-    with hint("let the samplers draw multiples of {} rows, with drop_last=True"):
+    with hint("use batch sizes that are multiples of {}, with drop_last=True"):
         samplers = {"first": aa.SimpleSampler(3), "second": aa.SimpleSampler(2)}
         trained(graph(*nodes), *losses, sampler=samplers, **settings)
     samplers = {"first": aa.SimpleSampler(6, drop_last=True), "second": aa.SimpleSampler(4, drop_last=True)}
@@ -172,7 +172,7 @@ class Picky:
 def test_estimators_that_are_tried(hint: Any) -> None:
     fitted = Picky()
     fitted.fit(X, X[:, :1])
-    with hint("it was tried with zeros: give it unfitted (sklearn.base.clone), so that a FitPhase tries its rows"):
+    with hint("it was tried with zeros: pass it unfitted (sklearn.base.clone), so that a FitPhase uses its rows"):
         graph(node("net", fitted)).build()
     given = graph(node("net", Picky()))  # unfitted, as sklearn.base.clone gives it
     given.run(aa.FitPhase("fit", data="all", nodes="net"), progress="none")
@@ -198,7 +198,7 @@ def test_snapshots_of_estimators(hint: Any) -> None:
     def both() -> aa.ModelGraph:
         return graph(node("net", Stuck()), node("other"))
 
-    with hint("freeze its node, or use no snapshots (EarlyStopping(restore_best=True) takes them)"):
+    with hint("freeze its node, or do not use snapshots (EarlyStopping(restore_best=True) does)"):
         stopped(both(), restore_best=True)
     assert stopped(both(), restore_best=False)  # no snapshots
     frozen = both()
@@ -244,7 +244,7 @@ def test_gradients_of_replicas(hint: Any) -> None:
     halves = np.concatenate([np.ones((12, 3)), -np.ones((12, 3))]).astype("float32")
     data = aa.FeatureSet.from_dict("data", {"x": halves, "y": X}, ["x"], ["y"])
     replicas = {"accelerator": "sim:0", "replicas": 2, "sampler": aa.SimpleSampler(24, shuffle=False)}
-    with hint("train in several processes, anyaccel run --replicas 2 SCRIPT, or let every parameter take part"):
+    with hint("train in several processes, anyaccel run --replicas 2 SCRIPT, or use all parameters in each step"):
         trained(graph(node("net", Chosen(every=False), data.reference())), **replicas)
     # in frameworks whose processes find each other: anyaccel run --replicas 2 SCRIPT
     assert trained(graph(node("net", Chosen(every=True), data.reference())), **replicas)

@@ -98,7 +98,7 @@ def test_callbacks_of_a_checkpoint(hint: Any, tmp_path: Path) -> None:
         return counting
 
     experiment().run_phase(train(checkpoint=Checkpoint(tmp_path), callbacks=[Counting()]))
-    with hint("let load_state_dict take what state_dict() gives"):
+    with hint("make load_state_dict accept the result of state_dict()"):
         resumed("n")
     assert resumed("count").count == 2 and Counting().state_dict()
     Counting().load_state_dict(Counting().state_dict())
@@ -127,7 +127,7 @@ def test_checkpoints(hint: Any, tmp_path: Path, monkeypatch: Any) -> None:
     with hint("write resume='auto'"):
         experiment().run_phase(train(checkpoint=Checkpoint("runs/a")), resume=True)  # type: ignore[arg-type]
     phase = train(checkpoint=Checkpoint("runs/a"), epochs=2)
-    with hint("go on from them: run_phase(phase, resume='auto'); or give this run another folder"):
+    with hint("resume from them: run_phase(phase, resume='auto'); or use another folder for this run"):
         experiment().run_phase(phase)
     assert experiment().run_phase(phase, resume="auto").loss.size
     assert experiment().run_phase(train(checkpoint=Checkpoint("runs/b"))).loss.size

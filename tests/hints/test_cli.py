@@ -62,7 +62,7 @@ def test_plugins_that_are_tested(hint: Any, cli: Any) -> None:
 
 def test_kinds_of_devices_that_are_tested(hint: Any, cli: Any) -> None:
     one_test = ("--capability", "backend")
-    with hint("give --device one of these kinds") as printed:
+    with hint("set --device to one of these kinds") as printed:
         printed.text = cli("conform", "numpy", "--device", "gpu:0").output
     with hint("leave --device out, or name an available device") as printed:
         printed.text = cli("conform", "numpy", "--device", "cpu:7", *one_test).output
@@ -148,7 +148,7 @@ def test_bases_of_new_plugins(hint: Any, cli: Any, tmp_path: Path) -> None:
     with hint("leave --framework out, or name another base") as printed:
         printed.text = new("d", "--framework", "torch", "--base", base).output
     assert new("e", "--base", base).exit_code == 0  # without --framework
-    with hint("write for instance anyaccel.numpy_backend:NumpyBackend"):
+    with hint("write for example anyaccel.numpy_backend:NumpyBackend"):
         import_base("NumpyBackend")
     assert import_base("anyaccel.numpy_backend:NumpyBackend")
     with hint("name a class derived from anyaccel.Backend"):

@@ -220,7 +220,7 @@ def test_models_that_are_planned(hint: Any, cli: Any, tmp_path: Path) -> None:
     with hint("write its dtype and shape: 'int64[1,128]'") as printed:
         printed.text = cli("device-map", place, *machine, "--input", "zzz").output
     assert cli("device-map", place, *machine, "--input", "float32[1,128]").exit_code == 0
-    with hint("say it: --on '2x 24GB, cpu 64GB', or --on 'cpu 64GB'") as printed:
+    with hint("specify it: --on '2x 24GB, cpu 64GB', or --on 'cpu 64GB'") as printed:
         printed.text = cli("device-map", place, "--on", "cpu").output
     assert cli("device-map", place, "--on", "2x 24GB, cpu 64GB").exit_code == 0
     assert cli("device-map", place, "--on", "cpu 64GB").exit_code == 0

@@ -545,11 +545,11 @@ def test_groups_and_strata(hint: Any) -> None:
     kept = grouped(g=gaps).filter({"g": lambda g: ~np.isnan(g)})
     assert sum(map(len, kept.split_random(ratios, group_by="g").values())) == 22
     groups = grouped(g=np.arange(24) // 4, s=np.arange(24) % 2)
-    with hint("put all rows of a group into one split; split_random(group_by=...) does"):
+    with hint("put all rows of a group into one split; use split_random(group_by=...)"):
         groups.add_splits({"a": range(6), "b": range(6, 24)}, group_by="g")
     assert groups.add_splits({"a": range(8), "b": range(8, 24)}, group_by="g")
     assert groups.split_random(ratios, group_by="g")
-    with hint("stratify by what is the same in all rows of a group, or leave stratify_by or group_by out"):
+    with hint("stratify by a value that is the same in all rows of a group, or leave stratify_by or group_by out"):
         groups.split_random({"c": 0.5, "d": 0.5}, stratify_by="s", group_by="g")
     assert groups.split_random({"c": 0.5, "d": 0.5}, stratify_by="s")
     assert groups.split_random({"e": 0.5, "f": 0.5}, group_by="g")
@@ -570,7 +570,7 @@ def test_strata_that_are_too_small(hint: Any) -> None:
     assert len(grouped(s=rare).filter({"s": ["a", "b"]}).split_random(ratios, stratify_by="s")) == 2
     assert len(grouped(s=np.where(rare == "c", "b", rare)).split_random(ratios, stratify_by="s")) == 2
     values = X[:, 0]
-    with hint("stratify by bins of it, such as a tag with pandas.qcut(values, 10, labels=False)"):
+    with hint("stratify by bins of the values, such as a tag with pandas.qcut(values, 10, labels=False)"):
         grouped(s=values).split_random(ratios, stratify_by="s")
     binned = grouped(s=pandas.qcut(values, 10, labels=False))
     assert len(binned.split_random(ratios, stratify_by="s")["train"]) == 12
@@ -597,7 +597,7 @@ def test_conditions_of_pairs(hint: Any) -> None:
     later = Where("n", lambda anchor, candidates: candidates > anchor)
     assert orders(aa.PairSampler(8, later), n=np.arange(24)).n == 23
     boxes = [{"a": number} for number in range(24)]
-    with hint("make a column of text or numbers of it, or use Where({}, function)"):
+    with hint("convert it to a column of text or numbers, or use Where({}, function)"):
         orders(aa.PairSampler(8, Same("box")), box=boxes)
     close = Where("box", lambda anchor, candidates: [abs(box["a"] - anchor["a"]) == 1 for box in candidates])
     assert orders(aa.PairSampler(8, close), box=boxes).n == 24

@@ -85,7 +85,7 @@ def test_targets_of_fit(hint: Any) -> None:
     assert aa.fit(model, table, target="price", loss="mse", epochs=1, progress="none").results.loss.size
     bare = aa.FeatureSet.from_dict("data", {"x": X, "y": X[:, 0]}, ["x"], [], ["y"])
     for target in (None, "y"):
-        with hint("say so where the feature set is made: FeatureSet.from_dict(..., features=[...], target=[...])"):
+        with hint("set them when you create the feature set: FeatureSet.from_dict(..., features=[...], target=[...])"):
             fitted(bare, target=target)
     columns = {"x": X, "y": X[:, 0]}
     assert fitted(aa.FeatureSet.from_dict("data", columns, features=["x"], target=["y"]))
@@ -98,7 +98,8 @@ def test_targets_of_fit(hint: Any) -> None:
     classes = aa.fit(net(3), TEXTS, target="kind", loss="cross_entropy", epochs=1, progress="none")
     assert set(classes.predict(TEXTS)) <= {"x", "y", "z"}
     with hint(
-        "make the column numbers before (pandas: to_numeric(table[COLUMN])); for classes the loss is 'cross_entropy'"
+        "convert the column to numbers first (pandas: to_numeric(table[COLUMN])); for classes the loss is "
+        "'cross_entropy'"
     ):
         fitted({"a": X[:, 0], "n": np.array(list("123") * 8)}, target="n")
     pandas = pytest.importorskip("pandas")
@@ -116,7 +117,7 @@ def test_validations_of_fit(hint: Any) -> None:
     assert fitted(target="price", early_stopping=2, validation=0.2)
     assert fitted(target="price", early_stopping=aa.EarlyStopping("loss"))
     loader = [(X[:8], X[:8, :1]), (X[8:], X[8:, :1])]
-    with hint("give the source of the validation: validation=other_loader"):
+    with hint("pass the source of the validation: validation=other_loader"):
         fitted(loader, validation=0.2)
     other_loader = loader[:1]
     assert fitted(loader, validation=other_loader).results.figure("val_loss").size == 1
@@ -125,14 +126,14 @@ def test_validations_of_fit(hint: Any) -> None:
 def test_splits_of_fit(hint: Any) -> None:
     data = features()
     data.add_splits({"some": range(16), "val": range(16, 24)})
-    with hint("give the rows to train on: fit(model, data['SPLIT'], ...)"):
+    with hint("pass the training rows: fit(model, data['SPLIT'], ...)"):
         fitted(data, validation="val")
     assert aa.fit(net(), data["some"], validation="val", loss="mse", epochs=1, progress="none")
     whole = features(splits=True)
     with hint("name the split: validation='SPLIT'"):
         fitted(whole, validation=0.2)
     assert fitted(whole, validation="val")
-    with hint("say which: fit(model, data[{}], ...), or data.view() for all"):
+    with hint("choose the rows: fit(model, data[{}], ...), or data.view() for all"):
         fitted(whole)
     data = features(splits=True)
     assert aa.fit(net(), data["train"], loss="mse", epochs=1, progress="none")
@@ -140,18 +141,18 @@ def test_splits_of_fit(hint: Any) -> None:
 
 
 def test_tables_of_fit(hint: Any) -> None:
-    with hint("rename one, or give one table and target='COLUMN'"):
+    with hint("rename one, or pass one table and target='COLUMN'"):
         fitted((X, X[:, :1]), features="x", target="x")
     assert fitted((X, X[:, :1]), features="x", target="y")
     assert fitted({"x": X, "y": X[:, :1]}, target="y")
-    with hint("give (x, y), or a dict of arrays and target='COLUMN'"):
+    with hint("pass (x, y), or a dict of arrays and target='COLUMN'"):
         fitted((X, X[:, :1], X[:, 1:]))
     assert fitted((X, X[:, :1])) and fitted({"x": X, "y": X[:, :1]}, target="y")
-    with hint("make a FeatureSet of it: FeatureSet.from_dict(...)"):
+    with hint("convert it to a FeatureSet: FeatureSet.from_dict(...)"):
         fitted(3)
     assert fitted(aa.FeatureSet.from_dict("data", {"x": X, "y": X[:, :1]}, ["x"], ["y"]))
     model = fitted(target="price")
-    with hint("give its columns by name: {'COLUMN': array}"):
+    with hint("pass its columns by name: {'COLUMN': array}"):
         model.predict(X[:, :2])
     assert model.predict({"a": X[:, 0], "b": X[:, 1]}).shape == (24,)
 
@@ -196,7 +197,7 @@ def custom_loss(outputs: np.ndarray, targets: np.ndarray) -> Any:
 
 def test_what_outputs_mean(hint: Any) -> None:
     model = fitted({**TEXTS, "kind": np.array(list("xy") * 12)}, target="kind", loss=custom_loss)
-    with hint("write predict(data, outputs=True) for what the model gives"):
+    with hint("write predict(data, outputs=True) for the outputs of the model"):
         model.predict(TEXTS)
     data = TEXTS
     assert model.predict(data, outputs=True).shape == (24, 1)
@@ -214,7 +215,7 @@ class Learning:
 
 def test_range_tests(hint: Any) -> None:
     experiment, phase = aa.Experiment("test", graph(), progress="none"), train(batch_size=4)
-    with hint("write find_learning_rate(graph, phase); of an Experiment, give its .graph"):
+    with hint("write find_learning_rate(graph, phase); for an Experiment, pass its .graph"):
         aa.find_learning_rate(experiment, phase)  # type: ignore[arg-type]
     assert len(aa.find_learning_rate(experiment.graph, phase, n_steps=12).rates)
     with hint("write TrainPhase('train', data='train', losses=[...])"):
@@ -230,7 +231,7 @@ def test_range_tests(hint: Any) -> None:
     assert aa.find_learning_rate(aa.ModelGraph(nodes, "adam"), phase, n_steps=12)
     huge = graph(aa.ModelNode("net", net(), DATA.reference()))
     with np.errstate(all="ignore"):
-        with hint("begin with a smaller min_lr, or look at the losses of a plain phase for NaN and infinity"):
+        with hint("start with a smaller min_lr, or check the losses of a normal phase for NaN and infinity"):
             aa.find_learning_rate(huge, phase, min_lr=1e12, max_lr=1e13)
         assert aa.find_learning_rate(huge, phase, min_lr=1e-9, max_lr=1e-6, n_steps=12)
 

@@ -45,12 +45,12 @@ def test_what_is_fitted(hint: Any) -> None:
     with hint("name it too, nodes=[{}, {}]"):
         run(FitPhase("fit", data="all", nodes=["second"]), graph)
     run(FitPhase("fit", data="all", nodes=["first", "second"]), graph)
-    with hint("name nodes=[...] to fit one again"):
+    with hint("set nodes=[...] to fit one again"):
         run(FitPhase("fit", data="all"), graph)
     assert run(FitPhase("fit", data="all", nodes=["second"]), graph)
     one = Scaling()
     nodes = [ModelNode("first", one, data.reference()), ModelNode("second", one, "first")]
-    with hint("name the one to fit, nodes=[{}], or give each an estimator of its own"):
+    with hint("name the one to fit, nodes=[{}], or use a separate estimator for each"):
         run(FitPhase("fit", data="all"), ModelGraph(nodes))
     assert run(FitPhase("fit", data="all", nodes=["first"]), ModelGraph(nodes))
     nodes = [ModelNode("first", Scaling(), data.reference()), ModelNode("second", Scaling(), "first")]
@@ -63,7 +63,7 @@ def test_what_learned_before(hint: Any) -> None:
     for follow in ("name", "freeze"):
         graph = ModelGraph(nodes())
         run(TrainPhase("train", data="all"), graph)
-        with hint("name nodes=[...], or graph.freeze({}) to keep it as it is"):
+        with hint("name nodes=[...], or graph.freeze({}) to keep it unchanged"):
             run(FitPhase("fit", data="all"), graph)
         if follow == "name":
             assert run(FitPhase("fit", data="all", nodes=["second"]), graph)
@@ -74,7 +74,7 @@ def test_what_learned_before(hint: Any) -> None:
 
 def test_targets_of_several_references(hint: Any) -> None:
     data, other = features(), features("other")
-    with hint("keep those of one reference, and write reference(target=[]) in the others"):
+    with hint("keep the targets of one reference, and write reference(target=[]) in the others"):
         node = ModelNode("first", Fitted(), [data.reference(), other.reference()])
         run(FitPhase("fit", data="all"), ModelGraph([node]))
     node = ModelNode("first", Fitted(), [data.reference(), other.reference(target=[])])
@@ -88,7 +88,7 @@ def test_training_of_estimators(hint: Any) -> None:
         run(TrainPhase("train", data="all"), graph)
     run(FitPhase("fit", data="all", nodes="first"), graph)
     assert run(TrainPhase("train", data="all"), graph)
-    with hint("judge it in the validation: EvalPhase(..., metrics=[Metric('mse', on={})]), or freeze it"):
+    with hint("measure it in the validation: EvalPhase(..., metrics=[Metric('mse', on={})]), or freeze it"):
         run(TrainPhase("train", data="all", losses=[AppliedLoss("mse", on="second")]), graph)
     judged = EvalPhase("val", data="all", metrics=[Metric("mse", on="second")])
     assert run(TrainPhase("train", data="all", validation=judged), graph).figure("val_mse").size

@@ -239,7 +239,7 @@ def test_dtypes_of_estimators(hint: Any) -> None:
         given.run(aa.FitPhase("fit", data="all", nodes="first"), progress="none")
         return given
 
-    with hint("let {} give the dtype of this node: Estimator(..., output_dtype={})"):
+    with hint("set the output dtype of {} to that of this node: Estimator(..., output_dtype={})"):
         trained(chained(Learner()))
     assert trained(chained(Estimator(Learner(), output_dtype="float32")))
 
@@ -364,7 +364,7 @@ class Ensemble(Learner):
 
 
 def test_estimators_in_estimators(hint: Any) -> None:
-    with hint("give the estimator itself: {}(...) without Estimator(...)"):
+    with hint("pass the estimator directly: {}(...) without Estimator(...)"):
         Estimator(Ensemble(Estimator(Learner())))
     assert Estimator(Ensemble(Learner()))
 

@@ -105,7 +105,7 @@ def test_models_that_must_be_wrapped(hint: Any) -> None:
             return self.norm(self.layer(x), state)
 
     module, state = eqx.nn.make_with_state(Net)()
-    with hint("give the node both: anyaccel_jax.Equinox(module, state)"):
+    with hint("pass both to the node: anyaccel_jax.Equinox(module, state)"):
         anyaccel_jax.Equinox(module)
     assert train(anyaccel_jax.Equinox(module, state)).loss.size
 
@@ -131,7 +131,7 @@ def test_states_of_flax(hint: Any) -> None:
                 self.calls += 1
             return self.layer(x)
 
-    with hint("keep it in an nnx.Variable, use a layer that leaves its parameters as they are, or freeze the node"):
+    with hint("store it in an nnx.Variable, use a layer that does not change its parameters, or freeze the node"):
         train(Counting(kept=False))
     assert train(Counting(kept=True)).loss.size
     assert train(nnx.Linear(3, 1, rngs=nnx.Rngs(0))).loss.size
@@ -141,13 +141,13 @@ def test_states_of_flax(hint: Any) -> None:
 
 
 def test_models_that_are_compiled(hint: Any) -> None:
-    with hint("use jax.numpy.where or jax.lax.cond for decisions in the model: it is compiled, and sees no values"):
+    with hint("use jax.numpy.where or jax.lax.cond for conditions in the model: it is compiled without values"):
         graph_of(model(lambda p, x: linear(p, x) if x.sum() > 0 else -linear(p, x))).build()
     graph_of(model(lambda p, x: jax.numpy.where(x.sum() > 0, linear(p, x), -linear(p, x)))).build()
     graph_of(
         model(lambda p, x: jax.lax.cond(x.sum() > 0, lambda: linear(p, x), lambda: -linear(p, x))),
     ).build()
-    with hint("use functions of jax.numpy in the model, not of numpy: it is compiled, and sees no values"):
+    with hint("use functions of jax.numpy instead of numpy in the model: it is compiled without values"):
         graph_of(model(lambda p, x: np.asarray(linear(p, x)))).build()
     graph_of(model(lambda p, x: jax.numpy.asarray(linear(p, x)))).build()
 
@@ -167,8 +167,8 @@ def test_optimizers(hint: Any) -> None:
         return aa.Optimizer(optax.multi_transform({"a": optax.sgd(0.1), "z": optax.set_to_zero()}, labels))
 
     with hint(
-        "give it labels and masks as functions of such a tree, or create them by jax.tree.map from {}; labels in a "
-        "module that can be called, as one of Equinox, are given as lambda _: labels"
+        "pass labels and masks as functions of such a tree, or create them with jax.tree.map from {}; if the labels "
+        "are in a callable module, such as an Equinox module, pass lambda _: labels"
     ):
         train(optimizer=by_labels({"kernel": "a"}))
     assert train(optimizer=by_labels(lambda tree: jax.tree.map(lambda _: "a", tree))).loss.size
@@ -183,7 +183,7 @@ def test_steps(hint: Any) -> None:
     with hint("write return {**state, 'NODE': changed}, ..."):
         train(step=lambda state, batch: ({}, 1.0))
     assert train(step=step_of()).loss.size
-    with hint("give jax.grad(loss)(state.params), of the params of the same node"):
+    with hint("pass jax.grad(loss)(state.params) with the params of the same node"):
         train(step=lambda state, batch: ({ON: state[ON].apply_gradients(jnp.ones(3))}, 1.0))
 
     def with_gradients(states: Any, batch: Any) -> Any:
@@ -207,7 +207,7 @@ def test_steps(hint: Any) -> None:
         ]
         return aa.ModelGraph(nodes, optimizer)
 
-    with hint("give each node its own: ModelNode(..., optimizer=Optimizer(..., clip_norm=...))"):
+    with hint("use a separate optimizer for each node: ModelNode(..., optimizer=Optimizer(..., clip_norm=...))"):
         train(graph=two(aa.Optimizer("sgd", clip_norm=1.0)), step=step_of())
     clipping = aa.Optimizer("sgd", clip_norm=1.0)
     nodes = [aa.ModelNode("body", model(n_out=3), features().reference(), optimizer=clipping)]
@@ -241,7 +241,7 @@ def test_arrays(hint: Any) -> None:
     def block(params: Any, x: Any) -> Any:
         return {"h": x["h"] * params["w"] + jax.random.normal(x["key"]), "key": x["key"]}
 
-    with hint("give keys of jax.random with the input: x = {'h': h, 'key': key}"):
+    with hint("pass keys of jax.random with the input: x = {'h': h, 'key': key}"):
         OffloadedChain(block, [{"w": jnp.ones(3), "key": jax.random.key(0)}])
     h, key = jnp.ones(3), jax.random.key(0)
     x = {"h": h, "key": key}
@@ -322,7 +322,7 @@ def test_replicas(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         (printed.text,) = replicas(JOINS, [0], JAX_COORDINATOR_ADDRESS=address)
-    with hint("leave out jax.distributed.initialize, or give it the launcher's RANK and WORLD_SIZE") as printed:
+    with hint("leave out jax.distributed.initialize, or pass it the launcher's RANK and WORLD_SIZE") as printed:
         first, second = replicas(JOINS, JAX_COORDINATOR_ADDRESS=f"127.0.0.1:{free_port()}")
         printed.text = first
     assert first.endswith("status 0") and second.endswith("status 0"), first + second

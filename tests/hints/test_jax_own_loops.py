@@ -69,17 +69,18 @@ def test_settings(hint: Any) -> None:
 
 def test_words_of_other_loops(hint: Any) -> None:
     loop, params = loop_of(), params_of()
-    with hint("compute gradients with loop.value_and_grad(loss)(params, x, y), within the step"):
+    with hint("compute gradients with loop.value_and_grad(loss)(params, x, y), inside the step"):
         loop.backward  # noqa: B018
     assert loop.value_and_grad(loss)(params, X, Y)[0] > 0
-    with hint("precision= casts within loop.value_and_grad(loss)"):
+    with hint("precision= casts inside loop.value_and_grad(loss)"):
         loop.autocast  # noqa: B018
     assert loop_of(precision="bf16-mixed").value_and_grad(loss)(params, X, Y)[0] > 0
     with hint("write loop.value_and_grad(loss, accumulate=4)"):
         loop.accumulate  # noqa: B018
     assert loop.value_and_grad(loss, accumulate=4)(params, X, Y)[0] > 0
     with hint(
-        "clip in the optimizer: optax.chain(optax.clip_by_global_norm(1.0), ...); gradients are those of all processes"
+        "clip in the optimizer: optax.chain(optax.clip_by_global_norm(1.0), ...); gradients are already averaged over "
+        "all processes"
     ):
         loop.clip_grad_norm_  # noqa: B018
     assert optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)).init(params)
@@ -96,10 +97,10 @@ def test_states_and_steps(hint: Any, tmp_path: Path) -> None:
     with hint("write loop.state = state"):
         loop.state = {}
     loop.state = state
-    with hint("ask for loader.mask within the loop"):
+    with hint("use loader.mask inside the loop"):
         loader.mask  # noqa: B018
     assert [int(loader.mask.sum()) for _ in loader] == [16, 8]
-    with hint("compile the step: step = loop.compile(step); or tell each new state: loop.state = state"):
+    with hint("compile the step: step = loop.compile(step); or set each new state: loop.state = state"):
         loop.save(tmp_path / "a")
     loop.state = state
     loop.save(tmp_path / "a")
@@ -108,13 +109,13 @@ def test_states_and_steps(hint: Any, tmp_path: Path) -> None:
         state, value = step(state, x, y)
     loop.save(tmp_path / "a")
     loop.load(tmp_path / "a")
-    with hint("take that of the checkpoint: state = loop.state"):
+    with hint("use the state of the checkpoint: state = loop.state"):
         step(state, X, Y)
     state = loop.state
     kept = jax.tree.map(jnp.copy, state)
     new, value = step(state, X, Y)
     with hint(
-        "go on with what the step gives: state, value = step(state, x, y); or keep a copy: "
+        "continue with the result of the step: state, value = step(state, x, y); or keep a copy: "
         "jax.tree.map(jnp.copy, state)"
     ):
         step(state, X, Y)
@@ -129,7 +130,7 @@ def test_states_and_steps(hint: Any, tmp_path: Path) -> None:
     assert step(state, X, Y)[1] > 0
     evaluate = lambda state: loss(state, X, Y)  # noqa: E731
     state = other.state
-    with hint("compile what only evaluates with jax.jit(evaluate)"):
+    with hint("compile functions that only evaluate with jax.jit(evaluate)"):
         other.compile(evaluate)(state)
     assert jax.jit(evaluate)(state) > 0
 
@@ -137,18 +138,18 @@ def test_states_and_steps(hint: Any, tmp_path: Path) -> None:
 def test_losses(hint: Any) -> None:
     loop, params = loop_of(), params_of()
     rows = lambda params, x, y: ((x @ params["w"] - y) ** 2)[:, 0]  # noqa: E731
-    with hint("reduce it, such as by jnp.mean(); what else it gives: value_and_grad(loss, has_aux=True)"):
+    with hint("reduce it, for example with jnp.mean(); for additional outputs, use value_and_grad(loss, has_aux=True)"):
         loop.value_and_grad(lambda params, x, y: x @ params["w"])(params, X, Y)
     assert loop.value_and_grad(lambda params, x, y: jnp.mean(x @ params["w"]))(params, X, Y)
     both = lambda params, x, y: (loss(params, x, y), jnp.float32(1))  # noqa: E731
     assert loop.value_and_grad(both, has_aux=True)(params, X, Y)[0][1] == 1
     mask = X[:, 0] > 0
-    with hint("count with mask.astype(int).sum(); if it is no count: value_and_grad(loss, has_aux=True)"):
+    with hint("count with mask.astype(int).sum(); if it is not a count, use value_and_grad(loss, has_aux=True)"):
         loop.value_and_grad(both)(params, X, Y)
     counted = lambda params, x, y: ((rows(params, x, y) * mask).sum(), mask.astype(int).sum())  # noqa: E731
     assert loop.value_and_grad(counted)(params, X, Y)[0] > 0
     assert loop.value_and_grad(both, has_aux=True)(params, X, Y)[0][1] == 1
-    with hint("leave the mean to value_and_grad(): let the loss give [rows]"):
+    with hint("return [rows] from the loss, and let value_and_grad() compute the mean"):
         loop.value_and_grad(loss)(params, X, Y, mask=mask)
     assert loop.value_and_grad(rows)(params, X, Y, mask=mask)[0] > 0
     with hint("leave accumulate out"):
@@ -157,7 +158,7 @@ def test_losses(hint: Any) -> None:
     with hint("write accumulate=4"):
         loop.value_and_grad(loss, accumulate=0)
     assert loop.value_and_grad(loss, accumulate=4)(params, X, Y)[0] > 0
-    with hint("leave accumulate out, or compute it apart"):
+    with hint("leave accumulate out, or compute it separately"):
         loop.value_and_grad(both, accumulate=2, has_aux=True)
     mixed = loop_of(precision="bf16-mixed")
     state = mixed.prepare(params_of())
@@ -219,11 +220,11 @@ def test_several_processes(hint: Any, tmp_path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
         return " ".join((done.stdout + done.stderr).split())
 
-    with hint("make the Loop first, at the top of the script: loop = aa.Loop(framework='jax')") as printed:
+    with hint("create the Loop first, at the top of the script: loop = aa.Loop(framework='jax')") as printed:
         printed.text = run(LATE)
     followed = run(SEVERAL)  # loop = aa.Loop(framework='jax') comes first
     with hint("leave sync_batchnorm out") as printed:
         printed.text = followed
-    with hint("make it from the same key in all processes: jax.random.key(0)") as printed:
+    with hint("create it from the same key in all processes: jax.random.key(0)") as printed:
         printed.text = followed
     assert "(3,)" in followed  # jax.random.key(0), the second Loop(framework='jax')

@@ -45,7 +45,7 @@ def test_models_of_keras(hint: Any) -> None:
     with hint("leave device_map, max_memory and offload out of the node"):
         run(net(), device_map={"": "cpu"})
     assert run(net()).loss.size
-    with hint("use torch's own, or compile='off'"):
+    with hint("use layers and losses of torch, or compile='off'"):
         run(net(), compile="steps")
     assert run(net(), compile="off").loss.size
     assert run(torch.nn.Linear(3, 1)).loss.size

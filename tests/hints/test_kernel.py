@@ -151,7 +151,7 @@ def test_plans_of_blocks(hint: Any) -> None:
     with hint("name a block of blocks="):
         plan_blocks(blocks, devices, edges=[Edge("a", "c", 1)])
     assert plan_blocks(blocks=blocks, devices=devices, edges=[Edge("a", "b", 1)])
-    with hint("give different tensors of one block different names: Edge(source, target, nbytes, tensor='b')"):
+    with hint("use different names for different tensors of one block: Edge(source, target, nbytes, tensor='b')"):
         plan_blocks(
             [*blocks, Block(name="c", parameter_bytes=1, activation_bytes=1)],
             devices,
@@ -164,7 +164,7 @@ def test_plans_of_blocks(hint: Any) -> None:
     )
     large = [Block(name=name, parameter_bytes=2**20) for name in "abcd"]
     small = [DeviceSpec(name="cpu:0", memory=2**21 + 2**16)]
-    with hint("write offload='cpu' to let weights rest in host memory, or give more or larger devices"):
+    with hint("write offload='cpu' to store weights in host memory, or use more or larger devices"):
         plan_blocks(large, small)
     assert plan_blocks(large, small, offload="cpu")
     assert plan_blocks(large, [*small, DeviceSpec(name="cpu:1", memory=2**22)])
@@ -207,13 +207,13 @@ def test_saved_folders(hint: Any, tmp_path: Path) -> None:
     made = graph()
     made.run(phase(), progress="none")
     made.save(str(tmp_path / "FOLDER"))
-    with hint("load all of it with ModelGraph.load({}), or what fits with strict=False"):
+    with hint("load all of it with ModelGraph.load({}), or load the matching parts with strict=False"):
         made.load_weights(tmp_path / "FOLDER")
     assert aa.ModelGraph.load(tmp_path / "FOLDER").state().keys() == made.state().keys()
     assert aa.ModelGraph.load(tmp_path / "FOLDER", strict=False)
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weights": {}}))
-    with hint("give an index with weight_map={'NAME': 'FILE IN ITS FOLDER'}"):
+    with hint("pass an index with weight_map={'NAME': 'FILE IN ITS FOLDER'}"):
         made.load_weights(index)
     made.save_weights(tmp_path / "all.safetensors")
     names = made.save_weights(tmp_path / "model-1.safetensors")

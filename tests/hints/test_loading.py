@@ -279,7 +279,7 @@ def test_columns(hint: Any) -> None:
     values = classes.array("y")
     numbered = np.unique(values, return_inverse=True)[1]
     assert run(train(**entropy), graph(4, features(y=numbered))).loss.size
-    with hint("give the model {} outputs, one for each class; or, to ignore targets of {}, {}"):
+    with hint("use a model with {} outputs, one for each class; or, to ignore targets of {}, {}"):
         run(train(**entropy), graph(3, features(y=np.arange(24) % 4)))
     ignoring = AppliedLoss(Loss("cross_entropy", ignore_index=-1), on="net")
     assert run(train(losses=[ignoring]), graph(3, classes)).loss.size

@@ -96,7 +96,7 @@ def test_values_that_metrics_take(hint: Any) -> None:
     with hint("use an average over classes: '{}_macro'"):
         Metric("recall").compute(SCORES, CLASSES)
     assert Metric("recall_macro").compute(SCORES, CLASSES) == 1
-    with hint("use 'roc_auc_ovr', each class against the rest"):
+    with hint("use 'roc_auc_ovr' to compare each class with the rest"):
         Metric("roc_auc").compute(SCORES, CLASSES)
     assert Metric("roc_auc_ovr").compute(SCORES, CLASSES) == 1
 
@@ -133,7 +133,7 @@ def test_scores_of_estimators(hint: Any) -> None:
         return net.run(EvalPhase("test", data="all", metrics=[metric]), progress="none").metrics[metric]
 
     with hint(
-        "use a metric of classes, such as 'f1_macro', or give the node scores: of an estimator with "
+        "use a metric of classes, such as 'f1_macro', or return scores from the node: for an estimator with "
         "anyaccel.Estimator(..., method='predict_proba')"
     ):
         scored("roc_auc_ovr", Nearest())

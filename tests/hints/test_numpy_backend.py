@@ -85,13 +85,13 @@ class Fixed:
 
 
 def test_estimators_without_what_they_need(hint: Any) -> None:
-    with hint("give Estimator({}(...), method={})"):
+    with hint("pass Estimator({}(...), method={})"):
         aa.ModelGraph([aa.ModelNode("net", Scorer(), features().reference())]).build()
     assert aa.ModelNode("net", aa.Estimator(Scorer(), method="decision_function"), features().reference())
     with hint("name one of these as method="):
         aa.Estimator(Learner(), method="guess")
     assert aa.Estimator(Learner(), method="predict")
-    with hint("give it a fit(features, targets), which may do nothing"):
+    with hint("add a method fit(features, targets), which may do nothing"):
         aa.Estimator(Fixed())
 
     class Fitted(Fixed):

@@ -63,7 +63,7 @@ def test_a_plugin_that_is_not_loaded(hint: Any, tmp_path: Path) -> None:
 
 def test_places_of_ray(hint: Any) -> None:
     launcher = pytest.importorskip("anyaccel_ray.launcher")
-    with hint("add nodes with ray start --address=HEAD:6379, or ask for fewer --replicas"):
+    with hint("add nodes with ray start --address=HEAD:6379, or request fewer --replicas"):
         launcher.check_places({"CPU": 2.0}, 3)
     launcher.check_places({"CPU": 2.0 + 1.0}, 3)  # as after `ray start --address=...` on another node
     launcher.check_places({"CPU": 2.0}, 2)  # --replicas 2
@@ -109,7 +109,7 @@ def test_dtypes_and_operators_of_mps(hint: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("PYTORCH_ENABLE_MPS_FALLBACK", raising=False)
     lacking = LinearThen(lambda x: x.mode(1)[0][:, None])
     with hint(
-        "give the node accelerator='cpu', use other layers, or start Python with {}=1 to compute these operators on "
+        "set accelerator='cpu' on the node, use other layers, or start Python with {}=1 to compute these operators on "
         "the CPU, slowly and with a warning"
     ):
         check_operators(segment_of(lacking), Table("CPU"))

@@ -69,7 +69,9 @@ def test_what_another_loop_has_prepared(hint: Any) -> None:
     net, optimizer, loader = parts()
     loop = loop_of(accumulate=2)
     loop.prepare(net, optimizer, loader)
-    with hint("prepare each model once, and use what prepare() gave; before another Loop takes it: loop.close()"):
+    with hint(
+        "prepare each model once, and use the result of prepare(); call loop.close() before you use it in another Loop"
+    ):
         loop_of().prepare(net)
     loop.close()
     net, optimizer, loader = loop_of().prepare(net, optimizer, loader)
@@ -121,11 +123,11 @@ def test_a_row_of_another_process(hint: Any) -> None:
 def test_what_is_divided_already(hint: Any) -> None:
     _, _, loader = parts()
     sampler = DistributedSampler(loader.dataset, num_replicas=2, rank=0)
-    with hint("make it without one; prepare() divides its batches"):
+    with hint("create it without a DistributedSampler; prepare() splits its batches"):
         loop_of().prepare(DataLoader(loader.dataset, sampler=sampler))
     assert len(list(loop_of().prepare(loader))) == 3
     net = nn.DataParallel(nn.Linear(2, 1))
-    with hint("prepare the module in it: net.module"):
+    with hint("prepare the wrapped module: net.module"):
         loop_of().prepare(net)
     assert loop_of().prepare(net.module)
 
@@ -156,7 +158,7 @@ def test_gradients(hint: Any) -> None:
     loop = loop_of(accumulate=2)
     net, optimizer, loader = loop.prepare(net, optimizer, loader)
     x, y = torch.ones(2, 2), torch.ones(2, 1)
-    with hint("prepare the loader, or say it: loop.backward(loss * len(x), count=len(x))"):
+    with hint("prepare the loader, or pass the number: loop.backward(loss * len(x), count=len(x))"):
         loop.backward(F.mse_loss(net(x), y))
     loss = F.mse_loss(net(x), y)
     loop.backward(loss * len(x), count=len(x))
@@ -165,10 +167,10 @@ def test_gradients(hint: Any) -> None:
     for x, y in loader:
         loss = F.mse_loss(net(x), y)
         loss.backward()
-        with hint("write loop.backward(loss) in place of loss.backward()"):
+        with hint("use loop.backward(loss) instead of loss.backward()"):
             optimizer.step()
         loop.backward(F.mse_loss(net(x), y))
-        with hint("say count= for each loss of the update, or for none"):
+        with hint("pass count= for each loss of the update, or for none"):
             loop.backward(F.mse_loss(net(x), y, reduction="sum"), count=len(x))
         break
     loop = loop_of(accumulate=2)

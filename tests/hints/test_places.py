@@ -121,7 +121,7 @@ class Cards(TinyBackend):
 
 def test_requests(hint: Any, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     serve(Cards("cards", ("gpu:0", "gpu:1")))
-    with hint("ask for one, or give it to a TrainPhase and run it with anyaccel run --replicas {} SCRIPT"):
+    with hint("request one, or pass it to a TrainPhase and run that with anyaccel run --replicas {} SCRIPT"):
         aa.Accelerator("H100:2").check("cards")
     aa.Accelerator("H100").check("cards")
     phase = aa.TrainPhase("train", data="all", losses=[LOSS], accelerator="sim:0+1")
@@ -171,7 +171,7 @@ def test_places_of_folders(hint: Any, monkeypatch: pytest.MonkeyPatch, tmp_path:
     pytest.importorskip("fsspec")
     given = graph()
     given.build()
-    with monkeypatch.context() as patch, hint("python -m pip install fsspec, or name a place on this machine"):
+    with monkeypatch.context() as patch, hint("python -m pip install fsspec, or use a local path"):
         patch.setitem(sys.modules, "fsspec.core", None)
         given.save("memory://place/graph")
     assert "fsspec" in importlib.metadata.packages_distributions()["fsspec"]
@@ -188,7 +188,7 @@ def test_versions_of_folders(hint: Any, tmp_path: Path) -> None:
     written = file.read_text("utf-8")
     manifest = json.loads(written)
     file.write_text(json.dumps({**manifest, "schema_version": 99}), "utf-8")
-    with hint("read it with the version of anyaccel that wrote it, or a newer one"):
+    with hint("read it with the version of anyaccel that wrote it, or a newer version"):
         aa.ModelGraph.load(tmp_path / "graph", feature_sets=[DATA])
     file.write_text(written, "utf-8")
     assert aa.ModelGraph.load(tmp_path / "graph", feature_sets=[DATA])
@@ -216,8 +216,8 @@ def test_the_ledger_of_transfers(hint: Any, serve: Any) -> None:
     serve(Half())
     with (
         hint(
-            "name the frameworks that are to be checked, no_transfers(frameworks=[...]), or import them before; "
-            "no_transfers(partial=True) checks what can be seen"
+            "name the frameworks to check, no_transfers(frameworks=[...]), or import them before; "
+            "no_transfers(partial=True) checks only observable transfers"
         ),
         aa.no_transfers(),
     ):
@@ -240,7 +240,7 @@ def test_frameworks_of_the_demo(hint: Any, serve: Any, cli: Any) -> None:
 
 
 def test_subjects_of_the_kit(hint: Any) -> None:
-    with hint("derive the class from anyaccel_devtools.testing.Subject"):
+    with hint("subclass anyaccel_devtools.testing.Subject"):
         select_subject("numpy", 0, "pathlib:Path", "")
     derived = select_subject("numpy", 0, "anyaccel_devtools.numpy_subject:NumpySubject", "")
     assert issubclass(derived, Subject)

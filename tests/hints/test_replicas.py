@@ -66,7 +66,7 @@ def test_numbers_of_replicas(hint: Any) -> None:
 
 
 def test_shares_of_batches(hint: Any) -> None:
-    with hint("draw larger batches, or leave the last one out: SimpleSampler(..., drop_last=True)"):
+    with hint("draw larger batches, or drop the last one: SimpleSampler(..., drop_last=True)"):
         run(batch_size=23)
     assert run(batch_size=12).loss.size and run(sampler=SimpleSampler(23, drop_last=True)).loss.size
     a, b = features("a"), features("b")
@@ -77,7 +77,7 @@ def test_shares_of_batches(hint: Any) -> None:
         sampler = {name: SimpleSampler(size, drop_last=True) for name, size in sizes.items()}
         return run(ModelGraph(nodes, "sgd"), losses=losses, sampler=sampler, schedule="zip_cycle")
 
-    with hint("let the samplers draw multiples of {} rows, with drop_last=True"):
+    with hint("use batch sizes that are multiples of {}, with drop_last=True"):
         apart(a=5, b=10)
     assert apart(a=4, b=10).loss.size and SimpleSampler(4, drop_last=True)
 
@@ -104,21 +104,21 @@ class Mean:
 @pytest.mark.usefixtures("second_of_two")
 def test_processes_of_a_launcher(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     alone: dict[str, Any] = {"accelerator": None}
-    with hint("write replicas=1 to train the whole model in each process on its own"):
+    with hint("set replicas=1 to train the whole model separately in each process"):
         run(replicas=None, **alone)
     assert run(replicas=1, **alone).loss.size
     data = features()
     models = {"net": aa.SequentialMLP(1), "mean": Mean()}
     learning = ModelGraph([ModelNode(name, model, data.reference()) for name, model in models.items()], "sgd")
-    with hint("write replicas=1 to train the whole of it in each process on its own"):
+    with hint("set replicas=1 to train the whole model separately in each process"):
         run(learning, replicas=None, **alone)
     assert run(learning, replicas=1, **alone).loss.size
-    with hint("leave sharding out: then each replica keeps all parameters"):
+    with hint("leave sharding out, so that each replica has all parameters"):
         run(replicas=None, sharding="full", **alone)
     assert run(replicas=1, **alone).loss.size  # without sharding
     for name, value in {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "2"}.items():
         monkeypatch.setenv(name, value)
-    with hint("start {} processes on each machine; where each sees only its own devices, name one: accelerator={}"):
+    with hint("start {} processes on each machine; if each sees only its own devices, name one: accelerator={}"):
         TrainPhase("train", data="all", losses=[MSE], accelerator="sim").plan(graph())
     named = TrainPhase("train", data="all", losses=[MSE], accelerator="sim:0", replicas=1)
     assert str(named.plan(graph()).device("net")) == "sim:0"
@@ -158,8 +158,8 @@ def test_weights_of_several_replicas(hint: Any) -> None:
     phase = TrainPhase("train", data="all", losses=weighted)
     resolution = resolve(net, plan_request(phase, net))
     with hint(
-        "write deterministic=True, which needs no such sums; or replicas=1 to train the whole model in each process on "
-        "its own"
+        "set deterministic=True, which needs no such sums, or replicas=1 to train the whole model separately in each "
+        "process"
     ):
         check_weights(phase, resolution, {"numpy": Group()})
     assert run(net, losses=weighted, deterministic=True).loss.size and run(net, losses=weighted, replicas=1).loss.size
@@ -168,8 +168,8 @@ def test_weights_of_several_replicas(hint: Any) -> None:
 def test_rows_that_all_replicas_have(hint: Any) -> None:
     needed = GlobalBatches(allowed=True, needed=True)
     with hint(
-        "draw batches of a multiple of {} rows from a FeatureSet, or write replicas=1 to train the whole of it in each "
-        "process on its own"
+        "draw batches of a multiple of {} rows from a FeatureSet, or set replicas=1 to train the whole model "
+        "separately in each process"
     ):
         needed.chosen("train", 2, in_memory=False, batches=False)
     assert needed.chosen("train", 2, in_memory=True, batches=False).given and run(replicas=1, batch_size=7).loss.size
@@ -189,4 +189,4 @@ def test_sharding_over_devices_of_a_process(hint: Any, monkeypatch: pytest.Monke
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)  # as --replicas 2 does
     plan = TrainPhase("train", data="all", losses=[MSE], sharding="full").plan(graph())
-    assert "divided among 2 replicas" in str(plan)
+    assert "sharded over 2 replicas" in str(plan)

@@ -23,7 +23,7 @@ def parse(request: str) -> aa.DeviceRequest:
 
 
 def test_the_forms_of_requests(hint: Any) -> None:
-    with hint("write for instance {}"):
+    with hint("write for example {}"):
         parse("zzzzz")
     for request in ("gpu", "cuda:1", "any", "H100:8", "A100-80GB", "H100!", "B200+", "40GB+:2", "gpu[bf16]"):
         assert parse(request)
@@ -36,7 +36,7 @@ def test_parts_of_requests(hint: Any) -> None:
     with hint("leave one out"):
         parse("H100!+")
     assert parse("H100!") and parse("H100+")
-    with hint("write '{}+': at least so much memory"):
+    with hint("write '{}+' for at least this much memory"):
         parse("40GB")
     assert parse("40GB+")
     with hint("write '40GB+'"):
@@ -64,7 +64,7 @@ def test_requests_that_are_none(hint: Any) -> None:
 
 def test_a_request_that_nothing_fits(hint: Any, cli: Any) -> None:
     machine = aa.Inventory.parse("2x T4")
-    with hint("add what else will do, such as ', any'; `anyaccel resolve` shows every candidate"):
+    with hint("add alternatives, such as ', any'; `anyaccel resolve` shows every candidate"):
         _ = parse("H100").resolve(machine).devices
     assert parse("H100, any").resolve(machine).devices
     shown = cli("resolve", "H100, any", "--on", "2x T4")
@@ -78,7 +78,7 @@ def test_requests_of_vendors_and_capabilities(hint: Any) -> None:
     with hint("write 'sm>=80' for 8.0 and newer"):
         parse("sm>=many")
     assert parse("sm>=80")
-    with hint("write 'GH200': the H100 with 96 GB is part of it"):
+    with hint("write 'GH200': it contains the H100 with 96 GB"):
         parse("H100-96GB")
     assert parse("GH200").resolve("1x GH200").devices
     with hint("write {}"):
@@ -111,7 +111,7 @@ def test_exports_to_kubernetes(hint: Any) -> None:
     with hint("leave sm>= out"):
         parse("amd:any sm>=80").export("kubernetes")
     assert parse("rocm").export("kubernetes")  # without sm>=
-    with hint("ask for google.com/tpu and a topology by hand"):
+    with hint("request google.com/tpu and a topology yourself"):
         parse("TPU-V6E:4").export("kubernetes")
     limits = parse("cuda cores=8").export("kubernetes")["resources"]["limits"]
     assert {**limits, "google.com/tpu": 4}  # by hand
@@ -119,19 +119,19 @@ def test_exports_to_kubernetes(hint: Any) -> None:
         parse("H100:8 nodes=2").export("kubernetes")
     pod = parse("H100:8").export("kubernetes")
     assert {"completions": 2, "parallelism": 2, "template": {"spec": pod}}
-    with hint("ask for memory and cores in the pod's limits"):
+    with hint("set memory and cores in the pod's limits"):
         parse("H100 cores=8").export("dra")
     assert parse("H100").export("dra") and "cpu" in str(parse("cuda cores=8").export("kubernetes"))
 
 
 def test_exports_to_other_schedulers(hint: Any) -> None:
-    with hint("write memory= and cpu= beside gpu="):
+    with hint("write memory= and cpu= next to gpu="):
         parse("H100 cores=8").export("modal")
     assert dict(gpu=parse("H100").export("modal"), cpu=8, memory=65536)  # noqa: C408 - as a call of Modal's
     with hint("write @modal.experimental.clustered(size={}) above the function"):
         parse("H100:8 nodes=2").export("modal")
     assert parse("H100:8").export("modal") == "H100:8"  # tests of exports look up modal.experimental.clustered
-    with hint("write '{}' if either will do"):
+    with hint("write '{}' if either is acceptable"):
         parse("A10G").export("modal")
     assert parse("A10").export("modal") == "A10"
     with hint("write '{}'"):
@@ -150,19 +150,19 @@ def test_exports_to_other_schedulers(hint: Any) -> None:
     with hint("write '{}' for any accelerator"):
         parse("gpu").export("skypilot")
     assert parse("16GB+").export("skypilot")
-    with hint("write num_nodes: {} beside resources:"):
+    with hint("write num_nodes: {} next to resources:"):
         parse("H100:8 nodes=2").export("skypilot")
     assert {"num_nodes": 2, "resources": parse("H100:8").export("skypilot")}
-    with hint("write accelerators: tpu-v6e-8 by hand, of the size that you need"):
+    with hint("write accelerators: tpu-v6e-8 yourself, with the size that you need"):
         parse("TPU-V6E:8").export("skypilot")
     assert {**parse("cpu").export("skypilot"), "accelerators": "tpu-v6e-8"}
     with hint("write 'gpu', or 'gpu:any:2' for two"):
         parse("gpu:1").export("slurm")
     assert parse("gpu").export("slurm") and parse("gpu:any:2").export("slurm")
-    with hint("write '{}', and your site's name of it by hand (sinfo -o '%G %f' lists them)"):
+    with hint("write '{}', and add your site's name for it yourself (sinfo -o '%G %f' lists them)"):
         parse("A100-80GB:2").export("slurm")
     assert [*parse("A100:2").export("slurm"), "--constraint=a100_80gb"]
-    with hint("write '{{}}' if any of them will do alike"):
+    with hint("write '{{}}' if all of them are equally acceptable"):
         parse("H100:2, A100:2").export("slurm")
     assert parse("{H100:2, A100:2}").export("slurm")
 
@@ -228,7 +228,7 @@ def test_variables_of_launchers(hint: Any, monkeypatch: pytest.MonkeyPatch, cli:
     with hint("set it to a free port of the first process, the same in all processes, such as MASTER_PORT=29500"):
         launched(of_torchrun(MASTER_PORT="many"))
     assert launched(of_torchrun(MASTER_PORT="29500")) is not None
-    with hint("set it to the time of the longest step and more, such as {}=600, or unset it"):
+    with hint("set it to more than the time of the longest step, such as {}=600, or unset it"):
         replica_timeout({"ANYACCEL_REPLICA_TIMEOUT": "long"})
     assert replica_timeout({"ANYACCEL_REPLICA_TIMEOUT": "600"}) == 600 and replica_timeout({}) is None
     with hint("start the processes with a launcher: anyaccel run --replicas 2 SCRIPT; or unset {}"):

@@ -26,7 +26,7 @@ def run(model: Any) -> Any:
 def test_estimators_in_others(hint: Any) -> None:
     ensemble = pytest.importorskip("sklearn.ensemble")
     linear_model = pytest.importorskip("sklearn.linear_model")
-    with hint("give the estimator itself: {}(...) without Estimator(...)"):
+    with hint("pass the estimator directly: {}(...) without Estimator(...)"):
         aa.Estimator(ensemble.BaggingRegressor(aa.Estimator(linear_model.LinearRegression())))
     assert aa.Estimator(ensemble.BaggingRegressor(linear_model.LinearRegression()))
 

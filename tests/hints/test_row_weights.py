@@ -29,18 +29,18 @@ def test_class_weights(hint: Any) -> None:
     with hint("write class_weights={}"):
         fit(class_weights="even")
     assert fit(class_weights="balanced")
-    with hint("use the classes as they are in the target: class_weights={CLASS: 2.0}"):
+    with hint("use the classes of the target: class_weights={CLASS: 2.0}"):
         fit(class_weights={"c": 2.0})
     CLASS = "a"
     assert fit(class_weights={CLASS: 2.0})
-    with hint("give a number for each, or class_weights={CLASS: 2.0}"):
+    with hint("pass a number for each, or class_weights={CLASS: 2.0}"):
         fit(class_weights=[1.0])
     CLASS = "a"
     assert fit(class_weights=[1.0, 2.0]) and fit(class_weights={CLASS: 2.0})
 
 
 def test_sample_weights(hint: Any) -> None:
-    with hint("give the weight of each row instead: sample_weight='COLUMN'"):
+    with hint("set the weight of each row instead: sample_weight='COLUMN'"):
         fit(NUMBERS, class_weights="balanced")
     assert fit({**NUMBERS, "COLUMN": WEIGHTS}, sample_weight="COLUMN")
     with hint("name a column that both have: sample_weight='COLUMN'"):
@@ -65,12 +65,12 @@ def test_groups_and_strata(hint: Any) -> None:
 
 def test_probabilities_and_scores(hint: Any) -> None:
     fitted = fit(NUMBERS)
-    with hint("write predict(data), or predict(data, outputs=True) for what the model gives"):
+    with hint("write predict(data), or predict(data, outputs=True) for the outputs of the model"):
         fitted.predict_proba(NUMBERS)
     data = NUMBERS
     assert len(fitted.predict(data)) == len(fitted.predict(data, outputs=True)) == N
     without_loss = FittedModel(fitted.experiment)
-    with hint("write evaluate(data, metrics=['accuracy']) with the metrics that you mean"):
+    with hint("write evaluate(data, metrics=['accuracy']) with the metrics of your choice"):
         without_loss.score(NUMBERS)
     assert without_loss.evaluate(data, metrics=["mae"]).metrics
     with hint("write evaluate(data, metrics=['accuracy'])"):
@@ -80,7 +80,7 @@ def test_probabilities_and_scores(hint: Any) -> None:
 
 def test_cross_validation(hint: Any) -> None:
     settings: Any = {"target": "kind", "epochs": 1, "framework": "numpy", "cv": 2}
-    with hint("give 'mlp', or a function that makes one: lambda n_features, n_outputs: MODEL"):
+    with hint("pass 'mlp', or a function that creates a model: lambda n_features, n_outputs: MODEL"):
         cross_validate(Dense(2), TABLE, target="kind")
     MODEL = 2
     assert cross_validate("mlp", TABLE, **settings)
@@ -88,7 +88,7 @@ def test_cross_validation(hint: Any) -> None:
         cross_validate("mlp", TABLE, **{**settings, "n_splits": 3})
     assert len(cross_validate("mlp", TABLE, **{**settings, "cv": 3}).folds) == 3
     assert cross_validate(lambda n_features, n_outputs: Dense(MODEL), TABLE, target="kind", epochs=1, cv=2)
-    with hint("give the group of each row, or name the column: groups='COLUMN'"):
+    with hint("pass the group of each row, or name the column: groups='COLUMN'"):
         cross_validate("mlp", TABLE, groups=[1, 2], **settings)
     groups = np.arange(N) // 2
     assert cross_validate("mlp", TABLE, groups=groups, **settings)
@@ -96,10 +96,10 @@ def test_cross_validation(hint: Any) -> None:
     with hint("name the column: groups='COLUMN'"):
         cross_validate("mlp", TABLE, **{**settings, "cv": GroupKFold(2)})
     assert cross_validate("mlp", {**TABLE, "COLUMN": groups}, groups="COLUMN", **{**settings, "cv": GroupKFold(2)})
-    with hint("take fewer folds, such as cv=2"):
+    with hint("use fewer folds, such as cv=2"):
         cross_validate("mlp", TABLE, **{**settings, "cv": 100})
     assert cross_validate("mlp", TABLE, **{**settings, "cv": 2})
-    with hint("leave rare classes out, or take a splitter that shares them out, such as cv=2"):
+    with hint("leave rare classes out, or use a splitter that distributes them over folds, such as cv=2"):
         cross_validate("mlp", {**TABLE, "kind": np.array(["c", *KIND[1:]])}, **settings)
     assert cross_validate("mlp", {**TABLE, "kind": np.array(["c", "c", *KIND[2:]])}, **{**settings, "cv": 2})
 
@@ -107,7 +107,7 @@ def test_cross_validation(hint: Any) -> None:
 def test_what_was_measured(hint: Any) -> None:
     settings: Any = {"target": "kind", "epochs": 1, "framework": "numpy"}
     found = cross_validate("mlp", NUMBERS, cv=TimeSeriesSplit(2), **settings)
-    with hint("take a splitter whose folds share the rows out, such as cv=5, or predict by models"):
+    with hint("use a splitter that tests each row once, such as cv=5, or predict with the models"):
         found.predictions  # noqa: B018
     assert cross_validate("mlp", NUMBERS, cv=5, **settings).predictions.shape == (N,)
     assert found.models[0].predict(NUMBERS).shape == (N,)

@@ -24,7 +24,7 @@ def fit(model: Any, data: Any = TABLE, **settings: Any) -> Any:
 
 
 def test_names(hint: Any) -> None:
-    with hint("write 'mlp', or give a model of a framework"):
+    with hint("write 'mlp', or pass a model of a framework"):
         fit("forest")
     assert fit("mlp", framework="numpy") and fit(aa.SequentialMLP(1))
     with hint("leave framework= out, or write fit('mlp', ...)"):
@@ -42,7 +42,7 @@ class OfOneWidth(Dense):
 def test_estimators(hint: Any) -> None:
     linear_model = pytest.importorskip("sklearn.linear_model")
     estimator = linear_model.LinearRegression()
-    with hint("call its own fit, estimator.fit(x, y); in a graph beside networks it learns by FitPhase(...)"):
+    with hint("call its own fit, estimator.fit(x, y); in a graph with networks, use FitPhase(...)"):
         fit(estimator)
     x, y = np.arange(8.0).reshape(-1, 1), np.arange(8.0)
     assert estimator.fit(x, y).predict(x).shape == (8,)
@@ -52,11 +52,11 @@ def test_estimators(hint: Any) -> None:
 
 
 def test_functions(hint: Any) -> None:
-    with hint("write lambda n_features, n_outputs: MODEL, or give the model itself"):
+    with hint("write lambda n_features, n_outputs: MODEL, or pass the model itself"):
         fit(lambda width: Dense(width))
     MODEL = Dense(1)
     assert fit(lambda n_features, n_outputs: MODEL)
-    with hint("give a model, {}(), or lambda n_features, n_outputs: MODEL"):
+    with hint("pass a model, {}(), or lambda n_features, n_outputs: MODEL"):
         fit(OfOneWidth)
     MODEL = OfOneWidth()
     assert fit(lambda n_features, n_outputs: MODEL) and fit(OfOneWidth())

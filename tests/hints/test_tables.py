@@ -41,7 +41,7 @@ def test_columns_that_tell_nothing(hint: Any) -> None:
         fitted(table[["name", "y"]])
     assert fitted(table[["name", "y"]], categories=["name"]).columns["name"].n_categories == N
     table = frame(lists=[[1, 2], [3]] * (N // 2))
-    with hint("leave it out, drop=[{}], or make such columns of it first"):
+    with hint("leave it out, drop=[{}], or convert it to such columns first"):
         fitted(table)
     assert fitted(table, drop=["lists"]).columns
 
@@ -110,7 +110,7 @@ def test_rows_that_are_no_table(hint: Any) -> None:
     table = frame()[["age", "sex", "y"]]
     model = fitted(table)
     row = {"age": 22.0, "sex": "male"}
-    with hint("give a list of rows: [row]"):
+    with hint("pass a list of rows: [row]"):
         model.predict(row)
     expected = model.predict(table.assign(age=22.0, sex="male"))[:1]
     np.testing.assert_array_equal(model.predict([row]), expected)
@@ -121,14 +121,14 @@ def test_rows_that_are_no_table(hint: Any) -> None:
     assert len(fitted(table[["age"]].assign(y=table["y"])).predict(series.to_frame())) == N
     polars = pytest.importorskip("polars")
     frame_of_polars = polars.from_pandas(table).lazy()
-    with hint("give what it computes: frame.collect()"):
+    with hint("pass its result: frame.collect()"):
         fitted(frame_of_polars)
     assert fitted(frame_of_polars.collect()).columns["sex"]
-    with hint("give (x, y), or a frame: pandas.DataFrame(array, columns=[...])"):
+    with hint("pass (x, y), or a frame: pandas.DataFrame(array, columns=[...])"):
         fitted(table[["age"]].to_numpy())
     assert fitted(pandas.DataFrame(np.eye(N)[:, :2], columns=["age", "y"]), loss="mse").columns["age"]
     x, y = table[["age"]].to_numpy(), np.arange(N)
-    with hint("give a tuple: (x, y)"):
+    with hint("pass a tuple: (x, y)"):
         fitted([x, y], None)
     assert fitted((x, y), None).results.loss.size
 
@@ -158,7 +158,7 @@ def test_targets_of_text(hint: Any) -> None:
 
 def test_infinity(hint: Any) -> None:
     table = frame(ratio=[1.0, float("inf")] * (N // 2))
-    with hint("leave such places empty (pandas: table.replace([float('inf'), float('-inf')], float('nan')))"):
+    with hint("replace them with missing values (pandas: table.replace([float('inf'), float('-inf')], float('nan')))"):
         fitted(table)
     finite = table.replace([float("inf"), float("-inf")], float("nan"))
     assert fitted(finite).columns["ratio"].n_missing == N // 2
@@ -170,7 +170,7 @@ def test_targets_of_tables(hint: Any) -> None:
         fitted(table, "price")
     assert fitted(table.dropna(subset=["price"]), "price").results.loss.size
     table = frame(when=pandas.date_range("2020-01-01", periods=N))
-    with hint("make it a number before (pandas: pandas.to_numeric(table[{}]))"):
+    with hint("convert it to numbers first (pandas: pandas.to_numeric(table[{}]))"):
         fitted(table, "when")
     assert fitted(table.assign(when=pandas.to_numeric(table["when"]).astype("float64")), "when").columns
     with hint("leave it out of features=, or predict another column than target={}"):
@@ -198,23 +198,21 @@ def test_targets_of_tables(hint: Any) -> None:
 def test_rows_to_predict_for(hint: Any, tmp_path: Path) -> None:
     table = frame(alone=[True, False] * (N // 2), day=pandas.date_range("2020-01-01", periods=N))
     model = fitted(table)
-    with hint("make them numbers before (pandas: {})"):
+    with hint("convert them to numbers first (pandas: {})"):
         model.predict(table.assign(age="old"))
     aged = table.assign(age="12")
     assert len(model.predict(aged.assign(age=pandas.to_numeric(aged["age"], errors="coerce")))) == N
-    with hint("make them booleans before (pandas: table[{}].map({'yes': True, 'no': False}))"):
+    with hint("convert them to booleans first (pandas: table[{}].map({'yes': True, 'no': False}))"):
         model.predict(table.assign(alone="yes"))
     answered = table.assign(alone="yes")
     assert len(model.predict(answered.assign(alone=answered["alone"].map({"yes": True, "no": False})))) == N
-    with hint(
-        "make them text as they were in training (pandas: table[{}].astype(str), or read_csv with dtype={{}: str})"
-    ):
+    with hint("convert them to text as in training (pandas: table[{}].astype(str), or read_csv with dtype={{}: str})"):
         model.predict(table.assign(sex=1))
     coded = table.assign(sex=1)
     assert len(model.predict(coded.assign(sex=coded["sex"].astype(str)))) == N
     coded.to_csv(tmp_path / "coded.csv", index=False)
     assert len(model.predict(pandas.read_csv(tmp_path / "coded.csv", dtype={"sex": str}, parse_dates=["day"]))) == N
-    with hint("make them dates before (pandas: {})"):
+    with hint("convert them to dates first (pandas: {})"):
         model.predict(table.assign(day="Monday"))
     written = table.assign(day="2020-01-05 10:00")
     assert len(model.predict(written.assign(day=pandas.to_datetime(written["day"])))) == N
@@ -239,7 +237,7 @@ def test_arguments_of_tables(hint: Any) -> None:
     with hint("write scaler={}, which scales all features together"):
         fitted(frame(), preprocess="standard")
     assert fitted(frame(), scaler="standard").columns["sex"]
-    with hint("leave preprocess= out, which encodes them, or name the others: features={}"):
+    with hint("leave preprocess= out to encode them, or name the other columns: features={}"):
         fitted(frame(), preprocess=None)
     assert fitted(frame()).columns["sex"] and fitted(frame(), preprocess=None, features=["age"]).predict(frame()).size
     scaler = StandardScaler()
@@ -247,9 +245,9 @@ def test_arguments_of_tables(hint: Any) -> None:
         fitted(table, preprocess=scaler, categories=["age"])
     assert fitted(table, preprocess=scaler) and fitted(frame(), preprocess="auto", categories=["age"], embed=True)
     data = aa.FeatureSet.from_dict("data", {"age": table["age"], "y": np.arange(N) % 2}, ["age"], ["y"])
-    with hint("give a data frame, a mapping of arrays, or the path of a file"):
+    with hint("pass a data frame, a mapping of arrays, or the path of a file"):
         fitted(data, None, net(1, 2), categories=["age"])
-    with hint("name the features in a list, or transform the columns before"):
+    with hint("name the features in a list, or transform the columns first"):
         fitted(table, features={"x": ["age"]}, drop=["age"])
     assert fitted(table, features=["age"]).columns["age"]
 
@@ -258,14 +256,15 @@ def test_models_and_losses_of_tables(hint: Any) -> None:
     torch = pytest.importorskip("torch")
     table = frame()
     with hint(
-        "give the first layer {} inputs; or give a function that makes the model: lambda n_features, n_outputs: MODEL"
+        "change the first layer to {} inputs, or pass a function that creates the model: lambda n_features, "
+        "n_outputs: MODEL"
     ):
         fitted(table, model=torch.nn.Linear(7, 2))
     assert fitted(table, model=torch.nn.Linear(3, 2)).columns
     assert fitted(table, model=lambda n_features, n_outputs: torch.nn.Linear(n_features, n_outputs)).columns
-    with hint("give rows of all classes"):
+    with hint("pass rows of all classes"):
         fitted(table.assign(y="yes"))
-    with hint("make it one type (pandas: table[{}].astype(str)), or leave it out, drop=[{}]"):
+    with hint("convert it to one type (pandas: table[{}].astype(str)), or leave it out, drop=[{}]"):
         fitted(table.assign(mixed=[1, "a"] * (N // 2)))
     mixed = table.assign(mixed=[1, "a"] * (N // 2))
     assert fitted(mixed.assign(mixed=mixed["mixed"].astype(str)), categories=["mixed"]) and fitted(
@@ -273,7 +272,7 @@ def test_models_and_losses_of_tables(hint: Any) -> None:
     )
     holed = {"age": np.where(np.arange(N) % 9, table["age"], np.nan), "price": table["age"]}
     with (
-        hint("fill these places, or leave the rows out; on_nan='ignore' returns the model as it is"),
+        hint("fill these places, or leave the rows out; on_nan='ignore' returns the model anyway"),
         pytest.warns(aa.errors.NaNWarning),
     ):
         fitted(holed, "price", net(1, 1), preprocess=None)
@@ -284,7 +283,7 @@ def test_models_and_losses_of_tables(hint: Any) -> None:
     with (
         hint(
             "lower lr, optimizer=Optimizer('adam', lr=1e-4), or scale large numbers, scaler='standard'; "
-            "on_nan='ignore' returns the model as it is"
+            "on_nan='ignore' returns the model anyway"
         ),
         pytest.warns(aa.errors.NaNWarning),
     ):
@@ -294,7 +293,8 @@ def test_models_and_losses_of_tables(hint: Any) -> None:
     assert np.isfinite(scaled.results.loss).all()
     assert fitted(far, "price", **diverging, on_nan="ignore").results.loss.size
     with hint(
-        "give the last layer {} outputs; or give a function that makes the model: lambda n_features, n_outputs: MODEL"
+        "change the last layer to {} outputs, or pass a function that creates the model: lambda n_features, "
+        "n_outputs: MODEL"
     ):
         fitted(table, model=torch.nn.Linear(3, 5))
     assert fitted(table, model=torch.nn.Linear(3, 2)).classes_.tolist() == ["no", "yes"]
@@ -302,7 +302,7 @@ def test_models_and_losses_of_tables(hint: Any) -> None:
     rows = torch.utils.data.TensorDataset(torch.rand(8, 3), torch.arange(8) % 2)
     loader = torch.utils.data.DataLoader(rows, batch_size=4)
     streamed = {"model": torch.nn.Linear(3, 2), "loss": "cross_entropy"}
-    with hint("leave batch_size out, and set the size where the batches are made"):
+    with hint("leave batch_size out, and set the size where you create the batches"):
         fitted(loader, None, **streamed, batch_size=2)
     assert fitted(loader, None, **streamed).results.loss.size
     assert fitted(loader, None, **streamed, batch_size=4).results.loss.size
@@ -310,22 +310,22 @@ def test_models_and_losses_of_tables(hint: Any) -> None:
 
 def test_transformers_of_tables(hint: Any, tmp_path: Path) -> None:
     table = frame(size=[1.0, None] * (N // 2))
-    with hint("name the columns that it takes: make_column_transformer((StandardScaler(), ['COLUMN']), ...)"):
+    with hint("name its columns: make_column_transformer((StandardScaler(), ['COLUMN']), ...)"):
         fitted(table, preprocess=StandardScaler())
     scaled = make_column_transformer((StandardScaler(), ["age"]), ("drop", ["sex", "size"]))
     assert fitted(table, preprocess=scaled).columns["age"]
-    with hint("let SimpleImputer() come last: make_pipeline(TRANSFORMER, SimpleImputer())"):
+    with hint("put SimpleImputer() last: make_pipeline(TRANSFORMER, SimpleImputer())"):
         fitted(table[["age", "size", "y"]], preprocess=StandardScaler())
     imputed = make_pipeline(StandardScaler(), SimpleImputer())
     assert fitted(table[["age", "size", "y"]], preprocess=imputed).columns["size"]
     with hint("encode text and dates in it, for example with OneHotEncoder() in a ColumnTransformer"):
         fitted(table[["sex", "y"]], preprocess=FunctionTransformer())
     one_hot = fitted(table[["sex", "y"]], preprocess=ColumnTransformer([("sex", OneHotEncoder(), ["sex"])]))
-    with hint("fit it so that it takes such values, for example OneHotEncoder(handle_unknown='ignore')"):
+    with hint("fit it to accept such values, for example OneHotEncoder(handle_unknown='ignore')"):
         one_hot.predict(table.assign(sex="other"))
     tolerant = fitted(table[["sex", "y"]], preprocess=OneHotEncoder(handle_unknown="ignore"))
     assert len(tolerant.predict(table.assign(sex="other"))) == N
-    with hint("write preprocess='auto', or a ColumnTransformer of scikit-learn's own transformers"):
+    with hint("write preprocess='auto', or a ColumnTransformer of transformers from scikit-learn"):
         fitted(table[["age", "y"]], preprocess=FunctionTransformer(np.tanh)).save(tmp_path / "functions")
     fitted(table[["age", "y"]], preprocess="auto").save(tmp_path / "auto")
     fitted(table, preprocess=scaled).save(tmp_path / "scaled")
@@ -350,6 +350,6 @@ def test_transformers_that_drop_rows(hint: Any) -> None:
     with hint("leave its last step out, which is no transform: pipeline[:-1]"):
         fitted(frame()[["age", "y"]], preprocess=pipeline)
     assert fitted(frame()[["age", "y"]], preprocess=pipeline[:-1])
-    with hint("choose a transformer that keeps all rows"):
+    with hint("use a transformer that keeps all rows"):
         fitted(frame()[["age", "y"]], preprocess=DropsRows())
     assert fitted(frame()[["age", "y"]], preprocess=StandardScaler())

@@ -77,8 +77,8 @@ def test_devices(hint: Any, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
             x = tf.constant([1.0])
             with (
                 hint(
-                    "create tensors on the device of the inputs, as in `with tf.device(x.device):`, hold constant ones "
-                    "in variables of the model, or move them first: anyaccel.move(tensor, device)"
+                    "create tensors on the device of the inputs, for example in `with tf.device(x.device):`, store "
+                    "constants in variables of the model, or move them first: anyaccel.move(tensor, device)"
                 ),
                 translate_errors("a sum"),
             ):
@@ -92,7 +92,7 @@ def test_devices(hint: Any, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tf.config.set_soft_device_placement(False)
     try:
         with (
-            hint("run `anyaccel devices` to see which devices are available, and why others are not"),
+            hint("run `anyaccel devices` to list the available devices, and the reasons for missing ones"),
             translate_errors("a batch"),
             tf.device("/GPU:3"),
         ):
@@ -102,7 +102,7 @@ def test_devices(hint: Any, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "cpu" in cli("devices").output  # anyaccel devices
     with (
         monkeypatch.context() as patched,
-        hint("run `anyaccel devices` to see what is available, and why others are not"),
+        hint("run `anyaccel devices` to list the available devices, and the reasons for missing ones"),
     ):
         patched.setattr(transfers.tf, "identity", lambda tensor: tensor)
         backend.move(tensor, CPU)
@@ -205,10 +205,10 @@ class Writing(layers.Layer):
 
 
 def test_models(hint: Any) -> None:
-    with hint("give it a __call__ that takes a batch and returns outputs"):
+    with hint("define a __call__ that takes a batch and returns outputs"):
         graph_of(tf.Module()).build()
     assert train(Plain()).loss.size  # has a __call__
-    with hint("make that weight trainable=False, or train the model by Keras's own loop and freeze its node"):
+    with hint("make that weight trainable=False, or train the model with Keras's own loop and freeze its node"):
         train(keras.Sequential([Writing(True), layers.Dense(1)]))
     trainable = False
     assert train(keras.Sequential([Writing(trainable), layers.Dense(1)])).loss.size  # trainable=False
@@ -242,7 +242,7 @@ def test_custom_steps(hint: Any) -> None:
         variable = tf.Variable([1.0])
         optimizers[ON].apply_gradients([(tf.ones(1), variable)])
 
-    with hint("give each node's variables to its own optimizer: optimizers['NODE']; frozen nodes have none"):
+    with hint("pass each node's variables to its own optimizer, optimizers['NODE']; frozen nodes have no optimizer"):
         train(net(), step=others)
     assert train(net(), step=step).loss.size  # optimizers["net"]
 
@@ -256,7 +256,7 @@ def segment_of(model: Any) -> Segment:
 def test_memory_of_steps(hint: Any) -> None:
     backend, model = TensorFlowBackend(), keras.Sequential([layers.GRU(2), layers.Dense(1)])
     backend.infer(model, [TensorSpec((4, 3), "float32")], 0)
-    with hint("measure the memory while it runs, by run.stats"):
+    with hint("measure the memory during a run with run.stats"):
         backend.required(StepCosts).step_cost(segment_of(model), 8)
     seen = []
 
@@ -339,8 +339,8 @@ def test_grouped_convolutions(hint: Any) -> None:
     x = np.ones((8, 6, 6, 4), "float32")
     grouped = layers.Conv2D(4, 3, padding="same", groups=4, dtype="float64")
     with hint(
-        "train in float32 with TF_ENABLE_ONEDNN_OPTS=1, use DepthwiseConv2D(kernel_size) where Conv2D has as many "
-        'groups as channels, freeze the node, or train with KERAS_BACKEND="jax" or "torch"'
+        "train in float32 with TF_ENABLE_ONEDNN_OPTS=1, use DepthwiseConv2D(kernel_size) if Conv2D has one group "
+        'per channel, freeze the node, or train with KERAS_BACKEND="jax" or "torch"'
     ):
         train(net(grouped, "float64"), x.astype("float64"))
     if os.environ.get("TF_ENABLE_ONEDNN_OPTS") != "0":  # 1 is the default
@@ -372,7 +372,7 @@ def test_replicas(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         join_cluster(1, 2)
     with (
         monkeypatch.context() as patched,
-        hint("start all processes with one launcher, or set MASTER_PORT to a port after which two more are free"),
+        hint("start all processes with one launcher, or set MASTER_PORT to a port followed by two more free ports"),
     ):
         patched.setattr(runtime_config, "is_started", lambda: False)
         patched.setenv("ANYACCEL_REPLICA_TIMEOUT", "0.1")

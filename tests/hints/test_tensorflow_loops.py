@@ -65,7 +65,7 @@ def test_a_step_is_a_function_of_the_loop(hint: Any) -> None:
         gradients = loop.gradient(*taped(model), variables)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
-    with hint("write @loop.function in place of @tf.function"):
+    with hint("use @loop.function instead of @tf.function"):
         tf.function(step, autograph=False)()
     loop.function(step, autograph=False)()
     with hint("write gradients = loop.gradient(tape, loss, model.trainable_variables), once for each update"):
@@ -77,7 +77,7 @@ def test_a_step_is_a_function_of_the_loop(hint: Any) -> None:
         optimizer.apply(gradients)
     variables = model.trainable_variables
     optimizer.apply_gradients(zip(gradients, variables, strict=True))
-    with hint("prepare what is trained, and use what prepare() gives: model = loop.prepare(model)"):
+    with hint("prepare all trained models, and use the result of prepare(): model = loop.prepare(model)"):
         other = model_of()
         loop.gradient(*taped(other), other.trainable_variables)
     model = other
@@ -88,9 +88,11 @@ def test_a_step_is_a_function_of_the_loop(hint: Any) -> None:
 def test_what_another_loop_has_prepared(hint: Any) -> None:
     model, optimizer, loop = model_of(), keras.optimizers.SGD(0.1), loop_of(accumulate=2)
     loop.prepare(model, optimizer)
-    with hint("prepare each model once, and use what prepare() gave; before another Loop takes it: loop.close()"):
+    with hint(
+        "prepare each model once, and use the result of prepare(); call loop.close() before you use it in another Loop"
+    ):
         loop_of().prepare(model)
-    with hint("prepare each optimizer once; before another Loop takes it: loop.close()"):
+    with hint("prepare each optimizer once; call loop.close() before you use it in another Loop"):
         loop_of().prepare(optimizer)
     loop.close()
     tape, loss = taped(model)
@@ -104,7 +106,7 @@ def test_a_loss_says_over_what_it_is_a_mean(hint: Any) -> None:
     loop = loop_of(accumulate=2)
     model = loop.prepare(model_of())
     variables, x = model.trainable_variables, tf.constant(X)
-    with hint("prepare the data set, or say it: loop.gradient(tape, loss * len(x), variables, count=len(x))"):
+    with hint("prepare the data set, or pass the number: loop.gradient(tape, loss * len(x), variables, count=len(x))"):
         loop.gradient(*taped(model), variables)
     loop = loop_of(accumulate=2)
     model = loop.prepare(model_of())
@@ -118,8 +120,8 @@ def test_a_loss_says_over_what_it_is_a_mean(hint: Any) -> None:
     with tf.GradientTape(persistent=True) as tape:
         loss = model(x) ** 2
     with hint(
-        "write tf.reduce_mean(loss), or say over how many terms: "
-        "loop.gradient(tape, loss, variables, count=tf.size(loss))"
+        "write tf.reduce_mean(loss), or pass the number of terms: loop.gradient(tape, loss, variables, "
+        "count=tf.size(loss))"
     ):
         loop.gradient(tape, loss, variables)
     loop = loop_of()
@@ -144,7 +146,7 @@ def test_calls_are_alike_for_each_batch(hint: Any) -> None:
         return loop.gradient(tape, loss, variables, count=count)
 
     counted = loop.function(lambda x: step(x, model.trainable_variables, x.shape[0]))
-    with hint("say count= for each batch, as a tensor: count=tf.shape(x)[0]"):
+    with hint("pass count= for each batch, as a tensor: count=tf.shape(x)[0]"):
         for n in (4, 3, 2):
             counted(X[:n])
     counted = loop.function(lambda x: step(x, model.trainable_variables, count=tf.shape(x)[0]))
@@ -154,7 +156,7 @@ def test_calls_are_alike_for_each_batch(hint: Any) -> None:
     assert [len(several(X, first)) for first in (0, 1)] == [1, 1]
     loop = loop_of(accumulate=2)
     model, batches = loop.prepare(model_of(), tf.data.Dataset.from_tensor_slices(X).batch(2))
-    with hint("call it for each batch, and leave out what optimizers do: if loop.is_update: ..."):
+    with hint("call it for each batch, and run optimizers only at updates: if loop.is_update: ..."):
         for x in batches:
             step(x, model.trainable_variables[: 1 if loop.is_update else 2], None)
     loop = loop_of(accumulate=2)
@@ -169,8 +171,8 @@ def test_calls_are_alike_for_each_batch(hint: Any) -> None:
 
 def test_loss_scale(hint: Any) -> None:
     with hint(
-        "write keras.config.set_dtype_policy('mixed_float16') before the model is made, "
-        "optimizer = keras.optimizers.LossScaleOptimizer(optimizer), and "
+        "write keras.config.set_dtype_policy('mixed_float16') before you create the model, optimizer = "
+        "keras.optimizers.LossScaleOptimizer(optimizer), and "
         "loop.gradient(tape, optimizer.scale_loss(loss), variables)"
     ):
         loop_of(precision="fp16-mixed")
@@ -205,7 +207,7 @@ def test_loss_scale(hint: Any) -> None:
 
 
 def test_settings(hint: Any) -> None:
-    with hint("write precision='bf16-mixed', or keras.config.set_dtype_policy('float64') before the model is made"):
+    with hint("write precision='bf16-mixed', or keras.config.set_dtype_policy('float64') before you create the model"):
         loop_of(precision="float64")
     assert loop_of(precision="bf16-mixed").prepare(model_of())(X).dtype == tf.bfloat16
     keras.config.set_dtype_policy("float64")
@@ -213,7 +215,7 @@ def test_settings(hint: Any) -> None:
         assert loop_of().prepare(model_of())(X).dtype == tf.float64
     finally:
         keras.config.set_dtype_policy("float32")
-    with hint("leave precision out, and cast where the model computes: tf.cast(x, tf.bfloat16)"):
+    with hint("leave precision out, and cast in the model: tf.cast(x, tf.bfloat16)"):
         loop_of(precision="bf16-mixed").prepare(tf.Variable([1.0]))
     variable = loop_of().prepare(tf.Variable([1.0]))
     assert (tf.cast(variable, tf.bfloat16) * 2).dtype == tf.bfloat16
@@ -230,12 +232,12 @@ def test_settings(hint: Any) -> None:
 def test_what_is_prepared(hint: Any) -> None:
     loop = loop_of()
     model = keras.Sequential([keras.layers.Dense(1)])
-    with hint("let it have them before prepare(): model.build((None, 5)) for rows of 5 columns, or call it once"):
+    with hint("create them before prepare(): model.build((None, 5)) for rows of 5 columns, or call it once"):
         loop.prepare(model)
     model.build((None, 5))
     loop.prepare(model)
     metric = keras.metrics.MeanSquaredError()
-    with hint("update it with the rows of all: metric.update_state(*loop.gather((y, predictions)))"):
+    with hint("update it with the rows of all processes: metric.update_state(*loop.gather((y, predictions)))"):
         loop.prepare(metric)
     y = predictions = model(X)
     metric.update_state(*loop.gather((y, predictions)))
@@ -245,7 +247,7 @@ def test_what_is_prepared(hint: Any) -> None:
     optimizer, dataset = keras.optimizers.SGD(), tf.data.Dataset.from_tensor_slices(X).batch(4)
     model, optimizer, dataset = loop.prepare(model_of(), optimizer, dataset)
     assert isinstance(dataset, DatasetLoader)
-    with hint("make a data set for the epoch: dataset.shuffle(n, seed=epoch, reshuffle_each_iteration=False)"):
+    with hint("create a data set for the epoch: dataset.shuffle(n, seed=epoch, reshuffle_each_iteration=False)"):
         dataset.set_epoch(3)
     n, epoch = 8, 3
     dataset = tf.data.Dataset.range(n).shuffle(n, seed=epoch, reshuffle_each_iteration=False).batch(n)
@@ -260,22 +262,22 @@ def test_several_processes(hint: Any) -> None:
     Loop = _Others
     Loop(sync_batchnorm=False).prepare(model_of(norm))
     with hint(
-        "write sync_batchnorm=False for statistics of the rows of each process, whose moving averages are kept alike; "
-        "or use keras.layers.GroupNormalization or LayerNormalization"
+        "write sync_batchnorm=False for statistics of the rows of each process (moving averages stay equal), or use "
+        "keras.layers.GroupNormalization or LayerNormalization"
     ):
         _Others(sync_batchnorm=True)
     _Others(sync_batchnorm=False)
     _Others().prepare(model_of(keras.layers.GroupNormalization(1), keras.layers.LayerNormalization()))
     loop = _Others()
     model = model_of()
-    with hint("compile the model alone: forward = tf.function(model, jit_compile=True)"):
+    with hint("compile only the model: forward = tf.function(model, jit_compile=True)"):
         loop.function(model, jit_compile=True)
     forward = tf.function(model, jit_compile=True)
     assert forward(X).shape == (8, 1)
     loop.other = lambda value: dict.fromkeys(value, "another")
     with hint(
-        "make the model after the Loop, which lets all processes begin with the same random numbers, or seed them "
-        "alike: keras.utils.set_random_seed(0)"
+        "create the model after the Loop, which seeds all processes equally, or seed them yourself: "
+        "keras.utils.set_random_seed(0)"
     ):
         loop.prepare(model)
     loop.other = None
@@ -292,7 +294,7 @@ def test_order_of_rows(hint: Any) -> None:
     def shuffled(n: int = 8, **settings: Any) -> Any:
         return tf.data.Dataset.range(n).shuffle(n, **settings).batch(n)
 
-    with hint("make it after the Loop, without shard(); or give each shuffle a seed: dataset.shuffle(n, seed=0)"):
+    with hint("create it after the Loop, without shard(); or set a seed for each shuffle: dataset.shuffle(n, seed=0)"):
         first_of(lambda: shuffled().shard(2, 0), lambda value: "another" if isinstance(value, str) else value)
     assert first_of(lambda: shuffled(seed=0)).shape == (4,), "a half of the rows, without shard()"
     n, dataset = 8, tf.data.Dataset.range(8)
@@ -302,7 +304,7 @@ def test_order_of_rows(hint: Any) -> None:
     batches.close()
     other = loop_of().prepare(dataset.shuffle(n, seed=1).batch(4))
     other.load_state_dict(state)
-    with hint("make it after Loop(seed=0), or give each shuffle a seed: dataset.shuffle(n, seed=0)"):
+    with hint("create it after Loop(seed=0), or set a seed for each shuffle: dataset.shuffle(n, seed=0)"):
         next(iter(other))
     again = loop_of().prepare(dataset.shuffle(n, seed=0).batch(4))
     again.load_state_dict(state)

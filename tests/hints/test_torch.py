@@ -112,7 +112,7 @@ class Sparse(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_modules_that_a_node_does_not_take(hint: Any) -> None:
-    with hint("write __hash__ = nn.Module.__hash__ into {}, as defining __eq__ removes it"):
+    with hint("write __hash__ = nn.Module.__hash__ into {}, because defining __eq__ removes it"):
         graph_of(Equal(3, 1)).build()
     assert train(Hashed(3, 1)).loss.size
     assert Hashed.__hash__ is nn.Module.__hash__
@@ -120,26 +120,26 @@ def test_modules_that_a_node_does_not_take(hint: Any) -> None:
         graph_of(NotBegun()).build()
     assert train(Begun()).loss.size  # which calls super().__init__()
     with hint(
-        "make it dense: nn.Parameter(value.to_dense()); or a buffer, register_buffer('NAME', value, persistent=False), "
-        "where it is not trained"
+        "make it dense: nn.Parameter(value.to_dense()); or, if it is not trained, a buffer: register_buffer('NAME', "
+        "value, persistent=False)"
     ):
         graph_of(Sparse("sparse")).build()
     assert train(Sparse("dense")).loss.size  # nn.Parameter(value.to_dense())
     assert train(Sparse("register_buffer, persistent=False")).loss.size
     with hint(
-        "leave it out of the state, and give it in the __init__ of the model: register_buffer('NAME', value, "
+        "leave it out of the state, and create it in the __init__ of the model: register_buffer('NAME', value, "
         "persistent=False)"
     ):
         graph_of(Sparse("persistent")).state()
     assert graph_of(Sparse("register_buffer(..., persistent=False)")).state()  # as its __init__() does
     scripted = torch.jit.script(linear())
-    with hint("give the scripted module before it is frozen: torch.jit.script(module)"):
+    with hint("pass the scripted module before it is frozen: torch.jit.script(module)"):
         graph_of(torch.jit.freeze(scripted.eval())).build()
     assert train(torch.jit.script(linear())).loss.size
     shapes = ({0: torch.export.Dim("rows")},)
     exported = torch.export.export(linear(), (torch.ones(2, 3),), dynamic_shapes=shapes).module()
     with hint(
-        "give the module that it was made of; or, if it computes the same in both, set model.train = model.eval = "
+        "pass the original module; or, if both modes compute the same, set model.train = model.eval = "
         "lambda *mode: model"
     ):
         train(exported)
@@ -180,10 +180,10 @@ def test_states_and_shapes_of_modules(hint: Any, tmp_path: Path) -> None:
     state = graph_of(model.float()).state()
     graph_of(model).load_state(state)
     model.to(torch.float8_e4m3fn)
-    with hint("keep the batch as an axis of what the model's forward returns"):
+    with hint("return outputs with the batch as an axis from the model's forward"):
         graph_of(Reduced(keep=False)).build()
     graph_of(Reduced(keep=True)).build()
-    with hint("let its forward return value.to_dense()"):
+    with hint("return value.to_dense() from its forward"):
         graph_of(Function(lambda _, value: value.to_sparse())).build()
     assert train(Function(lambda _, value: value.to_sparse().to_dense())).loss.size
     images = np.zeros((8, 5, 6, 3), "float32")
@@ -217,32 +217,32 @@ def unreduced(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def test_losses(hint: Any) -> None:
-    with hint("let the model ask for the gradient of what it computes with: x = x.clone().requires_grad_()"):
+    with hint("request the gradient of the input inside the model: x = x.clone().requires_grad_()"):
         train(Slope(own=False), y=X)
     x = torch.ones(3)
     x = x.clone().requires_grad_()
     assert train(Slope(own=True), y=X).loss.size
-    with hint("return the mean over the batch, such as with reduction='mean'"):
+    with hint("return the mean over the batch, for example with reduction='mean'"):
         train(linear(), unreduced)
     assert train(linear(), nn.MSELoss(reduction="mean")).loss.size
-    with hint("correct loss_kwargs, or give an instance"):
+    with hint("correct loss_kwargs, or pass an instance"):
         train(linear(), aa.Loss(nn.HuberLoss, loss_kwargs={"sigma": 1}))
     assert train(linear(), aa.Loss(nn.HuberLoss, loss_kwargs={"delta": 1.0})).loss.size
     assert train(linear(), nn.HuberLoss(delta=1.0)).loss.size
     segment = segment_of(linear())
     (term,) = segment.losses
-    with hint("give two inputs, such as ['outputs', 'targets']"):
+    with hint("pass two inputs, such as ['outputs', 'targets']"):
         TorchBackend().build(replace(segment, losses=(replace(term, inputs=(ON,)),)))
     assert train(linear(), aa.AppliedLoss("mse", on=ON, inputs=["outputs", "targets"])).loss.size
-    with hint("give a class such as torch.nn.MSELoss"):
+    with hint("pass a class such as torch.nn.MSELoss"):
         TorchBackend().build(segment_of(linear(), Loss(type("Nothing", (), {}))))
     assert train(linear(), aa.AppliedLoss(torch.nn.MSELoss, on=ON)).loss.size
-    with hint("let the model return floating values: output.float()"):
+    with hint("return floating values from the model: output.float()"):
         graph_of(Function(lambda _, output: output.long())).run(EVAL, progress="none")
     assert graph_of(Function(lambda _, output: output.long().float())).run(EVAL, progress="none").losses
     with hint(
-        "unfreeze a node before the loss, set requires_grad on its parameters, add a loss after it, or take detach() "
-        "and no_grad() out of the model and the loss"
+        "unfreeze a node before the loss, set requires_grad on its parameters, add a loss after it, or remove "
+        "detach() and no_grad() from the model and the loss"
     ):
         train(Function(lambda _, output: output.detach()))
     assert train(Function(lambda _, output: output)).loss.size  # neither detach() nor no_grad()
@@ -252,7 +252,7 @@ def test_optimizers_and_schedules(hint: Any) -> None:
     with hint("correct the settings of Optimizer(...)"):
         train(linear(), optimizer=aa.Optimizer(torch.optim.RMSprop, lr=0.1, speed=3))
     assert train(linear(), optimizer=aa.Optimizer(torch.optim.RMSprop, lr=0.1, alpha=0.9)).loss.size
-    with hint("use another optimizer, or create it in a step of your own: TrainPhase(step=function)"):
+    with hint("use another optimizer, or create it in a custom step: TrainPhase(step=function)"):
         train(linear(), optimizer=aa.Optimizer(torch.optim.LBFGS))
     assert train(linear(), optimizer=aa.Optimizer(torch.optim.NAdam)).loss.size
 
@@ -283,9 +283,7 @@ def test_embeddings_with_sparse_gradients(hint: Any) -> None:
         return nn.Sequential(nn.Embedding(5, 2, sparse=sparse), nn.Flatten(), nn.Linear(6, 1))
 
     x = np.zeros((24, 3), "int64")
-    with hint(
-        "let the embedding give dense ones, nn.Embedding(..., sparse=False), or train it with Optimizer('sgd', lr=0.1)"
-    ):
+    with hint("use dense gradients, nn.Embedding(..., sparse=False), or train it with Optimizer('sgd', lr=0.1)"):
         train(table(sparse=True), x=x, optimizer="adam")
     assert train(table(sparse=False), x=x, optimizer="adam").loss.size  # nn.Embedding(5, 2, sparse=False)
     assert train(table(sparse=True), x=x, optimizer=aa.Optimizer("sgd", lr=0.1)).loss.size
@@ -345,7 +343,7 @@ def test_models_that_write_to_their_inputs(hint: Any) -> None:
 
 def test_shapes_of_losses(hint: Any) -> None:
     program: Any = TorchBackend().build(segment_of(linear(), "mse", (3,)))
-    with hint("give the model the targets' shape per sample as output_shape, or reshape the target column"):
+    with hint("set output_shape of the model to the targets' shape per sample, or reshape the target column"):
         program.train_steps([torch.ones(4, 3), torch.ones(4, 3)], [torch.arange(4)] * 2, 0, 1, 4)
     weighted: Any = TorchBackend().build(segment_of(linear(), Loss("cross_entropy", class_weights=[1.0, 2.0]), (3,)))
     with hint("change the shape of the targets"):
@@ -353,7 +351,7 @@ def test_shapes_of_losses(hint: Any) -> None:
     assert train(aa.SequentialMLP(output_shape=(3,)), y=X).loss.size
     flat = np.ones(24, "float32")
     assert train(linear(), y=flat.reshape(-1, 1)).loss.size
-    with hint("give an nn.Module"):
+    with hint("pass an nn.Module"):
         TorchBackend().build(segment_of(3)).forward((torch.ones(2, 3), torch.ones(2, 1)))
     module: nn.Module = linear()
     TorchBackend().build(segment_of(module)).forward((torch.ones(2, 3), torch.ones(2, 1)))
@@ -384,7 +382,7 @@ def test_batches_and_shared_parameters(hint: Any) -> None:
     def source(*sizes: int) -> Any:
         return aa.IterableSource("d", Batches(*sizes), features="x", target="y")
 
-    with hint("leave the batch out, DataLoader(..., drop_last=True), or make batches of another size"):
+    with hint("leave the batch out, DataLoader(..., drop_last=True), or use another batch size"):
         run_on(source(8, 8, 1))
     assert run_on(source(8, 8)).loss.size
     rows = TensorDataset(torch.from_numpy(X[:17]), torch.from_numpy(Y[:17]))
@@ -399,7 +397,9 @@ def test_batches_and_shared_parameters(hint: Any) -> None:
         nodes = [aa.ModelNode("kept", first, given.reference()), aa.ModelNode("taught", last, "kept")]
         return aa.ModelGraph(nodes, "sgd").freeze("kept")
 
-    with hint("freeze both, give each its own, or switch off requires_grad of what is not to be trained"):
+    with hint(
+        "freeze both, use separate parameters, or set requires_grad=False for parameters that must not be trained"
+    ):
         graph(nn.Sequential(shared), nn.Sequential(shared, linear())).run(phase, progress="none")
     both = graph(nn.Sequential(shared), nn.Sequential(shared, linear())).freeze("taught")
     assert both.run(aa.EvalPhase("e", data="all", losses=losses, accelerator="cpu"), progress="none").losses
@@ -417,7 +417,7 @@ def test_files_of_weights(hint: Any, tmp_path: Path) -> None:
     model, path = linear(), tmp_path / "other.pt"
     graph = graph_of(model)
     torch.save({"weight": Evil()}, path)
-    with hint("where you trust the file, load it with torch yourself, and give load_weights(model.state_dict())"):
+    with hint("if you trust the file, load it with torch yourself, and call load_weights(model.state_dict())"):
         graph.load_weights(path)
     assert torch.load(path, weights_only=False)
     graph.load_weights(model.state_dict())
@@ -427,7 +427,7 @@ def test_files_of_weights(hint: Any, tmp_path: Path) -> None:
     torch.save(model.state_dict(), tmp_path / "weights.pt")
     graph.load_weights(tmp_path / "weights.pt")
     torch.save({"epoch": 3, "state_dict": model.state_dict()}, path)
-    with hint("give its part with the weights: load_weights({})"):
+    with hint("pass its part with the weights: load_weights({})"):
         graph.load_weights(path)
     graph.load_weights(torch.load(str(path), weights_only=True)["state_dict"])
 
@@ -435,7 +435,7 @@ def test_files_of_weights(hint: Any, tmp_path: Path) -> None:
 def test_arrays_and_tensors(hint: Any) -> None:
     backend, cpu = TorchBackend(), Device("cpu")
     array = np.array(["1", "2"])
-    with hint("convert the array first, such as with array.astype('float32')"):
+    with hint("convert the array first, for example with array.astype('float32')"):
         backend.from_host(array, cpu)
     backend.from_host(array.astype("float32"), cpu)
     tensor = torch.eye(2).to_sparse()
@@ -443,7 +443,7 @@ def test_arrays_and_tensors(hint: Any) -> None:
         backend.to_host(tensor)
     assert backend.to_host(tensor.to_dense()).sum() == 2
     assert backend.to_host(torch.ones(2).to(torch.float8_e4m3fn).float()).sum() == 2
-    with hint("give a plain array without gradients, or copy it through host memory with from_host"):
+    with hint("pass a plain array without gradients, or copy it through host memory with from_host"):
         backend.from_dlpack(object(), cpu)
     backend.from_dlpack(np.ones(2), cpu)
     backend.from_host(np.ones(2), cpu)
@@ -487,10 +487,10 @@ def copying(module: Function, output: Tensor) -> Tensor:
 
 @pytest.mark.usefixtures("plain_compiler")
 def test_steps_that_cannot_be_compiled(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with hint("keep what a step changes in a register_buffer, and change it in place"):
+    with hint("store the value in a register_buffer, and update it in place"):
         compiled(Function(counting))
     assert compiled(Function(counting_in_buffer)).loss.size  # `seen` is given to register_buffer()
-    with hint("change it in place, such as with copy_"):
+    with hint("update it in place, for example with copy_"):
         compiled(Function(replacing))
     assert compiled(Function(copying)).loss.size
 
@@ -522,13 +522,13 @@ def test_steps_that_cannot_be_compiled(hint: Any, monkeypatch: pytest.MonkeyPatc
         strategies, "torch_compile", lambda function, options: lambda *args: [loss + 9 for loss in function(*args)]
     )
     monkeypatch.setattr(strategies, "_CACHE", OrderedDict())
-    with hint("set compile='off'; a module's own random numbers may be the cause"):
+    with hint("set compile='off'; random numbers generated by a module may be the cause"):
         compiled(linear())
     assert compiled(linear(), compile="off").loss.size
 
 
 def test_steps_that_cannot_be_traced(hint: Any, request: pytest.FixtureRequest) -> None:
-    with hint("avoid Python that depends on the values of tensors (if x.sum() > 0, x.item()), prints and the like"):
+    with hint("avoid Python that depends on the values of tensors (if x.sum() > 0, x.item()), and print calls"):
         compiled(Function(lambda _, x: x if x.sum() > 0 else -x))
     request.getfixturevalue("plain_compiler")
     assert compiled(Function(lambda _, x: torch.where(x.sum() > 0, x, -x))).loss.size  # without item()
@@ -539,8 +539,8 @@ def test_steps_that_are_not_compiled(hint: Any, request: pytest.FixtureRequest) 
     segment, rows, order = segment_of(linear()), [torch.ones(24, 3), torch.ones(24, 1)], torch.arange(24)
     program: Any = TorchBackend().build(replace(segment, compile="off"))
     with hint(
-        "set compile='auto', and train at least one node, all on one CPU or CUDA device, and without constraints of "
-        "Keras"
+        "set compile='auto', and train at least one node, with all nodes on one CPU or CUDA device and without "
+        "constraints of Keras"
     ):
         program.compile(rows, [order, order], 4)
     program = TorchBackend().build(replace(segment, compile="auto"))
@@ -618,8 +618,8 @@ def test_parts_that_are_computed_again(hint: Any) -> None:
             return graph.run(phase, progress="none")
 
     with hint(
-        "turn off what the model keeps from one call for the next, such as its cache of keys and values "
-        "(model.config.use_cache = False); or leave remat out"
+        "turn off state that the model keeps between calls, such as its key-value cache (model.config.use_cache = "
+        "False); or leave remat out"
     ):
         run(Cache(use_cache=True), "0", compile="off")
     model = Cache(use_cache=True)
@@ -675,23 +675,23 @@ class Around(torch.optim.SGD):
 def test_optimizers_that_are_objects(hint: Any) -> None:
     model = linear()
     adam = torch.optim.Adam(model.parameters(), lr=0.1)
-    with hint("set them in the object, or give its class: Optimizer(torch.optim.{}, {}=...)"):
+    with hint("set them in the object, or pass its class: Optimizer(torch.optim.{}, {}=...)"):
         train(model, optimizer=aa.Optimizer(adam, lr=0.2))
     assert train(model, optimizer=torch.optim.Adam(model.parameters(), lr=0.2)).loss.size
     assert train(model, optimizer=aa.Optimizer(torch.optim.Adam, lr=0.2)).loss.size
     nn.functional.mse_loss(model(torch.from_numpy(X)), torch.from_numpy(Y)).backward()
     adam.step()
-    with hint("give a new one, from model.parameters()"):
+    with hint("create a new one from model.parameters()"):
         train(model, optimizer=adam)
     assert train(model, optimizer=torch.optim.Adam(model.parameters())).loss.size
     with hint(
-        "create it with all parameters of the node's model, and switch off requires_grad of those that stay as they "
-        "are; or give its class"
+        "create it with all parameters of the node's model, and set requires_grad=False for frozen ones; or pass its "
+        "class"
     ):
         train(model, optimizer=torch.optim.Adam([model.weight]))
     model.bias.requires_grad = False
     assert train(model, optimizer=torch.optim.Adam(model.parameters())).loss.size
-    with hint("create and step it in a step of your own: TrainPhase(step=function)"):
+    with hint("create and step it in a custom step: TrainPhase(step=function)"):
         train(model, optimizer=Around(model.parameters(), lr=0.1))
     own = Around(model.parameters(), lr=0.1)
 
@@ -745,7 +745,7 @@ def plain():
 def test_a_call_without_values(hint: Any, cli: Any, tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODELS)
     place, machine = str(tmp_path / "model.py"), ("--on", "2x 24GB, cpu 64GB")
-    with hint("give the inputs of a call that it takes, or leave them out") as printed:
+    with hint("pass valid inputs of a call, or leave them out") as printed:
         printed.text = cli("device-map", f"{place}:Reads", *machine, "--input", "float32[1,3]").output
     assert cli("device-map", f"{place}:Reads", *machine).exit_code == 0
     assert cli("device-map", f"{place}:plain", *machine, "--input", "float32[1,3]").exit_code == 0

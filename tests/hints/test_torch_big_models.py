@@ -80,7 +80,7 @@ EVAL = aa.EvalPhase("eval", data="all", losses=[aa.AppliedLoss("mse", on="net")]
 
 
 def test_maps_of_devices(hint: Any, folder: Path, tmp_path: Path) -> None:
-    with hint("leave inputs out; blocks are then taken in the order of registration"):
+    with hint("leave inputs out to use blocks in registration order"):
         infer_auto_device_map(chain(), inputs=["text"])
     assert infer_auto_device_map(chain())
     with hint("use names of model.named_modules()"):
@@ -88,7 +88,7 @@ def test_maps_of_devices(hint: Any, folder: Path, tmp_path: Path) -> None:
     model = chain()
     names = [name for name, _ in model.named_modules() if name]
     dispatch_model(model, dict.fromkeys(names, "cpu"))
-    with hint("add them or a module that has them; '' stands for the whole model"):
+    with hint("add them or a module that contains them; '' means the whole model"):
         dispatch_model(chain(), {"0": "cpu"})
     dispatch_model(chain(), {"0": "cpu", "1": "cpu"})
     dispatch_model(chain(), {"": "cpu"})
@@ -124,8 +124,8 @@ def test_folders_of_checkpoints_and_of_offloaded_weights(hint: Any, folder: Path
         disk_offload(chain(), None)
     disk_offload(chain(), offload_dir=str(tmp_path / "weights"))
     with hint(
-        "give a new folder; weights that are in files of safetensors already are loaded from there by "
-        "load_checkpoint_and_dispatch, and written nowhere"
+        "use a new folder; for weights that are already in safetensors files, use load_checkpoint_and_dispatch, which "
+        "reads them without writing"
     ):
         disk_offload(chain(), tmp_path / "weights")
     disk_offload(chain(), tmp_path / "new")
@@ -160,7 +160,7 @@ class WithState(nn.Module):
 
 
 def test_checkpoints_that_do_not_fit(hint: Any, folder: Path, tmp_path: Path) -> None:
-    with hint("give the checkpoint of this model, or load what fits with strict=False"):
+    with hint("use the checkpoint of this model, or load the matching parts with strict=False"):
         load_checkpoint_in_model(nn.Sequential(nn.Linear(3, 4)), folder)
     load_checkpoint_in_model(chain(), folder)
     with pytest.warns(UserWarning, match="unexpected"):
@@ -171,13 +171,13 @@ def test_checkpoints_that_do_not_fit(hint: Any, folder: Path, tmp_path: Path) ->
     model.load_state_dict(WithState().state_dict())
     path = tmp_path / "large.safetensors"
     save_file({"weight": torch.full((2, 3), 70000.0), "bias": torch.zeros(2)}, path)
-    with hint("load with dtype=torch.bfloat16, or keep this part wide: keep_in_fp32=['PART']"):
+    with hint("load with dtype=torch.bfloat16, or keep this part in float32: keep_in_fp32=['PART']"):
         load_checkpoint_in_model(nn.Linear(3, 2), path, dtype=torch.float16)
     load_checkpoint_in_model(nn.Linear(3, 2), path, dtype=torch.bfloat16)
     load_checkpoint_in_model(nn.Linear(3, 2), path, dtype=torch.float16, keep_in_fp32=["weight"])
     untied = Tied(tie_word_embeddings=False).state_dict()
     save_file(untied, tmp_path / "untied.safetensors")
-    with hint("build the model without the tie, such as with tie_word_embeddings=False"):
+    with hint("build the model without the tie, for example with tie_word_embeddings=False"):
         load_checkpoint_in_model(Tied(), tmp_path / "untied.safetensors")
     load_checkpoint_in_model(Tied(tie_word_embeddings=False), tmp_path / "untied.safetensors")
     torch.save(chain().state_dict(), tmp_path / "model.bin")
@@ -205,12 +205,12 @@ class Drawn(nn.Module):
 
 
 def test_models_without_values(hint: Any, folder: Path, tmp_path: Path) -> None:
-    with hint("write init_empty_weights(include_buffers=True) and give the buffer its values later"):
+    with hint("write init_empty_weights(include_buffers=True) and set the values of the buffer later"):
         empty(Drawn)
     with init_empty_weights(include_buffers=True):
         drawn = Drawn()
     drawn.matrix = torch.randn(400, 400).abs()
-    with hint("load a checkpoint that has them: load_checkpoint_and_dispatch"):
+    with hint("load a checkpoint with them: load_checkpoint_and_dispatch"):
         dispatch_model(empty(), {"": "cpu"})
     assert torch.equal(load_checkpoint_and_dispatch(empty(), folder, {"": "cpu"})(X), chain()(X))
     path = tmp_path / "rotary.safetensors"
@@ -218,8 +218,8 @@ def test_models_without_values(hint: Any, folder: Path, tmp_path: Path) -> None:
     with init_empty_weights(include_buffers=True):
         rotary = Rotary()
     with hint(
-        "make the model with init_empty_weights(), which computes buffers (include_buffers=False); or let its module "
-        "register the buffer with persistent=True before the checkpoint is saved"
+        "create the model with init_empty_weights(), which computes buffers (include_buffers=False); or register the "
+        "buffer with persistent=True before you save the checkpoint"
     ):
         load_checkpoint_and_dispatch(rotary, path, device_map="auto")
     with init_empty_weights(include_buffers=False):
@@ -239,9 +239,9 @@ def test_models_without_values(hint: Any, folder: Path, tmp_path: Path) -> None:
     assert graph.state()
     graph = graph_of(model := empty())
     with hint(
-        "make it where values are, without torch.device('meta'); or load it, with load_checkpoint_and_dispatch(model, "
-        "'model.safetensors', device_map={'': 'cpu'}) of anyaccel_torch.big_models; model.to_empty() leaves garbage "
-        "in buffers that no file has"
+        "create it on a real device, without torch.device('meta'); or load it with load_checkpoint_and_dispatch(model, "
+        "'model.safetensors', device_map={'': 'cpu'}) of anyaccel_torch.big_models; model.to_empty() leaves random "
+        "values in buffers that are not in the file"
     ):
         graph.run(EVAL, progress="none")
     load_checkpoint_and_dispatch(model, folder / "model.safetensors", device_map={"": "cpu"})
@@ -368,7 +368,7 @@ def test_single_tensors(hint: Any, folder: Path, tmp_path: Path) -> None:
         set_module_tensor_to_device(model, "0.weight", "disk")
     set_module_tensor_to_device(model, "0.weight", device="cpu")
     disk_offload(chain(), tmp_path / "new")
-    with hint("give its value=, or load a checkpoint"):
+    with hint("pass value=, or load a checkpoint"):
         set_module_tensor_to_device(empty(), "0.weight", "cpu")
     set_module_tensor_to_device(empty(), "0.weight", "cpu", value=torch.ones(4, 3))
     load_checkpoint_in_model(empty(), folder)
@@ -404,7 +404,7 @@ def test_layers_with_narrow_weights(hint: Any) -> None:
     model = chain()
     with torch.no_grad():
         model[0].weight.fill_(1e6)
-    with hint("leave it as it is: skip_modules_pattern={}"):
+    with hint("exclude it: skip_modules_pattern={}"):
         attach_layerwise_casting_hooks(model, torch.float16, torch.float32)
     attach_layerwise_casting_hooks(model, torch.float16, torch.float32, skip_modules_pattern="0")
 

@@ -225,20 +225,19 @@ def test_two_processes(hint: Any, tmp_path: Path) -> None:
     with hint("start as many processes, anyaccel run --replicas {} SCRIPT, or write replicas=1"):
         run(TrainPhase("train", data="train", losses=[MSE], replicas=2))
     with hint(
-        "let the source give the same batches in every process: leave a DistributedSampler out, and seed what draws; "
-        "or write replicas=1"
+        "return the same batches in every process: use no DistributedSampler, and seed random draws; or set replicas=1"
     ) as printed:
         printed.text = wrong["own rows"]
-    with hint("let it make larger batches, or leave the last one out: DataLoader(..., drop_last=True)") as printed:
+    with hint("use larger batches, or drop the last one: DataLoader(..., drop_last=True)") as printed:
         printed.text = wrong["one row"]
     with hint(
-        "write sync_batchnorm=True to normalize by the rows of all; or replicas=1 to train the whole of it in each "
-        "process on its own"
+        "set sync_batchnorm=True to normalize over the rows of all replicas, or replicas=1 to train the whole model "
+        "separately in each process"
     ) as printed:
         printed.text = wrong["batch norm"]
     with hint(
-        "call run.model and run.snapshot in all replicas, before any `if run.is_main_process:`; or write checkpoint=, "
-        "which gathers them by itself"
+        "call run.model and run.snapshot in all replicas, before any `if run.is_main_process:`; or set checkpoint=, "
+        "which gathers them automatically"
     ) as printed:
         printed.text = wrong["reads alone"]
     right = in_two(
@@ -304,10 +303,10 @@ def test_several_inputs_and_losses_of_fit(hint: Any, tmp_path: Path) -> None:
         with hint("write loss={'COLUMN': 'mse', 'OTHER': 'cross_entropy'}"):
             aa.fit(Two(), table, loss=wrong, target="price", **settings)
     settings["loss"] = {"price": "mse", "kind": "cross_entropy"}
-    with hint("say which column is which: features={{}}"):
+    with hint("assign the columns: features={{}}"):
         aa.fit(Two(), table, **settings)
     settings["features"] = {"u": "a", "v": "b"}
-    with hint("let it give a dict with these keys, or name its outputs in their order: outputs={}"):
+    with hint("return a dict with these keys from the model, or name its outputs in order: outputs={}"):
         aa.fit(Two(), table, **settings)
     model = aa.fit(Two(), table, outputs=["price", "kind"], **settings)
     assert set(model.predict(table)) == {"price", "kind"}
@@ -315,7 +314,7 @@ def test_several_inputs_and_losses_of_fit(hint: Any, tmp_path: Path) -> None:
     aa.fit(Two(), table, outputs=["price", "kind"], **settings).save(tmp_path)
     loaded = aa.load(tmp_path, models={"model": Two()})
     rows = aa.FeatureSet.from_dict("data", table, ["a", "b"], ["price", "kind"])
-    with hint("give the loss: AppliedLoss(LOSS, on='model')"):
+    with hint("pass the loss: AppliedLoss(LOSS, on='model')"):
         loaded.graph.run(TrainPhase("more", data={"data": rows}, losses=loaded.losses), progress="none")
     losses = [AppliedLoss(smooth, on="model", inputs=["outputs.price", "data.price"])]
     assert loaded.graph.run(TrainPhase("more", data={"data": rows}, losses=losses), progress="none").loss.size

@@ -52,8 +52,8 @@ def test_one_that_waits_for_others_in_vain(hint: Any, monkeypatch: pytest.Monkey
         patched.setenv("MASTER_PORT", str(port))
         patched.setenv("ANYACCEL_REPLICA_TIMEOUT", "1")
         with hint(
-            "let all processes run the phase, none of it behind `if rank == 0:`, or write replicas=1 to train in this "
-            "one alone; if one has ended by an error, start all again with their launcher"
+            "run the phase in all processes, not only inside `if rank == 0:`, or set replicas=1 to train only in this "
+            "process; if one ended with an error, start all again with their launcher"
         ):
             train(net())
         assert train(net(), replicas=1).loss.size
@@ -66,7 +66,7 @@ class Unlike(nn.Sequential):
 
 
 def test_modules_that_are_divided(hint: Any) -> None:
-    with hint("let copy.deepcopy(module) succeed, or leave sharding out"):
+    with hint("make copy.deepcopy(module) work, or leave sharding out"):
         train(Unlike(*net()), sharding="full")
     module = net()
     assert copy.deepcopy(module) and train(module, sharding="full").loss.size
@@ -74,7 +74,7 @@ def test_modules_that_are_divided(hint: Any) -> None:
     from torch.distributed.fsdp import fully_shard
 
     divided = fully_shard(net())
-    with hint("give the module without FSDP, and divide it by TrainPhase(sharding='full')"):
+    with hint("pass the module without FSDP, and shard it with TrainPhase(sharding='full')"):
         graph_of(divided).build()
     phase = aa.TrainPhase(
         "t", data="all", losses=[aa.AppliedLoss("mse", on="net")], sharding="full", batch_size=4, accelerator="cpu"
@@ -111,6 +111,6 @@ def test_gradients_that_come_twice(hint: Any) -> None:
 def test_a_group_that_the_script_has_joined(hint: Any) -> None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     assert dist.is_initialized()  # by the first test
-    with hint("leave out init_process_group, or give it the launcher's RANK and WORLD_SIZE"):
+    with hint("leave out init_process_group, or pass it the launcher's RANK and WORLD_SIZE"):
         TorchReplicaGroup(rank, 3)
     assert TorchReplicaGroup(rank, size).size == 2  # which the launcher gave, as RANK and WORLD_SIZE: anyaccel joined

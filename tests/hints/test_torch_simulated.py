@@ -88,7 +88,8 @@ class Constant(nn.Module):
 
 def test_tensors_on_several_devices(hint: Any) -> None:
     with hint(
-        "create tensors on the device of the inputs, as in torch.zeros(3, device=x.device), and register constant "
+        "create tensors on the device of the inputs, for example torch.zeros(3, device=x.device), and register "
+        "constant "
         "tensors with register_buffer"
     ):
         evaluated(Constant("anywhere"), ONE)
@@ -130,6 +131,6 @@ def test_models_on_several_devices(hint: Any) -> None:
         phase = aa.TrainPhase("train", data="all", losses=[aa.AppliedLoss("mse", on="net")], compile="off", **settings)
         return given.run(phase, progress="none")
 
-    with hint("ask for one device, and name the others in max_memory"):
+    with hint("request one device, and name the others in max_memory"):
         with_replicas(accelerator=ONE, replicas=2)
     assert with_replicas(accelerator=ONE)  # the others are in max_memory

@@ -31,7 +31,7 @@ def test_projects_of_wandb(hint: Any, tmp_path: Path, monkeypatch: pytest.Monkey
     assert anyaccel_wandb.WandbLogger("digits")
     with monkeypatch.context() as broken:
         broken.setattr(wandb, "init", lambda **_: 1 / 0)
-        with hint("log in by `wandb login`, or write to a local folder: WandbLogger(..., mode='offline')"):
+        with hint("log in with `wandb login`, or write to a local folder: WandbLogger(..., mode='offline')"):
             fit(callbacks=[anyaccel_wandb.WandbLogger("digits")])
     for name, value in OFFLINE.items():
         monkeypatch.setenv(name, value)
@@ -54,7 +54,7 @@ def test_experiments_of_mlflow(hint: Any, tmp_path: Path, monkeypatch: pytest.Mo
     mlflow.set_tracking_uri("sqlite:///mlflow.db")
     fitted = fit(callbacks=[logger])
     assert mlflow.search_runs(experiment_names=["digits"], output_format="list")
-    with hint("give what aa.fit returned"):
+    with hint("pass the result of aa.fit"):
         anyaccel_mlflow.save_model(fitted.graph, tmp_path / "model")
     returned = aa.fit(aa.SequentialMLP(), DATA, target="y", loss="mse", epochs=1, progress="none")
     anyaccel_mlflow.save_model(returned, tmp_path / "model")
@@ -71,7 +71,7 @@ def test_models_of_the_users_in_mlflow(hint: Any, tmp_path: Path) -> None:
     fitted = aa.fit(make(), DATA, target="y", loss="mse", epochs=1, progress="none")
     anyaccel_mlflow.save_model(fitted, tmp_path / "model")
     uri = str(tmp_path / "model")
-    with hint("load it by anyaccel_mlflow.load_model(uri, models={'model': net})"):
+    with hint("load it with anyaccel_mlflow.load_model(uri, models={'model': net})"):
         mlflow.pyfunc.load_model(uri)
     net = make()
     loaded = anyaccel_mlflow.load_model(uri, models={"model": net})

@@ -69,10 +69,10 @@ def test_a_loss_beside_that_of_the_model(hint: Any) -> None:
 
 def test_text_to_predict_for(hint: Any) -> None:
     fitted = fit(bert(), DATA)
-    with hint("give the numbers of its tokenizer by column: {{}: [...]}"):
+    with hint("pass the numbers of its tokenizer by column: {{}: [...]}"):
         fitted.predict("such a fine day")
     assert fitted.predict(tokenizer(["such a fine day"])).shape == (1,)
-    with hint("give a dict: {'COLUMN': rows}"):
+    with hint("pass a dict: {'COLUMN': rows}"):
         fitted.predict([[1, 2, 3]])
     assert fitted.predict({"input_ids": [[1, 2, 3]]}).shape == (1,)
 
@@ -86,16 +86,16 @@ def test_labels_and_inputs_by_name(hint: Any) -> None:
         fit(llama(), dataset)
     assert fit(llama(), dataset, target="input_ids")
     dataset = Dataset.from_dict({"text": ["good", "bad day"], "label": [0, 1]})
-    with hint("tokenise it: dataset.map(lambda rows: tokenizer(rows[{}], truncation=True), batched=True)"):
+    with hint("tokenize it: dataset.map(lambda rows: tokenizer(rows[{}], truncation=True), batched=True)"):
         fit(bert(), dataset)
     assert fit(bert(), dataset.map(lambda rows: tokenizer(rows["text"], truncation=True), batched=True))
     model = bert(id2label={0: "bad", 1: "good"}, label2id={"bad": 0, "good": 1})
     dataset = Dataset.from_dict({"input_ids": ROWS, "label": ["bad", "good", "bad", "good"]})
-    with hint("give the number of each: dataset.map(lambda row: {'labels': model.config.label2id[row[{}]]})"):
+    with hint("convert each label to its number: dataset.map(lambda row: {'labels': model.config.label2id[row[{}]]})"):
         fit(model, dataset)
     fitted = fit(model, dataset.map(lambda row: {"labels": model.config.label2id[row["label"]]}))
     assert set(fitted.predict(dataset)) <= {"bad", "good"}
-    with hint("say which it is: features={'ARGUMENT': {}}"):
+    with hint("name the argument: features={'ARGUMENT': {}}"):
         fit(bert(), {"ids": ROWS, "input_ids": ROWS, "labels": [0, 1, 0, 1]}, features="ids")
     assert fit(bert(), {"ids": ROWS, "labels": [0, 1, 0, 1]}, features={"input_ids": "ids"})
     with hint("name one: features={{}: 'COLUMN'}"):
@@ -108,11 +108,11 @@ def test_labels_and_inputs_by_name(hint: Any) -> None:
 
 def test_rows_of_different_length(hint: Any) -> None:
     table = {"ids": ROWS, "labels": [[token % 4 for token in row] for row in ROWS]}
-    with hint("give a FeatureSet: FeatureSet.from_dict('data', table, [...], [...], pad={{}: 0})"):
+    with hint("pass a FeatureSet: FeatureSet.from_dict('data', table, [...], [...], pad={{}: 0})"):
         fit(Tagger(), table)
     data = aa.FeatureSet.from_dict("data", table, ["ids"], ["labels"], pad={"ids": 0, "labels": -100})
     assert fit(Tagger(), data)
-    with hint("give a label for each token, -100 where none counts"):
+    with hint("pass a label for each token, with -100 for tokens to ignore"):
         fit(bert("ForTokenClassification"), {"input_ids": ROWS, "labels": [row[1:] for row in ROWS]})
     labels = [[-100, *(token % 2 for token in row[1:])] for row in ROWS]
     assert fit(bert("ForTokenClassification"), {"input_ids": ROWS, "labels": labels})
@@ -121,10 +121,10 @@ def test_rows_of_different_length(hint: Any) -> None:
 def test_splits(hint: Any) -> None:
     data = {"train": DATA, "test": DATA}
     model = bert()
-    with hint("give one: fit(model, data[{}], validation=data[{}], ...)"):
+    with hint("pass one: fit(model, data[{}], validation=data[{}], ...)"):
         fit(model, data)
     assert fit(model, data["train"], validation=data["test"]).results.figure("val_loss").size
-    with hint("give a share of the rows, or another table: validation=0.2"):
+    with hint("pass a fraction of the rows, or another table: validation=0.2"):
         fit(model, DATA, validation=DataLoader(DATA))
     with hint("write validation=0.2"):
         fit(model, DATA, validation="test")
@@ -133,15 +133,15 @@ def test_splits(hint: Any) -> None:
 
 def test_loaders(hint: Any) -> None:
     pairs = [(torch.tensor([[1, 2]]), torch.tensor([0]))]
-    with hint("let the collate function return a dict: {'COLUMN': tensor}"):
+    with hint("return a dict from the collate function: {'COLUMN': tensor}"):
         fit(bert(), pairs)
     assert fit(bert(), [{"input_ids": ids, "labels": labels} for ids, labels in pairs])
     for wrong in (3, object()):
-        with hint("give a dict: {'COLUMN': rows}"):
+        with hint("pass a dict: {'COLUMN': rows}"):
             fit(bert(), wrong)
     assert fit(bert(), {"input_ids": ROWS, "labels": [0, 1, 0, 1]})
     batch = {"input_ids": torch.tensor([[1, 2, 3]])}
-    with hint("let its collate function add them: batch[{}] = ..."):
+    with hint("add them in its collate function: batch[{}] = ..."):
         fit(llama(), [batch], target="input_ids")
     batch["labels"] = batch["input_ids"]
     assert fit(llama(), [batch])
@@ -161,16 +161,18 @@ def test_what_a_model_cannot_compute_with(hint: Any) -> None:
     tokenizer_ = range(40)
     model = bert()
     wrong = Dataset.from_dict({"input_ids": [[1, 2], [3, 39]], "labels": [0, 1]})
-    with hint("use the tokenizer of this model, or make room: model.resize_token_embeddings(len(tokenizer))"):
+    with hint(
+        "use the tokenizer of this model, or resize the vocabulary: model.resize_token_embeddings(len(tokenizer))"
+    ):
         fit(model, wrong)
     for tokenizer in (tokenizer_,):
         model.resize_token_embeddings(len(tokenizer))
     assert fit(model, wrong)
-    with hint("make the model with one for each class: num_labels={}"):
+    with hint("create the model with one per class: num_labels={}"):
         fit(bert(), {"input_ids": ROWS, "labels": [0, 1, 2, 0]})
     assert fit(bert(num_labels=3), {"input_ids": ROWS, "labels": [0, 1, 2, 0]})
     prices = {"input_ids": ROWS, "labels": [0.5, 1.5, 2.0, 0.0]}
-    with hint("give their numbers as integers, or make the model for one number: num_labels=1"):
+    with hint("use integer class numbers, or create the model for one number: num_labels=1"):
         fit(bert(num_labels=3), prices)
     assert fit(bert(num_labels=1), prices)
 
@@ -178,16 +180,16 @@ def test_what_a_model_cannot_compute_with(hint: Any) -> None:
 def test_rows_longer_than_the_positions(hint: Any) -> None:
     rows = ["a long text of many words", "short"]
     data = {**tokenizer(rows), "labels": [0, 1]}
-    with hint("cut them: tokenizer(rows, truncation=True, max_length={})"):
+    with hint("truncate them: tokenizer(rows, truncation=True, max_length={})"):
         fit(bert(), data)
     assert fit(bert(), {**tokenizer(rows, truncation=True, max_length=16), "labels": [0, 1]})
 
 
 def test_losses_and_metrics(hint: Any) -> None:
-    with hint("take one of its library with a head for the task, or write loss="):
+    with hint("use a model of its library with a head for the task, or set loss="):
         fit(bert("Model"), DATA)
     assert fit(bert("ForSequenceClassification"), DATA)
-    with hint("leave metrics out: the loss is there, and its exponential is the perplexity"):
+    with hint("leave metrics out and use the loss; its exponential is the perplexity"):
         fit(llama(), {"input_ids": ROWS}, target="input_ids", validation=0.5, metrics=["accuracy"])
     fitted = fit(llama(), {"input_ids": ROWS}, target="input_ids", validation=0.5)
     assert np.exp(fitted.results.figure("val_loss")).size
@@ -197,7 +199,7 @@ def test_losses_and_metrics(hint: Any) -> None:
     model = transformers.Wav2Vec2ForCTC(transformers.Wav2Vec2Config(**config, mask_time_prob=0.0, layerdrop=0.0))
     sounds = {"input_values": np.random.default_rng(0).normal(size=(4, 64)).astype("float32")}
     sounds["labels"] = np.array([[1, 2], [2, 3], [3, 4], [5, 1]])
-    with hint("write model.config.ctc_loss_reduction = 'mean'"):
+    with hint("set model.config.ctc_loss_reduction = 'mean'"):
         fit(model, sounds)
     model.config.ctc_loss_reduction = "mean"
     assert fit(model, sounds)
@@ -226,7 +228,7 @@ def test_masked_language_models(hint: Any) -> None:
 
     dataset = Dataset.from_dict({"input_ids": ROWS})
     with hint(
-        "let a collator make the labels: DataLoader(dataset, collate_fn=DataCollatorForLanguageModeling(tokenizer))"
+        "create the labels with a collator: DataLoader(dataset, collate_fn=DataCollatorForLanguageModeling(tokenizer))"
     ):
         fit(bert("ForMaskedLM"), dataset, target="input_ids")
     tokenizer = Tokenizer(mask_token="[MASK]", pad_token="[PAD]")
@@ -237,7 +239,7 @@ def test_masked_language_models(hint: Any) -> None:
 def test_encoder_decoders_generate(hint: Any) -> None:
     fitted = fit(t5(), {"input_ids": ROWS, "labels": ROWS})
     input_ids = torch.tensor([[1, 2, 3]])
-    with hint("let it generate: fitted.model.eval().generate(input_ids)"):
+    with hint("generate with it: fitted.model.eval().generate(input_ids)"):
         fitted.predict({"input_ids": ROWS})
     assert len(fitted.model.eval().generate(input_ids, max_new_tokens=3))
 
@@ -248,12 +250,12 @@ def test_models_that_are_not_known_where_they_are_loaded(
     model, folder = bert(), tmp_path / "fit"
     fit(model, DATA).save(folder)
     load, without = aa.load, "anyaccel.fitting.fitted_model_loss.load"
-    with monkeypatch.context() as patch, hint("give the model: load(folder, models={'model': model})"):
+    with monkeypatch.context() as patch, hint("pass the model: load(folder, models={'model': model})"):
         patch.setattr(without, lambda group, name: None)
         load(folder)
     with monkeypatch.context() as patch:
         patch.setattr(sys.modules["transformers"], "BertForSequenceClassification", None)
-        with hint("update transformers, or give the model: load(folder, models={'model': model})"):
+        with hint("update transformers, or pass the model: load(folder, models={'model': model})"):
             load(folder)
     assert load(folder, models={"model": model})
 
@@ -300,6 +302,6 @@ def test_detectors(hint: Any) -> None:
     assert fit(InGraph(Detector()), data, step=step, target=["boxes"], epochs=2).results.loss.size == 2
     fitted = fit(Tagger(), {"ids": [[1, 2], [3, 4]], "labels": [[1, 2], [3, 0]]})
     data = {"ids": [[1, 2]]}
-    with hint("see predict(data, outputs=True) for what it gives"):
+    with hint("use predict(data, outputs=True) for its outputs"):
         fitted.predict_proba(data)
     assert fitted.predict(data, outputs=True).shape == (1, 2, 4)

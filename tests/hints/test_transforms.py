@@ -31,7 +31,7 @@ class MyTransform:
 
 
 class Function:
-    """A transform by a function, as FunctionTransformer of scikit-learn, which no file can hold."""
+    """A transform by a function, as FunctionTransformer of scikit-learn, which no file can store."""
 
     def __init__(self, function: Any) -> None:
         self.function = function
@@ -70,7 +70,7 @@ def predictions(graph: aa.ModelGraph, data: aa.FeatureSet) -> Any:
 
 
 def test_rows_that_a_transform_is_fitted_to(hint: Any) -> None:
-    with hint("write fit_on={}; 'all' also takes the rows that you evaluate on"):
+    with hint("write fit_on={}; 'all' would include the rows that you evaluate on"):
         DATA.fit_transform(MyTransform(), "x")
     fitted = [DATA.fit_transform(MyTransform(), "x", fit_on=rows).transforms[0] for rows in ("train", "all")]
     assert [each.transform.largest for each in fitted] == [np.abs(X[:16]).max(), np.abs(X).max()]
@@ -92,7 +92,7 @@ def test_names_and_roles_of_results(hint: Any) -> None:
     for role in ("feature", "tag"):
         assert fit(Codes(), "kind", role=role).role("kind") == role
     words = Function(lambda x: np.array([[f"r{int(value)}"] for value in x[:, 0]]))
-    with hint("give it role='tag'"):
+    with hint("use role='tag'"):
         fit(words, "n", role="feature")
     assert fit(words, "n", role="tag").column("n").to_pylist()[:2] == ["r0", "r1"]
     first = Function(lambda x: x[:, :2])
@@ -118,10 +118,10 @@ def test_transforms_of_others(hint: Any) -> None:
 
 
 def test_what_is_no_transform(hint: Any) -> None:
-    with hint("make an object of it: {}()"):
+    with hint("create an object: {}()"):
         DATA.fit_transform(MyTransform, "x", fit_on="train")
     assert DATA.fit_transform(MyTransform(), "x", fit_on="train").transforms
-    with hint("give a transform that copy.deepcopy takes"):
+    with hint("pass a transform that copy.deepcopy can copy"):
         DATA.fit_transform(Function(threading.Lock()), "x", fit_on="train")
     assert DATA.fit_transform(Function(np.abs), "x", fit_on="train").array("x").min() >= 0
     with hint("leave rows out beforehand: FeatureSet.from_arrow('LABEL', data.filter({...}))"):
@@ -133,7 +133,7 @@ def test_what_is_no_transform(hint: Any) -> None:
 def test_transforms_of_scikit_learn(hint: Any) -> None:
     preprocessing = pytest.importorskip("sklearn.preprocessing")
     StandardScaler, OneHotEncoder = preprocessing.StandardScaler, preprocessing.OneHotEncoder
-    with hint("give an object in the style of scikit-learn, such as StandardScaler()"):
+    with hint("pass an object in the style of scikit-learn, such as StandardScaler()"):
         DATA.fit_transform(np.abs, "x", fit_on="train")
     scaled = DATA.fit_transform(StandardScaler(), "x", fit_on="train")
     np.testing.assert_allclose(scaled["train"].array("x").mean(0), 0, atol=1e-6)
@@ -144,7 +144,7 @@ def test_transforms_of_scikit_learn(hint: Any) -> None:
     assert DATA.fit_transform(with_inverse, "y", fit_on="train").inverse(np.ones((3, 1)), "y").sum() == -3
     first = DATA.filter({"kind": ["a", "b"]})
     with hint(
-        "give the encoder handle_unknown= ('ignore', or 'use_encoded_value' with unknown_value=), or fit it on rows "
+        "set handle_unknown= of the encoder ('ignore', or 'use_encoded_value' with unknown_value=), or fit it on rows "
         "that have all categories"
     ):
         DATA.fit_transform(OneHotEncoder(), "kind", fit_on=first, role="feature")
@@ -161,7 +161,7 @@ def test_missing_labels_of_classes(hint: Any) -> None:
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame({"a": X[:, 0], "b": X[:, 1], "kind": [None, *KINDS[1:]]})
     settings: Any = {"target": "kind", "loss": "cross_entropy", "epochs": 1, "progress": "none"}
-    with hint("leave such rows out before (pandas: table.dropna())"):
+    with hint("leave such rows out (pandas: table.dropna())"):
         aa.fit(aa.SequentialMLP(3), table, **settings)
     fitted = aa.fit(aa.SequentialMLP(3), table.dropna(), **settings)
     assert set(fitted.predict(table[["a", "b"]])) <= set("abc")
@@ -171,7 +171,7 @@ def test_graphs_saved_with_a_transform_of_your_own(hint: Any, tmp_path: Path) ->
     data = DATA.fit_transform(MyTransform(), "x", fit_on="train")
     graph, results = evaluated(data)
     graph.save(tmp_path)
-    with hint("if you trust it, import it: allow=[{}]; or give data that have it: feature_sets=[data]"):
+    with hint("if you trust it, import it and pass allow=[{}]; or pass data with this transform: feature_sets=[data]"):
         aa.ModelGraph.load(tmp_path)
     for loaded in (
         aa.ModelGraph.load(tmp_path, allow=[MyTransform]),
@@ -184,13 +184,13 @@ def test_graphs_saved_with_a_transform_that_no_file_can_hold(hint: Any, tmp_path
     data = DATA.fit_transform(Function(np.abs), "x", fit_on="train")
     graph, results = evaluated(data)
     graph.save(tmp_path / "graph")
-    with hint("give data that are transformed so: feature_sets=[data]"):
+    with hint("pass data with these transforms: feature_sets=[data]"):
         aa.ModelGraph.load(tmp_path / "graph")
     loaded = aa.ModelGraph.load(tmp_path / "graph", feature_sets=[data])
     np.testing.assert_allclose(predictions(loaded, data), results.prediction("net"), rtol=1e-6)
     fitted = aa.fit(aa.SequentialMLP(1), data.view(), loss="mse", epochs=1, progress="none")
     fitted.save(tmp_path / "fitted")
-    with hint("give data that are transformed so: feature_sets=[data]"):
+    with hint("pass data with these transforms: feature_sets=[data]"):
         aa.load(tmp_path / "fitted")
     again = aa.load(tmp_path / "fitted", feature_sets=[data])
     np.testing.assert_allclose(again.predict({"x": X}), fitted.predict({"x": X}), rtol=1e-6)
@@ -209,7 +209,7 @@ def test_graphs_saved_with_scikit_learn(hint: Any, tmp_path: Path, monkeypatch: 
     np.testing.assert_allclose(predictions(loaded, new), results.prediction("net"), rtol=1e-5)
     with (
         monkeypatch.context() as another,
-        hint("install {}, or give data that are transformed so: feature_sets=[data]"),
+        hint("install {}, or pass data with these transforms: feature_sets=[data]"),
     ):
         another.setattr(preprocessing.StandardScaler, "transform", lambda self, x: x)
         aa.ModelGraph.load(tmp_path)

@@ -30,7 +30,7 @@ def experiment(name: str, **settings: Any) -> tuple[aa.Experiment, aa.EvalPhase]
 @pytest.mark.parametrize("settings", [{"device_map": {"": "cpu"}}, {"offload": "cpu"}, {"max_memory": {"cpu": "1GB"}}])
 def test_frameworks_that_cannot_divide_models_say_so(name: str, settings: dict[str, Any]) -> None:
     divided, phase = experiment(name, **settings)
-    says = f"node 'net' has a device_map, and is computed by {name}, which cannot divide models"
+    says = f"node 'net' has a device_map, and is computed by {name}, which cannot split models"
     with pytest.raises(CapabilityError, match=says) as raised:
         divided.run_phase(phase)
     assert "leave device_map, max_memory and offload out" in raised.value.hint
@@ -44,7 +44,11 @@ def test_keras_models_are_refused_on_every_backend() -> None:
     data = aa.FeatureSet.from_dict("data", {"x": X, "y": X[:, :1]}, ["x"], ["y"])
     graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference(), accelerator="cpu", device_map="auto")])
     phase = aa.EvalPhase("eval", data=data, losses=aa.AppliedLoss("mse", on="net"))
-    says = "of Keras, which keeps parameters apart" if backend == "torch" else f"computed by {backend}, which cannot"
+    says = (
+        "a Keras model, which stores parameters separately"
+        if backend == "torch"
+        else f"computed by {backend}, which cannot"
+    )
     with pytest.raises(CapabilityError, match=says) as raised:
         aa.Experiment("test", graph, progress="none").run_phase(phase)
     assert "leave device_map, max_memory and offload out" in raised.value.hint
@@ -65,8 +69,8 @@ def test_the_command_refuses_models_that_are_not_divided(name: str, tmp_path: Pa
     path.write_text(MODULE.format(name=name))
     result = CliRunner().invoke(group, ["device-map", f"{path}:build", "--on", "2x 24GB, cpu 64GB"])
     shown = " ".join(result.output.split())
-    assert result.exit_code not in (0, 1) and f"{name} cannot divide models" in shown
-    assert "make its blocks nodes of a graph" in shown
+    assert result.exit_code not in (0, 1) and f"{name} cannot split models" in shown
+    assert "make the blocks nodes of a graph" in shown
 
 
 def test_torch_divides_and_gives_the_same_losses() -> None:

@@ -343,7 +343,7 @@ def test_several_optimizers_in_one_are_refused_and_groups_give_the_same() -> Non
         return optimizers.MultiOptimizer(rates)
 
     own, model = alike()
-    with pytest.raises(SpecError, match=r"has optimizers, .*Hint: give .*groups="):
+    with pytest.raises(SpecError, match=r"has optimizers, .*Hint: pass .*groups="):
         train(graph_of(model, several()))
     fit(own, several())
     train(graph_of(model, aa.Optimizer(optimizers.SGD, lr=0.1, groups={"layers.0.*": {"lr": 0.01}})))

@@ -24,7 +24,7 @@ def assert_goes_on(framework: str, folder: Path, whole: list[float], was: str) -
     np.testing.assert_allclose(losses, whole[AT:], rtol=0.0, atol=1e-5)
     assert max(whole) - min(whole) > 0.1  # it has learned
     told = results.events[0].message
-    assert (f"'net' was {was} and is {framework}" in told) == (was != framework), told
+    assert (f"'net' was {was} and is now {framework}" in told) == (was != framework), told
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
@@ -46,6 +46,6 @@ def test_a_device_that_is_not_there_any_more(three: tuple[str, str, str], tmp_pa
         ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=env)
         assert ended.returncode == 0, ended.stderr[-2000:]
         whole = json.loads(ended.stdout.splitlines()[-1])
-        anew = pytest.warns(RuntimeWarning, match="begin anew within epoch 1: .* of other devices: sim/1 differ")
+        anew = pytest.warns(RuntimeWarning, match="start again within epoch 1: .* other devices: sim/1 differ")
         with anew if second == "torch" else nullcontext():
             assert_goes_on(second, folder, whole, "torch")

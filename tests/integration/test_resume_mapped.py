@@ -185,11 +185,11 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "no names": (
         {},
         r"'net' was torch and is jax, and the state does not fit node 'net': missing: .*layers.0.kernel.*; unexpected: "
-        r".*1.weight.*Hint: give it to Checkpoint\('.*', ...\): .*names=\{'IN THE STATE': 'IN THE MODEL'\}",
+        r".*1.weight.*Hint: pass it to Checkpoint\('.*', ...\): .*names=\{'IN THE STATE': 'IN THE MODEL'\}",
     ),
     "no change": (
         {"names": names("torch", "jax")},
-        r"axes in another order.*Hint: give it to Checkpoint.*change=lambda name, array: array.transpose",
+        r"axes in another order.*Hint: pass it to Checkpoint.*change=lambda name, array: array.transpose",
     ),
     "not only an order": (
         {"names": names("torch", "jax"), "change": scaled},

@@ -116,7 +116,7 @@ ASKED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: fit({"x": [1.0, 2.0], "y": [1.0]}, "y"),
         "columns of 'data' differ in length; x: 2, y: 1",
     ),
-    "a series": (lambda: fit(table().age), "a Series is one column, or one row, and no table"),
+    "a series": (lambda: fit(table().age), "a Series is a single column or row, not a table"),
     "an array": (lambda: fit(X), r"an array of shape \[120, 2\] has no names of columns"),
     "a list of x and y": (lambda: fit([X, X[:, 0]], None), r"a list \[x, y\] is a list of batches.*a tuple: \(x, y\)"),
     "unlike rows": (lambda: fit((X, X[:9, 0]), None, net()), "columns of 'data' differ in length; x: 120, y: 9"),
@@ -130,11 +130,14 @@ ASKED: dict[str, tuple[Callable[[], Any], str]] = {
     "a typo": (lambda: fit(table(), "Survived"), "no column 'Survived'.*did you mean 'survived'"),
     "the answer as a feature": (
         lambda: fit(table(), features=["age", "survived"]),
-        "'survived' is a feature and the target",
+        "'survived' is both a feature and the target",
     ),
     "features with a typo": (lambda: fit(table(), features=["age", "fair"]), "no column 'fair'.*did you mean 'fare'"),
     "all dropped": (lambda: fit(TWO, drop=["age", "fare"]), "'data' has no feature"),
-    "the target dropped": (lambda: fit(table(), drop=["survived"]), "'survived' is the target, and named in drop="),
+    "the target dropped": (
+        lambda: fit(table(), drop=["survived"]),
+        "'survived' is the target, but is also named in drop=",
+    ),
     "a target of names": (
         lambda: fit(table(n=[f"Mr. {i}" for i in range(N)]), "n"),
         "120 different values in 120 rows, too",
@@ -146,11 +149,11 @@ ASKED: dict[str, tuple[Callable[[], Any], str]] = {
     "a target of dates": (lambda: fit(table(day=DAYS), "day"), "is timestamp.*, which is neither a number nor a class"),
     "no encoding": (
         lambda: fit(table(), preprocess=None, model=net()),
-        "'sex', 'port' hold no numbers, and preprocess=None",
+        "'sex', 'port' are not numbers, but preprocess=None",
     ),
     # losses and models
     "mse for text": (lambda: fit(holed("late", "no"), "late", loss="mse"), "compares numbers; row 0 has 'yes'"),
-    "classes for numbers": (lambda: fit(table(), "fare", loss="cross_entropy"), "'fare' has .* in row 0, and the loss"),
+    "classes for numbers": (lambda: fit(table(), "fare", loss="cross_entropy"), "'fare' has .* in row 0, but the loss"),
     "a loss of Keras": (
         lambda: fit(TWO, model=net(), loss="sparse_categorical_crossentropy"),
         "'cross_entropy', which takes",
@@ -162,17 +165,17 @@ ASKED: dict[str, tuple[Callable[[], Any], str]] = {
     "two outputs for a number": (lambda: fit((X, X[:, 0]), None, net(2, 2), loss="mse"), "give the model 1 output"),
     "three outputs for two": (
         lambda: fit(table()[["age", "fare", "sex"]], "sex", net(2, 3)),
-        "has 2 classes, .* gives 3 out",
+        "has 2 classes, .* has 3 out",
     ),
     "labels from 1": (lambda: fit((X, 1 + np.arange(N) % 2), None, net(2, 2)), "class index 2; .*subtract 1"),
     "labels of -1": (
         lambda: fit((X, np.arange(N) % 2 * 2 - 1), None, net(2, 2)),
         r"class index -1; .*np\.unique\(values",
     ),
-    "another width": (lambda: fit(table(), model=net(4, 2)), "give the first layer 7 inputs"),
+    "another width": (lambda: fit(table(), model=net(4, 2)), "change the first layer to 7 inputs"),
     "a class": (
         lambda: fit(table(), model=Width),
-        r"the class Width does not take the widths.*give a model, Width\(\)",
+        r"the class Width does not accept the widths.*pass a model, Width\(\)",
     ),
     "a name in capitals": (
         lambda: aa.fit("MLP", table(), target="survived"),
@@ -180,7 +183,7 @@ ASKED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "an estimator": (
         lambda: fit(TWO, model=LogisticRegression()),
-        "a LogisticRegression is an estimator that learns at once",
+        "a LogisticRegression is an estimator that learns in one call",
     ),
     "several outputs": (
         lambda: fit(TWO, model=Named()),
@@ -216,11 +219,11 @@ ASKED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "weights of an unknown class": (
         lambda: fit(table(), class_weights={"1": 2.0}),
-        "'1', which is no class of 'survived'",
+        "'1', which is not a class of 'survived'",
     ),
     "weights of numbers": (
         lambda: fit(table(), "fare", class_weights="balanced"),
-        "the loss 'mse', which has no classes",
+        "the loss 'mse' has no classes",
     ),
     "five weights": (lambda: fit(table(), sample_weight=np.ones(5)), r"shape \[5\] has no weight for each of 120 rows"),
     "negative weights": (lambda: fit(table(w=-1.0), sample_weight="w"), "'w' has 120 weights .* negative"),
@@ -234,7 +237,7 @@ ASKED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: fit(TWO, validation="nowhere.csv"),
         "there is no file 'nowhere.csv'",
     ),
-    "groups of nothing": (lambda: fit(table(), group="port"), "group= and validation=None, and no share"),
+    "groups of nothing": (lambda: fit(table(), group="port"), "group= and validation=None, but no share"),
     "a loader and a size": (
         lambda: fit(LOADER, None, net(2, 2), loss="cross_entropy", batch_size=9),
         "batches of 8 rows",
@@ -255,7 +258,7 @@ ASKED: dict[str, tuple[Callable[[], Any], str]] = {
         "rename columns: {'Port': 'port'}",
     ),
     "text for numbers": (lambda: fit(table()).predict(table(age="12")), "'age' held numbers .*, and holds text here"),
-    "a row as a dict": (lambda: fit(table()).predict({"age": 1.0, "sex": "male"}), r"give a list of rows: \[row\]"),
+    "a row as a dict": (lambda: fit(table()).predict({"age": 1.0, "sex": "male"}), r"pass a list of rows: \[row\]"),
     "a row as a series": (lambda: fit(table()).predict(table().iloc[0]), r"table\.iloc\[\[0\]\] for a row"),
     "an array for a table": (lambda: fit(table()).predict(X), "has no names.*age, fare, sex, port"),
     "a loader for a table": (lambda: fit(table()).predict(LOADER), "the model was trained on a table"),
@@ -263,7 +266,7 @@ ASKED: dict[str, tuple[Callable[[], Any], str]] = {
     "no target to score": (lambda: fit(table()).score(table().drop(columns="survived")), "missing .*: 'survived'"),
     "score(x, y)": (lambda: fit(table()).score(table(), table().survived), r"give x and y as a pair: \(x, y\)"),
     "chances of numbers": (lambda: fit(table(), "fare").predict_proba(table()), "needs outputs that are classes"),
-    "no folder": (lambda: aa.load("nowhere"), "'nowhere' has no manifest.json; there is no such folder"),
+    "no folder": (lambda: aa.load("nowhere"), "'nowhere' has no manifest.json; the folder does not exist"),
 }
 
 

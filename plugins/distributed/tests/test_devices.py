@@ -245,14 +245,14 @@ def test_the_plan_shows_the_devices_who_decided_and_the_rows_of_each() -> None:
         "1 node", "net"
     )
     note = (
-        "3 replicas on sim:0, sim:1, sim:2, each with 5 or 6 of the 16 rows of a batch: the phase asks for 'sim:0+1+2'"
+        "3 replicas on sim:0, sim:1, sim:2, each with 5 or 6 of the 16 rows of a batch: the phase requests 'sim:0+1+2'"
     )
     assert plan.notes == (note,)
     assert aa.Plan.from_dict(plan.to_dict()) == plan and plan.to_dict()["replicas"] == ["sim:0", "sim:1", "sim:2"]
     assert experiment.run_phase(phase_of(rows, accelerator="sim:0+1+2")).plan.notes == (note,)
     assert "replicas" not in experiment.plan(phase_of(rows, accelerator="sim:0")).to_dict()
     by_number = experiment.plan(phase_of(rows, accelerator="sim", replicas=2))
-    assert by_number.notes[0].endswith("each with 8 of the 16 rows of a batch: the phase asks for 'sim' and replicas=2")
+    assert by_number.notes[0].endswith("each with 8 of the 16 rows of a batch: the phase requests 'sim' and replicas=2")
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -267,11 +267,11 @@ def refused(error: type[Exception], match: str, graph: aa.ModelGraph | None = No
 
 
 def test_more_replicas_than_devices() -> None:
-    message = r"replicas=9, and this process has fewer devices for them\. Available: sim:0.*anyaccel run --replicas 9"
+    message = r"replicas=9, but this process has fewer devices for them\. Available: sim:0.*anyaccel run --replicas 9"
     refused(PhaseError, message, accelerator="sim", replicas=9)
     refused(PhaseError, r"replicas=2, .* Available: sim:7\.", accelerator="sim:7", replicas=2)
     refused(PhaseError, r"fewer devices for them\. Hint: start as many processes", accelerator="gpu", replicas=2)
-    refused(DeviceUnavailableError, "it has not the index 9", accelerator=["sim:0", "sim:9"])
+    refused(DeviceUnavailableError, "it does not have the index 9", accelerator=["sim:0", "sim:9"])
 
 
 def test_a_request_for_another_number_than_there_are_replicas() -> None:
@@ -295,7 +295,7 @@ def test_batches_of_several_sizes_in_one_step_are_multiples_of_the_replicas() ->
     graph = aa.ModelGraph(nodes, aa.Optimizer("sgd", lr=0.1))
     losses = [aa.AppliedLoss("mse", "net", ["outputs", "d.y"]), aa.AppliedLoss("mse", on="e")]
     settings: dict[str, Any] = {"rows": {"d": rows, "f": other}, "losses": losses, "accelerator": "sim", "replicas": 2}
-    message = r"takes batches of 5 and 10 rows in one step, for 2 replicas.*multiples of 2 rows"
+    message = r"takes batches of 5 and 10 rows in one step, for 2 replicas.*multiples of 2"
     sampler = {"d": aa.SimpleSampler(10, drop_last=True), "f": aa.SimpleSampler(5)}
     refused(PhaseError, message, graph, sampler=sampler, schedule="zip_cycle", **settings)
 
@@ -305,7 +305,7 @@ def test_a_node_on_a_device_of_its_own() -> None:
     node = aa.ModelNode("net", aa.SequentialMLP((1,)), rows.reference(), accelerator="sim:1")
     graph = aa.ModelGraph([node], aa.Optimizer("sgd", lr=0.1))
     message = (
-        r"cannot train replicas on sim:0, sim:1: node 'net' asks for a device of its own, sim:1.*accelerator='sim:0'"
+        r"cannot train replicas on sim:0, sim:1: node 'net' requests a separate device, sim:1.*accelerator='sim:0'"
     )
     refused(PhaseError, message, graph, accelerator="sim", replicas=2)
 
@@ -321,7 +321,7 @@ def test_what_mixes_the_rows_of_a_batch() -> None:
 def test_a_step_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NumpyBackend, "custom_steps", True)
     refused(
-        PhaseError, "its step is your own", losses=[], step=lambda m, b, o: 0.0, accelerator="cpu", deterministic=True
+        PhaseError, "it has a custom step", losses=[], step=lambda m, b, o: 0.0, accelerator="cpu", deterministic=True
     )
 
 
@@ -338,16 +338,16 @@ def test_a_loss_that_is_no_mean_over_rows() -> None:
 
 def test_deterministic_sums_are_over_at_most_eight_replicas() -> None:
     with aa.simulate(9):
-        refused(PhaseError, "at most as many replicas", accelerator="sim:*", deterministic=True)
+        refused(PhaseError, "at most 8 replicas", accelerator="sim:*", deterministic=True)
 
 
 def test_sharding_where_nothing_divides_among_devices_of_a_process() -> None:
-    message = r"sharding over sim:0, sim:1, and its plugin divides .* processes at most. Hint: leave sharding out"
+    message = r"sharding over sim:0, sim:1, and its plugin divides .* only over processes. Hint: leave sharding out"
     refused(PhaseError, message, accelerator="sim", replicas=2, sharding="full")
-    message = r"offload is for the processes of a launcher.*leave sharding out"
+    message = r"offload needs the processes of a launcher.*leave sharding out"
     refused(PhaseError, message, accelerator="sim", replicas=2, sharding="full offload")
     settings = {"replicas": 2, "sharding": "full", "deterministic": True}
-    message = "deterministic=True adds whole gradients. Hint: leave deterministic or sharding out"
+    message = "deterministic=True sums whole gradients. Hint: leave deterministic or sharding out"
     refused(PhaseError, message, accelerator="sim", **settings)
 
 

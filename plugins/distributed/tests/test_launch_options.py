@@ -16,6 +16,6 @@ def test_the_time_that_a_replica_waits_is_a_setting() -> None:
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "inf", "nan"])
 def test_a_time_that_is_no_number_of_seconds_is_refused(text: str) -> None:
     with pytest.raises(
-        ConfigError, match=rf"ANYACCEL_REPLICA_TIMEOUT='{text}' is no number of seconds.*Hint: set it to"
+        ConfigError, match=rf"ANYACCEL_REPLICA_TIMEOUT='{text}' is not a number of seconds.*Hint: set it to"
     ):
         replica_timeout({"ANYACCEL_REPLICA_TIMEOUT": text})

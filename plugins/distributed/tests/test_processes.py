@@ -67,7 +67,7 @@ def test_one_that_fails_ends_all(capfd: pytest.CaptureFixture[str]) -> None:
     assert time.monotonic() - began < 200  # others would sleep for ten minutes
     told = capfd.readouterr().err
     assert "ValueError: a fault of its own" in told
-    assert "anyaccel run: replica 1 ended with exit status 1; the others are ended, too" in told
+    assert "anyaccel run: replica 1 ended with exit status 1; the others are stopped too" in told
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
@@ -99,7 +99,7 @@ def test_all_are_started_anew_as_often_as_was_asked_for(tmp_path: Path, capfd: p
     once += "sys.exit(0 if done or os.environ['RANK'] == '1' else 3)"
     assert run_replicas([sys.executable, "-c", once, str(tmp_path)], 2, max_restarts=3) == 0
     assert (tmp_path / "0").read_text() == "xx"
-    assert "replica 0 ended with exit status 3; all are started anew" in capfd.readouterr().err
+    assert "replica 0 ended with exit status 3; all are restarted" in capfd.readouterr().err
     assert run_replicas([sys.executable, "-c", "import sys; sys.exit(3)"], 2, max_restarts=1) == 3
 
 

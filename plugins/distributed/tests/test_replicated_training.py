@@ -79,14 +79,18 @@ def train(rows: aa.FeatureSet, **settings: Any) -> aa.TrainPhase:
 @pytest.mark.usefixtures("second_of_two")
 def test_a_framework_without_replicas_is_refused() -> None:
     rows = data()
-    with pytest.raises(CapabilityError, match=r"trained by 2 replicas, and numpy has none here.*replicas=1"):
+    with pytest.raises(
+        CapabilityError,
+        match=r"trained by 2 replicas, but numpy does not support replicas "
+        r"here.*replicas=1",
+    ):
         aa.Experiment(graph_of(rows)).run_phase(train(rows))
 
 
 @pytest.mark.usefixtures("second_of_two")
 def test_sharding_is_refused_by_a_framework_without_it() -> None:
     rows = data()
-    with pytest.raises(CapabilityError, match=r"numpy cannot divide parameters among replicas.*leave sharding out"):
+    with pytest.raises(CapabilityError, match=r"numpy cannot shard parameters over replicas.*leave sharding out"):
         aa.Experiment(graph_of(rows)).plan(train(rows, sharding="full"))
 
 
@@ -103,20 +107,22 @@ def test_weighted_losses_are_refused_where_their_weights_cannot_be_added(monkeyp
     graph = graph_of(rows)
     give_numpy_replicas(monkeypatch, OneOf({}))
     phase = aa.TrainPhase("train", data=rows, losses=[aa.AppliedLoss("mse", on="net", sample_weight="d.w")])
-    with pytest.raises(CapabilityError, match=r"the loss 'net' weighs rows or positions, and replicas of numpy cannot"):
+    with pytest.raises(
+        CapabilityError, match=r"the loss 'net' weights rows or positions, but replicas of numpy cannot"
+    ):
         aa.Experiment(graph).run_phase(phase)
 
 
 @pytest.mark.usefixtures("second_of_two")
 def test_a_number_of_replicas_that_was_not_started_is_refused() -> None:
     rows = data()
-    with pytest.raises(PhaseError, match=r"has replicas=3, and this is one of 2 processes.*anyaccel run --replicas 3"):
+    with pytest.raises(PhaseError, match=r"has replicas=3, but this is one of 2 processes.*anyaccel run --replicas 3"):
         aa.Experiment(graph_of(rows)).run_phase(train(rows, replicas=3))
 
 
 def test_more_replicas_than_devices_without_a_launcher_are_refused() -> None:
     rows = data()
-    with pytest.raises(PhaseError, match=r"replicas=2, and this process has fewer devices .* cpu:0.*--replicas 2"):
+    with pytest.raises(PhaseError, match=r"replicas=2, but this process has fewer devices .* cpu:0.*--replicas 2"):
         aa.Experiment(graph_of(rows)).run_phase(train(rows, replicas=2))
 
 
@@ -151,7 +157,7 @@ def test_a_kind_is_a_device_of_its_own_for_each_process(monkeypatch: pytest.Monk
 def test_more_processes_on_a_machine_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "2"}.items():
         monkeypatch.setenv(name, value)
-    expected = r"asks for 'sim', and this is process 2 of those .*Available: sim:0, sim:1, one for each.*start 2 proc"
+    expected = r"requests 'sim', but this is process 2 on .*Available: sim:0, sim:1, one for each.*start 2 proc"
     with aa.simulate(2), pytest.raises(PhaseError, match=expected):
         planned("sim")
 
@@ -182,7 +188,7 @@ def apart(nodes: Mapping[str, str | None], other: Any, **settings: Any) -> None:
 def test_a_node_on_a_device_of_its_own_beside_replicas_is_refused() -> None:
     expected = (
         r"they would train on one device: node 'b' on sim:1 in replica 0, node 'b' on sim:1 in replica 1; "
-        r"accelerator='sim' of the phase gives .*Hint: leave the accelerator of the node out"
+        r"accelerator='sim' on the phase assigns .*Hint: leave the accelerator of the node out"
     )
     with pytest.raises(PhaseError, match=expected):
         apart({"a": "cpu", "b": "sim:1"}, None)
@@ -190,7 +196,7 @@ def test_a_node_on_a_device_of_its_own_beside_replicas_is_refused() -> None:
 
 
 def test_replicas_on_one_device_are_refused_by_its_identity_or_machine() -> None:
-    with pytest.raises(PhaseError, match=r"node 'a' on sim:0 .* Hint: ask for the kind without a number"):
+    with pytest.raises(PhaseError, match=r"node 'a' on sim:0 .* Hint: request the kind without a number"):
         apart({"a": None}, None, accelerator="sim")
     apart({"a": None}, [["another machine sim:0", "sim:0", "a", False]], accelerator="sim")
 
@@ -258,7 +264,7 @@ def test_one_replica_that_is_asked_to_stop_stops_all() -> None:
 def test_replicas_that_draw_other_rows_are_refused_at_the_end_of_the_epoch() -> None:
     replicas = ReplicatedTraining("train", Launched(0, 2), {"numpy": OneOf(["", "others"])})
     replicas.see_orders({("d", ""): np.arange(4)})
-    expected = "the samplers of the replicas drew different rows: replica 1 has others than replica 0"
+    expected = "the samplers of the replicas drew different rows: replica 1 differs from replica 0"
     with pytest.raises(PhaseError, match=expected):
         replicas.end_epoch("")
 
@@ -290,7 +296,7 @@ def test_replicas_that_disagree_are_named() -> None:
 
     group = Recorder(None, None)
     replicas = ReplicatedTraining("train", Launched(0, 3), {"numpy": group})
-    expected = "the replicas disagree before the first step: the seed, and 1 more in replica 2 of those from 0 on"
+    expected = "the replicas disagree before the first step: the seed, and 1 more differ in replica 2 (counted from 0)"
     with pytest.raises(PhaseError, match=re.escape(expected)):
         replicas.check_begin(train(data()), graph, {"x": np.ones(3)})
 
@@ -347,7 +353,7 @@ def test_batches_are_compared_before_gradients_are_exchanged_within_the_last_par
 
 
 def test_replicas_that_go_on_from_different_checkpoints_are_named() -> None:
-    key = "the checkpoint that it goes on from"
+    key = "the checkpoint to resume from"
     replicas = ReplicatedTraining("train", Launched(0, 2), {"numpy": OneOf({key: "none"})})
     with pytest.raises(PhaseError, match=r"disagree before the first step: the checkpoint .* in replica 1.*all see"):
         replicas.check_same({key: "epoch-1"}, when="before the first step", hint="a folder that all see")
@@ -405,7 +411,7 @@ def test_batches_of_a_source_are_compared_in_every_step() -> None:
     replicas.end_steps()
     replicas = ReplicatedTraining("train", Launched(0, 2), {"numpy": Other([3, False])}, accumulate=2)
     batches_of(replicas, 1)
-    with pytest.raises(PhaseError, match=r"the source 's' gives other batches in replica 1 than in replica 0"):
+    with pytest.raises(PhaseError, match=r"the source 's' returns other batches in replica 1 than in replica 0"):
         replicas.begin_last_part([], 4, 4)
 
 
@@ -427,9 +433,7 @@ def numpy_group(monkeypatch: pytest.MonkeyPatch) -> OneOf:
 @pytest.mark.usefixtures("second_of_two", "numpy_group")
 def test_a_fixed_order_is_refused_where_tensors_cannot_be_gathered() -> None:
     rows = data()
-    with pytest.raises(
-        CapabilityError, match=r"replicas of numpy add up gradients in an order of their own.*leave det"
-    ):
+    with pytest.raises(CapabilityError, match=r"replicas of numpy sum gradients in a different order.*leave det"):
         aa.Experiment(graph_of(rows)).run_phase(train(rows, deterministic=True))
 
 
@@ -437,7 +441,7 @@ def test_a_fixed_order_is_refused_where_parameters_are_divided() -> None:
     rows = data()
     phase = train(rows, deterministic=True, sharding="full")
     resolution = resolve(graph_of(rows), plan_request(phase, graph_of(rows)))
-    with pytest.raises(PhaseError, match=r"deterministic=True adds whole gradients, and sharding divides them"):
+    with pytest.raises(PhaseError, match=r"deterministic=True sums whole gradients, but sharding splits them"):
         check_shareable(phase, resolution, [])
 
 

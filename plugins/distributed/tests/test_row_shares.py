@@ -94,7 +94,7 @@ def test_feature_sets_that_cannot_be_shared_alike_are_refused() -> None:
     }
     samplers = {"a": SimpleSampler(3), "b": SimpleSampler(5)}
     whole = TrainingEpochs("train", SampledBatches("train", samplers, ZIP_STRICT, rows), 1)
-    with pytest.raises(PhaseError, match=r"batches of 3 and 5 rows in one step, for 2 replicas.*multiples of 2 rows"):
+    with pytest.raises(PhaseError, match=r"batches of 3 and 5 rows in one step, for 2 replicas.*multiples of 2"):
         ReplicaEpochs("train", whole, 0, 2)
 
 
@@ -117,7 +117,7 @@ def test_a_fingerprint_tells_rows_sizes_and_names() -> None:
 
 
 def test_a_batch_of_a_source_with_fewer_rows_than_replicas_is_refused() -> None:
-    with pytest.raises(PhaseError, match=r"the source 's' gave a batch of 2 rows for 3 replicas.*drop_last=True"):
+    with pytest.raises(PhaseError, match=r"the source 's' returned a batch of 2 rows for 3 replicas.*drop_last=True"):
         BatchShare("train", "s", 0, 3, lambda *_: None, list).of({"x": np.zeros((2, 1))})
 
 

@@ -50,9 +50,12 @@ def test_a_module_is_run_as_python_does(started: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--replicas", "0"], "--replicas '0' is no number of processes: write 4, or 2:4 for 2 to 4."),
-        (["--replicas", "4:2"], "--replicas '4:2' is no number of processes"),
-        (["--replicas", "2:4"], "--replicas 2:4 is for launchers that go on with fewer, such as --on ray."),
+        (["--replicas", "0"], "--replicas '0' is not a number of processes: write 4, or 2:4 for 2 to 4."),
+        (["--replicas", "4:2"], "--replicas '4:2' is not a number of processes"),
+        (
+            ["--replicas", "2:4"],
+            "--replicas 2:4 is for launchers that can continue with fewer processes, such as --on ray.",
+        ),
         ([], "Missing option '--replicas'"),
     ],
 )
@@ -65,7 +68,7 @@ def test_wrong_numbers_of_replicas_are_refused(script: str, options: list[str], 
 def test_a_script_that_is_not_there_is_refused() -> None:
     answer = CliRunner().invoke(group, ["run", "--replicas", "2", "missing.py"])
     assert answer.exit_code == 2
-    assert "there is no file 'missing.py'." in answer.output
+    assert "the file 'missing.py' does not exist." in answer.output
 
 
 def test_a_launcher_of_a_plugin_gets_the_options(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -93,7 +96,7 @@ def test_a_launcher_that_is_not_installed_is_refused(script: str) -> None:
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("slurm", "start the script by the command itself: srun --ntasks 2 python SCRIPT"),
+        ("slurm", "start the script with its command: srun --ntasks 2 python SCRIPT"),
         ("MPI", "mpirun -n 2 python SCRIPT"),
         ("torchrun", "torchrun --nproc-per-node 2 SCRIPT"),
         ("ray", "install its plugin; .* python -m pip install ./plugins/ray"),

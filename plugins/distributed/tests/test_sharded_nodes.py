@@ -95,21 +95,21 @@ def test_nodes_that_share_a_model_have_one_sharding() -> None:
 
 
 def test_a_process_on_its_own_divides_nothing_and_says_so() -> None:
-    assert plan("full", None).notes == ("sharding='full' divides nothing here: this process trains on its own",)
+    assert plan("full", None).notes == ("sharding='full' has no effect: this process trains alone",)
 
 
 @pytest.mark.usefixtures("second_of_two", "numpy_divides")
 def test_the_plan_says_which_nodes_are_divided_and_which_are_whole() -> None:
-    divided = "parameters and optimizer state of 'first' are divided among 2 replicas, and gathered as one"
+    divided = "parameters and optimizer state of 'first' are sharded over 2 replicas, and gathered together"
     kept = "parameters of 'last' are whole in each replica"
     assert plan("full", None).notes[:-1] == (divided, kept)
     assert plan(None, "none", "full").notes[:-1] == (divided, kept)
-    assert plan("none", "none", "full").notes[0] == "sharding='full' divides nothing: all nodes say 'none'"
+    assert plan("none", "none", "full").notes[0] == "sharding='full' has no effect: all nodes have sharding='none'"
 
 
 @pytest.mark.usefixtures("second_of_two", "numpy_divides")
 def test_parts_rest_in_one_place() -> None:
-    message = r"node 'first' keeps its parts on the device, and node 'last' on the host. Hint: leave sharding out"
+    message = r"node 'first' stores its shards on the device, but node 'last' on the host. Hint: leave sharding out"
     with pytest.raises(PhaseError, match=message):
         plan("full", "full offload")
 
@@ -118,8 +118,8 @@ def test_parts_rest_in_one_place() -> None:
 def test_a_plugin_that_divides_all_or_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NumpyBackend, "shards_nodes", False)
     message = (
-        r"phase 'train': node 'first' has sharding='full', node 'last' keeps its parameters whole, and the plugin of "
-        r"numpy divides all nodes or none. Hint: give all nodes one sharding"
+        r"phase 'train': node 'first' has sharding='full', but node 'last' has sharding='none', and the plugin of "
+        r"numpy can only shard all nodes or none. Hint: use the sharding of the phase"
     )
     with pytest.raises(CapabilityError, match=message):
         plan("full", None)
@@ -128,7 +128,7 @@ def test_a_plugin_that_divides_all_or_nothing_is_refused(monkeypatch: pytest.Mon
 
 @pytest.mark.usefixtures("second_of_two")
 def test_a_framework_without_sharding_is_refused_and_the_node_is_named() -> None:
-    message = r"phase 'train': node 'last' has sharding='full', and numpy cannot divide parameters among replicas"
+    message = r"phase 'train': node 'last' has sharding='full', but numpy cannot shard parameters over replicas"
     with pytest.raises(CapabilityError, match=message):
         plan(None, "full")
     with pytest.raises(CapabilityError, match=r"phase 'train' has sharding, and numpy cannot"):
@@ -137,10 +137,10 @@ def test_a_framework_without_sharding_is_refused_and_the_node_is_named() -> None
 
 def test_devices_of_one_process_that_divide_nothing_are_refused() -> None:
     with aa.simulate(2):
-        message = r"node 'first' has sharding='full' over sim:0, sim:1, and its plugin divides .* processes at most"
+        message = r"node 'first' has sharding='full' over sim:0, sim:1, and its plugin divides .* only over processes"
         with pytest.raises(PhaseError, match=message):
             plan("full", None, accelerator="sim", replicas=2)
-        with pytest.raises(PhaseError, match=r"node 'first' .*deterministic=True adds whole gradients"):
+        with pytest.raises(PhaseError, match=r"node 'first' .*deterministic=True sums whole gradients"):
             plan("full", None, accelerator="sim", replicas=2, deterministic=True)
 
 
@@ -150,11 +150,11 @@ def test_processes_are_a_hint_where_they_can_divide(monkeypatch: pytest.MonkeyPa
         with pytest.raises(PhaseError, match=r"Hint: start processes, anyaccel run --replicas 2 SCRIPT, or leave"):
             plan("full", None, accelerator="sim", replicas=2)
         monkeypatch.setattr(NumpyBackend, "unshardable_reason", lambda *_, **__: "nothing is divided")
-        with pytest.raises(PhaseError, match=r"Hint: leave sharding out: then each replica keeps"):
+        with pytest.raises(PhaseError, match=r"Hint: leave sharding out, so that each replica has"):
             plan("full", None, accelerator="sim", replicas=2)
 
 
 def test_devices_that_divide_all_nodes_or_none_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeviceReplicas, "undividable_reason", lambda self, segment: "")
-    with aa.simulate(2), pytest.raises(CapabilityError, match=r"the plugin of numpy divides all nodes or none"):
+    with aa.simulate(2), pytest.raises(CapabilityError, match=r"the plugin of numpy can only shard all nodes or none"):
         plan("full", None, accelerator="sim", replicas=2)

@@ -114,7 +114,7 @@ def test_steps_are_computed_together_unless_each_replica_reads_its_share(in_memo
     assert not GlobalBatches().chosen("train", 2, **where).given
     assert not GlobalBatches(given=True).chosen("train", 2, **where).parts  # divided parameters
     if not chosen.given:
-        hint = r"normalizes by the rows of all.*Hint: draw batches of a multiple of 2 rows"
+        hint = r"normalizes over the rows of all.*Hint: draw batches of a multiple of 2 rows"
         with pytest.raises(PhaseError, match=hint):
             GlobalBatches(allowed=True, needed=True).chosen("train", 2, **where)
 

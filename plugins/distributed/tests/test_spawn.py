@@ -52,12 +52,12 @@ def test_a_function_that_cannot_be_imported_is_refused(function: Any) -> None:
 
 @pytest.mark.parametrize("replicas", [0, -1, True, 2.0, "2"])
 def test_wrong_numbers_of_replicas_are_refused(module: ModuleType, replicas: Any) -> None:
-    with pytest.raises(ConfigError, match=r"is no number of processes\. Hint: write replicas=2"):
+    with pytest.raises(ConfigError, match=r"is not a number of processes\. Hint: write replicas=2"):
         spawn(module.tell, replicas=replicas)
 
 
 def test_what_json_does_not_have_is_refused(module: ModuleType) -> None:
-    with pytest.raises(ConfigError, match=r"the arguments are no values of JSON.*Hint: hand over numbers"):
+    with pytest.raises(ConfigError, match=r"the arguments are not JSON values.*Hint: pass numbers"):
         spawn(module.tell, replicas=2, arguments={"folder": Path()})
-    with pytest.raises(ConfigError, match="is no function"):
+    with pytest.raises(ConfigError, match="is not a function"):
         spawn(None, replicas=2)  # type: ignore[arg-type]

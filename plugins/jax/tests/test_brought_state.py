@@ -103,7 +103,10 @@ def test_a_train_state_of_no_module_is_refused(data: Any, train_state: Any) -> N
         return x @ params["w"]
 
     state = train_state.replace(apply_fn=apply, params={"w": jnp.zeros((4, 1))})
-    message = r"is no method of a Linen module.*Hint: pass anyaccel_jax.Function\(function, state.params\), with optim"
+    message = (
+        r"is not a method of a Linen module.*Hint: pass anyaccel_jax.Function\(function, state.params\), with "
+        r"optim"
+    )
     with pytest.raises(StateError, match=message):
         train(data, state)
     train(data, Function(state.apply_fn, state.params), aa.Optimizer(state.tx))  # as the hint says
@@ -135,9 +138,9 @@ def test_a_function_with_state_is_its_loop_by_hand(data: Any) -> None:
     [
         (
             lambda params, state, x: x @ params["w"],
-            r"has a state, and gave a \w+\. Available: mean\. Hint: return",
+            r"has a state, but returned a \w+\. Available: mean\. Hint: return",
         ),
-        (lambda params, state, x: (x @ params["w"], {}), "has a state, and gave a state of another structure"),
+        (lambda params, state, x: (x @ params["w"], {}), "has a state, but returned a state with another structure"),
     ],
 )
 def test_a_function_that_does_not_give_its_state_is_refused(data: Any, apply: Any, message: str) -> None:
@@ -158,7 +161,9 @@ def test_haiku_with_state_is_its_own_loop(data: Any) -> None:
     def apply(params: Any, state: Any, x: Any, key: Any, train: bool) -> Any:
         return net.apply(params, state, key, x, train)
 
-    with pytest.raises(PhaseError, match=r"its state would not change; carry it: Function\(apply, parameters, state="):
+    with pytest.raises(
+        PhaseError, match=r"its state would not change; pass the state: Function\(apply, parameters, state="
+    ):
         train(data, Function(lambda params, x: net.apply(params, state, None, x, True)[0], params))
     model = train(data, Function(apply, params, state=state), epochs=2)
     for x, y in batches() * 2:

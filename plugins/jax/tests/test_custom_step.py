@@ -382,7 +382,7 @@ def test_frozen_nodes_are_in_evaluation_mode_and_keep_their_values(data: Any) ->
     def trains(state: Any, batch: Any) -> Any:
         return {**state, "body": state["body"].apply_gradients(state["body"].params)}, None
 
-    with pytest.raises(PhaseError, match=r"'body' cannot be updated: it is frozen\. Hint: return its state as it is"):
+    with pytest.raises(PhaseError, match=r"'body' cannot be updated: it is frozen\. Hint: return its state unchanged"):
         run(graph, trains)
 
     def changes(state: Any, batch: Any) -> Any:
@@ -396,20 +396,23 @@ def test_frozen_nodes_are_in_evaluation_mode_and_keep_their_values(data: Any) ->
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        (lambda models, batch, optimizers: None, r"with 2 arguments, state, batch: .*Hint: write def step\(state, b"),
-        (lambda state, batch: {"loss": 1.0}, r"gave a dict, not the new state.*Hint: write return state, \{'loss'"),
-        (lambda state, batch: ({}, 1.0), r"gave a state of no nodes\. Available: one TrainState for each of net"),
+        (lambda models, batch, optimizers: None, r"accept 2 arguments, state, batch: .*Hint: write def step\(state, b"),
+        (
+            lambda state, batch: {"loss": 1.0},
+            r"returned a dict instead of the new state.*Hint: write return state, \{'loss'",
+        ),
+        (lambda state, batch: ({}, 1.0), r"returned a state of no nodes\. Available: one TrainState for each of net"),
         (
             lambda state, batch: ({"net": state["net"].replace(params={})}, 1.0),
-            r"gave params of node 'net' with other names, shapes or dtypes; b \(8,\), v",
+            r"returned params of node 'net' with other names, shapes or dtypes; b \(8,\), v",
         ),
         (
             lambda state, batch: ({"net": state["net"].apply_gradients({"bias": 1.0})}, 1.0),
-            r"'net' cannot be updated: no parameter 'bias'.*Hint: give jax\.grad",
+            r"'net' cannot be updated: no parameter 'bias'.*Hint: pass jax\.grad",
         ),
         (
             lambda state, batch: ({"net": state["net"].apply_gradients(jnp.ones(3))}, 1.0),
-            r"gradients are no dict like params",
+            r"gradients must be a dict like params",
         ),
         (lambda state, batch: (state, {"loss": jnp.ones(3)}), r"returned a \w+ of shape \[3\] as the figure 'loss'"),
     ],
@@ -424,7 +427,7 @@ def test_clipping_over_several_nodes_is_refused(data: Any) -> None:
         aa.ModelNode("body", anyaccel_jax.Function(mlp, parameters(4, 3)), data.reference()),
         aa.ModelNode("net", anyaccel_jax.Function(mlp, parameters(3)), "body"),
     ]
-    message = r"'net' cannot be updated alone: it shares an optimizer with clip_norm with body.*Hint: give each node"
+    message = r"'net' cannot be updated alone: it shares an optimizer with clip_norm with body.*Hint: use a separate"
     with pytest.raises(PhaseError, match=message):
         run(
             aa.ModelGraph(nodes, SPEC),

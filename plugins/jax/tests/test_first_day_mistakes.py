@@ -70,12 +70,12 @@ ROWS: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
     ),
     "a decision by values": (
         lambda: run(net_with(lambda self, x: linen.Dense(3)(x) if x.sum() > 0 else linen.Dense(3)(-x))),
-        r"Hint: use jax\.numpy\.where or jax\.lax\.cond for decisions",
+        r"Hint: use jax\.numpy\.where or jax\.lax\.cond for conditions",
         lambda: run(net_with(lambda self, x: linen.Dense(3)(jnp.where(x.sum() > 0, x, -x)))),
     ),
     "a function of NumPy": (
         lambda: run(net_with(lambda self, x: np.tanh(np.asarray(linen.Dense(3)(x))))),
-        r"Hint: use functions of jax\.numpy in the model, not of numpy",
+        r"Hint: use functions of jax\.numpy instead of numpy in the model",
         lambda: run(net_with(lambda self, x: jnp.tanh(linen.Dense(3)(x)))),
     ),
     "the mean out of a model": (

@@ -22,7 +22,9 @@ def checks(given):
 
 def test_jax_for_cpus_beside_a_gpu_fails_with_what_to_install():
     check = checks(machine({"jax": "0.10.2"}))["jax for nvidia"]
-    assert check.status == "FAIL" and check.message == "JAX 0.10.2 is installed for CPUs alone, beside NVIDIA H100"
+    assert check.status == "FAIL" and check.message == (
+        "JAX 0.10.2 is installed for CPUs only, but this machine has NVIDIA H100"
+    )
     assert check.fix == 'python -m pip install "jax[cuda13]"'
     assert checks(machine(CUDA))["jax for nvidia"].status == "PASS"
 

@@ -74,7 +74,7 @@ def test_a_checkpoint_is_gone_on_from_by_one_device(told: dict[str, Any]) -> Non
 
 def test_the_plan_says_what_is_divided(told: dict[str, Any]) -> None:
     assert told["ways"]["all at once"]["divided"]["notes"][-2:] == [
-        "parameters and optimizer state of 'net' are divided among 2 devices",
+        "parameters and optimizer state of 'net' are sharded over 2 devices",
         "parameters of 'last' are whole in each replica",
     ]
 
@@ -89,7 +89,7 @@ def test_one_node_is_divided_and_another_whole(told: dict[str, Any], way: str) -
         np.testing.assert_allclose(own["values"][name], value, atol=1e-5, rtol=1e-4)
     assert own["parts"] == {"first": 0.5, "last": 1.0} and expected["parts"] == {"first": 1.0, "last": 1.0}
     assert own["notes"][-2:] == [
-        "parameters and optimizer state of 'first' are divided among 2 devices",
+        "parameters and optimizer state of 'first' are sharded over 2 devices",
         "parameters of 'last' are whole in each replica",
     ]
 
@@ -99,5 +99,5 @@ def test_layers_of_keras_are_not_divided(monkeypatch: pytest.MonkeyPatch) -> Non
     operation = Operation("net", object(), ("x",), ("y",), Device("cpu"))
     segment = Segment(label="s", operations=(operation,), inputs={}, outputs=("y",))
     replicas = JaxBackend().required(DeviceReplicas)
-    assert replicas.undividable_reason(segment) == "node 'net' has Keras layers, whose variables cannot be divided"
+    assert replicas.undividable_reason(segment) == "node 'net' has Keras layers, and their variables cannot be sharded"
     assert replicas.undividable_reason(segment, whole=["net"]) == ""

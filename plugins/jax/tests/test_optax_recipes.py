@@ -517,7 +517,7 @@ def test_labels_of_another_tree_are_refused_and_the_hint_works(rows: Any) -> Non
     variables = net.init(jax.random.key(0), rows[0][:1])
     message = refused(rows, Linen(net, variables), optax.multi_transform(rules(), on_path(kind_of)(variables)))
     assert "they are variables['params'] of the module, with the leaves ['backbone']['bias']" in message
-    assert "give it labels and masks as functions of such a tree, or create them by jax.tree.map from" in message
+    assert "pass labels and masks as functions of such a tree, or create them with jax.tree.map from" in message
     labels = on_path(kind_of)
     results = [
         trained(Linen(net, variables), optax.multi_transform(rules(), given), rows)
@@ -538,7 +538,7 @@ def test_labels_of_another_tree_are_refused_and_the_hint_works(rows: Any) -> Non
 def test_labels_that_can_be_called_are_refused_and_the_hint_works(rows: Any) -> None:
     labels = on_path(kind_of)(eqx.filter(EquinoxNet(), eqx.is_inexact_array))
     message = refused(rows, EquinoxNet(), optax.multi_transform(rules(), labels))
-    assert "labels in a module that can be called, as one of Equinox, are given as lambda _: labels" in message
+    assert "if the labels are in a callable module, such as an Equinox module, pass lambda _: labels" in message
     model = Equinox(EquinoxNet())
     before = np.array(model.parameters["backbone.weight"])
     trained(model, optax.multi_transform(rules(), lambda _: labels), rows)

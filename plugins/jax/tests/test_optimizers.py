@@ -228,7 +228,7 @@ def test_unusable_optimizers_raise(backend: JaxBackend, segment_of: Any, optax: 
         backend, segment_of, optax.adam(1e-3), b1=0.5
     )
     message = refused(backend, segment_of, lambda learning_rate: 3)
-    assert "gives a int" in message and "init and update" in message
+    assert "returns a int" in message and "init and update" in message
 
 
 PLATEAU: dict[str, Callable[[Any], Any]] = {

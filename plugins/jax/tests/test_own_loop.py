@@ -206,7 +206,7 @@ def test_processes_refuse_what_would_give_other_numbers(told: dict[int, list[dic
     for one in (one["refused"] for one in told[2]):
         assert "different numbers of batches in the processes: 7, 8" in one["uneven"]
         assert "nothing in it has rows" in one["no rows"]
-        assert "'w' of process 1 is not that of process 0" in one["different"]
+        assert "'w' of process 1 differs from process 0" in one["different"]
         assert "jax.random.key(0)" in one["different"]
         assert "sync_batchnorm=False" in one["local statistics"]
 
@@ -446,7 +446,7 @@ def test_settings_that_jax_has_not() -> None:
         Loop("cpu", framework="jax", precision="fp16-mixed")
     with refuses(ConfigError, "'bf16' changes the dtype", "before prepare"):
         Loop("cpu", framework="jax", precision="bf16")
-    with refuses(ConfigError, "are none of JAX", "'mesh': mesh"):
+    with refuses(ConfigError, "are not options of JAX", "'mesh': mesh"):
         Loop("cpu", framework="jax", options={"find_unused_parameters": True})
     with pytest.raises(AttributeError, match="value_and_grad"):
         Loop("cpu", framework="jax").backward  # noqa: B018
@@ -457,7 +457,7 @@ def test_jax_that_has_started_before_the_loop(monkeypatch: pytest.MonkeyPatch) -
     place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
     for name, value in place.items():
         monkeypatch.setenv(name, value)
-    with refuses(FrameworkError, "JAX has started before the Loop", "at the top of the script"):
+    with refuses(FrameworkError, "JAX was started before the Loop", "at the top of the script"):
         Loop("cpu", framework="jax")
 
 
@@ -466,7 +466,7 @@ def test_a_state_that_a_step_has_taken_over() -> None:
     x, y = script.table(16)
     step(state, x, y)
     with refuses(
-        StateError, "after 1 steps one was given a state, or a part of one, whose memory", "state, value = step"
+        StateError, "after 1 steps, a step received a state, or a part of one, with memory", "state, value = step"
     ):
         step(state, x, y)
 
@@ -475,7 +475,7 @@ def test_the_state_of_before_a_checkpoint(tmp_path: Path) -> None:
     loop, state, step = simple()
     loop.save(tmp_path / "a")
     loop.load(tmp_path / "a")
-    with refuses(StateError, "the state of before the checkpoint", "state = loop.state"):
+    with refuses(StateError, "the state from before the checkpoint", "state = loop.state"):
         step(state, *script.table(16))
     step(loop.state, *script.table(16))
 
@@ -484,14 +484,14 @@ def test_a_checkpoint_of_another_state(tmp_path: Path) -> None:
     loop, _, _ = simple()
     loop.save(tmp_path / "a")
     for other, problem in (
-        ({**parameters(), "d": jnp.ones(1)}, "'d' is in this loop's alone"),
+        ({**parameters(), "d": jnp.ones(1)}, "'d' is only in this loop's"),
         ({"a": jnp.ones((5, 8)), "b": jnp.ones(8)}, "'c' is in the checkpoint's alone"),
         ({**parameters(), "b": jnp.ones(9)}, r"'b' is float32\[8\] there, and float32\[9\] here"),
         ({**parameters(), "b": jnp.ones(8, jnp.bfloat16)}, r"'b' is float32\[8\] there, and bfloat16\[8\] here"),
     ):
         fresh = Loop("cpu", framework="jax")
         fresh.prepare(other)
-        with refuses(StateError, problem, "as it was made"):
+        with refuses(StateError, problem, "the same state"):
             fresh.load(tmp_path / "a")
     two = Loop("cpu", framework="jax")
     two.prepare(parameters(), parameters())
@@ -507,7 +507,7 @@ def test_a_loop_that_does_not_know_the_newest_state(tmp_path: Path) -> None:
         loop.save(tmp_path / "a")
     loop.state = state
     loop.save(tmp_path / "a")
-    with refuses(StateError, "not like the prepared state", "loop.state = state"):
+    with refuses(StateError, "does not match the prepared state", "loop.state = state"):
         loop.state = {"a": state["a"]}
     with refuses(ConfigError, "has no state", "prepare"):
         Loop("cpu", framework="jax").state  # noqa: B018
@@ -516,7 +516,7 @@ def test_a_loop_that_does_not_know_the_newest_state(tmp_path: Path) -> None:
 def test_steps_that_take_or_give_no_state() -> None:
     loop, state, _ = simple()
     x, y = script.table(16)
-    with refuses(ConfigError, "'evaluate' gives no new state", "jax.jit"):
+    with refuses(ConfigError, "'evaluate' does not return a new state", "jax.jit"):
 
         @loop.compile
         def evaluate(state: Any, x: Any, y: Any) -> Any:
@@ -524,11 +524,11 @@ def test_steps_that_take_or_give_no_state() -> None:
 
         evaluate(state, x, y)
     assert not any(array.is_deleted() for array in state.values())
-    with refuses(ConfigError, "was given no state that was prepared", "loop.prepare"):
+    with refuses(ConfigError, "did not receive a prepared state", "loop.prepare"):
         loop.compile(lambda x: x)(x)
     mixed = Loop("cpu", framework="jax", precision="bf16-mixed")
     state = mixed.prepare(parameters())
-    with refuses(ConfigError, "computes no loss by the loop", "loop.value_and_grad"):
+    with refuses(ConfigError, "does not compute a loss with the loop", "loop.value_and_grad"):
         mixed.compile(lambda state: state)(state)
 
 
@@ -536,20 +536,20 @@ def test_losses_that_give_something_else() -> None:
     loop = Loop("cpu", framework="jax")
     x, y = script.table(16)
     for loss, problem, hint in (
-        (lambda p, x, y: apply(p, x), r"the loss gave float32\[16, 1\]", "jnp.mean"),
-        (lambda p, x, y: (mean_loss(p, x, y), apply(p, x)), "the loss gave a pair of", "has_aux=True"),
-        (lambda p, x, y: (mean_loss(p, x, y), jnp.float32(0.5)), "whose second is float32", "has_aux=True"),
-        (lambda p, x, y: None, "the loss gave None", "jnp.mean"),
+        (lambda p, x, y: apply(p, x), r"the loss returned float32\[16, 1\]", "jnp.mean"),
+        (lambda p, x, y: (mean_loss(p, x, y), apply(p, x)), "the loss returned a pair of", "has_aux=True"),
+        (lambda p, x, y: (mean_loss(p, x, y), jnp.float32(0.5)), "with a float32", "has_aux=True"),
+        (lambda p, x, y: None, "the loss returned None", "jnp.mean"),
     ):
         with refuses(DataError, problem, hint):
             loop.value_and_grad(loss)(parameters(), x, y)
-    with refuses(DataError, "gave one value for a batch with rows that do not count", "each row|value_and_grad"):
+    with refuses(DataError, "returned one value for a batch with padding rows", "per row|value_and_grad"):
         loop.value_and_grad(mean_loss)(parameters(), x, y, mask=np.arange(16) < 9)
-    with refuses(DataError, "nothing that it is given has rows", "leave accumulate out"):
+    with refuses(DataError, "no argument has rows", "leave accumulate out"):
         loop.value_and_grad(lambda p: p.sum(), accumulate=2)(jnp.ones(3))
-    with refuses(ConfigError, "accumulate=0 is no number", "accumulate=4"):
+    with refuses(ConfigError, "accumulate=0 is not a number", "accumulate=4"):
         loop.value_and_grad(mean_loss, accumulate=0)
-    with refuses(ConfigError, "each of 2 micro-batches would give its own", "leave accumulate out"):
+    with refuses(ConfigError, "each of 2 micro-batches would return a separate", "leave accumulate out"):
         loop.value_and_grad(mean_loss, accumulate=2, has_aux=True)
 
 
@@ -564,14 +564,18 @@ def test_padding_that_nothing_leaves_out() -> None:
     np.testing.assert_array_equal(
         loop.gather(x for x, _ in loop.prepare(Rows(40, 16, shuffle=False), batch="padded")), script.table(40)[0]
     )
-    with refuses(DataError, "16 rows after the loop, whose last batch had as many, 8 of them real", "within the loop"):
+    with refuses(
+        DataError,
+        "16 rows after the loop; its last batch also has 16 rows, but only 8 of them are real",
+        "inside the loop",
+    ):
         loop.gather(np.ones((16, 2)))
 
 
 def test_batches_that_do_not_divide_are_whole_and_named() -> None:
     loop = Loop("cpu", framework="jax", options={"mesh": jax.make_mesh((2,), ("data",))})
     loader = loop.prepare(Rows(30, 15))
-    with pytest.warns(RuntimeWarning, match="batches of 15 rows do not divide among 2 devices.*16"):
+    with pytest.warns(RuntimeWarning, match="batches of 15 rows cannot be split evenly over 2 devices.*16"):
         batches = list(loader)
     assert all(x.sharding.is_fully_replicated for x, _ in batches)
 
@@ -579,7 +583,7 @@ def test_batches_that_do_not_divide_are_whole_and_named() -> None:
         def __iter__(self) -> Iterator[Any]:
             yield np.zeros((4, 2)), np.zeros(3)
 
-    with refuses(DataError, "arrays of 4 and of 3 rows", "as many rows"):
+    with refuses(DataError, "arrays of 4 and of 3 rows", "same number of rows"):
         list(loop.prepare(Different()))
 
 
@@ -588,5 +592,5 @@ def test_what_cannot_be_prepared(keras: Any) -> None:
     for given in (object(), {}, keras.layers.Dense(1)):
         with refuses(DataError, "cannot prepare", "loop.prepare"):
             loop.prepare(given)
-    with refuses(StateError, "no batch was given yet", "loader.mask"):
+    with refuses(StateError, "there was no batch with rows yet", "loader.mask"):
         loop.prepare(Rows()).mask  # noqa: B018

@@ -116,7 +116,7 @@ def test_a_divided_node_beside_a_whole_one_has_the_numbers_of_one_process(
             np.testing.assert_allclose(one["values"][name], value, rtol=1e-4, atol=1e-5)
         assert one["parts"] == {"first": 1 / len(ends), "net": 1.0}
         assert one["notes"][:2] == [
-            f"parameters and optimizer state of 'first' are divided among {len(ends)} replicas, and gathered as one",
+            f"parameters and optimizer state of 'first' are sharded over {len(ends)} replicas, and gathered together",
             "parameters of 'net' are whole in each replica",
         ]
 
@@ -185,7 +185,7 @@ def test_one_that_fails_has_its_traceback_and_the_others_an_error_that_says_wher
     assert not list(folder.glob("never-*"))
     message = told(folder, "fail", 0)["message"]
     assert message.startswith("phase 'train', epoch 1, step ") and f"replica 0 of {len(ends)} could not " in message
-    assert "another replica has ended, or does not answer" in message
+    assert "another replica has ended or does not answer" in message
 
 
 def resumed(folder: Path, launcher: list[str], plan: list[int] | None, *, check: bool = True) -> None:
@@ -256,7 +256,7 @@ def train(model: Any, **settings: Any) -> None:
 
 @pytest.mark.usefixtures("second_of_two")
 def test_a_framework_that_has_started_is_refused() -> None:
-    with pytest.raises(FrameworkError, match=r"JAX has started in replica 1 of 2 .*top of the script.*join\('jax'\)"):
+    with pytest.raises(FrameworkError, match=r"JAX was started in replica 1 of 2 .*top of the script.*join\('jax'\)"):
         train(SequentialMLP((1,)))
 
 
@@ -306,7 +306,9 @@ def test_a_coordinator_that_cannot_be_is_an_error(
         taken.listen()
         address = address.replace("TAKEN", str(taken.getsockname()[1])).replace("FREE", str(free_port()))
         monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", address)
-        with pytest.raises(FrameworkError, match=rf"could not join the others by JAX: .*{says}.*HOST:PORT to a port"):
+        with pytest.raises(
+            FrameworkError, match=rf"could not join the others through JAX: .*{says}.*HOST:PORT to a port"
+        ):
             join_cluster(rank, 2)
 
 
@@ -323,14 +325,14 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("settings", [{}, {"sharding": "full"}])
 def test_batch_normalization_is_told_unless_it_is_asked_to_be_synchronized(settings: dict[str, Any]) -> None:
     norm = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
-    with pytest.raises(PhaseError, match=r"BatchNorm in node 'net' mixes the rows.*Hint: write sync_batchnorm=True"):
+    with pytest.raises(PhaseError, match=r"BatchNorm in node 'net' mixes the rows.*Hint: set sync_batchnorm=True"):
         train(nnx.Sequential(norm, nnx.Linear(3, 1, rngs=nnx.Rngs(0))), **settings)
 
 
 @pytest.mark.usefixtures("second_of_two")
 def test_batch_normalization_is_refused_where_replicas_compute_their_own_rows() -> None:
     norm = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
-    with pytest.raises(PhaseError, match=r"BatchNorm in node 'net' mixes the rows of a batch\. Hint: write replicas=1"):
+    with pytest.raises(PhaseError, match=r"BatchNorm in node 'net' mixes the rows of a batch\. Hint: set replicas=1"):
         train(nnx.Sequential(norm, nnx.Linear(3, 1, rngs=nnx.Rngs(0))), sync_batchnorm=True, residency="streamed")
 
 
@@ -348,5 +350,9 @@ def test_batches_are_normalized_by_the_rows_of_all(alone: Path, several: tuple[P
 def test_nothing_is_joined_without_a_launcher_and_only_what_has_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert join("jax") is None
-    with pytest.raises(CapabilityError, match=r"numpy has no replicas in several processes here.*leave join out"):
+    with pytest.raises(
+        CapabilityError,
+        match=r"numpy does not support replicas in several processes here.*leave join "
+        r"out",
+    ):
         join("numpy")

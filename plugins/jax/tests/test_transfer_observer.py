@@ -125,7 +125,9 @@ def test_a_jax_without_a_name_is_not_covered(monkeypatch: pytest.MonkeyPatch) ->
     with aa.ledger() as moved:
         jax.device_put(NP)
     assert moved.transfers == 0
-    assert moved.not_covered == ("jax: this version of JAX has no jax.no_such_name, by which transfers are seen",)
+    assert moved.not_covered == (
+        "jax: this version of JAX has no jax.no_such_name, which is needed to observe transfers",
+    )
     with pytest.raises(CapabilityError, match=r"jax\.no_such_name"), aa.no_transfers(["jax"]):
         pass
 

@@ -238,8 +238,8 @@ def test_a_saved_folder_is_served_in_another_process(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"SequentialMLP is not a FittedModel. Hint: give what aa.fit returned"):
+    with pytest.raises(ConfigError, match=r"SequentialMLP is not a FittedModel. Hint: pass the result of aa.fit"):
         save_model(aa.SequentialMLP(), tmp_path / "model")
     (tmp_path / "there").mkdir()
-    with pytest.raises(ConfigError, match=r"exists already. Hint: name a new folder"):
+    with pytest.raises(ConfigError, match=r"already exists. Hint: name a new folder"):
         save_model(fit(), tmp_path / "there")

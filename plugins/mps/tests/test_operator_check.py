@@ -66,12 +66,10 @@ def test_a_missing_operator_is_named_with_its_node(published: OperatorSupport, s
     with pytest.raises(PhaseError) as caught:
         check_operators(segment_of(LinearThen(mode)), published)
     words = str(caught.value)
-    assert words.startswith(
-        "segment 's' cannot run on mps:0, which lacks operators that it needs: aten::mode (node 'net'); "
-    )
+    assert words.startswith("segment 's' cannot run on mps:0 because of missing operators: aten::mode (node 'net'); ")
     assert f" operators in torch {torch.__version__}. Hint: " in words
     assert words.endswith(
-        "Hint: give the node accelerator='cpu', use other layers, or start Python with PYTORCH_ENABLE_MPS_FALLBACK=1 "
+        "Hint: set accelerator='cpu' on the node, use other layers, or start Python with PYTORCH_ENABLE_MPS_FALLBACK=1 "
         "to compute these operators on the CPU, slowly and with a warning."
     )
 
@@ -177,8 +175,8 @@ def test_a_fallback_warns_every_time(
             build(cpu_class, segment_of(LinearThen(mode)), published).close()
     assert [warning.category for warning in warned] == [FallbackWarning] * 2
     assert {str(warning.message) for warning in warned} == {
-        "segment 's' needs operators that MPS lacks; as PYTORCH_ENABLE_MPS_FALLBACK is set, torch computes them on "
-        "the CPU in every step: aten::mode (node 'net')"
+        "segment 's' needs operators missing in MPS; because PYTORCH_ENABLE_MPS_FALLBACK is set, torch computes them "
+        "on the CPU in every step: aten::mode (node 'net')"
     }
     assert {warning.filename for warning in warned} == {__file__}
 

@@ -56,14 +56,13 @@ def test_a_second_device_is_unavailable(backend: MpsBackend, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("system", "built", "reason"),
     [
-        ("Linux", False, "MPS is a part of macOS, and this is Linux"),
-        ("", False, "MPS is a part of macOS, and this is another system"),
+        ("Linux", False, "MPS is part of macOS, but this is Linux"),
+        ("", False, "MPS is part of macOS, but this is another system"),
         ("Darwin", False, f"this torch, {torch.__version__}, is built without MPS"),
         (
             "Darwin",
             True,
-            f"torch {torch.__version__} finds no MPS: macOS 12.1 is too old for it, "
-            "or the Mac has no GPU that it can use",
+            f"torch {torch.__version__} finds no MPS: macOS 12.1 is too old for it, or the Mac has no supported GPU",
         ),
     ],
 )

@@ -34,13 +34,13 @@ def module(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        ("build", ["--on", "cpu 1GB"], "numpy cannot divide models, or not on 1x cpu"),
+        ("build", ["--on", "cpu 1GB"], "numpy cannot split models on 1x cpu"),
         ("fails", ["--on", "cpu 1GB"], "fails() fails: KeyError: 'mine'"),
-        ("text", ["--on", "cpu 1GB"], "gives a str, which no installed plugin knows as a model"),
-        ("number", ["--on", "cpu 1GB"], "is a int, not a model and no function that makes one"),
+        ("text", ["--on", "cpu 1GB"], "returns a str, which no installed plugin supports as a model"),
+        ("number", ["--on", "cpu 1GB"], "is a int, not a model or a function that returns one"),
         ("build", ["--on", "2x 24"], "'24' is neither a kind of device"),
         ("build", ["--on", "cpu", "--file", "x"], "--on and --file both give a machine"),
-        ("build", ["--on", "cpu", "--input", "long"], "--input 'long' is no tensor"),
+        ("build", ["--on", "cpu", "--input", "long"], "--input 'long' is not a tensor"),
     ],
 )
 def test_what_is_no_model_or_no_machine_is_refused(module: str, name: str, options: list[str], says: str) -> None:

@@ -34,11 +34,11 @@ def test_memory_or_a_tier_alone_ask_for_a_planned_map() -> None:
         ({"device_map": {}}, "device_map={} is not a dict of names"),
         ({"device_map": {"a": 1.5}}, "is not a device, 'cpu' or 'disk'"),
         ({"device_map": {"a": -1}}, "is not a device, 'cpu' or 'disk'"),
-        ({"device_map": {"a": "cpu"}, "offload": "cpu"}, "device_map is a mapping, and offload is for maps that are"),
-        ({"device_map": {"a": "cpu"}, "max_memory": {0: 1}}, "and max_memory is for maps that are planned"),
+        ({"device_map": {"a": "cpu"}, "offload": "cpu"}, "device_map is a mapping, but offload is for planned"),
+        ({"device_map": {"a": "cpu"}, "max_memory": {0: 1}}, "but max_memory is for planned maps"),
         ({"max_memory": {}}, "max_memory={} is not bytes for each device"),
-        ({"max_memory": {"gpu:0": "20 apples"}}, "is no size"),
-        ({"max_memory": {"gpu:0": "-1GB"}}, "is no size"),
+        ({"max_memory": {"gpu:0": "20 apples"}}, "is not a size"),
+        ({"max_memory": {"gpu:0": "-1GB"}}, "is not a size"),
         ({"max_memory": {"gpu:0": -1}}, "is not an int of at least 0"),
     ],
 )
@@ -53,7 +53,7 @@ def test_a_framework_that_cannot_divide_models_refuses_a_device_map() -> None:
     """NumPy's plugin has no capability `offload`."""
     graph = aa.ModelGraph([node(device_map="auto")])
     with pytest.raises(
-        CapabilityError, match=r"has a device_map, and is computed by numpy.*capability 'offload'.*leave"
+        CapabilityError, match=r"has a device_map, but is computed by numpy.*capability 'offload'.*leave"
     ):
         aa.Experiment("test", graph, progress="none").run_phase(aa.EvalPhase("eval", data=graph_data(graph)))
 

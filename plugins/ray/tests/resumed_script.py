@@ -1,4 +1,4 @@
-"""Trains with checkpoints and goes on from the newest; a replica kills itself, raises or waits once, by the plan."""
+"""Trains with checkpoints and resumes from the newest; a replica kills itself, raises or waits once, by the plan."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def test_the_demo_on_two_workers_is_that_of_torchrun_and_of_one_process(head: st
 
 
 def test_more_replicas_than_cpus_are_refused() -> None:
-    with pytest.raises(FrameworkError, match=r"has 2 CPUs, and each of 8 .*; 2 replicas\. Hint: add nodes"):
+    with pytest.raises(FrameworkError, match=r"has 2 CPUs, but each of 8 .*; 2 replicas\. Hint: add nodes"):
         check_places({"CPU": 2.0, "memory": 1e9}, 8)
 
 
@@ -171,7 +171,7 @@ def test_a_replica_that_is_killed_is_started_anew_and_the_end_is_the_same(tmp_pa
     restarts = [*RAY, "--replicas", "2", "--max-restarts", "1"]
     killed = resumed(tmp_path / "killed", restarts, {"do": "kill", "rank": 1, "step": 19}, head)
     assert (tmp_path / "killed" / "done").exists()
-    assert "goes on from" in killed["events"][0]
+    assert "resumes from" in killed["events"][0]
     assert (killed["losses"], killed["weights"]) == (alone["losses"], alone["weights"])
 
 
@@ -215,7 +215,7 @@ def test_a_run_that_loses_a_node_goes_on_with_fewer_replicas(tmp_path: Path, hea
             break  # now and then Ray begins with two, which the lost node is not among
     else:
         pytest.fail("Ray began with two replicas three times")
-    assert told["size"] == 2 and "goes on from" in told["events"][0]
+    assert told["size"] == 2 and "resumes from" in told["events"][0]
     np.testing.assert_allclose(told["losses"], alone["losses"], rtol=1e-6)
 
 

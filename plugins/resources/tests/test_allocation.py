@@ -94,7 +94,7 @@ def test_strict_takes_the_first_wish_or_nothing():
     assert got("H100, any", "T4, L4", strict=True) == []
     assert got("H100, any", "T4, H100-80GB", strict=True) == ["gpu:1"]
     rows = DeviceRequest.parse("H100, T4").resolve("T4", strict=True).candidates
-    assert "the request is strict: only its first wish counts" in [row.reason for row in rows]
+    assert "the request is strict: only its first alternative is used" in [row.reason for row in rows]
 
 
 def test_every_candidate_has_a_reason():
@@ -102,10 +102,10 @@ def test_every_candidate_has_a_reason():
     assert [(row.wish, row.label, row.chosen, row.reason) for row in allocation.candidates] == [
         ("H100:2", "8x A100-80GB", False, "it is not H100"),
         ("H100:2", "H200", False, "there is 1"),
-        ("H100:2", "cpu", False, "it is no such product"),
+        ("H100:2", "cpu", False, "it is another product"),
         ("A100-80GB", "8x A100-80GB", True, "chosen"),
         ("A100-80GB", "H200", False, "it is not A100"),
-        ("A100-80GB", "cpu", False, "it is no such product"),
+        ("A100-80GB", "cpu", False, "it is another product"),
         ("any", "8x A100-80GB", False, "fits, but A100-80GB is preferred"),
         ("any", "H200", False, "fits, but A100-80GB is preferred"),
         ("any", "cpu", False, "fits, but A100-80GB is preferred"),
@@ -119,23 +119,23 @@ def test_every_candidate_has_a_reason():
         ("H100", "H200", "chosen: H200 is an upgrade of H100"),
         ("B200+", "B300", "chosen: B300 is newer than B200"),
         ("any", "T4, L4", "fits, but L4 is better"),
-        ("gpu", "mps", "it is of the kind mps"),
+        ("gpu", "mps", "its kind is mps"),
         ("rocm", "T4", "it is a device of nvidia, not of amd"),
         ("H100!", "H200", "it is not exactly H100"),
         ("B200+", "H200", "it is neither B200 nor newer with as much memory"),
-        ("H100", "mps", "its product is not known"),
-        ("40GB+", "mps", "its memory is not known"),
+        ("H100", "mps", "its product is unknown"),
+        ("40GB+", "mps", "its memory is unknown"),
         ("40GB+", "L4", "it has 24 GB"),
-        ("40GB+", "cpu", "it is no accelerator"),
+        ("40GB+", "cpu", "it is not an accelerator"),
         ("H100-80GB", "H100-94GB", "it has 94 GB, not 80"),
-        ("gpu[fp8]", "A100-80GB", "it cannot fp8"),
-        ("mps[bf16]", "mps", "its product is not in the table, so whether it can bf16 is not known"),
-        ("gpu:3", "2x T4", "it has not the index 3"),
+        ("gpu[fp8]", "A100-80GB", "it does not support fp8"),
+        ("mps[bf16]", "mps", "its product is not in the table, so its support of bf16 is unknown"),
+        ("gpu:3", "2x T4", "it does not have the index 3"),
         ("T4:3", "2x T4", "there are 2"),
         ("T4 mem=64GB", "T4 mem=32GB", "the host has 32 GB of memory"),
-        ("T4 mem=64GB", "T4", "the host's memory is not known"),
+        ("T4 mem=64GB", "T4", "the host's memory is unknown"),
         ("T4 cores=64", "T4 cores=32", "the host has 32 cores"),
-        ("T4 cores=64", "T4", "the host's cores are not known"),
+        ("T4 cores=64", "T4", "the host's cores are unknown"),
     ],
 )
 def test_reasons(request_, on, reason):

@@ -103,14 +103,14 @@ def test_a_list_is_an_order_of_preference_and_a_set_is_not():
         ("any:", r"character 5: '' is not a count"),
         ("H100, H10O", r"character 7: 'H10O' is neither.*did you mean 'H100'\?"),
         ("a10gg", r"did you mean 'A10G'\?"),
-        ("A100-60GB", r"character 1: there is no A100 with 60 GB. Available: A100-40GB, A100-80GB"),
-        ("40GB", r"character 5: after 40GB a '\+' is missing"),
+        ("A100-60GB", r"character 1: no A100 has 60 GB. Available: A100-40GB, A100-80GB"),
+        ("40GB", r"character 5: a '\+' is missing after 40GB"),
         ("0GB+", r"character 1: 0GB is not a size"),
         ("9999999GB+", r"is not a size"),
         ("{H100, A100", r"character 12: the brace is not closed"),
         ("H100}", r"character 5: '}' is not expected here"),
-        ("H100!+", r"character 7: '!' \(exactly\) and '\+' \(or newer\) exclude each other"),
-        ("H100++", r"exclude each other"),
+        ("H100!+", r"character 7: '!' \(exactly\) and '\+' \(or newer\) cannot be combined"),
+        ("H100++", r"cannot be combined"),
         ("gpu[bf17]", r"character 5: 'bf17' is not a known capability.*did you mean 'bf16'\?"),
         ("gpu[bf16", r"character 9: the bracket is not closed"),
         ("gpu[]", r"character 5: '' is not a known capability"),
@@ -129,8 +129,8 @@ def test_a_list_is_an_order_of_preference_and_a_set_is_not():
         ("cpu:any", r"character 5: 'any' is not an index"),
         ("sm>=many", r"character 5: 'many' is not a compute capability"),
         ("sm:80", r"character 3: '>=' is missing"),
-        ("H100-OAM", r"character 1: H100 is not known as OAM. Available: H100-PCIe, H100-SXM, H100-NVL"),
-        ("H100-96GB", r"no H100 with 96 GB.*write 'GH200'"),
+        ("H100-OAM", r"character 1: H100 does not exist as OAM. Available: H100-PCIe, H100-SXM, H100-NVL"),
+        ("H100-96GB", r"no H100 has 96 GB.*write 'GH200'"),
         ("H100-80GB-94GB", r"character 1: 'H100-80GB-94GB' is neither"),
         ("H100-SXM-PCIe", r"character 1: 'H100-SXM-PCIe' is neither"),
         ("H100:0.5", r"character 6: '0.5' is not a count.*whole devices"),
@@ -156,7 +156,7 @@ def test_what_is_no_text_nor_list_nor_set_is_refused(value):
 
 
 def test_one_element_of_a_list_is_one_wish():
-    with pytest.raises(DeviceParseError, match="'H100, A100' in a list of requests is several"):
+    with pytest.raises(DeviceParseError, match="'H100, A100' in a list of requests contains several"):
         DeviceRequest.parse(["H100, A100", "any"])
 
 

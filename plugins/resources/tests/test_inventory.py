@@ -40,7 +40,7 @@ def test_words_number_the_devices_of_each_kind():
     ("words", "message"),
     [
         ("8x foo", r"the inventory '8x foo'.*'foo' is neither"),
-        ("8x H100", r"does not say which H100 it has.*H100-80GB, H100-94GB"),
+        ("8x H100", r"does not specify which H100 it has.*H100-80GB, H100-94GB"),
         ("0x T4", r"'0x T4' in the inventory .* is not a number of devices"),
         ("9999999x T4", r"is not a number of devices"),
         ("2x T4:2", r"is not a number of devices"),

@@ -100,7 +100,7 @@ def test_a_request_is_resolved_on_the_invented_machine(serve):
         experiment.plan(train(accelerator="gpu:3"), inventory="2x T4")
     plan = experiment.plan(train(accelerator="H100, sim:1"), inventory="2x T4, 2x sim-1GB")  # numpy has no T4
     assert str(plan.device("net")) == "sim:1"
-    why = "The phase's 'H100 on 2x sim-1GB' was not taken: simulated devices are asked for by name."
+    why = "The phase's 'H100 on 2x sim-1GB' was not taken: simulated devices must be requested by name."
     assert why in plan.explain("net")
 
 

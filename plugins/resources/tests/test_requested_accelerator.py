@@ -90,7 +90,7 @@ def test_place_and_move_use_the_framework_of_the_object():
 
 
 def test_an_object_is_on_one_device():
-    with pytest.raises(ConfigError, match=r"'H100:2' is for 2 devices, and an object is on one.*--replicas 2"):
+    with pytest.raises(ConfigError, match=r"'H100:2' is for 2 devices, but an object is on one.*--replicas 2"):
         aa.Accelerator("H100:2").check("cards")
 
 
@@ -149,9 +149,9 @@ def test_a_phase_runs_on_what_its_request_gets(asked):
 
 
 def test_a_phase_says_why_nothing_fits():
-    with pytest.raises(DeviceUnavailableError, match=r"no device fits 'H100' \(H100 on cpu: it is no such product\)"):
+    with pytest.raises(DeviceUnavailableError, match=r"no device fits 'H100' \(H100 on cpu: it is another product\)"):
         experiment().run_phase(train(accelerator="H100"))
-    with pytest.raises(DeviceUnavailableError, match="the request is strict: only its first wish counts"):
+    with pytest.raises(DeviceUnavailableError, match="the request is strict: only its first alternative is used"):
         experiment().run_phase(train(accelerator="H100, any", strict=True))
     with pytest.raises(DeviceUnavailableError, match="any:2 on cpu: there is 1"):
         experiment().run_phase(train(accelerator="any:2"))

@@ -44,7 +44,7 @@ def test_columns_by_name_in_a_node_are_refused_before_anything_is_fitted_and_the
     with pytest.raises(EstimatorError) as caught:
         fitted(make_pipeline(scaling(["c", "a"]), LogisticRegression()))
     assert str(caught.value) == (
-        "Pipeline of node 'm' chooses columns by name (c, a), and gets an array, which has none. "
+        "Pipeline of node 'm' chooses columns by name (c, a), but it gets an array, which has no names. "
         "Hint: choose them by their positions in the array: [2, 0] for ['c', 'a']."
     )
     right = make_pipeline(scaling([2, 0]), LogisticRegression())

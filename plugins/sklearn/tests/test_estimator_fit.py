@@ -296,7 +296,7 @@ def test_estimators_before_a_fitted_node_must_be_fitted(data, experiment):
     with pytest.raises(PhaseError) as caught:
         fit(ours.graph, nodes="second")
     assert str(caught.value) == (
-        "phase 'fit' fits 'second', which needs 'first', an estimator that is not fitted. "
+        "phase 'fit' fits 'second', but 'second' needs 'first', an estimator that is not fitted. "
         "Hint: name it too, nodes=['first', 'second']."
     )
     with pytest.raises(PhaseError, match=r"phase 'e' needs 'first', an estimator that is not fitted"):
@@ -416,7 +416,7 @@ def test_the_pullback_of_an_estimator_raises_a_phase_error():
     estimator = Estimator(Rotate())
     estimator.fit([np.zeros((2, 3))], np.zeros(2))
     applied = estimator.apply({}, (np.zeros((2, 3), "float32"),), train=True, key=0)
-    with pytest.raises(PhaseError, match="Rotate has no gradient, and a loss depends on trained nodes"):
+    with pytest.raises(PhaseError, match="Rotate has no gradient, but a loss depends on trained nodes"):
         applied.pullback((np.zeros((2, 3)),))
 
 
@@ -430,7 +430,7 @@ def test_ambiguous_targets_are_refused(data, table):
     other.add_split("train", np.arange(16))
     refs = [data.reference(["x"], ["y"]), other.reference(["x"], ["y"])]
     with pytest.raises(
-        ColumnError, match=r"'est' learns from targets, and .* have several\. Available: data\.y, other\."
+        ColumnError, match=r"'est' learns from targets, but .* have several\. Available: data\.y, other\."
     ):
         fit(ModelGraph([ModelNode("est", LeastSquares(), refs)]))
 

@@ -327,8 +327,8 @@ def test_restoring_an_estimator_that_cannot_be_copied_is_refused(data, experimen
     with pytest.raises(EstimatorError) as caught:
         experiment(alone(data, Stuck())).run_phase(phase)
     assert str(caught.value) == (
-        "Stuck cannot be copied for a snapshot: TypeError: a lock. Hint: freeze its node, or use "
-        "no snapshots (EarlyStopping(restore_best=True) takes them)."
+        "Stuck cannot be copied for a snapshot: TypeError: a lock. Hint: freeze its node, or do not use snapshots "
+        "(EarlyStopping(restore_best=True) does)."
     )
 
 
@@ -344,8 +344,8 @@ def test_a_fit_without_nodes_is_refused_if_an_estimator_learned_before(data, exp
     with pytest.raises(PhaseError) as caught:
         ours.run_phase(FitPhase("fit", data="train"))
     assert str(caught.value) == (
-        "phase 'fit' names no nodes, and 'est' learned by partial_fit before; not fitted: two. "
-        "Hint: name nodes=[...], or graph.freeze('est') to keep it as it is."
+        "phase 'fit' names no nodes, but 'est' learned by partial_fit before; not fitted: two. "
+        "Hint: name nodes=[...], or graph.freeze('est') to keep it unchanged."
     )
     graph.freeze(["est"])
     assert ours.run_phase(FitPhase("fit", data="train")).nodes == ("two",)
@@ -374,7 +374,7 @@ def test_a_loss_on_an_estimator_that_learns_is_refused(data, experiment):
         with pytest.raises(PhaseError) as caught:
             attempt(phase)
         assert str(caught.value) == (
-            "phase 't' has a loss on 'est', which learns by partial_fit and not from a loss. Hint: judge it in the "
+            "phase 't' has a loss on 'est', which learns by partial_fit, not from a loss. Hint: measure it in the "
             "validation: EvalPhase(..., metrics=[Metric('mse', on='est')]), or freeze it."
         )
     assert not learnt(ours.graph).diary
@@ -384,7 +384,7 @@ def test_learning_from_an_estimator_that_learned_nothing_is_refused(data, experi
     nodes = [ModelNode("one", Steps(), data.reference(["x"], ["y"])), ModelNode("two", Steps(), "one")]
     ours = experiment(ModelGraph(nodes))
     with pytest.raises(
-        PhaseError, match=r"phase 't': 'two' learns from the output of 'one', which has learned nothing yet\."
+        PhaseError, match=r"phase 't': 'two' learns from the output of 'one', which has not learned yet\."
     ):
         ours.run_phase(TrainPhase("t", data="train"))
 
@@ -414,12 +414,12 @@ def test_one_estimator_in_two_different_nodes_is_refused(data, experiment):
     ]
     graph = ModelGraph(nodes).freeze("b")
     with pytest.raises(
-        PhaseError, match=r"nodes 'a' and 'b' share one estimator, and only one of them is frozen\. Hint: fre"
+        PhaseError, match=r"nodes 'a' and 'b' share one estimator, but only one of them is frozen\. Hint: fre"
     ):
         experiment(graph).run_phase(TrainPhase("t", data="train"))
     graph.unfreeze()
     graph["b"].upstreams = (data.reference(["x"], ["y"]),)
-    with pytest.raises(PhaseError, match=r"nodes 'a' and 'b' share one estimator, and their inputs differ"):
+    with pytest.raises(PhaseError, match=r"nodes 'a' and 'b' share one estimator, but their inputs differ"):
         experiment(graph).run_phase(TrainPhase("t", data="train"))
 
 
@@ -427,7 +427,7 @@ def test_ambiguous_targets_are_refused(data, table, experiment):
     other = table(24, "other")
     other.add_split("train", np.arange(16))
     refs = [data.reference(["x"], ["y"]), other.reference(["x"], ["y"])]
-    with pytest.raises(ColumnError, match=r"'est' learns from targets, and the data that feed it have several"):
+    with pytest.raises(ColumnError, match=r"'est' learns from targets, but its data have several"):
         experiment(ModelGraph([ModelNode("est", Steps(), refs)])).run_phase(TrainPhase("t", data="train"))
 
 

@@ -120,7 +120,7 @@ def test_one_estimator_with_two_inputs_is_refused(data, experiment):
         ours.run_phase(FitPhase("fit", data="train"))
     assert str(caught.value) == (
         "phase 'fit' fits 'a' and 'b', which share one estimator but not their inputs. Hint: name the one to fit, "
-        "nodes=['a'], or give each an estimator of its own."
+        "nodes=['a'], or use a separate estimator for each."
     )
 
 
@@ -138,7 +138,7 @@ def test_floating_outputs_are_handed_on_in_the_dtype_that_is_asked_for(fitted):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Estimator(Shift), r"Estimator takes an object, got the class Shift\. Hint: make one: Shift"),
+        (lambda: Estimator(Shift), r"Estimator takes an object, got the class Shift\. Hint: create one: Shift"),
         (
             lambda: Estimator(Shift()),
             r"Shift has no method 'predict' that could compute a node's output\. Available: transform\. Hint: name one",
@@ -149,11 +149,11 @@ def test_floating_outputs_are_handed_on_in_the_dtype_that_is_asked_for(fitted):
         (lambda: Estimator(Shift(), None), r"Shift has no method None"),
         (
             lambda: Estimator(object()),
-            r"object has no method 'predict' that could compute a node's output\. Hint: give an obj",
+            r"object has no method 'predict' that could compute a node's output\. Hint: pass an obj",
         ),
         (
             lambda: Estimator(Estimator(Shift(), "transform"), "transform"),
-            r"Estimator\(Shift, method='transform'\) is an Estimator already\. Hint: give the object that it wraps",
+            r"Estimator\(Shift, method='transform'\) is already an Estimator\. Hint: pass the wrapped object",
         ),
         (
             lambda: Estimator(Shift(), "transform", output_dtype="int8"),
@@ -171,7 +171,9 @@ def test_an_object_that_only_predicts_cannot_be_fitted():
         def predict(self, features):
             return features
 
-    with pytest.raises(EstimatorError, match=r"Oracle has neither fit nor partial_fit\. Available: predict\. Hint: gi"):
+    with pytest.raises(
+        EstimatorError, match=r"Oracle has neither fit nor partial_fit\. Available: predict\. Hint: add"
+    ):
         Estimator(Oracle())
     assert not is_estimator(Oracle())
 
@@ -181,8 +183,8 @@ def test_the_error_for_fit_without_predict_says_what_to_write(data):
     with pytest.raises(EstimatorError) as caught:
         graph.build()
     assert str(caught.value) == (
-        "node 'scale': Shift has fit, and no predict. Available: transform. "
-        "Hint: give Estimator(Shift(...), method='transform')."
+        "node 'scale': Shift has fit, but no predict. Available: transform. "
+        "Hint: pass Estimator(Shift(...), method='transform')."
     )
 
 
@@ -196,8 +198,8 @@ def test_an_object_that_can_only_be_fitted_computes_nothing(data):
 
     with pytest.raises(
         EstimatorError,
-        match=r"node 'e': Clusters has fit, and no predict\."
-        r" Hint: fit_predict knows the rows that it is fitted to and no others: give an object with fit and predict",
+        match=r"node 'e': Clusters has fit, but no predict\."
+        r" Hint: fit_predict supports only the rows that it was fitted to: pass an object with fit and predict",
     ):
         ModelGraph([ModelNode("e", Clusters(), data.reference(["x"], ["y"]))]).build()
 
@@ -215,19 +217,26 @@ def test_an_object_without_any_estimator_method_has_no_owner(data):
     [
         (
             lambda x: np.full(len(x), "cat"),
-            r"node 'est': Own\.predict returned text, such as 'cat'; a graph carries numbers\. Hint: fit "
-            r"it to class indices 0, 1, 2, \.\.\. and keep the names beside them\.$",
+            r"node 'est': Own\.predict returned text, such as 'cat', but a graph needs numbers\. Hint: fit it to "
+            r"class indices 0, 1, 2, \.\.\. and store the names separately\.$",
         ),
-        (lambda x: np.array(["a", None] * (len(x) // 2), object), r"returned text, such as 'a'; a graph"),
+        (lambda x: np.array(["a", None] * (len(x) // 2), object), r"returned text, such as 'a', but a graph"),
         (
             lambda x: [np.zeros((len(x), 2)), np.zeros((len(x), 3))],
-            r"node 'est': Own\.predict returned a list of 2 arrays, one for each target; a node has one output\. Hint: "
+            r"node 'est': Own\.predict returned a list of 2 arrays, one per target, but a node has one output\. "
+            r"Hint: "
             r"fit an estimator for each target, or wrap it",
         ),
         (lambda x: None, r"Own\.predict returned a NoneType, not an array of numbers"),
         (lambda x: [[1], [2, 3]], r"Own\.predict returned a list, not an array of numbers"),
-        (lambda x: np.zeros(len(x), complex), r"Own\.predict returned complex128, such as 0j; a graph carries numbers"),
-        (lambda x: np.zeros(len(x), "datetime64[s]"), r"Own\.predict returned datetime64\[s\], such as .*; a graph"),
+        (
+            lambda x: np.zeros(len(x), complex),
+            r"Own\.predict returned complex128, such as 0j, but a graph needs numbers",
+        ),
+        (
+            lambda x: np.zeros(len(x), "datetime64[s]"),
+            r"Own\.predict returned datetime64\[s\], such as .*, but a graph",
+        ),
         (lambda x: np.zeros(len(x) + 1), r"Own\.predict returned shape \[3\] for 2 samples"),
     ],
 )
@@ -260,7 +269,7 @@ def test_missing_targets_of_an_estimator_are_an_error(data, experiment):
     with pytest.raises(EstimatorError) as caught:
         experiment(graph).run_phase(FitPhase("fit", data="train"))
     assert str(caught.value) == (
-        "Needs.fit takes targets, and its data have none. Hint: name target in the feature set, or "
+        "Needs.fit takes targets, but its data have none. Hint: name target in the feature set, or "
         "columns in reference(target=[...])."
     )
 
@@ -489,7 +498,7 @@ def test_a_failed_refit_does_not_count_as_fitted(data, experiment):
 
 def test_a_fit_of_no_nodes_says_so(data, experiment):
     ours = experiment(ModelGraph([ModelNode("est", Own(None), data.reference(["x"], ["c"]))]))
-    with pytest.raises(PhaseError, match=r"has nothing to fit; nodes=\[\] names none\. Hint: name nodes="):
+    with pytest.raises(PhaseError, match=r"has nothing to fit; nodes=\[\] names no nodes\. Hint: set nodes="):
         ours.run_phase(FitPhase("fit", data="train", nodes=[]))
 
 

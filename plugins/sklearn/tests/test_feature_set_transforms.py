@@ -228,8 +228,8 @@ def test_several_columns_of_another_width_need_a_name() -> None:
     fs = example()
     message = refusal(lambda: fs.fit_transform(Total(), ["x", "y"], fit_on="all"))
     assert message == (
-        "Total on x, y of 'fs' gives rows of width 1, which do not fit into these 2 columns; "
-        "together they are of width 3. "
+        "Total on x, y of 'fs' returns rows of width 1, which do not match these 2 columns; "
+        "their total width is 3. "
         "Hint: name the one new column with into='NAME', or transform the columns one by one."
     )
     done = fs.fit_transform(Total(), ["x", "z"], fit_on="all", into="sum")
@@ -260,7 +260,7 @@ def test_words_become_features_in_their_place_or_beside() -> None:
 @pytest.mark.parametrize("into", [None, "code"])
 def test_numbers_made_of_a_text_tag_need_a_role(into: str | None) -> None:
     message = refusal(lambda: example().fit_transform(Codes(), "kind", fit_on="all", into=into))
-    assert "Codes on kind of 'fs' makes numbers of the tag 'kind', which would stay a tag" in message
+    assert "Codes on kind of 'fs' converts the tag 'kind' to numbers, but models cannot" in message
     assert message.endswith("Hint: write role='feature', or role='tag' to keep it a tag.")
 
 
@@ -269,7 +269,7 @@ def test_a_transform_may_give_words_for_a_tag_alone() -> None:
     words = Giving(lambda x: np.array([[f"r{int(v)}"] for v in x[:, 0]]))
     assert fs.fit_transform(words, "row", fit_on="all").column("row").to_pylist()[:2] == ["r0", "r1"]
     message = refusal(lambda: fs.fit_transform(words, "row", fit_on="all", role="feature"))
-    assert "Giving on row of 'fs' does not give numbers for 'row'" in message and "give it role='tag'" in message
+    assert "Giving on row of 'fs' does not return numbers for 'row'" in message and "use role='tag'" in message
 
 
 def test_words_beside_numbers_are_objects() -> None:
@@ -310,8 +310,8 @@ def test_columns_of_several_chunks_and_of_bool_are_read_too() -> None:
 def test_a_missing_fit_on_lists_the_splits() -> None:
     message = refusal(lambda: example().fit_transform(Shift(), ["x", "y"]))
     assert message == (
-        "Shift on x, y of 'fs' needs fit_on=, the rows that it is fitted to. Available: splits: train, test, all. "
-        "Hint: write fit_on='train'; 'all' also takes the rows that you evaluate on."
+        "Shift on x, y of 'fs' needs fit_on=, the rows to fit it to. Available: splits: train, test, all. "
+        "Hint: write fit_on='train'; 'all' would include the rows that you evaluate on."
     )
 
 
@@ -329,7 +329,7 @@ def test_fit_on_something_else() -> None:
 def test_objects_that_are_not_transforms() -> None:
     fs = example()
     assert refusal(lambda: fs.fit_transform(Shift, "x", fit_on="all")) == (
-        "Shift is a class, not a transform. Hint: make an object of it: Shift()."
+        "Shift is a class, not a transform. Hint: create an object: Shift()."
     )
     message = refusal(lambda: fs.fit_transform(np.log, "x", fit_on="all"))
     assert "a ufunc is not a transform: it has no fit(X) and no transform(X)" in message
@@ -356,7 +356,7 @@ def test_invalid_roles_and_new_names() -> None:
     for name in ("z", "", 3):
         assert f"into={name!r} is not a name for a new column. Available: columns: x, z, y" in message_of(into=name)
     message = message_of(into="all")
-    assert "the role of 'all' is not clear. Available: feature, target. Hint: write role='feature'" in message
+    assert "the role of 'all' is ambiguous. Available: feature, target. Hint: write role='feature'" in message
 
 
 def test_errors_of_a_transform_name_it_and_its_columns() -> None:
@@ -404,8 +404,8 @@ def test_an_encoder_that_fails_for_another_reason_gives_no_hint_on_categories() 
 )
 def test_a_transform_gives_one_row_for_each(function: Any) -> None:
     message = refusal(lambda: example().fit_transform(Giving(function), "x", fit_on="all"))
-    assert "Giving on x of 'fs': transform gives an array of shape [" in message
-    assert "for 6 rows; it must give [6, numbers], one row for each row of its input" in message
+    assert "Giving on x of 'fs': transform returns an array of shape [" in message
+    assert "for 6 rows; it must return [6, numbers], one row for each row of its input" in message
 
 
 def test_nan_of_complete_rows_is_an_error() -> None:
@@ -413,8 +413,10 @@ def test_nan_of_complete_rows_is_an_error() -> None:
         return np.where(x == 4, np.nan, x)
 
     message = refusal(lambda: example().fit_transform(Giving(holes), "z", fit_on="all"))
-    assert message.startswith("Giving on z of 'fs' gives NaN or infinity in 1 of 6 rows, the first in row 2; before it")
-    assert "before it, these rows are complete and finite" in message
+    assert message.startswith(
+        "Giving on z of 'fs' returns NaN or infinity in 1 of 6 rows, the first in row 2; its input"
+    )
+    assert "its input rows are complete and finite" in message
     words = Giving(lambda x: np.full((len(x), 1), np.inf))
     assert "infinity in 6 of 6 rows" in refusal(lambda: example().fit_transform(words, "kind", fit_on="all"))
 
@@ -595,7 +597,7 @@ def test_columns_that_cannot_be_inverted_alone() -> None:
     message = refusal(lambda: done.inverse(done.array("y"), "y"))
     assert message == (
         "Turned on y, w of 'fs' cannot be inverted for y alone: the result depends on w. "
-        "Hint: give all of y, w together, or fit a transform to each column."
+        "Hint: pass all of y, w together, or fit a transform to each column."
     )
     both = np.column_stack([done.array("w"), done.array("y")])
     assert np.allclose(done.inverse(both, ["w", "y"]), np.column_stack([fs.array("w"), fs.array("y")]))
@@ -613,8 +615,8 @@ def test_values_of_a_column_made_of_several() -> None:
     back = done.inverse(done.array("all_of"), "all_of")
     assert back.shape == (6, 3) and np.allclose(back, np.column_stack([fs.array("x"), fs.array("z")]))
     message = refusal(lambda: done.inverse(np.ones((6, 5)), ["all_of", "z"]))
-    assert "undoing Giving on x, z of 'fs' gives z, which is among the given columns, too" in message
-    assert "one after the other" in message
+    assert "undoing Giving on x, z of 'fs' returns z, which is also among the given columns" in message
+    assert "one at a time" in message
 
 
 def test_columns_of_several_axes_come_back_joined_where_they_can_be() -> None:
@@ -628,14 +630,14 @@ def test_columns_of_several_axes_come_back_joined_where_they_can_be() -> None:
     )
     assert whole.inverse(np.ones((2, 5)), "five").shape == (2, 9)
     message = refusal(lambda: done.inverse(np.ones((5, 7)), ["a", "c"]))
-    assert "values of shape ['n', 7] are not those of a, c; shapes per sample: [2, 3], [3]" in message
+    assert "values of shape ['n', 7] do not match a, c; shapes per sample: [2, 3], [3]" in message
 
 
 def test_values_of_another_shape_are_refused() -> None:
     done = example().fit_transform(Times(), "y", fit_on="train")
     for values, shape in [(np.ones((3, 2)), "['n', 2]"), (np.float64(1), "[]")]:
         message = refusal(lambda values=values: done.inverse(values, "y"))
-        assert message.startswith(f"values of shape {shape} are not those of y; shapes per sample: []")
+        assert message.startswith(f"values of shape {shape} do not match y; shapes per sample: []")
 
 
 def test_a_transform_without_an_inverse() -> None:
@@ -643,7 +645,7 @@ def test_a_transform_without_an_inverse() -> None:
     done = fs.fit_transform(Total(), "x", fit_on="train")
     message = refusal(lambda: done.inverse(done.array("x"), "x"))
     assert message.startswith("Total on x of 'fs' cannot be inverted: it has no inverse_transform")
-    assert "the columns of the data come back without one: undo_transform()" in message
+    assert "undo_transform() restores the columns of the data without one" in message
     assert same(done.undo_transform(), fs)
 
 
@@ -656,10 +658,10 @@ def test_an_inverse_that_fails_or_gives_another_shape() -> None:
         return refusal(lambda: done.inverse(np.ones(3), "y"))
 
     assert "Giving on y of 'fs' cannot be inverted for these values: KeyError: 'lost'" in message_of(fail)
-    assert "inverse_transform gives rows of width 2; it was fitted to rows of 1" in message_of(
+    assert "inverse_transform returns rows of width 2; it was fitted to rows of 1" in message_of(
         lambda x: np.ones((3, 2))
     )
-    assert "inverse_transform gives an array of shape [2] for 3 rows" in message_of(lambda x: np.ones(2))
+    assert "inverse_transform returns an array of shape [2] for 3 rows" in message_of(lambda x: np.ones(2))
 
 
 def test_words_that_were_transformed_together_come_back_alone() -> None:
@@ -715,7 +717,7 @@ def test_fresh_data_that_lack_a_feature_or_half_of_what_was_fitted_together() ->
     together = example().fit_transform(Shift(), ["y", "w"], fit_on="all")
     message = refusal(lambda: fresh(y=[1.0, 2.0]).transform_like(together))
     assert "Shift on y, w of 'fresh' cannot be applied without w" in message
-    assert "fit a transform of their own" in message
+    assert "fit a separate transform" in message
 
 
 def test_fresh_data_of_another_shape_or_width() -> None:
@@ -724,7 +726,7 @@ def test_fresh_data_of_another_shape_or_width() -> None:
     assert "Shift on y of 'fresh': column 'y' has samples of shape [3]; in fitting they had []" in message
     growing = example().fit_transform(Giving(lambda x: np.ones((len(x), len(x)))), "y", fit_on="all")
     message = refusal(lambda: fresh(y=[1.0, 2.0]).transform_like(growing))
-    assert message == "Giving on y of 'fresh' gives rows of width 2; in fitting: 6."
+    assert message == "Giving on y of 'fresh' returns rows of width 2; in fitting: 6."
 
 
 def test_fresh_data_that_have_the_new_column_already() -> None:
@@ -742,7 +744,7 @@ def test_transforms_are_taken_from_what_has_them_and_once() -> None:
     fitted_there = fitted()
     done = fresh().transform_like(fitted_there)
     for again in (lambda: done.transform_like(fitted_there), lambda: fitted_there.transform_like(fitted_there)):
-        assert "has these transforms already; FittedTransform(Shift on x, z" in refusal(again)
+        assert "already has these transforms; FittedTransform(Shift on x, z" in refusal(again)
 
 
 def test_roles_of_fresh_data_stay_unless_the_transform_changes_them() -> None:
@@ -787,7 +789,7 @@ def test_columns_whose_rows_differ_in_length_are_not_transformed() -> None:
         def transform(self, x: Any) -> Any: ...
 
     data = FeatureSet.from_dict("d", {"x": [np.ones(1), np.ones(2)]}, ["x"], pad={"x": 0})
-    with pytest.raises(TransformError, match=r"the rows of 'x' differ in length, which transforms do not take"):
+    with pytest.raises(TransformError, match=r"the rows of 'x' differ in length, which transforms do not support"):
         data.fit_transform(Transform(), "x", fit_on="all")
 
 

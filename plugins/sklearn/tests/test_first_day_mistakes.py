@@ -42,8 +42,8 @@ def test_text_as_a_target_or_a_feature() -> None:
 @pytest.mark.parametrize(
     ("transform", "settings", "message"),
     [
-        ("standard", {"fit_on": "train"}, r"a str is not a transform.*Hint: give an object"),
-        (Halve, {"fit_on": "train"}, r"is a class.*Hint: make an object of it: Halve\(\)"),
+        ("standard", {"fit_on": "train"}, r"a str is not a transform.*Hint: pass an object"),
+        (Halve, {"fit_on": "train"}, r"is a class.*Hint: create an object: Halve\(\)"),
         (Halve(), {}, r"needs fit_on=.*Hint: write fit_on='train'"),
     ],
 )

@@ -132,7 +132,7 @@ print(json.dumps(aa.load(sys.argv[1]).predict(json.loads(sys.argv[2])).tolist())
 
 def test_text_of_three_classes_as_the_target_of_yes_or_no():
     data = {"a": A, "kind": np.array(["x", "y", "z"] * 20)}
-    message = r"the target 'kind' has 3 classes, and binary_cross_entropy compares two\. Hint: write loss='cross"
+    message = r"the target 'kind' has 3 classes, but binary_cross_entropy compares two\. Hint: write loss='cross"
     with pytest.raises(PhaseError, match=message):
         fit(data, target="kind", loss="binary_cross_entropy")
     assert fit(data, aa.SequentialMLP(3), target="kind", loss="cross_entropy").results.loss.size == 2  # as hinted

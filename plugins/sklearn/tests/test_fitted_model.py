@@ -26,11 +26,11 @@ def test_outputs_of_an_unknown_loss_are_not_decoded_as_text():
 
 def test_an_output_of_no_class_is_not_decoded_as_another():
     kinds = np.where(X[:, 0] > 0, "yes", "no")
-    with pytest.raises(PhaseError, match=r"the target 'y' has 2 classes, 'no', 'yes', and the model gives 3 outputs"):
+    with pytest.raises(PhaseError, match=r"the target 'y' has 2 classes, 'no', 'yes', but the model has 3 outputs"):
         aa.fit(aa.SequentialMLP(3), (X, kinds), loss="cross_entropy", **FAST)
     fitted = aa.fit(aa.SequentialMLP(2), (X, kinds), loss="cross_entropy", **FAST)
     (data,) = fitted.graph.feature_sets.values()
     with pytest.raises(
-        TransformError, match=r"2 is not the index of a class\. Available: 0 to 1: no, yes\. Hint: give the"
+        TransformError, match=r"2 is not the index of a class\. Available: 0 to 1: no, yes\. Hint: use a"
     ):
         data.inverse(np.array([0, 2]), ["y"])

@@ -127,9 +127,8 @@ def test_a_view_is_grouped_by_its_own_rows() -> None:
 
 
 def test_fewer_groups_than_splits() -> None:
-    assert (
-        "'fs' cannot be cut into 2 splits; groups: 1; splits: a, b. Hint: make fewer splits, or give rows"
-        in refusal(make(["p"] * 10), group_by="who")
+    assert "'fs' cannot be cut into 2 splits; groups: 1; splits: a, b. Hint: use fewer splits, or give rows" in refusal(
+        make(["p"] * 10), group_by="who"
     )
 
 
@@ -172,7 +171,7 @@ def test_rows_of_ones_own_choice_are_checked_for_groups() -> None:
     with pytest.raises(SplitError) as caught:
         fs.add_splits({"one": [0, 1, 4], "two": [2], "three": [3]}, group_by="who")
     assert "group who='p' of 'fs' crosses splits; 1 of its rows in 'one', 1 of its rows in 'two'" in str(caught.value)
-    assert "Hint: put all rows of a group into one split; split_random(group_by=...) does" in str(caught.value)
+    assert "Hint: put all rows of a group into one split; use split_random(group_by=...)" in str(caught.value)
     assert not fs.splits
     assert list(fs.add_splits({"one": [0, 2], "two": [1, 3]}, group_by="who")) == ["one", "two"]
     with pytest.raises(SplitError, match=r"crosses splits"):

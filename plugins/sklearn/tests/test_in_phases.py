@@ -22,7 +22,7 @@ from anyaccel.phases import EvalPhase
 def test_estimators_that_learn_are_refused(data, experiment, tmp_path):
     linear_model = pytest.importorskip("sklearn.linear_model")
     node = ModelNode("net", Estimator(linear_model.SGDRegressor()), data.reference(["x"], ["y"]))
-    with pytest.raises(PhaseError, match=r"the estimator 'net' learns in it, which only pickle could write"):
+    with pytest.raises(PhaseError, match=r"the estimator 'net' learns in it, but its state could only be pickled"):
         experiment(ModelGraph([node])).run_phase(TrainPhase("train", data="train", checkpoint=tmp_path))
 
 
@@ -92,7 +92,7 @@ def at_home(sims, data, line, experiment):
     [
         ({"nodes": "net"}, PhaseError, "node 'net' is not an estimator", "train it in a TrainPhase"),
         ({"nodes": ["nett"]}, GraphError, "phase 'bad' fits the node 'nett'", "'net'"),
-        ({}, PhaseError, "phase 'bad' has nothing to fit", "name nodes=[...] to fit one again"),
+        ({}, PhaseError, "phase 'bad' has nothing to fit", "set nodes=[...] to fit one again"),
     ],
 )
 def test_fitting_a_model_that_is_not_an_estimator_is_refused_before_anything_moves(

@@ -257,7 +257,7 @@ def test_predictions_that_are_not_of_the_targets_shape_are_told(scaled):
     result = evaluated(scaled, targets=["y"], shape=(4,))
     with pytest.raises(TransformError) as caught:
         result.prediction("head", undo=True)
-    assert "values of shape ['n', 4] are not those of y; shapes per sample: []" in str(caught.value)
+    assert "values of shape ['n', 4] do not match y; shapes per sample: []" in str(caught.value)
 
 
 def test_a_target_whose_transform_has_no_way_back_is_told(raw):

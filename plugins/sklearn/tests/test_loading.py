@@ -41,7 +41,7 @@ class Totals:
 def test_estimators_take_rows_of_one_length() -> None:
     rows = [row[:, 0] for row in ROWS]
     longest = max(map(len, rows))
-    with pytest.raises(GraphError, match=rf"'net': an estimator takes rows of one length.*Pad\(0, length={longest}\)"):
+    with pytest.raises(GraphError, match=rf"'net': an estimator needs rows of one length.*Pad\(0, length={longest}\)"):
         ModelGraph([ModelNode("net", Totals(), made(rows).reference())]).build()
     graph = ModelGraph([ModelNode("net", Totals(), made(rows, length=longest).reference())])
     run(graph, FitPhase("f", data="all"))

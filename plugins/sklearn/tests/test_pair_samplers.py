@@ -233,8 +233,8 @@ def test_no_row_has_a_partner() -> None:
     of = rows(label=[0, 1, 2], temp=[0.0, 0.0, 5.0])
     message = message_of(SamplerError, lambda: PairSampler(2, [Same("label"), Within("temp", 2)]).epoch_orders(of))
     assert message == (
-        "no row of 'data' has a partner by Same('label') and Within('temp', 2); 3 rows; of these have one "
-        "by Same('label'): 0, Within('temp', 2): 2. Hint: loosen a condition, or take other rows."
+        "no row of 'data' has a partner by Same('label') and Within('temp', 2); 3 rows; rows with one by "
+        "Same('label'): 0, Within('temp', 2): 2. Hint: relax a condition, or use other rows."
     )
     both = rows(label=[0, 0, 1, 2], temp=[1.0, 1.0, 1.0, 9.0])
     message = message_of(SamplerError, lambda: TripletSampler(2, Same("label"), Beyond("temp", 8)).epoch_orders(both))
@@ -251,15 +251,15 @@ def test_columns_that_are_not_there_or_cannot_be_compared() -> None:
     )
     assert "did you mean 'label'?" in message_of(ColumnError, lambda: PairSampler(2, Same("lable")).epoch_orders(of))
     message = message_of(SamplerError, lambda: PairSampler(2, Within("name", 1)).epoch_orders(of))
-    assert "Within('name', 1) compares numbers, and 'name' is " in message and "use Same('name')" in message
+    assert "Within('name', 1) compares numbers, but 'name' is " in message and "use Same('name')" in message
     message = message_of(SamplerError, lambda: PairSampler(2, Same("x")).epoch_orders(of))
-    assert "'x' of 'data' has [2] numbers in a row; rows are compared by one value each" in message
+    assert "'x' of 'data' has [2] numbers in a row; rows are compared by one value per row" in message
 
 
 def test_functions_that_give_something_else_than_a_mask() -> None:
     sampler = PairSampler(2, Where("label", lambda anchor, candidates: candidates - anchor))
     message = message_of(SamplerError, lambda: sampler.epoch_orders(rows(label=LABELS)))
-    assert "gave int64[3], not a mask of the candidates; 3 candidates' values; a mask is bool[3]" in message
+    assert "returned int64[3], not a mask of the candidates; there are 3 candidates; a mask must be bool[3]" in message
 
 
 @pytest.mark.parametrize(

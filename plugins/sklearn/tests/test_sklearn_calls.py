@@ -117,19 +117,19 @@ def test_categories_unseen_in_fitting_are_named(make: Any, first: str) -> None:
     with pytest.raises(TransformError) as caught:
         fs.fit_transform(make(), ["grade", "kind"], fit_on="train", role="feature", into="code")
     message = str(caught.value)
-    assert message.startswith(f"{first} on grade, kind of 'parts' has not seen 'c', 'd' of column 'kind' in fitting: ")
-    assert "; fitted to 'a', 'b'" in message and "give the encoder handle_unknown=" in message
+    assert message.startswith(f"{first} on grade, kind of 'parts' was not fitted to 'c', 'd' of column 'kind': ")
+    assert "; fitted to 'a', 'b'" in message and "set handle_unknown= of the encoder" in message
     assert isinstance(caught.value.__cause__, ValueError)
     done = fs.fit_transform(make(), ["grade", "kind"], fit_on="all", role="feature", into="code")
     other = FeatureSet.from_dict("new", {**data, "kind": ["a", "b", "c", "e"]}, "x", (), ["grade", "kind"])
-    with pytest.raises(TransformError, match=r"of 'new' has not seen 'e' of column 'kind' in fitting"):
+    with pytest.raises(TransformError, match=r"of 'new' was not fitted to 'e' of column 'kind'"):
         other.transform_like(done)
 
 
 def test_numbers_unseen_in_fitting_are_named_as_numbers() -> None:
     fs = FeatureSet.from_dict("parts", {"x": np.arange(3.0), "size": [1, 2, 5]}, ["x", "size"])
     fs.add_split("train", [0, 1])
-    with pytest.raises(TransformError, match=r"has not seen 5 of column 'size' in fitting: .*; fitted to 1, 2\."):
+    with pytest.raises(TransformError, match=r"was not fitted to 5 of column 'size': .*; fitted to 1, 2\."):
         fs.fit_transform(pre.OneHotEncoder(), "size", fit_on="train")
 
 
@@ -140,7 +140,9 @@ def test_an_encoder_that_knows_what_to_do_with_the_unseen() -> None:
     assert done.array("kind").tolist() == [[1, 0], [0, 1], [0, 0]]
     assert done.inverse(done.array("kind"), "kind").tolist() == ["a", "b", None]
     codes = pre.OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=np.nan)
-    with pytest.raises(TransformError, match=r"OrdinalEncoder on kind of 'parts' gives NaN or infinity in 1 of 3 rows"):
+    with pytest.raises(
+        TransformError, match=r"OrdinalEncoder on kind of 'parts' returns NaN or infinity in 1 of 3 rows"
+    ):
         fs.fit_transform(codes, "kind", fit_on="train", role="feature")
 
 
@@ -164,7 +166,7 @@ def test_pca_makes_one_column_of_one_or_several() -> None:
     assert several.features == ("image", "count", "parts") and several.spec("parts").shape == (7,)
     back = several.inverse(several.array("parts"), "parts")
     assert np.allclose(back[:, 6], fs.array("count"), atol=1e-3)
-    with pytest.raises(TransformError, match=r"PCA on image, count of 'parts' gives rows of width 3.*into='NAME'"):
+    with pytest.raises(TransformError, match=r"PCA on image, count of 'parts' returns rows of width 3.*into='NAME'"):
         fs.fit_transform(decomposition.PCA(3), ["image", "count"], fit_on="train")
 
 
@@ -193,7 +195,10 @@ def test_a_transform_that_needs_targets_is_reported() -> None:
 
 def test_a_log_of_zero_is_reported() -> None:
     log = pre.FunctionTransformer(np.log, np.exp)
-    with np.errstate(divide="ignore"), pytest.raises(TransformError, match=r"gives NaN or infinity in \d+ of 40 rows"):
+    with (
+        np.errstate(divide="ignore"),
+        pytest.raises(TransformError, match=r"returns NaN or infinity in \d+ of 40 rows"),
+    ):
         example().fit_transform(log, "count", fit_on="train")
 
 

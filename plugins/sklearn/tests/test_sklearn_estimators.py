@@ -150,7 +150,7 @@ def test_an_estimator_without_a_method_for_new_rows_is_refused_with_the_reason(t
     data = FeatureSet.from_dict("data", {"x": X, "y": CLASSES}, ["x"], ["y"])
     for name, estimator in refused.items():
         knows = next((method for method in ("fit_predict", "fit_transform") if hasattr(estimator, method)), "")
-        reason = (f"{knows} knows the rows that it is fitted to and no others: " if knows else "") + "give an object"
+        reason = (f"{knows} supports only the rows that it was fitted to: " if knows else "") + "pass an object"
         with pytest.raises(EstimatorError, match=f"{name} has .*no predict.*Hint: {reason} with fit and predict"):
             ModelGraph([ModelNode("node", estimator, data.reference())]).build()
         with pytest.raises(EstimatorError, match=f"{name} has no method 'fit_predict'.*Hint: {reason}"):
@@ -189,7 +189,7 @@ def test_an_encoder_that_was_fitted_elsewhere_says_that_it_refuses_zeros() -> No
     data = FeatureSet.from_dict("data", {"x": KINDS, "y": CLASSES}, ["x"], ["y"])
     fitted = OneHotEncoder().fit(KINDS)
     nodes = [ModelNode("encoder", Estimator(fitted, method="transform"), data.reference())]
-    with pytest.raises(ShapeError, match=r"unknown categories .*Hint: it was tried with zeros: give it un.*clone"):
+    with pytest.raises(ShapeError, match=r"unknown categories .*Hint: it was tried with zeros: pass it un.*clone"):
         ModelGraph(nodes).build()
     np.testing.assert_array_equal(output(clone(fitted), "transform", KINDS, CLASSES), fitted.transform(KINDS).toarray())
 
@@ -208,8 +208,8 @@ def test_an_encoder_that_was_fitted_elsewhere_says_that_it_refuses_zeros() -> No
 def test_an_estimator_of_a_node_within_one_of_scikit_learn_is_refused(outer):
     with pytest.raises(
         EstimatorError,
-        match=r" has Estimator\(LogisticRegression\) in it, which scikit-learn cannot copy and fit\. "
-        r"Hint: give the estimator itself: LogisticRegression\(\.\.\.\) without Estimator\(\.\.\.\)\.",
+        match=r" contains Estimator\(LogisticRegression\), which scikit-learn cannot copy and fit\. "
+        r"Hint: pass the estimator directly: LogisticRegression\(\.\.\.\) without Estimator\(\.\.\.\)\.",
     ):
         Estimator(outer(Estimator(LogisticRegression())))
     data = FeatureSet.from_dict("d", {"x": X, "y": CLASSES}, ["x"], ["y"])

@@ -254,7 +254,7 @@ def test_categories_that_are_null() -> None:
 )
 def test_columns_without_scalars(values: Any, result: str) -> None:
     message = refusal(make(values), "label", kind=ColumnError)
-    assert f"stratify_by cannot use column 'label': it has {result}; strata and groups are told" in message
+    assert f"stratify_by cannot use column 'label': it has {result}; strata and groups must be" in message
 
 
 def test_names_of_columns() -> None:
@@ -275,6 +275,6 @@ def test_a_continuous_column_makes_no_strata() -> None:
         make(values).split_random({"train": 0.5, "test": 0.5}, stratify_by="label")
     different = len(np.unique(values))
     assert f"'fs' cannot be stratified by label: {different} different values in 1200 rows" in str(caught.value)
-    assert "Hint: stratify by bins of it, such as a tag with pandas.qcut" in str(caught.value)
+    assert "Hint: stratify by bins of the values, such as a tag with pandas.qcut" in str(caught.value)
     with pytest.raises(SplitError, match=r"stratum label=19 of 'fs' cannot be cut"):
         make([*np.repeat(np.arange(19), 10), 19]).split_random({"a": 0.5, "b": 0.5}, stratify_by="label")

@@ -104,11 +104,11 @@ def test_the_encoder_of_classes_goes_there_and_back():
 
 def test_the_encoder_of_classes_refuses_what_it_does_not_know():
     encoder = ClassEncoder().fit(np.array([["a"], ["b"]], dtype=object))
-    with pytest.raises(TransformError, match=r"the class 'z' was not among those fitted\. Available: a, b"):
+    with pytest.raises(TransformError, match=r"the class 'z' was not among the fitted classes\. Available: a, b"):
         encoder.transform(np.array([["z"]], dtype=object))
     with pytest.raises(TransformError, match=r"the class label of row 1 is missing. Hint: leave such rows out"):
         ClassEncoder().fit(np.array([["a"], [None]], dtype=object))
-    with pytest.raises(TransformError, match="class labels are of several kinds: int, str"):
+    with pytest.raises(TransformError, match="class labels have several types: int, str"):
         ClassEncoder().fit(np.array([["a"], [1]], dtype=object))
 
 
@@ -117,7 +117,7 @@ def test_what_is_not_known_or_not_plain_is_written_without_state_and_not_read(tr
     _, config, arrays = written(transform)
     assert config["state"] is None and not [name for name in arrays if "fillers" not in name]
     with pytest.raises(
-        ConfigError, match=r"were transformed by \S+ on x, which no file can hold.*feature_sets=\[data\]"
+        ConfigError, match=r"were transformed by \S+ on x, which cannot be stored.*feature_sets=\[data\]"
     ):
         read_transform(config, TransformReader(arrays))
 
@@ -135,7 +135,7 @@ def test_configurations_differ_where_numbers_do():
 def test_a_class_of_ones_own_may_be_allowed():
     _, config, arrays = written(preprocessing.StandardScaler())
     config["class"] = f"{Own.__module__}:Own"
-    with pytest.raises(ConfigError, match=r"Own' is not one that can be read; nothing was imported.*allow=\[Own\]"):
+    with pytest.raises(ConfigError, match=r"Own' cannot be read; nothing was imported.*allow=\[Own\]"):
         read_transform(config, TransformReader(arrays))
     config |= {"state": {"shift": {"$": "array", "name": "p/mean_", "transposed": False}}, "probe": None}
     again = read_transform(config, TransformReader(arrays, [Own]))
@@ -176,7 +176,7 @@ def test_a_malformed_configuration_is_an_error():
 def test_a_transform_that_gives_other_numbers_than_when_it_was_saved_is_refused():
     _, config, arrays = written(preprocessing.StandardScaler())
     arrays["p/mean_"] = arrays["p/mean_"] + 0.1
-    message = r"does not give the numbers that it gave when it was saved; saved with sklearn \S+; installed"
+    message = r"does not return the same numbers as when it was saved; saved with sklearn \S+; installed"
     with pytest.raises(ConfigError, match=message):
         read_transform(config, TransformReader(arrays))
 
@@ -184,5 +184,5 @@ def test_a_transform_that_gives_other_numbers_than_when_it_was_saved_is_refused(
 def test_without_scikit_learn_the_message_says_what_to_install(monkeypatch):
     _, config, arrays = written(preprocessing.StandardScaler())
     monkeypatch.setitem(sys.modules, "sklearn.preprocessing", None)
-    with pytest.raises(TransformError, match="scikit-learn's StandardScaler, and scikit-learn is not installed"):
+    with pytest.raises(TransformError, match="scikit-learn's StandardScaler, but scikit-learn is not installed"):
         read_transform(config, TransformReader(arrays))

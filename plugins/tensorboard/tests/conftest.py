@@ -37,7 +37,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """A folder to log to, which is not there yet."""
+    """A folder to log to, which is missing yet."""
     return tmp_path / "runs"
 
 

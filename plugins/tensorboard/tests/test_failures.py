@@ -120,7 +120,7 @@ def test_a_full_disk_ends_the_phase_and_closes_the_file(
     written = str(caught.value)
     assert (
         "tfevents" in written
-        and "cannot be written any more" in written
+        and "can no longer be written" in written
         and "free disk space, or log to another folder" in written
     )
     assert len(ours.last_run.epochs) == max(fails_from - 4, 0)

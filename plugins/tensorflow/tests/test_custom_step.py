@@ -235,7 +235,9 @@ def test_frozen_nodes_do_not_change_and_have_no_optimizer(data: Any) -> None:
     def updates(models: Any, batch: Any, optimizers: Any) -> None:
         optimizers["net"].apply_gradients([(tf.ones_like(v), v) for v in models["body"].weights[:1]])
 
-    message = r"the optimizer of net was given the variable '.*', which none of them trains.*frozen nodes have none"
+    message = (
+        r"the optimizer of net received the variable '.*', which none of them trains.*frozen nodes have no optimizer"
+    )
     with pytest.raises(PhaseError, match=message):
         run(graph, updates)
 
@@ -243,12 +245,12 @@ def test_frozen_nodes_do_not_change_and_have_no_optimizer(data: Any) -> None:
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        (lambda state, batch: None, r"with 3 arguments, models, batch, optimizers: .*Hint: write def step\(models, "),
+        (lambda state, batch: None, r"accept 3 arguments, models, batch, optimizers: .*Hint: write def step\(models, "),
         (
             lambda models, batch, optimizers: optimizers["net"].apply(
                 [None] * 4, models["net"].trainable_variables[:4]
             ),
-            r"the optimizer of net was given no gradient\. Hint: compute the loss inside `with tf\.GradientTape",
+            r"the optimizer of net received no gradient\. Hint: compute the loss inside `with tf\.GradientTape",
         ),
         (lambda models, batch, optimizers: {"loss": tf.ones(3)}, r"returned a \w+ of shape \[3\] as the figure 'loss'"),
     ],

@@ -288,7 +288,7 @@ def test_the_call_that_makes_weights_leaves_the_others(backend: TensorFlowBacken
 
 
 def test_a_module_that_cannot_be_called_raises(backend: TensorFlowBackend) -> None:
-    with pytest.raises(ShapeError, match=r"Module cannot be called.*give it a __call__"):
+    with pytest.raises(ShapeError, match=r"Module cannot be called.*define a __call__"):
         backend.infer(tf.Module(), [X], 0)
 
 

@@ -43,7 +43,7 @@ def train(model: Any, compile: str, *, shuffle: bool = True) -> Any:
 def test_a_grouped_convolution_is_refused_on_a_cpu_without_onednn(compile: str) -> None:
     message = (
         r"TensorFlow has no gradients of grouped convolutions on a CPU without oneDNN, nor in float64. Hint: train in "
-        r"float32 with TF_ENABLE_ONEDNN_OPTS=1, use DepthwiseConv2D\(kernel_size\) where "
+        r"float32 with TF_ENABLE_ONEDNN_OPTS=1, use DepthwiseConv2D\(kernel_size\) if "
     )
     with pytest.raises(PhaseError, match=message):
         train(net(layers.Conv2D(4, 3, padding="same", groups=4)), compile)

@@ -209,7 +209,7 @@ class Writing(layers.Layer):
         ),
         (
             lambda: keras.Sequential([Writing(), layers.Dense(3)]),
-            r"call assigns to layers\.0\.\S+, which is trained",
+            r"call assigns to the trained variable layers\.0\.\S+",
         ),
     ],
 )

@@ -91,5 +91,5 @@ def test_a_model_with_variables_on_several_devices_is_refused() -> None:
         pytest.skip("needs two devices")
     with tf.distribute.MirroredStrategy(devices[:2]).scope():
         model = net()
-    with pytest.raises(PhaseError, match=r"made its variables on several devices; make it outside"):
+    with pytest.raises(PhaseError, match=r"created its variables on several devices; create it outside"):
         run(model)

@@ -107,13 +107,13 @@ def test_what_several_processes_refuse(several: tuple[int, dict[str, Any]]) -> N
     size, found = several
     texts = found["refused"]
     assert f"different numbers of batches in the processes: {', '.join(['7', '8', '9'][:size])}" in texts["lengths"]
-    assert "the data set gives other rows in each process" in texts["rows"]
+    assert "the data set returns other rows in each process" in texts["rows"]
     assert "without shard()" in texts["other rows"]
     assert "has none of the 1 rows of batch 2" in texts["by hand"]
     assert "Hint: write Loop(sync_batchnorm=False)" in texts["norm"]
     assert "GroupNormalization" in texts["sync"]
     assert "XLA does not compile" in texts["xla"]
-    assert "'layers.1.bias' of process 1 is not that of process 0" in texts["weights"]
+    assert "'layers.1.bias' of process 1 differs from process 0" in texts["weights"]
 
 
 @pytest.mark.parametrize("name", ["accumulated", "token_means", "eager", "scaled", "updates", *COUNTS])
@@ -299,7 +299,7 @@ def test_gradients_that_a_step_leaves_are_applied_outside() -> None:
     for x, y in batches:
         gradients = gradients_of(x, y)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        with pytest.raises(ConfigError, match=r"not of loop\.gradient"):
+        with pytest.raises(ConfigError, match=r"that do not come from loop\.gradient"):
             optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
     assert loop.step == 7
 
@@ -393,15 +393,15 @@ def refusals() -> dict[str, tuple[type[AnyaccelError], str, Any]]:
             loop.save("never")
 
     return {
-        "rows": (ConfigError, "does not know over how many rows the loss is a mean", gradient_without_rows),
-        "function": (ConfigError, "write @loop.function in place of @tf.function", traced_by_others),
-        "prepared": (ConfigError, "a variable of no model that is prepared", not_prepared),
-        "mean": (DataError, "which is no mean over rows", no_mean),
-        "other calls": (ConfigError, "more often in one batch of an update", other_calls),
-        "own gradients": (ConfigError, "gradients that are not of loop.gradient()", own_gradients),
-        "unscaled": (ConfigError, "a loss scale that the loss was not multiplied by", unscaled),
+        "rows": (ConfigError, "does not know the number of rows in the mean of the loss", gradient_without_rows),
+        "function": (ConfigError, "use @loop.function instead of @tf.function", traced_by_others),
+        "prepared": (ConfigError, "not a variable of a prepared", not_prepared),
+        "mean": (DataError, "which is not a mean over rows", no_mean),
+        "other calls": (ConfigError, "a different number of times", other_calls),
+        "own gradients": (ConfigError, "gradients that do not come from loop.gradient()", own_gradients),
+        "unscaled": (ConfigError, "a loss scale, but the loss was not multiplied by it", unscaled),
         "count": (ConfigError, "count=tf.shape(x)[0]", with_and_without_count),
-        "variables": (ConfigError, "some batches of an update, and not for its last", not_in_the_last_batch),
+        "variables": (ConfigError, "some batches of an update, but not for the last", not_in_the_last_batch),
         "twice": (ConfigError, "this Sequential is prepared already", twice),
         "optimizer twice": (ConfigError, "this SGD is prepared already", optimizer_twice),
         "accumulates": (ConfigError, "would accumulate twice", accumulates_twice),
@@ -418,7 +418,7 @@ def refusals() -> dict[str, tuple[type[AnyaccelError], str, Any]]:
         ),
         "metric": (
             DataError,
-            "each process would see its own rows",
+            "each process would see only its own rows",
             lambda: script.loop_of().prepare(keras.metrics.Mean()),
         ),
         "nothing to prepare": (DataError, "cannot prepare a int", lambda: script.loop_of().prepare(3)),
@@ -439,11 +439,11 @@ def refusals() -> dict[str, tuple[type[AnyaccelError], str, Any]]:
         ),
         "bf16": (
             ConfigError,
-            "is for layers of Keras, and Affine has none",
+            "is for Keras layers, but Affine has none",
             lambda: script.loop_of(precision="bf16-mixed").prepare(script.Affine()),
         ),
         "sharding": (CapabilityError, "which TensorFlow does not", lambda: script.loop_of(sharding="full")),
-        "options": (ConfigError, "loops of TensorFlow have none", lambda: script.loop_of(options={"a": 1})),
+        "options": (ConfigError, "TensorFlow loops have no engine", lambda: script.loop_of(options={"a": 1})),
     }
 
 
@@ -460,6 +460,6 @@ def test_a_launcher_finds_tensorflow_started(monkeypatch: pytest.MonkeyPatch) ->
     tf.constant(1.0)
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(FrameworkError, match="TensorFlow has started in replica 0 of 2"):
+    with pytest.raises(FrameworkError, match="TensorFlow was started in replica 0 of 2"):
         aa.Loop("cpu", framework="tensorflow")
     assert join_cluster.__doc__

@@ -292,7 +292,7 @@ def test_a_random_generator_cannot_be_moved(backend: TensorFlowBackend) -> None:
 
     with tf.device("/CPU:0"):
         model = Noisy()
-    with pytest.raises(MoveError, match=r"holds a tf.random.Generator, which cannot be moved.*inside anyaccel.scope"):
+    with pytest.raises(MoveError, match=r"has a tf.random.Generator, which cannot be moved.*inside anyaccel.scope"):
         backend.place(model, SECOND)
 
 

@@ -416,7 +416,7 @@ def test_inputs_on_different_devices_are_a_named_error() -> None:
     with tf.device("/CPU:1"):
         there = tf.constant([1.0])
     message = (
-        r"a batch computes with tensors on several devices: AddV2 computes on cpu:2, and its input #0 is on cpu:1; "
+        r"a batch computes with tensors on several devices: AddV2 computes on cpu:2, but its input #0 is on cpu:1; "
         r"at .*test_program.py:\d+, with there on cpu:1.*anyaccel.move"
     )
     tf.config.experimental.set_device_policy("explicit")

@@ -77,7 +77,7 @@ def test_each_node_of_a_chain_has_its_own_figure_in_any_precision() -> None:
 def test_a_loop_keeps_lists_whose_size_is_not_known() -> None:
     net = keras.Sequential([keras.layers.Reshape((4, 3)), keras.layers.GRU(5), keras.layers.Dense(1)])
     (activations,) = planned(net).activations
-    assert activations.kept is None and "whose size is not known before it is computed" in activations.gap
+    assert activations.kept is None and "but its size is unknown before it is computed" in activations.gap
 
 
 def test_nothing_is_shown_without_remat_and_values_stay() -> None:

@@ -103,7 +103,7 @@ def test_one_that_fails_has_its_traceback_and_the_others_an_error_that_says_wher
     assert "ValueError: a fault of one replica" in ends[1].stderr
     message = told(folder, "lost", 0)["message"]
     assert message.startswith("phase 'train', epoch 1, step 4: ") and f"replica 0 of {len(ends)} could not " in message
-    assert "said of replica 1; errors of the other replicas" in message
+    assert "about replica 1; errors of the other replicas" in message
 
 
 def resumed(folder: Path, launcher: list[str], plan: list[int] | None, *, check: bool = True) -> None:
@@ -175,14 +175,14 @@ def train(*layers: keras.layers.Layer, **settings: Any) -> None:
 @pytest.mark.usefixtures("second_of_two")
 @pytest.mark.parametrize("sync", [False, True])
 def test_batch_normalization_is_refused_and_not_promised(sync: bool) -> None:
-    expected = r"BatchNormalization in node 'net' mixes the rows of a batch\. Hint: write replicas=1"
+    expected = r"BatchNormalization in node 'net' mixes the rows of a batch\. Hint: set replicas=1"
     with pytest.raises(PhaseError, match=expected):
         train(keras.layers.BatchNormalization(), sync_batchnorm=sync)
 
 
 @pytest.mark.usefixtures("second_of_two")
 def test_a_framework_that_has_started_is_refused() -> None:
-    expected = r"TensorFlow has started in replica 1 of 2 .*top of the script.*join\('tensorflow'\)"
+    expected = r"TensorFlow was started in replica 1 of 2 .*top of the script.*join\('tensorflow'\)"
     with pytest.raises(FrameworkError, match=expected):
         train()
 
@@ -191,7 +191,10 @@ def test_a_framework_that_has_started_is_refused() -> None:
 def test_replicas_that_do_not_meet_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime_config, "is_started", lambda: False)
     monkeypatch.setenv("ANYACCEL_REPLICA_TIMEOUT", "0.1")
-    expected = r"replica 1 of 2 could not join .*nobody listens at 127.0.0.1:3.*set MASTER_PORT to a port after which"
+    expected = (
+        r"replica 1 of 2 could not join .*no process listens at 127.0.0.1:3.*set MASTER_PORT to a port followed "
+        r"which"
+    )
     with pytest.raises(FrameworkError, match=expected):
         join_cluster(1, 2)
 
@@ -229,8 +232,8 @@ def test_each_process_gets_the_addresses_of_all_by_rank() -> None:
 
 
 def test_a_process_that_does_not_come_is_named() -> None:
-    assert together(free_port(), [0, 1], 3)[0] == "replica 2 of 3 did not come"
+    assert together(free_port(), [0, 1], 3)[0] == "replica 2 of 3 did not arrive"
 
 
 def test_two_of_one_rank_are_refused() -> None:
-    assert together(free_port(), [0, 1, 1], 3)[0] == "two processes say that they are replica 1 of 3"
+    assert together(free_port(), [0, 1, 1], 3)[0] == "two processes claim to be replica 1 of 3"

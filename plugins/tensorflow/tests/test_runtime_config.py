@@ -264,7 +264,7 @@ def test_the_users_memory_configuration_stays(
 def test_too_late_for_memory_growth_has_a_hint(backend: TensorFlowBackend, machine: Machine) -> None:
     machine.started = True
     message = backend.required(Memory).share(GPU, 0.5)
-    assert "was started before anyaccel could let its memory grow" in message
+    assert "was started before anyaccel could enable memory growth" in message
     assert "set_memory_growth(gpu, True)" in message and "TF_FORCE_GPU_ALLOW_GROWTH=true" in message
     assert backend.required(Memory).share(CPU, 0.5) == ""
 

@@ -210,7 +210,7 @@ def test_a_tensorflow_without_a_name_is_not_covered(monkeypatch: pytest.MonkeyPa
         x.numpy()
     assert moved.transfers == 0
     (told,) = (each for each in moved.not_covered if each.startswith("tensorflow"))
-    assert "has no tensorflow.python.pywrap_tfe.no_such_name, by which transfers are seen" in told
+    assert "has no tensorflow.python.pywrap_tfe.no_such_name, which is needed to observe transfers" in told
     for partial in (False, True):
         with pytest.raises(CapabilityError, match="no_such_name"), aa.no_transfers(["tensorflow"], partial=partial):
             pass
@@ -310,7 +310,7 @@ def test_an_error_names_the_node_the_line_the_tensors_and_who_moved_them() -> No
         shift = aa.move(tf.ones(1), "cpu:1")  # moves
         text = train_shifted(shift)
     assert text.startswith("node 'shifts' in ")
-    assert "AddV2 computes on cpu:0, and its input #1 is on cpu:1" in text
+    assert "AddV2 computes on cpu:0, but its input #1 is on cpu:1" in text
     there = f"self.shift on cpu:1, moved there at {line_of('moves')}. Hint: "
     assert f"; at {line_of('mixes')}, with x on cpu:0, self.weight on cpu:0, {there}" in text
     assert "moved there" not in train_shifted(shift)

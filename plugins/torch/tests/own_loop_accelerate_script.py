@@ -455,7 +455,7 @@ def frozen_parameters_may_be_thawed_if_they_were_prepared_to_be_trained() -> Non
                 optimizer.zero_grad()
         return loop, net
 
-    with pytest.raises(ConfigError, match="was frozen when it was prepared"):
+    with pytest.raises(ConfigError, match="was frozen in prepare"):
         thawed(freeze_first=True)
     loop, net = thawed(freeze_first=False)
     torch.manual_seed(0)

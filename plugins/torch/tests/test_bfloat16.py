@@ -1,4 +1,4 @@
-"""Models in bfloat16, which NumPy lacks: fed with float32, trained, evaluated and saved as by hand."""
+"""Models in bfloat16, which NumPy does not support: fed with float32, trained, evaluated and saved as by hand."""
 
 from __future__ import annotations
 
@@ -109,7 +109,11 @@ def test_where_ml_dtypes_is_missing_a_saved_state_says_so(
     experiment(net, table()).graph.save(tmp_path / "saved")
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "ml_dtypes", None)
-        with pytest.raises(StateError, match=r"has arrays of bfloat16, which NumPy lacks\. Hint: .* install ml_dtypes"):
+        with pytest.raises(
+            StateError,
+            match=r"has arrays of bfloat16, which NumPy does not support\. Hint: .* "
+            r"install ml_dtypes",
+        ):
             aa.ModelGraph.load(tmp_path / "saved", models={"net": net})
     aa.ModelGraph.load(tmp_path / "saved", models={"net": net})
 

@@ -86,7 +86,7 @@ def test_accumulated_batches_change_a_buffer_once_each_and_are_told(name: str) -
 @pytest.mark.parametrize("name", ["parametrization", "hook", "codebook"])
 def test_shards_of_a_fixed_order_are_told(name: str) -> None:
     _, (message,) = trained(MAKERS[name], deterministic=True)
-    assert f"phase 't' cuts each batch into 8 shards, and the buffer 'net/buffers/{FIRST[name]}' " in message
+    assert f"phase 't' splits each batch into 8 shards, and the buffer 'net/buffers/{FIRST[name]}' " in message
     assert "8 times per step" in message and message.endswith("or leave deterministic out")
 
 

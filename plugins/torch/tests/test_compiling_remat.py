@@ -104,11 +104,11 @@ def _phase() -> aa.TrainPhase:
 @pytest.mark.filterwarnings("ignore:phase 't' accumulates batches, and the buffer:UserWarning")
 def test_what_cannot_be_compiled_runs_uncompiled_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     expected, _ = train(model(), None, "off", accumulate=2)
-    with pytest.warns(CompileWarning, match=r"steps in micro-batches in which values are computed again \(remat\)"):
+    with pytest.warns(CompileWarning, match=r"steps in micro-batches with recomputed values \(remat\)"):
         results, _ = train(model(), "blocks", "steps", accumulate=2)
     assert list(results.loss) == list(expected.loss)
     monkeypatch.setattr(steps.strategies, "recomputes_in_graphs", lambda: False)
-    with pytest.warns(CompileWarning, match=rf"steps with torch {torch.__version__[:4]}.* computed again \(remat\)"):
+    with pytest.warns(CompileWarning, match=rf"steps with torch {torch.__version__[:4]}.* recomputed values \(remat\)"):
         train(model(), "blocks", "steps", epochs=1)
 
 

@@ -26,7 +26,7 @@ ROWS, BATCH = 1000, 10
 ONE_LOOP = (
     "all steps of a call in one compiled loop"
     if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
-    else "4 compiled steps a call, as the scan operator failed: InductorError"
+    else "4 compiled steps per call, as the scan operator failed: InductorError"
 )
 
 

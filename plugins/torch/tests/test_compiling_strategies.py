@@ -20,7 +20,7 @@ from anyaccel_torch.compiling import steps, strategies, toolchain_check
 ONE_LOOP = (
     "all steps of a call in one compiled loop"
     if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
-    else "4 compiled steps a call, as the scan operator failed: InductorError"
+    else "4 compiled steps per call, as the scan operator failed: InductorError"
 )
 
 Make = Callable[..., Segment]
@@ -105,7 +105,7 @@ def test_compiled_optimizers_equal_torchs_own(
     monkeypatch.setattr(steps, "FLAT_UP_TO", 1000 if small else 1)
     eager = trained(backend, segment_of(mlp(), optimizer=recipe), False)
     compiled = trained(backend, segment_of(mlp(), optimizer=recipe), True)
-    expected = "all steps of a call in one compiled loop" if small else "one compiled step a call"
+    expected = "all steps of a call in one compiled loop" if small else "one compiled step per call"
     assert compiled[1].compiled_as == expected
     assert_close_training(eager, compiled)
 
@@ -216,5 +216,5 @@ def test_steps_are_unrolled_without_a_scan_operator(
     eager, compiled = (
         trained(backend, segment_of(mlp(), optimizer=recipe, losses=terms), compile) for compile in (False, True)
     )
-    assert compiled[1].compiled_as == "3 compiled steps a call"
+    assert compiled[1].compiled_as == "3 compiled steps per call"
     assert_close_training(eager, compiled, 1e-4)

@@ -64,5 +64,5 @@ def test_data_parallel_is_refused_with_a_pointer_to_replicas() -> None:
     model = torch.nn.Sequential(torch.nn.DataParallel(torch.nn.Linear(3, 1)))
     graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference())], aa.Optimizer("sgd", lr=0.1))
     phase = aa.TrainPhase("train", data=data, losses=[aa.AppliedLoss("mse", on="net")])
-    with pytest.raises(PhaseError, match=r"DataParallel shares batches itself.*accelerator='gpu:\*'"):
+    with pytest.raises(PhaseError, match=r"DataParallel splits batches itself.*accelerator='gpu:\*'"):
         aa.Experiment(graph, progress="none").plan(phase)

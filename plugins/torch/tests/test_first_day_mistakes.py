@@ -154,12 +154,12 @@ ROWS: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
     ),
     "the mean out of forward": (
         lambda: train(net_with(lambda self, x: self.layer(x).mean())),
-        r"returns \[\] for a batch of 2.*Hint: keep the batch as an axis",
+        r"returns \[\] for a batch of 2.*Hint: return outputs with the batch as an axis",
         lambda: train(net_with(lambda self, x: self.layer(x))),
     ),
     "detach in forward": (
         lambda: train(net_with(lambda self, x: self.layer(x).detach())),
-        r"reaches a trained parameter.*Hint: .*take detach\(\) and no_grad\(\) out of the model",
+        r"reaches a trained parameter.*Hint: .*remove detach\(\) and no_grad\(\) from the model",
         lambda: train(net_with(lambda self, x: self.layer(x))),
     ),
     "requires_grad_(False)": (
@@ -169,17 +169,17 @@ ROWS: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
     ),
     "an optimizer over another model's parameters": (
         lambda: train(Net(), optimizer=torch.optim.Adam(Net().parameters())),
-        r"the Adam that was given lacks a parameter of shape .*Hint: create it with all parameters of the node's model",
+        r"the Adam lacks a trained parameter of shape .*Hint: create it with all parameters of the node's model",
         lambda: train(model := Net(), optimizer=torch.optim.Adam(model.parameters())),
     ),
     "a loss that is no scalar": (
         lambda: train(loss=nn.CrossEntropyLoss(reduction="none")),
-        r"gives shape \[32\], not a scalar tensor\. Hint: return the mean.*reduction='mean'",
+        r"returns shape \[32\], not a scalar tensor\. Hint: return the mean.*reduction='mean'",
         lambda: train(loss=nn.CrossEntropyLoss(reduction="mean")),
     ),
     "a loss as a number": (
         lambda: train(loss=lambda outputs, targets: F.cross_entropy(outputs, targets).item()),
-        r"gives a float, not a scalar tensor\. Hint: return the mean over the batch",
+        r"returns a float, not a scalar tensor\. Hint: return the mean over the batch",
         lambda: train(loss=lambda outputs, targets: F.cross_entropy(outputs, targets)),
     ),
     "channels last": (

@@ -104,11 +104,11 @@ def test_inputs_and_outputs_are_named_where_the_model_names_none():
     np.testing.assert_allclose(fitted.results.loss, losses, rtol=1e-5)
     check_code(fitted, made(InOrder))
     with pytest.raises(
-        PhaseError, match=r"needs the inputs left, right, and no feature is called 'left'.*features: b, a"
+        PhaseError, match=r"needs the inputs left, right, but no feature is called 'left'.*features: b, a"
     ):
         fit(made(InOrder), outputs=["price", "kind"])
     with pytest.raises(
-        PhaseError, match=r"the model no output 'price'\. Available: outputs: 0, 1\. Hint: let it give a d"
+        PhaseError, match=r"the model has no output 'price'\. Available: outputs: 0, 1\. Hint: return a d"
     ):
         fit(made(InOrder), features={"left": "a", "right": "b"})
 
@@ -140,7 +140,7 @@ def test_a_loss_of_ones_own_among_several_is_not_decoded_after_loading(tmp_path)
     loaded = aa.load(tmp_path, models={"model": made()})
     for name, values in fitted.predict(TABLE).items():
         np.testing.assert_array_equal(loaded.predict(TABLE)[name], values)
-    with pytest.raises(DataError, match="the target 'kind' was text, and what outputs mean"):
+    with pytest.raises(DataError, match="the target 'kind' was text, but the meaning"):
         fit(made(), loss={"price": "mse", "kind": smooth_classes}).predict(TABLE)
 
 

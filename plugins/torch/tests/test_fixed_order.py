@@ -62,4 +62,4 @@ def test_losses_and_values_are_equal_to_the_last_bit(folders: dict[int, Path], s
 def test_one_process_goes_on_within_an_epoch_of_several(folders: dict[int, Path]) -> None:
     resumed, whole = told(folders[1], "resumed"), told(folders[1], "unbroken")
     assert resumed["state"] == whole["state"] and resumed["losses"] == whole["losses"]
-    assert len(resumed["events"]) == 1 and "goes on from" in resumed["events"][0]
+    assert len(resumed["events"]) == 1 and "resumes from" in resumed["events"][0]

@@ -79,7 +79,7 @@ def test_concatenation_along_the_batch_raises_shape_error(backend: TorchBackend,
     for rows, axis in ((x[:, 0], -1), (x, -2)):
         spec = {"x": (TensorSpec(tuple(rows.shape[1:]), "float32"), CPU)}
         operation = Operation("c", None, ("x", "x"), ("c",), CPU, axis=axis)
-        with pytest.raises(ShapeError, match=rf"'c' cannot concatenate along axis {axis}: .*Hint: give an axis"):
+        with pytest.raises(ShapeError, match=rf"'c' cannot concatenate along axis {axis}: .*Hint: use an axis"):
             backend.build(Segment("s", (operation,), spec, ("c",))).forward([rows])
     spec = {"x": (TensorSpec((3,), "float32"), CPU)}
     assert backend.build(Segment("s", joined, spec, ("c",))).forward([x])[0][0].shape == (24, 6)
@@ -95,9 +95,9 @@ def test_changed_number_of_outputs_raises_graph_error(backend: TorchBackend, dat
 
 
 def test_unknown_values_and_uncallable_models_raise(backend: TorchBackend, segment_of: Make) -> None:
-    with pytest.raises(GraphError, match=r"segment has no value 'z' before .*Available: x, y, a\. Hint: list the"):
+    with pytest.raises(GraphError, match=r"segment has no value 'z' before .*Available: x, y, a\. Hint: put the"):
         backend.build(segment_of(mlp(), outputs=("z",)))
-    with pytest.raises(SpecError, match=r"node 'a': a Tensor is not callable\. Hint: give an nn\.Module"):
+    with pytest.raises(SpecError, match=r"node 'a': a Tensor is not callable\. Hint: pass an nn\.Module"):
         backend.build(segment_of(torch.zeros(1)))
 
 
@@ -171,6 +171,6 @@ def test_a_module_that_starts_to_write_to_a_shared_input_is_told(backend: TorchB
     )
     program = backend.build(segment)
     program.train_steps([x], [order], 0, 1, 8)
-    with pytest.raises(PhaseError, match=r"^node 'w' has written to an input that others read, .* Hint: copy the"):
+    with pytest.raises(PhaseError, match=r"^node 'w' has written to an input that other nodes read, .* Hint: copy the"):
         program.train_steps([x], [order], 8, 1, 8)
     program.close()

@@ -52,7 +52,7 @@ def test_a_build_for_another_vendor_fails():
     assert (check.status, check.name) == (
         "FAIL",
         "torch for amd",
-    ) and "is built for CUDA, beside MI300X" in check.message
+    ) and "is built for CUDA, but this machine has MI300X" in check.message
     assert status(machine, {**CPU, "hip": "6.4"})["torch for amd"] == "PASS"
 
 
@@ -82,7 +82,7 @@ def test_kernels_for_an_architecture(needed, built, expected):
     check = architecture_check(Device("gpu"), needed, built)
     assert check.status == expected
     if expected == "FAIL":
-        assert check.message == f"gpu:0 needs {needed}, and this torch is built for {', '.join(built)}"
+        assert check.message == f"gpu:0 needs {needed}, but this torch is built for {', '.join(built)}"
 
 
 def test_the_backend_offers_these_checks():

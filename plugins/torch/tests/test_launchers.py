@@ -1,7 +1,7 @@
 """The same script by every launcher that is here: the numbers are those of one process, in torch, JAX and TensorFlow.
 
-mpirun is that of Open MPI or MPICH where it is installed; the variables of srun, and of mpirun where there is none, are
-set by a stand-in. The sessions `launchers` of nox install what they run.
+mpirun is that of Open MPI or MPICH where it is installed; the variables of srun, but of mpirun where there is not a
+table, are set by a stand-in. The sessions `launchers` of nox install what they run.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def test_sums_of_16_bit_outputs_are_float32() -> None:
 def test_named_losses_do_not_broadcast(name: str, outputs: Tensor, targets: Tensor) -> None:
     for compute in (bound(name).mean, bound(name).sum_and_weight):
         with pytest.raises(
-            ShapeError, match=rf"loss 'l' \({name}\): outputs \[4.*losses never broadcast\. Hint: give the"
+            ShapeError, match=rf"loss 'l' \({name}\): outputs \[4.*losses never broadcast\. Hint: set output_shape"
         ):
             compute([outputs, targets])
 
@@ -117,7 +117,9 @@ def test_every_class_index_counts(index: int) -> None:
 
 
 def test_named_loss_requires_two_inputs() -> None:
-    with pytest.raises(SpecError, match=r"mse takes outputs and targets, got 1 inputs \(a\)\. Hint: give two inputs"):
+    with pytest.raises(
+        SpecError, match=r"mse takes outputs and targets, but got 1 inputs \(a\)\. Hint: pass two inputs"
+    ):
         bound("mse", ("a",))
 
 
@@ -178,7 +180,7 @@ def test_custom_loss_must_give_a_scalar(loss: Any, shown: str) -> None:
 def test_unusable_loss_class_raises_spec_error() -> None:
     with pytest.raises(SpecError, match=r"HuberLoss cannot be created with loss_kwargs sigma: .*'sigma'.*Hint: corr"):
         bound(nn.HuberLoss, sigma=1)
-    with pytest.raises(SpecError, match=r"a object is not callable\. Hint: give a class such as torch.nn.MSELoss"):
+    with pytest.raises(SpecError, match=r"a object is not callable\. Hint: pass a class such as torch.nn.MSELoss"):
         bound(object)
 
 

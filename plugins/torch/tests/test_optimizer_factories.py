@@ -85,9 +85,9 @@ def test_an_object_that_begins_again_without_its_moments_says_so(data: aa.Featur
     phase = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], epochs=1)
     graph.run(phase, progress="none")
     graph.run(phase, progress="none")
-    with pytest.warns(UserWarning, match="the Adam that was given has trained a graph, .* begins again without"):
+    with pytest.warns(UserWarning, match="the Adam has already trained another graph, .* starts without"):
         train(net, data, adam)
-    with pytest.warns(UserWarning, match="the Adam that was given has trained a graph, .* begins again without"):
+    with pytest.warns(UserWarning, match="the Adam has already trained another graph, .* starts without"):
         by_hand(net, adam)
 
 
@@ -105,9 +105,7 @@ def test_a_function_that_makes_none_is_refused(data: aa.FeatureSet) -> None:
 
 
 def test_lbfgs_is_refused_with_a_hint_that_works(data: aa.FeatureSet) -> None:
-    with pytest.raises(
-        SpecError, match=r"LBFGS needs a closure .*Hint: .*step of your own: TrainPhase\(step=function\)"
-    ):
+    with pytest.raises(SpecError, match=r"LBFGS needs a closure .*Hint: .*custom step: TrainPhase\(step=function\)"):
         train(linear(), data, aa.Optimizer(torch.optim.LBFGS))
     made: dict[str, torch.optim.Optimizer] = {}
 

@@ -169,7 +169,7 @@ OBJECTS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "amsgrad, foreach": lambda net: torch.optim.Adam(net.parameters(), lr=0.05, amsgrad=True, foreach=True),
     "fused": lambda net: torch.optim.AdamW(net.parameters(), lr=0.05, fused=True),
     "a tensor as the rate": lambda net: torch.optim.Adam(net.parameters(), lr=torch.tensor(0.05)),
-    "a step of its own": lambda net: HalfSteps(net.parameters(), lr=0.05),
+    "a custom step": lambda net: HalfSteps(net.parameters(), lr=0.05),
 }
 
 
@@ -360,27 +360,27 @@ Made = Callable[[nn.Module], Any]
 REFUSED: dict[str, tuple[Made, str, Made]] = {
     "a schedule besides": (
         lambda net: aa.Optimizer(torch.optim.Adam(net.parameters(), lr=0.05), schedule=lambda step: 0.5),
-        r"Adam that was given is an object .*got schedule besides\. Hint: .*its class: Optimizer\(torch\.optim\.Adam",
+        r"Adam is an object .*also got schedule\. Hint: .*its class: Optimizer\(torch\.optim\.Adam",
         lambda net: aa.Optimizer(torch.optim.Adam, lr=0.05, schedule=lambda step: 0.5),
     ),
     "groups besides": (
         lambda net: aa.Optimizer(torch.optim.Adam(net.parameters(), lr=0.05), groups={"*bias": {"lr": 0.1}}),
-        r"got groups besides\. Hint: set them in the object, or give its class",
+        r"also got groups\. Hint: set them in the object, or pass its class",
         lambda net: aa.Optimizer(torch.optim.Adam, lr=0.05, groups={"*bias": {"lr": 0.1}}),
     ),
     "steps before": (
         used,
-        r"has done steps already.*Hint: give a new one",
+        r"has already done steps.*Hint: create a new one",
         lambda net: torch.optim.Adam(net.parameters()),
     ),
     "parameters of others": (
         lambda net: torch.optim.Adam(net.get_submodule("head").parameters()),
-        r"lacks a parameter of shape \[4, 4\] that is trained\. Hint: create it with all parameters",
+        r"lacks a trained parameter of shape \[4, 4\]\. Hint: create it with all parameters",
         lambda net: torch.optim.Adam(net.parameters()),
     ),
     "another optimizer in it": (
         lambda net: Around(net.parameters(), lr=0.1),
-        r"has another optimizer in it, inner\. Hint: create and step it in a step of your own: TrainPhase\(step=",
+        r"has another optimizer in it, inner\. Hint: create and step it in a custom step: TrainPhase\(step=",
         lambda net: aa.Optimizer(torch.optim.Adam, lr=0.1),
     ),
     "LBFGS": (

@@ -104,7 +104,9 @@ def test_fit_and_predict_inside_inference_mode_are_those_outside() -> None:
 def test_a_model_that_was_made_in_inference_mode_is_refused_and_trains_where_it_was_made_outside() -> None:
     with torch.inference_mode():
         model = net()
-    with pytest.raises(aa.errors.AnyaccelError, match=r"made in torch\.inference_mode.*make the model outside of it"):
+    with pytest.raises(
+        aa.errors.AnyaccelError, match=r"created in torch\.inference_mode.*create the model outside of it"
+    ):
         trained(model)
     assert trained(net()).loss[-1] < trained(net()).loss[0]
 
@@ -157,7 +159,7 @@ def test_a_phase_with_a_precision_leaves_autocast_and_its_cache(enabled: bool) -
         assert depth == 2
     assert list(inside.loss) == list(outside.loss) and inside.loss[-1] < 0.7 * inside.loss[0]
     told = [event.message for event in inside.events if event.kind == "context"]
-    assert told == ([f"{AUTOCAST} around the phase is left: precision says how it computes"] if enabled else [])
+    assert told == ([f"{AUTOCAST} around the phase is ignored: set precision instead"] if enabled else [])
 
 
 def custom_step(models: Any, batch: Any, optimizers: Any) -> Any:

@@ -140,7 +140,8 @@ def test_a_gradient_that_comes_twice_later_is_an_error(two: Path) -> None:
     for each in told(two, "late", 2):
         assert each["message"].startswith("phase 'train', epoch ")
         twice = (
-            "the gradient of a parameter of shape [32] came twice in one backward pass, and did not in the first step"
+            "the gradient of a parameter of shape [32] was computed twice in one backward pass, but not in the first "
+            "step"
         )
         assert twice in each["message"]
         assert (
@@ -166,7 +167,7 @@ def test_one_that_ends_within_a_backward_pass_leaves_no_other_waiting(script: st
     assert [process.wait(120) for process in both] == [1, 1 if name == "raise" else -9]
     one = json.loads((tmp_path / f"{name}-0.json").read_text())
     assert one["message"].startswith("phase 'train', epoch 0, step ")
-    assert "replica 0 of 2 could not average the gradients: replica 1 ended, or did not answer" in one["message"]
+    assert "replica 0 of 2 could not average the gradients: replica 1 ended or did not answer" in one["message"]
     if name == "raise":
         other = json.loads((tmp_path / "raise-1.json").read_text())
         assert (other["kind"], other["message"]) == ("ValueError", "a fault within the backward pass")
@@ -213,7 +214,7 @@ def test_after_the_pass_memory_grows_by_a_bucket_and_not_by_a_copy_of_all_gradie
 @pytest.mark.parametrize("text", ["0", "-1", "many", "nan"])
 def test_a_size_of_buckets_that_is_none_is_named(text: str) -> None:
     with pytest.raises(
-        ConfigError, match=rf"^ANYACCEL_TORCH_BUCKET_MB='{text}' is no number of megabytes above 0\. Hint"
+        ConfigError, match=rf"^ANYACCEL_TORCH_BUCKET_MB='{text}' is not a number of megabytes above 0\. Hint"
     ):
         bucket_bytes({"ANYACCEL_TORCH_BUCKET_MB": text})
 
@@ -222,7 +223,7 @@ def test_buckets_of_several_sizes_are_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("ANYACCEL_TORCH_BUCKET_MB", "2")
     assert agreed_bucket_bytes(lambda own: [own, own]) == 2 * 2**20
     expected = (
-        r"is not the same in all replicas: 2 in replica 0, and another in replica 1, 2; here it is 2.*every process"
+        r"is not the same in all replicas: 2 in replica 0, but different in replica 1, 2; here it is 2.*every process"
     )
     with pytest.raises(ConfigError, match=expected):
         agreed_bucket_bytes(lambda own: [own, own + 1, 1.0])

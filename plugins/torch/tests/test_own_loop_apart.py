@@ -15,16 +15,16 @@ import torch
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 SCRIPT = Path(__file__).with_name("own_loop_apart.py")
 ERRORS = {
-    "weights": r"different Sequential models: '0\.weight' of process 1 is not that of process 0",
+    "weights": r"different Sequential models: '0\.weight' of process 1 differs from process 0",
     "norm": r"BatchNorm1d normalizes over the rows of a batch.*Loop\(sync_batchnorm=True\)",
     "length": r"different numbers of batches in the processes: 4, 6",
     "stream": r"a stream, has ended in process 1 after 4 batches; it continues in process 0",
     "stream of other rows": r"batch 0 of .*, a stream, has different numbers of rows in the processes: 4, 6",
     "by hand": r"none of the 1 rows of batch 2 of .*Hint: gather the results, each row once",
-    "plain": r"optimizer\.step\(\) without gradients of loop\.backward\(\)",
+    "plain": r"optimizer\.step\(\) was called without gradients from loop\.backward\(\)",
     "raises": r"ValueError: in the loss",
     "killed": r"replica 1 ended",
-    "alone": r"replica 0 of 2 was to call loop\.save\(\), and replica 1 did not within 5 seconds",
+    "alone": r"replica 0 of 2 tried to call loop\.save\(\), but replica 1 did not within 5 seconds",
 }
 
 

@@ -107,7 +107,7 @@ def test_wrong_checkpoints_are_errors_that_say_what_is_there(tmp_path: Path) -> 
     first.save(tmp_path / "a")
     loop = aa.Loop("cpu", framework="torch")
     loop.prepare(*parts(width=3))
-    with pytest.raises(StateError, match=r"'weight' has shape \[1, 2\] there, and \[3, 2\] here"):
+    with pytest.raises(StateError, match=r"'weight' has shape \[1, 2\] there, but \[3, 2\] here"):
         loop.load(tmp_path / "a")
     loop = aa.Loop("cpu", framework="torch")
     loop.prepare(nn.Sequential(nn.Linear(2, 1)))

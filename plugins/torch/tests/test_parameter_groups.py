@@ -135,7 +135,7 @@ def test_optimizers_of_a_step_of_ones_own_have_the_groups(data: aa.FeatureSet) -
 
 def test_a_momentum_that_only_some_have_is_refused(data: aa.FeatureSet) -> None:
     spec = aa.Optimizer("sgd", momentum=0.9, groups={"*bias": {"momentum": 0.0}})
-    with pytest.raises(SpecError, match=r"'sgd' has momentum=0.9, and a group of it has momentum=0.0\. Hint: give all"):
+    with pytest.raises(SpecError, match=r"'sgd' has momentum=0.9, but a group of it has momentum=0.0\. Hint: set a"):
         train(graph_of(mlp(), data, spec))
 
 

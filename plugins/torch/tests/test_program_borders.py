@@ -51,8 +51,8 @@ def test_module_that_starts_to_write_to_its_input_raises_phase_error() -> None:
     with pytest.raises(PhaseError) as caught:
         program.forward((torch.full((2, 4), 3.0), target))
     assert str(caught.value) == (
-        "a module of segment 's' has written to its input 'x', which it did not do in the first batch; others may read "
-        "that memory. Hint: copy the input before writing to it: x = x.clone()."
+        "a module of segment 's' has written to its input 'x', but did not do so in the first batch; other nodes may "
+        "read that memory. Hint: copy the input before writing to it: x = x.clone()."
     )
     copying = Sometimes()
     copying.register_forward_pre_hook(lambda _, arguments: (arguments[0].clone(),))

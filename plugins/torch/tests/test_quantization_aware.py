@@ -106,7 +106,7 @@ def test_a_run_goes_on_from_a_checkpoint_in_a_fresh_model(data: aa.FeatureSet, t
     breaks.in_epoch = -1
     fresh = graph_of(prepared(), data)
     resumed = fresh.run(broken, resume="auto", progress="none")
-    assert any(event.kind == "checkpoint" and "goes on" in event.message for event in resumed.events)
+    assert any(event.kind == "checkpoint" and "resumes" in event.message for event in resumed.events)
     assert_same(fresh["net"].model, whole["net"].model)
 
 

@@ -86,7 +86,7 @@ def test_restarted_replicas_end_like_undisturbed_ones(undisturbed: list[Any], tm
     assert_every_row_once(folder)
     steps = {"1": 1, "4": 4}.get(every)
     if steps is not None and step >= steps:
-        assert "goes on from" in replicas[0]["events"][0]
+        assert "resumes from" in replicas[0]["events"][0]
 
 
 def test_replicas_of_another_number_go_on(tmp_path: Path) -> None:
@@ -100,7 +100,9 @@ def test_replicas_of_another_number_go_on(tmp_path: Path) -> None:
     assert killed.returncode != 0 and (folder / "killed").exists()
     for one in torchrun(folder, 2, name="resumed_without_dropout"):
         assert one["events"][0].endswith("epoch-000001-step-000000003")
-        assert "random streams begin anew within epoch 1: they are of 3 replicas, and now there are 2" in one["events"]
+        assert (
+            "random streams start again within epoch 1: they belong to 3 replicas, but now there are 2" in one["events"]
+        )
         np.testing.assert_allclose(np.array(one["epochs"]), np.array(alone["epochs"]), rtol=1e-6)
         for own, other in zip(one["weights"], alone["weights"], strict=True):
             np.testing.assert_allclose(own, other, atol=1e-6)
@@ -145,7 +147,7 @@ def test_without_a_launcher_all_end_and_name_rank_and_step(tmp_path: Path, attem
         message = lost(folder, rank)
         assert f"phase 'train', epoch {step // 9}, step " in message, (victim, step)
         assert f"replica {rank} of 3 could not " in message
-        assert f"replica {victim} ended, or did not answer" in message
+        assert f"replica {victim} ended or did not answer" in message
 
 
 @pytest.mark.parametrize("victim", [0, 2] if KILLS > 2 else [2])
@@ -166,4 +168,4 @@ def test_a_replica_that_hangs_is_named_when_the_time_is_over(tmp_path: Path, vic
     for rank in {0, 1, 2} - {victim}:
         message = lost(folder, rank)
         assert f"phase 'train', epoch 1, step 6: replica {rank} of 3 could not " in message
-        assert f"replica {victim} ended, or did not answer" in message
+        assert f"replica {victim} ended or did not answer" in message

@@ -110,7 +110,7 @@ def test_one_that_asks_to_stop_stops_all(two: Path) -> None:
     [
         ("model", "the loss 'net' depends on a model that mixes the rows of a batch: over one batch it is "),
         ("loss", "the loss 'net' is not a mean over rows: over one batch it is "),
-        ("buffer", "the buffer 'net/buffers/mean' was not the same in all replicas"),
+        ("buffer", "the buffer 'net/buffers/mean' differed between replicas"),
     ],
 )
 def test_what_takes_the_rows_of_a_whole_batch_is_told_once_by_the_first(two: Path, name: str, message: str) -> None:
@@ -133,9 +133,9 @@ def test_no_thread_of_the_group_is_left_when_it_is_left(two: Path) -> None:
 @pytest.mark.parametrize(
     ("what", "named", "hint"),
     [
-        ("model", "the values of 'net", "seed the framework before the model is made"),
-        ("seed", "the seed", "make model, data and seed alike"),
-        ("data", "the rows that the samplers draw", "make model, data and seed alike"),
+        ("model", "the values of 'net", "seed the framework before you create the model"),
+        ("seed", "the seed", "use the same model, data and seed"),
+        ("data", "the rows that the samplers draw", "use the same model, data and seed"),
         ("setting", "the setting 'epochs' of the phase", "start the same files in every process"),
         ("optimizer", "the settings of 'optimizer'", "start the same files in every process"),
         ("code", "the file 'replica_scripts.py'", "start the same files in every process"),
@@ -145,7 +145,7 @@ def test_replicas_that_disagree_are_refused_before_the_first_step(two: Path, wha
     for one in told(two, "disagree", 2):
         message, is_untrained = one["messages"][what]
         assert f"the replicas disagree before the first step: {named}" in message
-        assert "in replica 1 of those from 0 on" in message and hint in message
+        assert "differ in replica 1 (counted from 0)" in message and hint in message
         assert is_untrained
 
 
@@ -179,7 +179,7 @@ def test_without_a_launcher_the_others_end_with_an_error_of_their_own(tmp_path: 
     assert [process.wait(120) for process in both] == [1, 1]
     one = json.loads((tmp_path / "fail-0.json").read_text())
     assert "replica 0 of 2 could not " in one["message"]
-    assert "another replica has ended, or does not answer" in one["message"]
+    assert "another replica has ended or does not answer" in one["message"]
 
 
 @pytest.fixture
@@ -219,7 +219,11 @@ def test_a_timeout_that_is_none_is_named_alone(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv(name, value)
     rows = aa.FeatureSet.from_dict("d", {"x": np.zeros((4, 2), "float32"), "y": np.zeros((4, 1), "float32")}, "x", "y")
     graph = aa.ModelGraph([aa.ModelNode("net", torch.nn.Linear(2, 1), rows.reference())], "adam")
-    with pytest.raises(ConfigError, match=r"^ANYACCEL_REPLICA_TIMEOUT='soon' is no number of seconds above 0\. Hint: "):
+    with pytest.raises(
+        ConfigError,
+        match=r"^ANYACCEL_REPLICA_TIMEOUT='soon' is not a number of seconds above 0\. "
+        r"Hint: ",
+    ):
         aa.Experiment(graph).run_phase(aa.TrainPhase("t", data=rows, losses=[aa.AppliedLoss("mse", on="net")]))
 
 
@@ -236,9 +240,7 @@ def test_one_that_waits_for_others_in_vain_is_told_what_they_may_not_do(monkeypa
     }
     for name, value in places.items():
         monkeypatch.setenv(name, str(value))
-    expected = (
-        r"replica 0 of 2 could not join the others: .*Hint: let all processes run the phase, none of it behind `if"
-    )
+    expected = r"replica 0 of 2 could not join the others: .*Hint: run the phase in all processes, not only inside `if"
     rows = aa.FeatureSet.from_dict("d", {"x": np.zeros((4, 2), "float32"), "y": np.zeros((4, 1), "float32")}, "x", "y")
     graph = aa.ModelGraph([aa.ModelNode("net", torch.nn.Linear(2, 1), rows.reference())], "adam")
     with pytest.raises(FrameworkError, match=expected):

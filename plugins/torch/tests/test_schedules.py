@@ -208,7 +208,7 @@ def test_schedulers_of_torch_train_as_by_hand(name: str, data: aa.FeatureSet) ->
     [
         ("CosineAnnealingLR", {}, "the scheduler CosineAnnealingLR cannot be created"),
         ("ReduceLROnPlateau", {}, "needs a value in each step. Hint: write schedule=anyaccel.ReduceLROnPlateau"),
-        ("OneCycleLR", {"max_lr": 1.0, "total_steps": 9}, "changes the momentum, which a schedule does not"),
+        ("OneCycleLR", {"max_lr": 1.0, "total_steps": 9}, "changes the momentum, which a schedule cannot do"),
     ],
 )
 def test_schedulers_that_are_no_schedules(cls: str, settings: dict[str, Any], message: str) -> None:
@@ -219,7 +219,7 @@ def test_schedulers_that_are_no_schedules(cls: str, settings: dict[str, Any], me
 
 def test_a_scheduler_that_ends_too_early(data: aa.FeatureSet) -> None:
     short = TorchSchedule(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=9, cycle_momentum=False)
-    with pytest.raises(SpecError, match=r"OneCycleLR has no rate for step 10: .*Hint: give it as many steps"):
+    with pytest.raises(SpecError, match=r"OneCycleLR has no rate for step 10: .*Hint: set its number of steps"):
         train(linear(), data, aa.Optimizer("sgd", lr=1.0, schedule=short), compile="off")
 
 

@@ -35,7 +35,8 @@ def test_a_frozen_node_does_not_share_a_parameter_with_one_that_is_trained(takes
     with pytest.raises(
         GraphError,
         match=r"^node 'taught' is trained and shares the parameter '0\.weight' with node 'kept', which is frozen\. "
-        r"Hint: freeze both, give each its own, or switch off requires_grad of what is not to be trained\.$",
+        r"Hint: freeze both, use separate parameters, or set requires_grad=False for parameters that must not be "
+        r"trained\.$",
     ):
         train(nn.Sequential(shared), nn.Sequential(shared, nn.Linear(3, 2)), takes_part=takes_part)
     assert torch.equal(shared.weight, before) and shared.weight.requires_grad

@@ -118,10 +118,10 @@ def test_evaluations_are_shared_by_batches_and_are_those_of_one_process(alone: P
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("own_shares", "epoch 0, step 0: the source 'data' gives other batches in replica 1 than in replica 0"),
-        ("own_shares", "leave a DistributedSampler out"),
-        ("shorter", "epoch 0, step 2: the source 'data' is at its end in replica 1 only"),
-        ("small_batch", "the source 'data' gave a batch of 1 rows for 2 replicas"),
+        ("own_shares", "epoch 0, step 0: the source 'data' returns other batches in replica 1 than in replica 0"),
+        ("own_shares", "use no DistributedSampler"),
+        ("shorter", "epoch 0, step 2: the source 'data' has ended only in replica 1"),
+        ("small_batch", "the source 'data' returned a batch of 1 rows for 2 replicas"),
     ],
 )
 def test_what_cannot_be_shared_is_refused_in_all_replicas(two: Path, name: str, message: str) -> None:
@@ -131,7 +131,7 @@ def test_what_cannot_be_shared_is_refused_in_all_replicas(two: Path, name: str, 
 
 @pytest.mark.slow
 def test_a_divided_model_that_one_replica_reads_alone_is_named_in_all(two: Path) -> None:
-    expected = "replica 0 reads models whose parameters are divided, and the others do not"
+    expected = "replica 0 reads models with sharded parameters, but the others do not"
     for each in told(two, "reads_alone", 2):
         assert f"phase 'train', epoch 0, step 3: {expected}" in each["message"]
         assert "Hint: call run.model and run.snapshot in all replicas" in each["message"]
@@ -165,7 +165,7 @@ def test_a_divided_node_beside_a_whole_one_has_the_numbers_of_one_process(alone:
         for key, value in expected["values"].items():
             if not key.endswith("/seen"):
                 np.testing.assert_allclose(each["values"][key], value, atol=1e-6, rtol=1e-4)
-        assert "of 'blocks' are divided among 2 replicas, and gathered by block (blocks.0" in each["notes"][0]
+        assert "of 'blocks' are sharded over 2 replicas and gathered by block (blocks.0" in each["notes"][0]
         assert each["notes"][1] == "parameters of 'head' are whole in each replica"
 
 
@@ -197,7 +197,7 @@ def test_a_replica_keeps_half_of_one_node_and_all_of_another(two: Path) -> None:
 def test_weights_are_those_of_fully_shard_by_hand(two: Path) -> None:
     for each in told(two, "by_hand", 2):
         assert each["apart"] < 1e-6
-        assert "of 'net' are divided among 2 replicas, and gathered by block (blocks.0, blocks.1," in each["notes"]
+        assert "of 'net' are sharded over 2 replicas and gathered by block (blocks.0, blocks.1," in each["notes"]
 
 
 MIXED = ["bf16 recomputed"]
@@ -256,7 +256,7 @@ def test_gradients_of_a_parallelized_model_are_clipped_as_in_one_process(alone: 
         assert (actual["steps"], actual["scale"]) == (expected["steps"], expected["scale"])
     if name == "scaled":
         assert expected["steps"] == 14 and expected["scale"][1] == 2
-        assert "parameters are divided among processes" in actual["told"][0]
+        assert "parameters are sharded over processes" in actual["told"][0]
 
 
 @pytest.mark.slow
@@ -316,7 +316,7 @@ def test_what_cannot_be_gathered_after_an_error_is_nan(two: Path) -> None:
     lost = json.loads((two / "lose-1.json").read_text())
     assert all(lost["lost"].values())
     assert lost["shapes"][1] == [48, 20]
-    assert "this one does not gather them after an error" in lost["notes"]
+    assert "this replica does not gather them after an error" in lost["notes"]
 
 
 def rows() -> aa.FeatureSet:
@@ -357,7 +357,7 @@ def test_what_cannot_be_divided_is_refused() -> None:
         plan(node(linear), compile="steps")
     scaled = torch.nn.Linear(3, 1)
     scaled.scale = torch.nn.Parameter(torch.ones(()))
-    with pytest.raises(PhaseError, match=r"node 'net' has the parameter 'scale' without axes, .* shape \[1\] alone"):
+    with pytest.raises(PhaseError, match=r"node 'net' has the parameter 'scale' without axes, .* only shape \[1\]"):
         plan(node(scaled))
     with pytest.raises(PhaseError, match=r"nodes 'a' and 'net' share a parameter"):
         plan(node(torch.nn.Sequential(linear), "a"), node(linear), losses=both)
@@ -368,7 +368,7 @@ def test_a_torch_that_cannot_divide_is_refused(monkeypatch: pytest.MonkeyPatch) 
     from torch.distributed.fsdp import FSDPModule
 
     monkeypatch.delattr(FSDPModule, "set_reduce_scatter_unused_params")
-    with pytest.raises(PhaseError, match=r"has sharding, and torch \d.* cannot add up gradients of divided parameters"):
+    with pytest.raises(PhaseError, match=r"has sharding, and torch \d.* cannot sum gradients of sharded parameters"):
         plan(node(torch.nn.Linear(3, 1)))
 
 
@@ -409,17 +409,17 @@ def test_normalizations_that_cannot_be_synchronized_are_refused() -> None:
         losses = [aa.AppliedLoss("mse", on="net")]
         aa.Experiment(graph).run_phase(aa.TrainPhase("train", data=ROWS, losses=losses, batch_size=4, **settings))
 
-    with pytest.raises(PhaseError, match=r"BatchNorm1d in node 'net' mixes the rows.*write sync_batchnorm=True"):
+    with pytest.raises(PhaseError, match=r"BatchNorm1d in node 'net' mixes the rows.*set sync_batchnorm=True"):
         train(torch.nn.BatchNorm1d(3))
-    with pytest.raises(PhaseError, match=r"OwnNorm in node 'net' mixes the rows.*Hint: write replicas=1"):
+    with pytest.raises(PhaseError, match=r"OwnNorm in node 'net' mixes the rows.*Hint: set replicas=1"):
         train(OwnNorm(3), sync_batchnorm=True)
-    with pytest.raises(PhaseError, match=r"it accumulates batches, and normalizes over each"):
+    with pytest.raises(PhaseError, match=r"it accumulates batches and normalizes over each"):
         train(torch.nn.BatchNorm1d(3), sync_batchnorm=True, accumulate=2)
 
 
 def test_one_process_divides_nothing_and_says_so() -> None:
     notes = plan(node(torch.nn.Linear(3, 1))).notes
-    assert "sharding='full' divides nothing here: this process trains on its own" in notes
+    assert "sharding='full' has no effect: this process trains alone" in notes
 
 
 def test_an_unknown_sharding_is_refused() -> None:

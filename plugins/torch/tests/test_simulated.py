@@ -56,9 +56,9 @@ def test_torch_passes_the_conformance_kit_on_two_simulated_devices(tmp_path: Pat
     ends = [line for line in lines if "test" in line]
     others = {line["message"] for line in ends if line["outcome"] != "passed"}
     autocast = {f"torch has no autocast to {dtype} on 'sim'" for dtype in ("bfloat16", "float16")}
-    divided = {"parameters cannot be divided here", "parameters of single nodes cannot be divided here"}
+    divided = {"parameters cannot be sharded here", "parameters of single nodes cannot be sharded here"}
     several = {*divided, "there is no CPU, and no sim for each of 2 processes"}
-    assert others == {*autocast, *several, "nothing of this model is computed again"}
+    assert others == {*autocast, *several, "nothing in this model is recomputed"}
     passed = Counter(line["capability"] for line in ends)
     assert set(passed) == {"backend", "exchange", "compute", "multi_step", "memory"}
     assert passed.total() >= LEAST
@@ -97,7 +97,7 @@ def test_torchs_device_mismatch_messages_are_recognized(message: str) -> None:
     with pytest.raises(DeviceMismatchError) as caught, translate_errors("a step"):
         raise RuntimeError(message)
     text = str(caught.value)
-    assert text.startswith(f"a step: an operation was given tensors on several devices: {message}; at {__file__}:")
+    assert text.startswith(f"a step: an operation received tensors on several devices: {message}; at {__file__}:")
     assert text.endswith("Hint: move them to one device; create tensors on the device of the inputs.")
     with pytest.raises(DeviceMismatchError, match=r"node 'a' on gpu:0 .* its inputs are x on no device; torch says: "):
         raise_if_device_mismatch(RuntimeError(message), "node 'a' on gpu:0", {"x": 3})
@@ -221,7 +221,7 @@ except CapabilityError as error:
 def test_another_registered_device_raises_capability_error() -> None:
     message = output_of(REFUSED.format(before="torch.utils.rename_privateuse1_backend('npu')"), simulate=None)
     assert message == (
-        "torch supports one additional kind of device, and 'npu' is registered already. "
+        "torch supports only one additional kind of device, but 'npu' is already registered. "
         "Hint: simulate devices in a process that does not import the package that registers it."
     )
 

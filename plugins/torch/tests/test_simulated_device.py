@@ -261,7 +261,7 @@ def test_out_of_memory_error_has_figures() -> None:
     device = DEVICES[0]
     device.capacity = device.used + 1000
     kept = torch.zeros(200, device=ONE)
-    message = f"Tried to allocate 804 bytes. sim:0 has a capacity of {device.capacity} bytes, of which 200 are free"
+    message = f"Tried to allocate 804 bytes. sim:0 has a capacity of {device.capacity} bytes (200 free)"
     for program in (
         lambda: torch.zeros(201, device=ONE),
         lambda: torch.ones(201).to(ONE),
@@ -272,7 +272,7 @@ def test_out_of_memory_error_has_figures() -> None:
         assert message in str(caught.value)
     assert torch.sim.mem_get_info(0) == (200, device.capacity)
     assert device.used == device.capacity - 200
-    with pytest.raises(OutOfMemoryError, match=r"not enough memory for Linear on sim:0. .*of which 200 are free"):
+    with pytest.raises(OutOfMemoryError, match=r"not enough memory for Linear on sim:0. .*(200 free)"):
         SimulatedBackend().place(nn.Linear(10, 10), Device("sim"))
 
 

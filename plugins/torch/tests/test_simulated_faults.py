@@ -132,7 +132,7 @@ FAULTS: dict[str, tuple[Fault, Callable[..., None], type[Exception], str]] = {
         states_on_the_host,
         ComputeTests.test_training_continues_from_returned_states,
         DeviceMismatchError,
-        rf"an optimizer step of segment 'segment': an operation was given tensors on several devices: .*{MIXED}",
+        rf"an optimizer step of segment 'segment': an operation received tensors on several devices: .*{MIXED}",
     ),
     "a loop mixes devices": (
         no_hops,

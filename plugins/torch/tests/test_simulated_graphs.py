@@ -349,7 +349,7 @@ def wired(model: nn.Module, last: nn.Module, accelerator: str | None) -> aa.Mode
     return aa.ModelGraph(nodes, "adam")
 
 
-REMEDY = "create tensors on the device of the inputs, as in torch.zeros(3, device=x.device)"
+REMEDY = "create tensors on the device of the inputs, for example torch.zeros(3, device=x.device)"
 
 
 def test_device_mismatch_names_node_and_devices() -> None:
@@ -406,7 +406,7 @@ def test_model_that_does_not_fit_raises_with_figures() -> None:
         run(model_graph, training(1, accelerator=TWO))
     message = str(caught.value)
     assert message.startswith("not enough memory for SequentialMLP on sim:1: simulated device out of memory. Tried to ")
-    assert f"allocate 1536 bytes. sim:1 has a capacity of {capacity} bytes, of which 1000 are free" in message
+    assert f"allocate 1536 bytes. sim:1 has a capacity of {capacity} bytes (1000 free)" in message
     assert run(model_graph, training(1)).loss.shape == (1,)
     assert {str(item.device) for item in model_graph["head"].model.parameters()} == {"cpu"}
 

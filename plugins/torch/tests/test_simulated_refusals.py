@@ -100,7 +100,11 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "numpy": (lambda: ones().numpy(), TypeError, "can't convert sim:0 device type tensor to numpy. Use Tensor.cpu()"),
     "asarray": (lambda: np.asarray(ones(TWO)), TypeError, "can't convert sim:1 device type tensor to numpy"),
-    "numpy's DLPack": (lambda: np.from_dlpack(ones()), BufferError, "other frameworks know no simulated devices"),
+    "numpy's DLPack": (
+        lambda: np.from_dlpack(ones()),
+        BufferError,
+        "other frameworks do not support simulated devices",
+    ),
     "no such device": (lambda: torch.zeros(1, device="sim:2"), RuntimeError, "invalid device ordinal 2: there are 2"),
     "moved to no such device": (lambda: torch.zeros(1).to("sim:7"), RuntimeError, "invalid device ordinal 7"),
     "index out of range": (lambda: ones()[torch.tensor([5], device=ONE)], IndexError, "index 5 is out of bounds"),

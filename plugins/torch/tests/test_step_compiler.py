@@ -76,9 +76,9 @@ def replacing(module: Function, x: Tensor) -> Tensor:
     [
         (
             counting,
-            r"a step changes the attribute Function\.calls.*Hint: keep .* in a register_buffer",
+            r"a step changes the attribute Function\.calls.*Hint: store .* in a register_buffer",
         ),
-        (replacing, r"a step replaces the buffer seen by another tensor.*Hint: change it in place"),
+        (replacing, r"a step replaces the buffer seen with another tensor.*Hint: update it in place"),
         (lambda module, x: x if x.sum() > 0 else -x, r"steps of segment 's' cannot be traced: .*Hint: avoid Python"),
     ],
 )
@@ -242,18 +242,18 @@ def test_slower_or_wrong_compiled_steps_raise_compile_error(
     program: Any = backend.build(segment_of(nn.Linear(3, 1)))
     program.train_steps([x, y], [order, order], 0, 2, 4)
     monkeypatch.setattr(steps, "_SLOWER", 0.0)
-    with pytest.raises(CompileError, match=r"are slower than uncompiled ones: \d+ us a step instead of \d+ us"):
+    with pytest.raises(CompileError, match=r"are slower than uncompiled steps: \d+ us per step instead of \d+ us"):
         program.compile([x, y], [order, order], 4)
     unseen: Any = backend.build(segment_of(nn.Linear(3, 1)))
     monkeypatch.setattr(steps, "_MUCH_SLOWER", 0.0)
-    with pytest.raises(CompileError, match=r"are slower than uncompiled ones: \d+ us a step instead of \d+ us"):
+    with pytest.raises(CompileError, match=r"are slower than uncompiled steps: \d+ us per step instead of \d+ us"):
         unseen.compile([x, y], [order, order], 4)
     monkeypatch.setattr(steps, "_MUCH_SLOWER", math.inf)
     monkeypatch.setattr(
         strategies, "torch_compile", lambda function, options: lambda *args: [loss + 9 for loss in function(*args)]
     )
     monkeypatch.setattr(strategies, "_CACHE", OrderedDict())
-    with pytest.raises(CompileError, match=r"give another loss 'l' than uncompiled ones: .* instead of"):
+    with pytest.raises(CompileError, match=r"return another loss 'l' than uncompiled steps: .* instead of"):
         compile(backend, segment_of(nn.Linear(3, 1)), data)
 
 

@@ -101,10 +101,10 @@ def test_functions_that_wait_are_told_and_put_back(monkeypatch: pytest.MonkeyPat
 
 def test_what_cannot_be_seen_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not unobserved([]) and not unobserved(["cuda", "xpu", "mps"])
-    assert unobserved(["vulkan"]) == ["transfers of torch's vulkan devices are not told"]
+    assert unobserved(["vulkan"]) == ["transfers of torch's vulkan devices are not reported"]
     monkeypatch.delattr(torch.library, "get_kernel")
     (text,) = unobserved(["cuda"])
-    assert text.startswith("transfers of cuda are told from torch 2.9 on, and this is ")
+    assert text.startswith("transfers of cuda are reported since torch 2.9, but this is ")
     told: list[TransferEvent] = []
     with observed(["meta"], told.append):
         torch.ones(3).to("meta")

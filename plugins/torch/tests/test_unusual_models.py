@@ -149,15 +149,19 @@ def exported() -> Any:
 REFUSED: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
     "unhashable": (Equal, r"cannot be hashed.*__hash__ = nn\.Module\.__hash__ into Equal", Hashed),
     "no_init": (NoInit, r"has not called the __init__.*with super\(\)\.__init__\(\)", WithInit),
-    "tensor": (lambda: torch.ones(6, 1), r"a Tensor is no module.*make it an nn\.Parameter", Net),
-    "optimizer": (lambda: torch.optim.SGD(Net().parameters(), 0.1), "is no module.*optimizer to the graph", Net),
-    "exported": (exported, "an ExportedProgram is no module.*that it was exported from", Net),
+    "tensor": (lambda: torch.ones(6, 1), r"a Tensor is not a torch module.*make it an nn\.Parameter", Net),
+    "optimizer": (
+        lambda: torch.optim.SGD(Net().parameters(), 0.1),
+        "is not a torch module.*optimizer to the graph",
+        Net,
+    ),
+    "exported": (exported, "an ExportedProgram is not a torch module.*that it was exported from", Net),
     "function": (
         lambda: torch.jit.script(doubled),
-        r"ScriptFunction is no module.*in the forward of an nn\.Module",
+        r"ScriptFunction is not a torch module.*in the forward of an nn\.Module",
         Doubled,
     ),
-    "dtype": (lambda: torch.float32, r"a dtype is no module of torch.*Hint: give an nn\.Module", Net),
+    "dtype": (lambda: torch.float32, r"a dtype is not a torch module.*Hint: pass an nn\.Module", Net),
     "frozen": (
         lambda: torch.jit.freeze(torch.jit.script(Net().eval())),
         r"frozen by torch\.jit\.freeze.*before it is frozen: torch\.jit\.script\(module\)",

@@ -146,7 +146,7 @@ def test_tensors_of_a_dict_are_loaded(tmp_path):
     hint = f"load_weights(torch.load('{tmp_path / 'run.pt'}', weights_only=True)['model'])"
     assert str(caught.value) == (
         f"'{tmp_path / 'run.pt'}' holds more than names and tensors: model, epoch. "
-        f"Hint: give its part with the weights: {hint}."
+        f"Hint: pass its part with the weights: {hint}."
     )
     eval(f"graph.{hint}")  # noqa: S307 - what the message says
     assert_equal(one, other)
@@ -226,13 +226,13 @@ class Evil:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (made(1), "holds more than tensors: a .*test_weight_files.Net, and only code could make it, which is not run"),
-        ({"w": Evil()}, "holds more than tensors: a .*setattr, and only code could make it"),
+        (made(1), "holds more than tensors: a .*test_weight_files.Net, which would need code to be run"),
+        ({"w": Evil()}, "holds more than tensors: a .*setattr, which would need code to be run"),
         (
             [torch.ones(2)],
-            "holds a list, no names and tensors. Hint: save it again with torch.save",
+            "holds a list, not names and tensors. Hint: save it again with torch.save",
         ),
-        ({"w": torch.ones(2).to_sparse()}, "w in .* is torch.float32 .torch.sparse_coo., which NumPy lacks"),
+        ({"w": torch.ones(2).to_sparse()}, "w in .* is torch.float32 .torch.sparse_coo., which NumPy does not support"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
@@ -250,7 +250,7 @@ def test_files_with_anything_else_are_refused_and_run_nothing(given, message, tm
 def test_damaged_files_are_refused(damage, tmp_path):
     torch.save(made(1).state_dict(), tmp_path / "net.pt")
     (tmp_path / "net.pt").write_bytes(damage((tmp_path / "net.pt").read_bytes()))
-    with pytest.raises(StateError, match=r"cannot be read as a file of torch: .* Hint: copy or download it again"):
+    with pytest.raises(StateError, match=r"cannot be read as a torch file: .* Hint: copy or download it again"):
         graph_of(made(2)).load_weights(tmp_path / "net.pt")
 
 

@@ -276,14 +276,17 @@ def test_rows_may_be_dicts_arrays_and_tensors(bert: Any, rows: list[list[int]]) 
     [
         ({"input_ids": [], "labels": []}, "no rows"),
         ({"input_ids": [[1, 2], []], "labels": [0, 1]}, "row 1 of 'input_ids' is empty"),
-        ({"input_ids": [[1, 2], [3]], "labels": [0.0, 1.0]}, "'labels' are float64, and .* has num_labels=3 classes"),
+        ({"input_ids": [[1, 2], [3]], "labels": [0.0, 1.0]}, "'labels' are float64, but .* has num_labels=3 classes"),
         ({"input_ids": [[1, 2], [3]], "labels": [0, None]}, "'labels' has no value in 1 of 2 rows"),
-        ({"input_ids": [[1, 2], [3]], "labels": [-100, -100]}, "no label in 'labels' counts in row 0, one of 2 such"),
+        (
+            {"input_ids": [[1, 2], [3]], "labels": [-100, -100]},
+            "all labels in 'labels' are ignored in row 0, one of 2 such",
+        ),
         ({"input_ids": [[1, 2], [99]], "labels": [0, 1]}, "'input_ids' has the value 99, and the vocabulary"),
-        ({"input_ids": [[1] * 33], "labels": [0]}, "has 33 tokens, and BertForSequenceClassification has 32 positions"),
+        ({"input_ids": [[1] * 33], "labels": [0]}, "has 33 tokens, but BertForSequenceClassification has 32 positions"),
         ({"input_ids": [[1, 2], [3]], "labels": [0, 3]}, "'labels' has the value 3, and .* num_labels=3"),
-        ({"text": ["a", "b"], "labels": [0, 1]}, "no column has the name of an input .* Hint: tokenise it"),
-        ({"input_ids": [[1, 2], [3]], "labels": ["a", "b"]}, "holds no numbers but string"),
+        ({"text": ["a", "b"], "labels": [0, 1]}, "no column is named like an input .* Hint: tokenize it"),
+        ({"input_ids": [[1, 2], [3]], "labels": ["a", "b"]}, "contains string instead"),
     ],
 )
 def test_what_the_model_cannot_compute_with_is_said_before(bert: Any, columns: Any, problem: str) -> None:

@@ -73,7 +73,7 @@ def test_a_regression_and_several_labels_of_a_row() -> None:
     model = transformers.BertForSequenceClassification(transformers.BertConfig(**BERT, num_labels=1))
     fitted = aa.fit(model, {"input_ids": rows, "labels": numbers}, epochs=1, **QUIET)
     assert fitted.predict({"input_ids": rows}).shape == (12, 1)
-    with pytest.raises(PhaseError, match="nothing says that the outputs"):
+    with pytest.raises(PhaseError, match="are not known to be scores"):
         fitted.predict_proba({"input_ids": rows})
     config = transformers.BertConfig(**BERT, num_labels=4, problem_type="multi_label_classification")
     several = (np.arange(48).reshape(12, 4) % 2).astype("float32")
@@ -103,7 +103,7 @@ def test_classes_have_the_names_of_the_configuration() -> None:
     with torch.no_grad():
         logits = model.eval()(**{k: v for k, v in batch_of(rows).items() if k != "labels"}).logits
     np.testing.assert_allclose(probabilities, logits.softmax(dim=-1), rtol=1e-5)
-    assert fitted.columns["labels"].treatment == "given as 'labels', -100 behind the shorter rows of a batch"
+    assert fitted.columns["labels"].treatment == "given as 'labels', -100 after the shorter rows of a batch"
 
 
 def test_integers_are_int64_whatever_the_data_store() -> None:

@@ -207,7 +207,7 @@ def test_a_run_that_cannot_start_ends_the_phase_before_it_moves(monkeypatch: pyt
 
     monkeypatch.setattr(wandb, "init", fails)
     with pytest.raises(
-        PhaseError, match=r"phase 'train' cannot be logged to Weights & Biases: no key. Hint: log in by"
+        PhaseError, match=r"phase 'train' cannot be logged to Weights & Biases: no key. Hint: log in with"
     ):
         fit(callbacks=[WandbLogger("digits")])
 

@@ -17,7 +17,7 @@ class OneBlock(OffloadModels):
     def plan_offload(self, model, device, request):
         unknown = [name for name in request.device_map if name]
         if unknown:
-            raise ConfigError(f"device_map names {unknown[0]!r}, which the model has not")
+            raise ConfigError(f"device_map names {unknown[0]!r}, which the model does not have")
         nbytes = sum(spec.nbytes for spec in self.backend.parameters(model).values())
         return OffloadPlan(blocks=(PlacedBlock(name="", device=device, tier="cpu", nbytes=nbytes, step_bytes=nbytes),))
 

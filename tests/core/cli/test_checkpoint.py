@@ -191,7 +191,7 @@ def test_a_missing_file_of_arrays_is_named(run, call):
     file = next(newest(run).glob("state-*.safetensors"))
     file.unlink()
     answer = call("checkpoint", "show", str(run))
-    assert answer.exit_code == 2 and f"'{file}' is missing, or not a plain file" in answer.stderr
+    assert answer.exit_code == 2 and f"'{file}' is missing or not a regular file" in answer.stderr
 
 
 # -- diff --------------------------------------------------------------------------------------------------------------
@@ -271,14 +271,14 @@ def test_what_is_damaged_is_named_and_the_rest_is_verified_too(run, call):
     first, second, third = answer.stdout.splitlines()
     assert first.startswith("damaged  ") and "is not a manifest of anyaccel" in first
     assert second.startswith("ok       ")
-    assert third.startswith(f"damaged  {newest(run)}: '{file}' is not as it was written: tensor ")
+    assert third.startswith(f"damaged  {newest(run)}: '{file}' differs from what was written: tensor ")
     report = json.loads(call("checkpoint", "verify", str(run), "--json").stdout)
     assert [len(each["problems"]) for each in report["folders"]] == [1, 0, 1]
 
 
 def test_a_missing_file_and_a_malformed_position_are_found(run, call, tmp_path):
     next(newest(run).glob("state-*.safetensors")).unlink()
-    assert "is missing, or not a plain file" in call("checkpoint", "verify", str(newest(run))).stdout
+    assert "is missing or not a regular file" in call("checkpoint", "verify", str(newest(run))).stdout
     saved_folder.write(tmp_path / "odd", {"checkpoint": {"epoch": -1}}, {"x": X})
     answer = call("checkpoint", "verify", str(tmp_path / "odd"))
     assert answer.exit_code == 1 and "the position in a checkpoint is malformed: " in answer.stdout

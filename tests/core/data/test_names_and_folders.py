@@ -145,7 +145,7 @@ def test_a_prediction_without_columns_of_the_training_names_them(kind, tmp_path)
     with pytest.raises(
         ColumnError,
         match=r"^2 columns are missing that the model was trained with: 'b', 'c'; the table has 'a', 'z'\. "
-        r"Hint: give a table with 'a', 'b', 'c'; other columns are left out\.$",
+        r"Hint: pass a table with 'a', 'b', 'c'; other columns are left out\.$",
     ):
         model.predict(given({"a": ones, "z": ones}))
     expected = model.predict({"a": ones, "b": ones, "c": ones})

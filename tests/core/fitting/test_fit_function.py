@@ -87,7 +87,7 @@ def test_a_loader_is_streamed():
     fitted = fit(batches, features="a", validation=batches[:1], epochs=3)
     assert len(fitted.results.epochs) == 3 and np.isfinite(fitted.results.figure("val_loss")).all()
     assert fitted.predict(A[:5, None]).shape == (5, 1)
-    with pytest.raises(PhaseError, match=r"of a source of batches, which cannot be split\. Hint: give the source"):
+    with pytest.raises(PhaseError, match=r"of a source of batches, which cannot be split\. Hint: pass the source"):
         fit(batches, features="a", validation=0.2)
 
 
@@ -132,14 +132,14 @@ def test_a_folder_of_a_graph_alone_is_no_fitted_model(tmp_path):
     with pytest.raises(ConfigError, match=r"holds no fit\. Available: graph\. Hint: pass the folder that save"):
         aa.load(tmp_path)
     fit().graph.save(tmp_path, extra={"fit": 3})
-    with pytest.raises(ConfigError, match=r"holds 3 in place of what FittedModel.save wrote"):
+    with pytest.raises(ConfigError, match=r"has 3 instead of the data of FittedModel.save"):
         aa.load(tmp_path)
 
 
 def test_a_graph_of_several_outputs_is_no_fitted_model():
     data = aa.FeatureSet.from_dict("data", numbers(), ["a", "b"], ["value"])
     graph = aa.ModelGraph([aa.ModelNode(label, aa.SequentialMLP(1), data) for label in "xy"])
-    with pytest.raises(ConfigError, match="has 2 output nodes and 1 feature sets, and not one of each"):
+    with pytest.raises(ConfigError, match="has 2 output nodes and 1 feature sets, but must have one of each"):
         aa.FittedModel(aa.Experiment(graph))
 
 
@@ -155,9 +155,9 @@ def test_a_graph_of_several_outputs_is_no_fitted_model():
         ({"features": ["c"]}, ColumnError, r"'data' has no column 'c'"),
         ({"validation": 1.5}, PhaseError, r"validation=1\.5 is not a share of the rows\. Hint: write validation=0\.2"),
         ({"validation": "test"}, SplitError, "'data' has no split 'test'"),
-        ({"validation": 3j}, PhaseError, "validation=3j does not fit a table. Hint: give a share of the rows"),
-        ({"early_stopping": 3}, PhaseError, r"early_stopping=3 and no validation.*write validation=0\.2"),
-        ({"metrics": ["mse"]}, PhaseError, r"metrics=\['mse'\] and no validation.*write validation=0\.2"),
+        ({"validation": 3j}, PhaseError, "validation=3j does not fit a table. Hint: pass a fraction of the rows"),
+        ({"early_stopping": 3}, PhaseError, r"early_stopping=3 but no validation.*write validation=0\.2"),
+        ({"metrics": ["mse"]}, PhaseError, r"metrics=\['mse'\] but no validation.*write validation=0\.2"),
         ({"epochs": -1}, PhaseError, "fit: epochs=-1 is not an int of at least 0"),
         ({"early_stopping": "yes", "validation": 0.2}, PhaseError, "early_stopping='yes' is not an int of at least 1"),
         ({"data": "wine.xlsx"}, DataError, r"'wine.xlsx' is not a table that can be read\. Available: \.csv"),
@@ -175,11 +175,11 @@ def test_a_share_beside_splits_of_the_same_name_is_an_error():
     data.split_random({"train": 0.5, "val": 0.5}, seed=0)
     with pytest.raises(PhaseError, match=r"'data' has splits.*Available: train, val\. Hint: name the split"):
         fit(data, target=None, validation=0.2)
-    with pytest.raises(PhaseError, match=r"which has no split 'train' to train on.*fit\(model, data\['SPLIT'\]"):
+    with pytest.raises(PhaseError, match=r"there is no split 'train' to train on.*fit\(model, data\['SPLIT'\]"):
         untrained = aa.FeatureSet.from_dict("data", numbers(), ["a", "b"], ["value"])
         untrained.add_split("val", [1, 2])
         fit(untrained, target=None, validation="val")
-    with pytest.raises(PhaseError, match=r"'data' has no target\. Hint: say so where .*target=\[\.\.\.\]"):
+    with pytest.raises(PhaseError, match=r"'data' has no target\. Hint: set them when .*target=\[\.\.\.\]"):
         fit(aa.FeatureSet.from_dict("data", numbers(), ["a", "b"]), target=None)
     with pytest.raises(ColumnError, match=r"fit: column 'value' of 'data' is not a feature of it\. Available: a, b"):
         fit(aa.FeatureSet.from_dict("data", numbers(), ["a", "b"], ["value"]), features="value", target=None)
@@ -206,7 +206,7 @@ def test_a_pair_of_frame_and_series_keeps_its_order_of_rows():
 
 
 def test_three_arrays_are_no_table():
-    with pytest.raises(DataError, match=r"a tuple of 3 arrays is not a table\. Hint: give \(x, y\), or a dict"):
+    with pytest.raises(DataError, match=r"a tuple of 3 arrays is not a table\. Hint: pass \(x, y\), or a dict"):
         fit((A, B, A), target=None)
 
 

@@ -28,7 +28,11 @@ def test_a_class_made_of_nan_is_told(loss, width):
     fitted = aa.fit(aa.SequentialMLP(width), (X, (X[:, 0] > 0).astype("int64")), loss=loss, **FAST)
     broken = X.copy()
     broken[7, 2] = np.nan
-    with pytest.warns(NaNWarning, match=r"NaN in 1 of 40 rows, the first in row 7; classes there mean nothing\. Hint:"):
+    with pytest.warns(
+        NaNWarning,
+        match=r"NaN in 1 of 40 rows, the first in row 7; their classes are meaningless\. "
+        r"Hint:",
+    ):
         fitted.predict(broken)
     with warnings.catch_warnings():
         warnings.simplefilter("error", NaNWarning)

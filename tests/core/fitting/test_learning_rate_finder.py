@@ -165,5 +165,5 @@ def test_a_graph_without_an_optimizer_is_told_so(data: aa.FeatureSet) -> None:
 def test_losses_that_are_never_finite_are_told() -> None:
     huge = aa.FeatureSet.from_dict("data", {"x": X * np.float32(1e30), "y": Y}, ["x"], ["y"])
     graph = graph_of(huge)
-    with pytest.raises(ResultError, match=r"0 losses, which is too few: the loss is not finite.*smaller min_lr"):
+    with pytest.raises(ResultError, match=r"0 losses, which are too few: the loss is not finite.*smaller min_lr"):
         aa.find_learning_rate(graph, aa.TrainPhase("t", data=huge, losses=LOSSES))

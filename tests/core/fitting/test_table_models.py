@@ -109,7 +109,7 @@ def test_a_batch_size_beside_a_sampler_or_a_loader_is_refused(batch_size):
 
     given = {"target": "y", "features": "x", "loss": "mse"}
     assert fit(aa.SequentialMLP(), batches, **given).results.loss
-    with pytest.raises(PhaseError, match=rf"fit has batch_size={batch_size}, and the data come in batches"):
+    with pytest.raises(PhaseError, match=rf"fit has batch_size={batch_size}, but the data come in batches"):
         fit(aa.SequentialMLP(), batches, **given, batch_size=batch_size)
 
 
@@ -153,11 +153,11 @@ def test_a_saved_folder_needs_no_models(tmp_path):
     [
         ("mpl", {}, "no model called 'mpl'. Available: mlp. Hint: did you mean 'mlp'"),
         ("xgboost", {}, "write 'mlp'"),
-        (lambda n: Dense(n), {}, "does not take the widths of a model.*2 features and 3 outputs"),
-        (lambda n, m: None, {}, "gave None, and no model"),
-        (lambda n, m: Dense, {}, "and no model"),
+        (lambda n: Dense(n), {}, "does not accept the widths of a model.*2 features and 3 outputs"),
+        (lambda n, m: None, {}, "returned None instead of a model"),
+        (lambda n, m: Dense, {}, "instead of a model"),
         (lambda n, m: Dense(m), {"framework": "numpy"}, "leave framework= out"),
-        (aa.SequentialMLP(3), {"framework": "numpy"}, "a model, which has one"),
+        (aa.SequentialMLP(3), {"framework": "numpy"}, "a model, which already has a framework"),
     ],
 )
 def test_what_makes_no_model_is_refused(model, settings, message):
@@ -189,5 +189,5 @@ def test_an_unknown_framework_is_refused():
 
 def test_a_source_of_batches_has_no_widths():
     batches = [{"x": X, "y": X[:, :1]}]
-    with pytest.raises(PhaseError, match="the widths of a table, and these data are a source"):
+    with pytest.raises(PhaseError, match="the widths of a table, but these data are a source"):
         fit("mlp", batches, target="y", loss="mse")

@@ -25,7 +25,7 @@ def numbers():
 @pytest.mark.parametrize("loss", ["mse", "mae"])
 def test_text_is_no_target_of_a_loss_of_numbers(loss):
     prices = [*map(str, A[:59]), "n/a"]
-    with pytest.raises(PhaseError, match=rf"'value' is .*, and the loss '{loss}' .*row 59 has 'n/a'.*'cross_entropy'"):
+    with pytest.raises(PhaseError, match=rf"'value' is .*, but the loss '{loss}' .*row 59 has 'n/a'.*'cross_entropy'"):
         fit({"a": A, "b": B, "value": prices}, loss=loss)
     assert np.isfinite(fit({"a": A, "b": B, "value": np.array([*prices[:58], "1", "2"], dtype=float)}).results.loss[-1])
 
@@ -57,6 +57,6 @@ def test_a_pair_of_a_frame_and_a_series_has_their_names():
     np.testing.assert_array_equal(fitted.predict(frame[["b", "a"]]), fit(frame).predict(frame))
     assert fitted.evaluate((frame[["b", "a"]], frame["value"])).loss == fitted.evaluate(frame).loss
     with pytest.raises(
-        ColumnError, match=r"'value' is in both parts of the pair \(x, y\).*Hint: rename one, or give one"
+        ColumnError, match=r"'value' is in both parts of the pair \(x, y\).*Hint: rename one, or pass one"
     ):
         fit((frame, frame["value"]), target=None)

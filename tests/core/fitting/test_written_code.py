@@ -220,5 +220,5 @@ results = aa.Experiment('fit', graph).run_phase(phase)
 
 def test_a_loaded_model_has_no_code(tmp_path):
     aa.fit(aa.SequentialMLP(1), NUMBERS, **PLAIN, epochs=1, progress="none").save(tmp_path)
-    with pytest.raises(ResultError, match="this model was loaded, and its phase was not"):
+    with pytest.raises(ResultError, match="this model was loaded without its phase"):
         aa.load(tmp_path).code()

@@ -201,10 +201,10 @@ def test_a_changed_or_missing_file_is_named(tmp_path):
     whole = file.read_bytes()
     for changed in (whole[:-1], whole[:200] + bytes([whole[200] ^ 1]) + whole[201:], b""):
         file.write_bytes(changed)
-        with pytest.raises(StateError, match=r"state-\w+.safetensors' is not as it was written"):
+        with pytest.raises(StateError, match=r"state-\w+.safetensors' differs from what was written"):
             ModelGraph.load(tmp_path)
     file.unlink()
-    with pytest.raises(StateError, match=r"safetensors' is missing, or not a plain file. Hint: copy the whole folder"):
+    with pytest.raises(StateError, match=r"safetensors' is missing or not a regular file. Hint: copy the whole folder"):
         ModelGraph.load(tmp_path)
 
 
@@ -214,17 +214,17 @@ def test_a_changed_or_missing_file_is_named(tmp_path):
         ("{", "is not a manifest of anyaccel"),
         ("[" * 100_000, "is not a manifest of anyaccel"),
         ('{"format": "other"}', "is not a manifest of anyaccel"),
-        ('{"format": "anyaccel", "schema_version": 3}', r"is of schema version 3.*reads versions up to 2"),
-        ('{"format": "anyaccel", "schema_version": 2, "graph": {}}', r"manifest.json' is not as it was written"),
-        ('{"format": "anyaccel", "format": "anyaccel"}', "a key is there twice"),
+        ('{"format": "anyaccel", "schema_version": 3}', r"has schema version 3.*reads versions up to 2"),
+        ('{"format": "anyaccel", "schema_version": 2, "graph": {}}', r"manifest.json' differs from what was written"),
+        ('{"format": "anyaccel", "format": "anyaccel"}', "a key occurs twice"),
         ('{"format": "anyaccel", "schema_version": 1, "graph": {"lr": NaN}}', "NaN is not a finite number"),
         ('{"format": "anyaccel", "schema_version": 1, "graph": {"lr": 1e999}}', "1e999 is not a finite number"),
         ('{"format": "anyaccel", "schema_version": 1, "arrays": []}', "holds no graph"),
-        ('{"format": "anyaccel", "schema_version": 1, "arrays": 3, "graph": {}}', "names None, which is no file"),
+        ('{"format": "anyaccel", "schema_version": 1, "arrays": 3, "graph": {}}', "names None, which is not a file"),
         *(
             (
                 json.dumps({"format": "anyaccel", "schema_version": 1, "arrays": [{"file": name}], "graph": {}}),
-                "no file of",
+                "not a file of",
             )
             for name in (
                 "../x.safetensors",
@@ -256,13 +256,13 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path):
         file.symlink_to(tmp_path / "elsewhere")
     except OSError:
         pytest.skip("no symbolic links here")
-    with pytest.raises(StateError, match="missing, or not a plain file"):
+    with pytest.raises(StateError, match="missing or not a regular file"):
         ModelGraph.load(tmp_path / "a")
 
 
 def test_what_is_no_folder_is_an_error(tmp_path):
     graph = trained(raw())
-    with pytest.raises(ConfigError, match=r"has no manifest.json; there is no such folder. Hint: pass the folder"):
+    with pytest.raises(ConfigError, match=r"has no manifest.json; the folder does not exist. Hint: pass the folder"):
         ModelGraph.load(tmp_path / "none")
     with pytest.raises(ConfigError, match="3 is not a folder"):
         graph.save(3)

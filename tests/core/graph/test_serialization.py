@@ -233,7 +233,7 @@ def test_a_class_with_a_configuration_must_be_allowed(table):
         f"the configuration names the class '{__name__}:Small', which is not registered; nothing was imported"
         in message
     )
-    assert "nothing was imported. Hint: if you trust it, import it: allow=[Small]" in message
+    assert "nothing was imported. Hint: if you trust it, import it and pass allow=[Small]" in message
     model = read(config, graph, allow=[Dense, Small])["a"].model
     assert (type(model), model.features, model.bias) == (Small, 3, False)
 

@@ -154,7 +154,7 @@ def test_a_folder_with_one_file_is_that_file(fs, tmp_path):
     one.save_weights(tmp_path / "v.safetensors")
     message = refused(other, tmp_path)
     assert (
-        "has several files of weights. Available: v.safetensors, w.safetensors. Hint: give the file itself" in message
+        "has several files of weights. Available: v.safetensors, w.safetensors. Hint: pass the file itself" in message
     )
     (tmp_path / "w.safetensors").rename(tmp_path / "model.safetensors")
     other.load_weights(tmp_path)
@@ -164,22 +164,20 @@ def test_a_saved_graph_is_no_file_of_weights(fs, tmp_path):
     graph = net(fs)
     graph.save(tmp_path)
     message = refused(graph, tmp_path)
-    assert (
-        "is a saved graph or a checkpoint, not a file of weights. Hint: load all of it with ModelGraph.load(" in message
-    )
+    assert "is a saved graph or a checkpoint, not a weight file. Hint: load all of it with ModelGraph.load(" in message
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{}", "is no index of shards: KeyError: 'weight_map'"),
-        ("[", "is no index of shards: JSONDecodeError"),
+        ("{}", "is not an index of shards: KeyError: 'weight_map'"),
+        ("[", "is not an index of shards: JSONDecodeError"),
         (
             '{"weight_map": {"0.weight": "../../etc/passwd.safetensors"}}',
-            "is no index of shards: ValueError: weight_map",
+            "is not an index of shards: ValueError: weight_map",
         ),
-        ('{"weight_map": {"0.weight": 3}}', "is no index of shards: ValueError: weight_map is {'0.weight': 3}"),
-        ('{"weight_map": {"0.weight": "a.safetensors"}}', "names 'a.safetensors', which is not there. Hint: copy or"),
+        ('{"weight_map": {"0.weight": 3}}', "is not an index of shards: ValueError: weight_map is {'0.weight': 3}"),
+        ('{"weight_map": {"0.weight": "a.safetensors"}}', "names 'a.safetensors', which is missing. Hint: copy or"),
         ('{"weight_map": {"nope": "w.safetensors"}}', "and its shards differ in 0.bias, 0.weight, "),
     ],
 )
@@ -459,5 +457,5 @@ def test_floats_of_8_bits_are_named_and_refused(tmp_path):
     with path.open("rb") as stream:
         entry = tensor_file.contents(stream, path.stat().st_size)["w"]
     assert (entry.dtype, entry.shape, entry.nbytes, entry.begin) == ("float8_e4m3fn", (2,), 2, 8 + len(header))
-    with pytest.raises(StateError, match=r"float8_e4m3fn, which NumPy lacks\. Hint: convert them"):
+    with pytest.raises(StateError, match=r"float8_e4m3fn, which NumPy does not support\. Hint: convert them"):
         weight_files.read(path)

@@ -1,4 +1,4 @@
-"""The state of callbacks: what goes on from it equals what was never broken off."""
+"""The state of callbacks: what resumes from it equals what was never broken off."""
 
 from __future__ import annotations
 

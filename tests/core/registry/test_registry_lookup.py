@@ -1,4 +1,4 @@
-"""Registry: which backend serves what, who owns an object, and the errors where there is none."""
+"""Registry: which backend serves what, who owns an object, but the errors where there is not a table."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def test_a_graph_goes_on_from_a_checkpoint(data, tmp_path):
     graph_of(data).run(checkpointed(tmp_path, 2), progress="none")
     resumed = graph_of(data).run(checkpointed(tmp_path, 4), progress="none", resume="auto")
     np.testing.assert_array_equal(resumed.loss, whole.loss)
-    with pytest.raises(PhaseError, match=r"has checkpoints of an earlier run.*go on from them"):
+    with pytest.raises(PhaseError, match=r"has checkpoints of an earlier run.*resume from them"):
         graph_of(data).run(checkpointed(tmp_path, 4), progress="none")
 
 
@@ -229,7 +229,7 @@ def test_of_several_phases_those_with_a_checkpoint_go_on(data, tmp_path):
 
 @pytest.mark.parametrize("phases", [1, 2])
 def test_without_any_checkpoint_there_is_nothing_to_go_on_from(phases, data):
-    with pytest.raises(PhaseError, match=r"phase 't' has no checkpoint to go on from\. Hint: write TrainPhase"):
+    with pytest.raises(PhaseError, match=r"phase 't' has no checkpoint to resume from\. Hint: write TrainPhase"):
         graph_of(data).run(*[train()] * phases, progress="none", resume="auto")
     with pytest.raises(PhaseError, match=r"unknown resume='on'\. Available: 'auto', 'never'"):
         graph_of(data).run(*[train()] * phases, progress="none", resume="on")

@@ -218,7 +218,7 @@ def changed(folder, change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda it: it.update(kind="other"), r"are not saved results\. Available: eval, (fit, )?train\. Hint: give"),
+        (lambda it: it.update(kind="other"), r"are not saved results\. Available: eval, (fit, )?train\. Hint: pass"),
         (lambda it: it.pop("kind"), r"are not saved results"),
         (lambda it: it.pop("fields"), r"the saved results are malformed: KeyError: 'fields'"),
         (lambda it: it["fields"].update(new=1), r"the saved results are malformed: ArgumentError: .*'new'"),
@@ -228,7 +228,7 @@ def changed(folder, change):
         (lambda it: it["fields"]["rows"]["fs"].update(table="none"), r"saved rows are malformed: KeyError: 'none'"),
         (lambda it: it["fields"].update(events=[{"kind": "odd"}]), r"the saved results are malformed: ArgumentError"),
         (lambda it: it["fields"].update(started="then"), r"the saved results are malformed: ValueError"),
-        (lambda it: it["fields"].update(seconds={"$": "odd"}), r"is not a value as it was saved"),
+        (lambda it: it["fields"].update(seconds={"$": "odd"}), r"is not a saved value"),
     ],
 )
 def test_a_malformed_folder_is_told(change, message, experiment, tmp_path):

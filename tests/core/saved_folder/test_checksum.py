@@ -40,5 +40,5 @@ def test_a_folder_is_read_with_the_other_one(tmp_path, monkeypatch, order):
     contents = bytearray(file.read_bytes())
     contents[-9] ^= 4
     file.write_bytes(contents)
-    with pytest.raises(StateError, match="tensor a is not as it was written"):
+    with pytest.raises(StateError, match="tensor a differs from what was written"):
         saved_folder.read(tmp_path, "graph")

@@ -247,20 +247,20 @@ def tensor(begin, end, shape=(1,), dtype="F32"):
 @pytest.mark.parametrize(
     ("contents", "message"),
     [
-        (b"", "it is no file of safetensors"),
-        (b"\xff" * 8, "it is no file of safetensors"),
+        (b"", "it is not a safetensors file"),
+        (b"\xff" * 8, "it is not a safetensors file"),
         (file_of({"a": tensor(0, 4), "b": tensor(0, 4)}, bytes(4)), "the tensors overlap, or do not fill the file"),
         (file_of({"a": tensor(0, 4), "b": tensor(2, 6)}, bytes(6)), "the tensors overlap, or do not fill the file"),
         (file_of({"a": tensor(4, 8)}, bytes(8)), "the tensors overlap, or do not fill the file"),
         (file_of({"a": tensor(0, 4)}, bytes(8)), "the tensors overlap, or do not fill the file"),
         (file_of({"a": tensor(0, 2**40, (2**38,))}, bytes(8)), "the tensors overlap, or do not fill the file"),
-        (file_of({"a": tensor(0, 4, (2**40,))}, bytes(4)), "has not as many bytes as its shape says"),
+        (file_of({"a": tensor(0, 4, (2**40,))}, bytes(4)), "has a size that does not match its shape"),
         (file_of({"a": tensor(0, 0, (2**62, 2**62, 0))}, b""), "does not fit into memory"),
-        (file_of({"a": tensor(0, 4, (1,) * 40)}, bytes(4)), "is no tensor"),
+        (file_of({"a": tensor(0, 4, (1,) * 40)}, bytes(4)), "is not a tensor"),
         (file_of({"a": tensor(0, 4, dtype="F99")}, bytes(4)), "KeyError: 'F99'"),
-        (file_of(b'{"a": 1, "a": 2}', b""), "a key is there twice"),
+        (file_of(b'{"a": 1, "a": 2}', b""), "a key occurs twice"),
         (file_of(b"[" * 100_000, b""), "its header is malformed"),
-        (file_of(b"[]", b""), "its header is no dict"),
+        (file_of(b"[]", b""), "its header is not a dict"),
         (file_of(b'{"a": NaN}', b""), "NaN is not a finite number"),
         (file_of(b"\xff{}", b""), "its header is malformed: UnicodeDecodeError"),
     ],
@@ -282,19 +282,19 @@ def sharded(folder, change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda files: files[0]["crc32"].update(b="0" * 8), "it has other tensors than the manifest names"),
-        (lambda files: files[0]["crc32"].clear(), "it has other tensors than the manifest names"),
-        (lambda files: files[0].update(file=files[1]["file"]), "its header is not as it was written"),
-        (lambda files: files[0].update(bytes=10**15), "its size is another"),
-        (lambda files: files[0].update(header_sha256="0" * 64), "its header is not as it was written"),
-        (lambda files: files[0].update(crc32={"a0": "0" * 8}), "tensor a0 is not as it was written"),
+        (lambda files: files[0]["crc32"].update(b="0" * 8), "its tensors differ from those in the manifest"),
+        (lambda files: files[0]["crc32"].clear(), "its tensors differ from those in the manifest"),
+        (lambda files: files[0].update(file=files[1]["file"]), "its header differs from what was written"),
+        (lambda files: files[0].update(bytes=10**15), "its size differs"),
+        (lambda files: files[0].update(header_sha256="0" * 64), "its header differs from what was written"),
+        (lambda files: files[0].update(crc32={"a0": "0" * 8}), "tensor a0 differs from what was written"),
         (lambda files: files.append(files[0]), "tensor a0 is in two files"),
         *(
-            (lambda files, name=name: files[0].update(file=name), "which is no file of arrays in its folder")
+            (lambda files, name=name: files[0].update(file=name), "which is not a file of arrays in its folder")
             for name in (*NAMES, "state.safetensors", "a/state-0000000000000000.safetensors", "STATE-0.safetensors")
         ),
         *(
-            (lambda files, key=key: files[0].update({key: 3.5}), "which is no file of arrays in its folder")
+            (lambda files, key=key: files[0].update({key: 3.5}), "which is not a file of arrays in its folder")
             for key in ("file", "group", "bytes", "header_sha256", "crc32")
         ),
     ],
@@ -314,5 +314,5 @@ def test_links_are_not_followed(tmp_path, file):
         target.symlink_to(tmp_path / "elsewhere")
     except OSError:
         pytest.skip("no symbolic links here")
-    with pytest.raises((ConfigError, StateError), match=r"has no manifest.json|missing, or not a plain file"):
+    with pytest.raises((ConfigError, StateError), match=r"has no manifest.json|missing or not a regular file"):
         saved_folder.read(folder, "graph")

@@ -124,7 +124,7 @@ def test_arrays_stay_as_they_are_when_the_folder_goes(tmp_path):
         ({"z": np.array(["a"])}, "safetensors has no dtype <U1"),
         ({"z": np.array([object()])}, "safetensors has no dtype object"),
         ({"__metadata__": np.ones(2)}, "no tensor can be called '__metadata__'"),
-        ({"\ud800": np.ones(2)}, r"a name of a tensor is no text: '\\ud800'"),
+        ({"\ud800": np.ones(2)}, r"a tensor name is not text: '\\ud800'"),
     ],
 )
 def test_what_the_format_does_not_know_is_an_error_and_leaves_nothing(tmp_path, arrays, message):
@@ -143,13 +143,13 @@ def test_a_changed_tensor_is_named_with_its_file(tmp_path):
     file.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
     with pytest.raises(StateError) as raised:
         read(tmp_path)
-    problem = f"{str(file)!r} is not as it was written: tensor {name} is not as it was written; "
+    problem = f"{str(file)!r} differs from what was written: tensor {name} differs from what was written; "
     assert raised.value.problem.startswith(problem)
     file.write_bytes(whole[:-1])
-    with pytest.raises(StateError, match=r"its size is another; \d+ bytes; written: \d+"):
+    with pytest.raises(StateError, match=r"its size differs; \d+ bytes; written: \d+"):
         read(tmp_path)
     file.write_bytes(whole[:9] + b"X" + whole[10:])
-    with pytest.raises(StateError, match="its header is not as it was written"):
+    with pytest.raises(StateError, match="its header differs from what was written"):
         read(tmp_path)
     file.write_bytes(whole)
     assert_same(read(tmp_path), state())
@@ -208,7 +208,7 @@ def test_a_reader_beside_a_writer_gets_one_state_whole(tmp_path):
 def test_an_index_of_something_else_is_not_overwritten(tmp_path):
     for text in ('{"metadata": {"total_size": 3}, "weight_map": {}}', "{", "[]"):
         (tmp_path / "model.safetensors.index.json").write_text(text)
-        with pytest.raises(ConfigError, match=r"has a model.safetensors.index.json of something else. Hint: choose"):
+        with pytest.raises(ConfigError, match=r"has a model.safetensors.index.json of another program. Hint: choose"):
             saved_folder.write(tmp_path, {}, state())
         assert (tmp_path / "model.safetensors.index.json").read_text() == text
     (tmp_path / "model.safetensors.index.json").unlink()
@@ -227,7 +227,7 @@ def test_a_part_cannot_have_a_name_of_the_manifest(tmp_path, name):
 
 @pytest.mark.parametrize(
     ("part", "message"),
-    [(object(), "not JSON serializable"), (float("nan"), "not plain data"), ({1: 0, "1": 0}, "a key is there twice")],
+    [(object(), "not JSON serializable"), (float("nan"), "not plain data"), ({1: 0, "1": 0}, "a key occurs twice")],
 )
 def test_a_part_that_is_not_plain_is_an_error(tmp_path, part, message):
     with pytest.raises(ConfigError, match=message):
@@ -254,7 +254,7 @@ def test_tensors_larger_than_a_cache_are_read_and_checked_in_pieces(tmp_path, mo
     contents = bytearray(file.read_bytes())
     contents[len(contents) // 2] ^= 1
     file.write_bytes(contents)
-    with pytest.raises(StateError, match="tensor large is not as it was written"):
+    with pytest.raises(StateError, match="tensor large differs from what was written"):
         read(tmp_path)
 
 
@@ -267,5 +267,5 @@ def test_a_file_that_becomes_shorter_while_it_is_read(tmp_path, monkeypatch, pos
     (file,) = manifest.arrays_files(storage, manifest.load(storage))
     os.truncate(tmp_path / file.file, file.size - 8)
     monkeypatch.setattr(LocalStorage, "size", lambda self, name: file.size)
-    with pytest.raises(StateError, match="is not as it was written: it ends too early"):
+    with pytest.raises(StateError, match="differs from what was written: it is truncated"):
         shards.read(storage, file)

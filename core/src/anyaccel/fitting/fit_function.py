@@ -100,7 +100,7 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     """Train a model, and return it with everything needed to predict, evaluate and save.
 
     `fit` builds a ModelGraph, a TrainPhase and an Experiment, and returns them in a `FittedModel`; `code()` of it shows
-    how to write the same by hand.
+    the equivalent code.
 
     >>> import numpy as np
     >>> from anyaccel import SequentialMLP, fit
@@ -137,10 +137,11 @@ def fit(  # noqa: PLR0913 - keywords, each documented
             schedule=Schedule("cosine", steps=1000, warmup=100))`. By default `"adam"`; AdamW with a learning rate of
             0.001 for `"mlp"`.
         early_stopping: Number of epochs without a lower `val_loss` after which to stop and restore the best parameters;
-            an EarlyStopping; or False. 10 by default for `"mlp"` with a validation, else off.
+            an EarlyStopping; or False. By default 10 for `"mlp"` with a validation, otherwise off.
         preprocess: How to turn table columns into features, fitted on the training rows only. `"auto"` encodes text,
             booleans, categories and dates, fills gaps, and scales numbers and the targets of mse, mae, huber and
-            smooth_l1: losses are those of scaled targets, predictions and metrics are in the target's units. It leaves
+            smooth_l1: losses are computed on scaled targets; predictions and metrics are in the target's units. It
+                leaves
             tables of plain numbers and booleans unchanged for a model that you built. Or a scikit-learn transformer; or
             None.
         drop: Names of columns to leave out.
@@ -156,11 +157,11 @@ def fit(  # noqa: PLR0913 - keywords, each documented
             mean described for `class_weights`; if you pass both, they are multiplied.
         group: Columns whose equal values stay on the same side of the validation split; not features.
         stratify: Columns whose values are spread evenly over the validation split; True for the target.
-        framework: Framework in which `"mlp"` is built, one that `aa.devices()` lists; by default the first in
-            `anyaccel.install_hints.PREFERRED_FRAMEWORKS` that is installed and has the accelerator, else NumPy.
+        framework: Framework in which `"mlp"` is built, as listed by `aa.devices()`; by default the first in
+            `anyaccel.install_hints.PREFERRED_FRAMEWORKS` that is installed and has the accelerator, or NumPy.
         accelerator: Device to train on; `"auto"` is the best one that the model's framework can use. See `TrainPhase`.
-        seed: Seed of the random split, of the order of rows and of dropout. Set the seed of your framework to make the
-            initial parameters of your own model repeatable.
+        seed: Seed of the random split, of the order of rows and of dropout. To make the initial parameters of your own
+            model repeatable, set the seed of its framework.
         callbacks: Additional `Callback` objects.
         progress: How to show progress; see `Experiment`.
         checkpoint: Folder for checkpoints, or a Checkpoint.
@@ -206,7 +207,7 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         target = losses.targets if target is None else target
         if rows.is_asked:
             if step is not None or isinstance(features, Mapping):
-                rows.refuse("a step of its own" if step is not None else "features by the arguments of the model")
+                rows.refuse("a custom step" if step is not None else "features by the arguments of the model")
             data, features, target = rows.read(data, features, target)
         names: Any = {"features": feature_names(features, target), "target": target}
         how = Preprocessing(
@@ -285,18 +286,18 @@ def _not_finite(losses: Any, data: Any) -> PhaseError:
             wrong = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
             where = f"column {name!r} is NaN or infinite in {int(wrong.sum()):,} of {len(wrong):,} rows"
             return PhaseError(
-                f"{problem}, as {where}, the first is row {int(wrong.argmax())}",
-                hint="fill these places, or leave the rows out; on_nan='ignore' returns the model as it is",
+                f"{problem}, because {where}; the first is row {int(wrong.argmax())}",
+                hint="fill these places, or leave the rows out; on_nan='ignore' returns the model anyway",
             )
     return PhaseError(
         f"{problem}, so the model predicts nothing",
         hint="lower lr, optimizer=Optimizer('adam', lr=1e-4), or scale large numbers, scaler='standard'; "
-        "on_nan='ignore' returns the model as it is",
+        "on_nan='ignore' returns the model anyway",
     )
 
 
 def _check_batch_size(batch_size: int, given: Any) -> None:
-    """Refuse a batch size for data that come in batches, which keep the size that they have.
+    """Refuse a batch size for data that already come in batches.
 
     Raises:
         PhaseError: The batches have another size, or their size is unknown.
@@ -304,8 +305,8 @@ def _check_batch_size(batch_size: int, given: Any) -> None:
     size = getattr(given, "batch_size", None)
     if size != batch_size:
         has = "that have their own size" if size is None else f"of {size} rows"
-        problem = f"fit has batch_size={shown(batch_size)}, and the data come in batches {has}"
-        raise PhaseError(problem, hint="leave batch_size out, and set the size where the batches are made")
+        problem = f"fit has batch_size={shown(batch_size)}, but the data come in batches {has}"
+        raise PhaseError(problem, hint="leave batch_size out, and set the size where you create the batches")
 
 
 def _check_classes(graph: ModelGraph, data: FeatureSet, losses: Sequence[AppliedLoss]) -> None:
@@ -326,10 +327,10 @@ def _check_classes(graph: ModelGraph, data: FeatureSet, losses: Sequence[Applied
         n_outputs = (0, *output.shape)[loss.kwargs.get("class_axis", -1)]
         if n_outputs not in (1, len(classes)):
             raise PhaseError(
-                f"the target {name!r} has {len(classes)} classes, {listed(map(repr, classes))}, and the model gives "
-                f"{n_outputs} outputs",
-                hint=f"give the last layer {len(classes)} outputs; or give a function that makes the model: "
-                "lambda n_features, n_outputs: MODEL",
+                f"the target {name!r} has {len(classes)} classes, {listed(map(repr, classes))}, but the model "
+                f"has {n_outputs} outputs",
+                hint=f"change the last layer to {len(classes)} outputs, or pass a function that "
+                "creates the model: lambda n_features, n_outputs: MODEL",
             )
 
 
@@ -342,9 +343,9 @@ def _of_other_width(error: ShapeError, data: Any) -> ShapeError:
         return error
     width = data.spec(feature).shape[0]
     return ShapeError(
-        f"{error.problem}; preprocess= makes {width} numbers of the columns of the table",
-        hint=f"give the first layer {width} inputs; or give a function that makes the model: "
-        "lambda n_features, n_outputs: MODEL",
+        f"{error.problem}; preprocess= creates {width} numbers from the columns of the table",
+        hint=f"change the first layer to {width} inputs, or pass a function that creates "
+        "the model: lambda n_features, n_outputs: MODEL",
     )
 
 
@@ -352,7 +353,7 @@ def _split_of(validation: EvalPhase) -> str:
     if isinstance(validation.data, str):
         return validation.data
     raise PhaseError(
-        f"fit: the validation {validation.label!r} has other data, which fit does not transform as those to train on",
+        f"fit: the validation {validation.label!r} has other data, but fit transforms only the training data",
         available="the name of a split of the data",
         hint="write validation=EvalPhase('LABEL', data='SPLIT'), or validation=TABLE with metrics=[...]",
     )
@@ -364,13 +365,13 @@ def _validation(
     has_metrics = bool(metrics) or not isinstance(metrics, (list, tuple))
     if isinstance(given, EvalPhase):
         if has_metrics:
-            problem = f"fit has metrics={shown(metrics)} and a validation {given.label!r} with metrics of its own"
+            problem = f"fit has metrics={shown(metrics)} and a validation {given.label!r} with its own metrics"
             raise PhaseError(problem, hint="write EvalPhase(..., metrics=[...])")
         return given
     if prepared.validation is not None:
         return EvalPhase("validation", data=prepared.validation, metrics=metrics, losses=losses)
     if has_metrics:
-        problem = f"fit has metrics={shown(metrics)} and no validation, on which they are measured"
+        problem = f"fit has metrics={shown(metrics)} but no validation to measure them on"
         raise PhaseError(problem, hint="write validation=0.2")
     return None
 
@@ -382,6 +383,6 @@ def _stopping(given: Any, prepared: TrainingData | LabelledData) -> list[Callbac
         return [given]
     patience = arguments.integer(PhaseError, "fit: ", "early_stopping", given, 1, 8)
     if prepared.validation is None:
-        problem = f"fit has early_stopping={patience} and no validation, whose loss it monitors"
+        problem = f"fit has early_stopping={patience} but no validation loss to monitor"
         raise PhaseError(problem, hint="write validation=0.2, or early_stopping=EarlyStopping('loss')")
     return [EarlyStopping("val_loss", patience=patience, restore_best=True)]

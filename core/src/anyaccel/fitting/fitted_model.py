@@ -103,7 +103,7 @@ class FittedModel(AttributeHints):
         if len(graph.output_nodes) != 1 or len(graph.feature_sets) != 1:
             raise ConfigError(
                 f"graph {graph.label!r} has {len(graph.output_nodes)} output nodes and {len(graph.feature_sets)} "
-                "feature sets, and not one of each",
+                "feature sets, but must have one of each",
                 hint="use the graph itself: ModelGraph.load(folder), EvalPhase",
             )
         self.losses = tuple(losses) if loss is None else (AppliedLoss(loss),)
@@ -147,7 +147,7 @@ class FittedModel(AttributeHints):
         """
         treatments = [made for made in map(treatment_in, self._data.transforms) if made is not None]
         if not treatments:
-            problem = f"the columns {listed(self._columns)} were not treated: the model takes them as they are"
+            problem = f"the columns {listed(self._columns)} were not treated: the model uses them unchanged"
             raise ResultError(problem, hint="see graph for the data, and fit(..., preprocess=) for treatments")
         return TableColumns(treatments[-1].columns)
 
@@ -159,7 +159,7 @@ class FittedModel(AttributeHints):
             ResultError: The model was loaded, so it was not trained here.
         """
         if self._phase is None:
-            raise ResultError("this model was loaded, and its phase was not", hint="run a phase: model.graph.run(...)")
+            raise ResultError("this model was loaded without its phase", hint="run a phase: model.graph.run(...)")
         return self._phase
 
     def code(self) -> str:
@@ -284,11 +284,11 @@ class FittedModel(AttributeHints):
         if len(self.losses) != 1 or loss is None or has_probabilities or not targets:
             raise DataError(
                 "score measures a model with one named loss and one output, with classes or numbers as its target",
-                hint="write evaluate(data, metrics=['accuracy']) with the metrics that you mean",
+                hint="write evaluate(data, metrics=['accuracy']) with the metrics of your choice",
             )
         rows = self._rows(data)
         if not isinstance(rows, (str, Mapping)):
-            problem = f"score measures rows of a table, and {shown(data)} is read in batches"
+            problem = f"score measures rows of a table, but {shown(data)} is read in batches"
             raise DataError(problem, hint="write evaluate(data, metrics=['accuracy'])")
         view = self._data.split(rows) if isinstance(rows, str) else rows[self._label].view()
         results = self._run(EvalPhase("predict", data=rows, outputs=self._node))
@@ -305,9 +305,9 @@ class FittedModel(AttributeHints):
             return loss, targets
         losses = [applied.loss.name for applied in self.losses]
         raise DataError(
-            f"{what} needs outputs that are classes, and this model was trained with {listed(losses) or 'no loss'}",
+            f"{what} needs outputs that are classes, but this model was trained with {listed(losses) or 'no loss'}",
             available=f"losses {CLASSES!r} and {YES_OR_NO!r}",
-            hint="write predict(data), or predict(data, outputs=True) for what the model gives",
+            hint="write predict(data), or predict(data, outputs=True) for the outputs of the model",
         )
 
     def _n_classes(self, loss: Loss) -> int:
@@ -368,10 +368,10 @@ class FittedModel(AttributeHints):
         encoded = [it for it in self._data.transforms if it.class_labels and set(it.results) & set(targets)]
         if encoded and (loss is None or loss.name not in (CLASSES, YES_OR_NO)):
             raise DataError(
-                f"the target {encoded[0].results[0]!r} was text, and what outputs mean is known of the losses "
-                f"{CLASSES!r} and {YES_OR_NO!r} only",
+                f"the target {encoded[0].results[0]!r} was text, but the meaning of outputs is known "
+                f"only for the losses {CLASSES!r} and {YES_OR_NO!r}",
                 available=f"its classes: {listed(encoded[0].class_labels)}",
-                hint="write predict(data, outputs=True) for what the model gives",
+                hint="write predict(data, outputs=True) for the outputs of the model",
             )
 
     def _decoded(self, values: np.ndarray, loss: Loss | None, targets: Sequence[str]) -> np.ndarray:
@@ -391,7 +391,7 @@ class FittedModel(AttributeHints):
         return self._named_classes(values, targets)
 
     def _warn_of_probabilities(self, outputs: np.ndarray, loss: Loss) -> None:
-        """Warn of a model that ends in a softmax, over which the loss and `predict_proba` compute another one."""
+        """Warn of a model that ends in a softmax, because the loss and `predict_proba` compute another softmax."""
         model = self.graph.nodes[self._node].model  # type: ignore[union-attr]  # the node of a model
         warn_of_probabilities(model, AppliedLoss(loss, on=self._node), outputs)
 
@@ -401,7 +401,7 @@ class FittedModel(AttributeHints):
         broken = np.isnan(values.reshape(len(values), -1)).any(axis=1)
         if broken.any():
             problem = f"{call}: the outputs are NaN in {int(broken.sum())} of {len(values)} rows, the first in row "
-            problem += f"{int(broken.argmax())}; {what} there mean nothing. Hint: see predict(data, outputs=True)"
+            problem += f"{int(broken.argmax())}; their {what} are meaningless. Hint: see predict(data, outputs=True)"
             warnings.warn(problem, NaNWarning, stacklevel=user_level())
 
     # -- rows ------------------------------------------------------------------------------------------------------
@@ -418,9 +418,10 @@ class FittedModel(AttributeHints):
             if not is_table(data) and not hasattr(data, "shape"):
                 if self._is_treated and not with_target:
                     problem = (
-                        f"the model was trained on a table with {listed(self._columns)}, and {shown(data)} is none"
+                        f"the model was trained on a table with {listed(self._columns)}, but {shown(data)} is not a "
+                        "table"
                     )
-                    raise DataError(problem, hint="give a data frame, a list of rows, or the path of a file")
+                    raise DataError(problem, hint="pass a data frame, a list of rows, or the path of a file")
                 return data  # a source that a phase reads
             data = new_rows(data, self._columns, with_target=with_target)
         return {self._label: transformed_like(data, self._data)}
@@ -449,14 +450,14 @@ def check_named(data: Any, splits: Iterable[str]) -> None:
     """Refuse a text that names neither a split nor a file.
 
     Raises:
-        DataError: There is no such split and no such file.
+        DataError: No such split or file exists.
     """
     is_name = isinstance(data, str) and not Path(data).suffix and not Path(data).expanduser().exists()
     if is_name and "://" not in data:
         raise DataError(
-            f"{shown(data)} is no split of the data, and no file",
+            f"{shown(data)} is neither a split of the data nor a file",
             available=listed(map(repr, (*splits, "all"))),
-            hint=did_you_mean(data, (*splits, "all"), "give a data frame, a list of rows, or the path of a file"),
+            hint=did_you_mean(data, (*splits, "all"), "pass a data frame, a list of rows, or the path of a file"),
         )
 
 
@@ -477,7 +478,9 @@ def _not_saved(*inputs: Any) -> Any:
     Raises:
         ConfigError: Always.
     """
-    raise ConfigError("the loss was not saved, it has no name", hint="give the loss: AppliedLoss(LOSS, on='model')")
+    raise ConfigError(
+        "the loss was not saved because it has no name", hint="pass the loss: AppliedLoss(LOSS, on='model')"
+    )
 
 
 @call_hints
@@ -517,7 +520,7 @@ def load(
     """
     part = saved_folder.part(folder, PART)
     if not isinstance(part, Mapping) or not isinstance(part.get("columns"), Mapping):
-        problem = f"{str(folder)!r} holds {shown(part)} in place of what FittedModel.save wrote"
+        problem = f"{str(folder)!r} has {shown(part)} instead of the data of FittedModel.save"
         raise ConfigError(problem, hint="pass the folder that save() wrote")
     for kind, read in extensions("fitted_models"):
         if kind in part:
@@ -531,7 +534,7 @@ def load(
     experiment = Experiment("fit", graph)
     results = part.get("results", ())
     if not isinstance(results, (list, tuple)):
-        problem = f"{str(folder)!r} holds {shown(results)} in place of results"
+        problem = f"{str(folder)!r} has {shown(results)} instead of results"
         raise ConfigError(problem, hint="pass the folder that save() wrote")
     runs: Iterable[Any] = (read_results(run, {}) for run in results)
     experiment.history.extend(runs)

@@ -68,7 +68,7 @@ class FittedModelLoss(FittedModel):
         for argument, name, kind in given:
             treatment = f"given as {argument!r}"
             if argument in self._rules.pads:
-                treatment += f", {self._rules.pads[argument]} behind the shorter rows of a batch"
+                treatment += f", {self._rules.pads[argument]} after the shorter rows of a batch"
             columns.append(TableColumn(name, kind, treatment))
         return TableColumns(columns)
 
@@ -107,7 +107,7 @@ class FittedModelLoss(FittedModel):
         classes = self._rules.classes()
         rows, _, _ = rows_for(self._rules, self.inputs, self._chosen(data), self._node, with_labels=True)
         if not isinstance(rows, FeatureSet):
-            problem = f"score measures rows of a table, and {shown(data)} is read in batches"
+            problem = f"score measures rows of a table, but {shown(data)} is read in batches"
             raise DataError(problem, hint="write evaluate(data, metrics=['accuracy'])")
         labels = rows.array(next(iter(self.inputs.labels)))
         return accuracy(classes[labels.reshape(-1)], self.predict(data))
@@ -162,8 +162,8 @@ class FittedModelLoss(FittedModel):
         if isinstance(data, str) and data not in self._data.splits and " " in data:
             columns = [*self.inputs.inputs.values()]
             raise DataError(
-                f"{shown(data)} is text, and {self._rules.name} takes {listed(map(repr, columns))}",
-                hint=f"give the numbers of its tokenizer by column: {{{columns[0]!r}: [...]}}",
+                f"{shown(data)} is text, but {self._rules.name} takes {listed(map(repr, columns))}",
+                hint=f"pass the numbers of its tokenizer by column: {{{columns[0]!r}: [...]}}",
             )
         check_named(data, self._data.splits)
         return data
@@ -209,8 +209,8 @@ def load_model_loss(folder: Any, part: Mapping[str, Any], *, models: Any, **sett
         library = load(MODEL_LIBRARIES, saved["package"])
         if library is None:
             raise ConfigError(
-                f"{str(folder)!r} holds a model of {saved['package']}, of which no installed distribution knows",
-                hint="give the model: load(folder, models={'model': model})",
+                f"{str(folder)!r} contains a model of {saved['package']}, but no installed distribution supports it",
+                hint="pass the model: load(folder, models={'model': model})",
             )
         models = {"model": library.built(config)}
     graph = ModelGraph.load(folder, models=models, **settings)
@@ -227,7 +227,7 @@ extend("fitted_models", ("model_loss", load_model_loss))
 
 
 def _without_padding(values: Any, rows: Any) -> Any:
-    """Return outputs with NaN in the padding of each row, if their length is that of the longest row."""
+    """Return outputs with NaN in the padding of each row, if their length equals the longest row."""
     if not isinstance(rows, FeatureSet):
         return values
     if isinstance(values, dict):

@@ -102,7 +102,7 @@ def labelled_data(
         if isinstance(validation, (Real, str)):
             raise PhaseError(
                 f"validation={validation!r} of a source of batches, which cannot be split",
-                hint="give the source of the validation: validation=other_loader",
+                hint="pass the source of the validation: validation=other_loader",
             )
         source, has_counts = labelled_source(rules, wired, data)
         other: Any = None
@@ -121,7 +121,7 @@ def labelled_data(
     has_table_to_check = not (validation is None or by_name or isinstance(validation, Real) or own_rows is not None)
     if has_table_to_check and is_streamed(validation):
         problem = f"validation={shown(validation)} does not fit a table"
-        raise PhaseError(problem, hint="give a share of the rows, or another table: validation=0.2")
+        raise PhaseError(problem, hint="pass a fraction of the rows, or another table: validation=0.2")
     parts = [base, validation] if has_table_to_check else [base]
     (made, *others), has_counts = labelled_sets(rules, wired, parts)
     for name, view in base.splits.items() if is_set else ():
@@ -170,11 +170,11 @@ def _check_one_table(data: Any, validation: Any) -> None:
         raise DataError(
             f"the data are {len(data)} data sets by name",
             available=listed(data),
-            hint=f"give one: fit(model, data[{first!r}], validation=data[{second!r}], ...)",
+            hint=f"pass one: fit(model, data[{first!r}], validation=data[{second!r}], ...)",
         )
     is_set = isinstance(data, (FeatureSet, FeatureSetView))
     if isinstance(validation, str) and not is_set and not Path(validation).exists():
-        problem = f"validation={shown(validation)} names a split, and the data have none"
+        problem = f"validation={shown(validation)} names a split, but the data have no splits"
         raise PhaseError(problem, hint="write validation=0.2")
 
 
@@ -204,8 +204,8 @@ def _first_batch(data: Any) -> Mapping[str, Any]:
     by_number = _gives_rows(data)
     if hasattr(data, "__next__"):
         raise SourceError(
-            f"a {type(data).__name__} can be read once, and fit reads the first batch for the names of its columns",
-            hint="give what makes it: a loader, a list of batches, or a generator function",
+            f"a {type(data).__name__} can be read only once, but fit reads its first batch for the names of columns",
+            hint="pass a loader, a list of batches, or a generator function instead",
         )
     states = RandomStates(data)
     before = states.states(frameworks=True)
@@ -216,23 +216,23 @@ def _first_batch(data: Any) -> Mapping[str, Any]:
         raise DataError(
             f"{shown(data)} is not data that a model can be fitted to",
             available="a data frame, a mapping of lists, a data set, a FeatureSet, a loader with dicts as batches",
-            hint="give a dict: {'COLUMN': rows}",
+            hint="pass a dict: {'COLUMN': rows}",
         ) from error
     finally:
         states.load(before)
     if first is None:
-        raise SourceError("the data have no batch at all", hint="pass data with at least one row")
+        raise SourceError("the data have no batches", hint="pass data with at least one row")
     if isinstance(data, list) and isinstance(first, (list, Real)):
         problem = (
-            "a list of numbers has no names of columns, and a model that computes its own loss takes its inputs by name"
+            "a list of numbers has no names of columns, but a model that computes its own loss takes its inputs by name"
         )
-        raise ColumnError(problem, hint="give a dict: {'COLUMN': rows}")
+        raise ColumnError(problem, hint="pass a dict: {'COLUMN': rows}")
     if not isinstance(first, Mapping):
         if isinstance(first, (list, tuple)) and any(map(are_dicts, first)):
             raise dicts_for_rows(f"the first {'row' if by_number else 'batch'}")
         raise ColumnError(
             f"the first {'row' if by_number else 'batch'} is a {type(first).__name__}, and {NAMED}",
-            hint="let the collate function return a dict: {'COLUMN': tensor}",
+            hint="return a dict from the collate function: {'COLUMN': tensor}",
         )
     return first
 
@@ -241,31 +241,31 @@ def wire(rules: ModelLoss, names: Sequence[str], features: Features, target: Nam
     """Match columns with arguments by name.
 
     Raises:
-        ColumnError: There is no column for labels, for a required input, or for any argument.
+        ColumnError: No column exists for labels, for a required input, or for any argument.
     """
     targets = names_of(target)
     by_argument = features if isinstance(features, Mapping) else {name: name for name in names_of(features)}
     several = next((argument for argument, columns in by_argument.items() if len(names_of(columns)) != 1), None)
     if several is not None:
         raise ColumnError(
-            f"features={shown(features)} give several columns as {several!r}, and {rules.name} takes each by itself",
+            f"features={shown(features)} name several columns for {several!r}, but {rules.name} takes each separately",
             hint=f"name one: features={{{several!r}: 'COLUMN'}}",
         )
     chosen = {argument: names_of(columns)[0] for argument, columns in by_argument.items()}
     for name in (*chosen.values(), *targets):
         if name not in names:
-            raise ColumnError(f"there is no column {name!r}", available=listed(names), hint="correct the name")
+            raise ColumnError(f"no column is called {name!r}", available=listed(names), hint="correct the name")
     for name in chosen:
         if name not in rules.arguments:
             raise ColumnError(
-                f"the feature {name!r} is no argument of {rules.name}",
+                f"the feature {name!r} is not an argument of {rules.name}",
                 available=listed(name for name in rules.arguments if name not in rules.labels),
-                hint=f"say which it is: features={{'ARGUMENT': {chosen[name]!r}}}",
+                hint=f"name the argument: features={{'ARGUMENT': {chosen[name]!r}}}",
             )
     if targets and not set(targets) & set(rules.labels):
         if len(targets) > 1:
             raise ColumnError(
-                f"target={list(targets)} are several columns, and none has the name of labels of {rules.name}",
+                f"target={list(targets)} are several columns, but none is named like the labels of {rules.name}",
                 available=listed(rules.labels),
                 hint="rename the columns to these names",
             )
@@ -284,7 +284,7 @@ def wire(rules: ModelLoss, names: Sequence[str], features: Features, target: Nam
     missing = [name for name in rules.required if name not in (*inputs, *labels)]
     if missing:
         raise ColumnError(
-            f"{rules.name} needs the input {missing[0]!r}, and no column is called so",
+            f"{rules.name} needs the input {missing[0]!r}, but no column has this name",
             available=listed(names),
             hint=f"rename the column to {missing[0]!r}",
         )
@@ -351,7 +351,7 @@ def _columns(
                 raise rules.no_numbers(argument, name, data[name])
         table = _arrow(data, wanted.values())
     if not len(table[next(iter(wanted.values()))]):
-        raise DataError("the data have no rows", hint="give a table with at least one row")
+        raise DataError("the data have no rows", hint="pass a table with at least one row")
     columns: dict[str, Any] = {}
     for argument, name in wanted.items():
         column = table[name]
@@ -400,16 +400,16 @@ def _arrow(data: Any, names: Iterable[str] | None) -> Mapping[str, Any]:
             raise DataError(
                 f"the {type(data).__name__} cannot be read as a table: {error}",
                 available="a data frame, a mapping of lists, a data set of Hugging Face, a path, an Arrow table",
-                hint="give a dict: {'COLUMN': rows}",
+                hint="pass a dict: {'COLUMN': rows}",
             ) from error
     there = list(data if is_columns else data.column_names)
     wanted = there if names is None else list(dict.fromkeys(names))
     missing = [name for name in wanted if name not in there]
     if missing:
         raise ColumnError(
-            f"there is no column {missing[0]!r}",
+            f"no column is called {missing[0]!r}",
             available=listed(there),
-            hint="give a table with the columns that the model was trained with",
+            hint="pass a table with the columns that the model was trained with",
         )
     columns = {
         name: tag_column(name, _numpy_rows(name, data[name])) if is_columns else data.column(name) for name in wanted
@@ -479,8 +479,8 @@ def _pad(rules: ModelLoss, wired: InputColumns, argument: str) -> Pad:
         return Pad(rules.pads[argument])
     name = {**wired.inputs, **wired.labels}.get(argument, argument)
     raise ColumnError(
-        f"the rows of {name!r} differ in length, and nothing says what fills the places behind shorter ones",
-        hint=f"give a FeatureSet: FeatureSet.from_dict('data', table, [...], [...], pad={{{name!r}: 0}})",
+        f"the rows of {name!r} differ in length, and no padding value is set",
+        hint=f"pass a FeatureSet: FeatureSet.from_dict('data', table, [...], [...], pad={{{name!r}: 0}})",
     )
 
 
@@ -559,7 +559,7 @@ class LabelledBatches:
         missing = [name for name in self.columns.values() if name not in columns]
         if missing:
             raise ColumnError(
-                f"{where} has no {missing[0]!r}", available=listed(columns), hint="give the same columns in each"
+                f"{where} has no {missing[0]!r}", available=listed(columns), hint="use the same columns in each"
             )
         taken = {argument: self._with_integers(name, columns[name]) for argument, name in self.columns.items()}
         if self.makes_mask:
@@ -616,20 +616,20 @@ def labelled_source(
     """
     if isinstance(data, Source):
         raise SourceError(
-            f"the data are a {type(data).__name__}, and columns are added for what counts in the loss",
-            hint="give what the source was made of: a loader, a data set, a list of batches",
+            f"the data are a {type(data).__name__}, but columns must be added for the weights of the loss",
+            hint="pass the loader, data set or list of batches instead of the source",
         )
     first = _first_batch(data)
     columns = wired.columns_in(list(first), rules, with_labels=with_labels)
     missing = [name for name in columns.values() if name not in first]
     if missing:
-        raise ColumnError(f"there is no column {missing[0]!r}", available=listed(first), hint="correct the name")
+        raise ColumnError(f"no column is called {missing[0]!r}", available=listed(first), hint="correct the name")
     for argument, name in wired.labels.items():
         if with_labels and name in wired.inputs.values():
             raise ColumnError(
-                f"target={name!r} is an input, and labels are not made of the batches of a loader",
+                f"target={name!r} is an input, but labels are not created from the batches of a loader",
                 available=listed(first),
-                hint=f"let its collate function add them: batch[{argument!r}] = ...",
+                hint=f"add them in its collate function: batch[{argument!r}] = ...",
             )
     by_row = _gives_rows(data)
     arrays: dict[str, np.ndarray] = {}

@@ -48,9 +48,9 @@ class RangeTest:
 
     @property
     def suggestion(self) -> float:
-        """Rate at which the losses fall fastest over the logarithm of the rate, before the lowest loss.
+        """Rate with the steepest decrease of the losses over the logarithm of the rate, before the lowest loss.
 
-        Each slope is that of a straight line through a sixth of the losses. The losses are not smoothed, as smoothing
+        Each slope comes from a straight line through a sixth of the losses. The losses are not smoothed, as smoothing
         would delay them.
         """
         width = max(_FEWEST // 2, len(self.rates) // 6)
@@ -61,7 +61,7 @@ class RangeTest:
 
     @property
     def lowest(self) -> float:
-        """Rate at which the smoothed loss is lowest; choose a rate below it."""
+        """Rate with the lowest smoothed loss; choose a rate below it."""
         return float(self.rates[int(np.argmin(self.smoothed))])
 
     def plot(self, ax: Any = None) -> Any:
@@ -180,9 +180,9 @@ class _Watch(Callback):
     def result(self, rates: np.ndarray) -> RangeTest:
         n = len(self._losses)
         if n < _FEWEST:
-            why = self._reason or "the phase has given no more"
-            hint = "begin with a smaller min_lr, or look at the losses of a plain phase for NaN and infinity"
-            raise ResultError(f"the range test has {n} losses, which is too few: {why}", hint=hint)
+            why = self._reason or "the phase has no more"
+            hint = "start with a smaller min_lr, or check the losses of a normal phase for NaN and infinity"
+            raise ResultError(f"the range test has {n} losses, which are too few: {why}", hint=hint)
         return RangeTest(
             rates=rates[:n],
             losses=np.array(self._losses),
@@ -194,7 +194,7 @@ class _Watch(Callback):
 def _check(graph: Any, phase: Any, min_lr: Any, max_lr: Any) -> None:
     if not isinstance(graph, ModelGraph):
         problem = f"{_WHERE}graph must be a ModelGraph, got {type(graph).__name__}"
-        raise PhaseError(problem, hint="write find_learning_rate(graph, phase); of an Experiment, give its .graph")
+        raise PhaseError(problem, hint="write find_learning_rate(graph, phase); for an Experiment, pass its .graph")
     if not isinstance(phase, TrainPhase):
         problem = f"{_WHERE}phase must be a TrainPhase, got {type(phase).__name__}"
         raise PhaseError(problem, hint="write TrainPhase('train', data='train', losses=[...])")
@@ -208,7 +208,7 @@ def _check(graph: Any, phase: Any, min_lr: Any, max_lr: Any) -> None:
     graph.build()
     learning = phase.learners(graph)
     if learning:
-        problem = f"{_WHERE}{', '.join(map(repr, learning))} would learn by partial_fit, and keep what it has learned"
+        problem = f"{_WHERE}{', '.join(map(repr, learning))} would learn by partial_fit, and this cannot be undone"
         raise PhaseError(problem, hint=f"freeze it for the test: graph.freeze({learning[0]!r})")
 
 

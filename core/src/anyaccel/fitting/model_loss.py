@@ -70,7 +70,7 @@ class ModelLoss:
         """Return the error for data without labels."""
         column = next((name for name in columns if name not in self.arguments), "COLUMN")
         return ColumnError(
-            f"{self.name} computes its own loss with {listed(map(repr, self.labels))}, and no column is called so",
+            f"{self.name} computes its own loss with {listed(map(repr, self.labels))}, but no column has this name",
             available=listed(columns),
             hint=f"name the column: target={column!r}",
         )
@@ -79,7 +79,7 @@ class ModelLoss:
         """Return the error for data without a column named like an input."""
         inputs = [name for name in self.arguments if name not in self.labels]
         return ColumnError(
-            f"no column has the name of an input of {self.name}",
+            f"no column is named like an input of {self.name}",
             available=f"its inputs: {listed(inputs)}; columns: {listed(columns)}",
             hint="rename columns to the names of the model's inputs",
         )
@@ -90,15 +90,15 @@ class ModelLoss:
         if are_dicts(values):
             return dicts_for_rows(f"column {column!r}, the input {argument!r} of {self.name},")
         return ColumnError(
-            f"column {column!r}, the input {argument!r} of {self.name}, holds no numbers but {kind}",
-            hint="convert it to numbers before",
+            f"column {column!r}, the input {argument!r} of {self.name}, contains {kind} instead of numbers",
+            hint="convert it to numbers first",
         )
 
     def nothing_counts(self, column: str, rows: np.ndarray | None, where: Any) -> DataError:
-        """Return the error for labels none of which counts: in rows [m] of `where` rows, or in `where`, as text."""
+        """Return the error for labels that are all ignored: in rows [m] of `where` rows, or in `where`, as text."""
         place = where if rows is None else f"row {rows[0]}, one of {len(rows)} such rows of {where},"
         return DataError(
-            f"no label in {column!r} counts in {place}: the mean over nothing is 0/0",
+            f"all labels in {column!r} are ignored in {place} and their mean would be 0/0",
             hint="leave these rows out",
         )
 
@@ -160,8 +160,8 @@ class ModelLoss:
             PhaseError: The model does not declare itself a classifier.
         """
         raise PhaseError(
-            f"nothing says that the outputs of {self.name} are scores of classes",
-            hint="see predict(data, outputs=True) for what it gives",
+            f"the outputs of {self.name} are not known to be scores of classes",
+            hint="use predict(data, outputs=True) for its outputs",
         )
 
     def get_config(self) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def dicts_for_rows(what: str) -> ColumnError:
     """Return the error for data with a dict for each row, as detectors take them."""
     return ColumnError(
         f"{what} has a dict for each row",
-        cause="a model that takes lists of these, such as a detector, is no function of arrays",
+        cause="a model that takes lists of dicts, such as a detector, is not a function of arrays",
         hint="train it by a step, in a module that returns a tensor: fit(InGraph(model), data, step=step)",
     )
 
@@ -222,9 +222,9 @@ def model_loss(model: Any) -> ModelLoss | None:
     rules = library(model)
     if not rules.labels:
         raise PhaseError(
-            f"{rules.name} computes no loss: its call takes no labels",
+            f"{rules.name} does not compute a loss: its call takes no labels",
             available=listed(rules.arguments),
-            hint="take one of its library with a head for the task, or write loss=",
+            hint="use a model of its library with a head for the task, or set loss=",
         )
     return rules  # type: ignore[no-any-return]
 
@@ -257,7 +257,7 @@ def refuse_table_settings(
         settings[name] = None if isinstance(value, str) and value == "auto" else value
     for name, value in settings.items():
         if value is not None:
-            problem = f"fit has {name}={shown(value)}, and {rules.name} takes its inputs as they are"
+            problem = f"fit has {name}={shown(value)}, but {rules.name} uses its inputs unchanged"
             raise PhaseError(problem, hint=f"leave {name} out")
 
 

@@ -59,7 +59,7 @@ class RowColumns:
             named = {"sample_weight": self._sample_weight, "class_weights": self._class_weights}
             named |= {"group": self._group, "stratify": self._stratify}
             name = next(name for name, value in named.items() if value is not None)
-            raise PhaseError(f"fit has {name}=, and {why}", hint=f"leave {name}= out")
+            raise PhaseError(f"fit has {name}=, but {why}", hint=f"leave {name}= out")
 
     def read(self, data: Any, features: Names, target: Names) -> tuple[Any, Names, Names]:
         """Return the data with the names of the features, without the columns of weights and groups.
@@ -81,7 +81,7 @@ class RowColumns:
                 raise no_column(LABEL, name, there)
         wrong = [name for name in apart if name in self._target]
         if wrong:
-            problem = f"column {wrong[0]!r} is the target, and named in sample_weight= or group="
+            problem = f"column {wrong[0]!r} is the target, but is also named in sample_weight= or group="
             raise ColumnError(problem, hint="name another column")
         if apart:
             of_data = there if is_table(data) else data.features
@@ -100,11 +100,11 @@ class RowColumns:
             return validation
         if not isinstance(validation, Real) or isinstance(validation, bool) or not 0 < float(validation) < 1:
             name = "group" if self._stratify is None else "stratify"
-            problem = f"fit has {name}= and validation={shown(validation)}, and no share of the rows to split off"
+            problem = f"fit has {name}= and validation={shown(validation)}, but no fraction of the rows to split off"
             raise PhaseError(problem, hint=f"write validation=0.2, or leave {name}= out")
         strata = self._target if self._stratify is True else names_of(self._stratify)
         if self._stratify is True and not strata:
-            raise PhaseError("fit has stratify=True and no name of a target", hint="write stratify='COLUMN'")
+            raise PhaseError("fit has stratify=True but no named target", hint="write stratify='COLUMN'")
         groups, data = names_of(self._group), self._data
         if is_table(data):
             names = list(dict.fromkeys((*strata, *groups)))
@@ -134,7 +134,7 @@ class RowColumns:
         by_class = self._by_class(data, train, losses)
         weights = self._of_rows(data, self._data, "the data") * self._of_classes(data, by_class)
         if not weights[train].any():
-            raise PhaseError("fit: the weights of all rows to train on are 0", hint="give some a positive weight")
+            raise PhaseError("fit: the weights of all training rows are 0", hint="set a positive weight for some rows")
         column = _WEIGHTS
         while column in data.columns:
             column += "_"
@@ -155,8 +155,8 @@ class RowColumns:
             return tuple(losses)
         named = [loss for loss in losses if loss.sample_weight is not None]
         if named:
-            problem = "fit has weights, and a loss with sample_weight= of its own"
-            raise PhaseError(problem, hint="give the weights in one of the two")
+            problem = "fit has weights, but its loss also has sample_weight="
+            raise PhaseError(problem, hint="set the weights in only one of them")
         return tuple(
             AppliedLoss(
                 loss.loss,
@@ -193,18 +193,18 @@ class RowColumns:
         else:
             where, values = "sample_weight=", np.asarray(weights)
             if what != "the data":
-                problem = "fit has sample_weight= as an array, and a validation of other rows, whose weights it has not"
+                problem = "fit has sample_weight= as an array, but the weights of the other validation rows are missing"
                 raise PhaseError(problem, hint="name a column that both have: sample_weight='COLUMN'")
         if values.shape != (len(data),):
             raise PhaseError(
                 f"fit: {where} of shape {list(values.shape)} has no weight for each of {len(data)} rows",
-                hint="give one number for each row",
+                hint="pass one number per row",
             )
         try:
             values = values.astype(np.float64)
         except (TypeError, ValueError) as error:
             raise PhaseError(
-                f"fit: {where} has weights that are no numbers", hint="give numbers of 0 or more"
+                f"fit: {where} has weights that are not numbers", hint="use numbers of 0 or more"
             ) from error
         wrong = ~(np.isfinite(values) & (values >= 0))
         if wrong.any():
@@ -212,7 +212,7 @@ class RowColumns:
             raise PhaseError(
                 f"fit: {where} has {int(wrong.sum())} weights of {what} that are negative, infinite or missing, the "
                 f"first in row {row}: {values[row]}",
-                hint="give numbers of 0 or more",
+                hint="use numbers of 0 or more",
             )
         return values
 
@@ -226,9 +226,9 @@ class RowColumns:
         if not is_classes or len(data.targets) != 1 or data.array(data.targets[0]).ndim > 1:
             name = "several losses" if loss is None else f"the loss {loss.name!r}"
             raise PhaseError(
-                f"fit has class_weights={shown(asked)}, and {name}, which has no classes",
+                f"fit has class_weights={shown(asked)}, but {name} has no classes",
                 available=f"class_weights for one target and loss={_CLASSES!r} or {_YES_OR_NO!r}",
-                hint="give the weight of each row instead: sample_weight='COLUMN'",
+                hint="set the weight of each row instead: sample_weight='COLUMN'",
             )
         codes = class_codes(data)
         names = data.inverse(np.arange(max(2, int(codes.max()) + 1)), data.targets).tolist()
@@ -243,9 +243,9 @@ class RowColumns:
             unknown = [name for name in asked if name not in names]
             if unknown:
                 raise PhaseError(
-                    f"fit: class_weights has a weight for {unknown[0]!r}, which is no class of {data.targets[0]!r}",
+                    f"fit: class_weights has a weight for {unknown[0]!r}, which is not a class of {data.targets[0]!r}",
                     available=listed(map(repr, names)),
-                    hint="use the classes as they are in the target: class_weights={CLASS: 2.0}",
+                    hint="use the classes of the target: class_weights={CLASS: 2.0}",
                 )
             values = [asked.get(name, 1.0) for name in names]
         else:
@@ -256,12 +256,12 @@ class RowColumns:
                 raise PhaseError(
                     f"fit: class_weights={shown(asked)} has no weight for each of {len(names)} classes",
                     available=f"classes in order: {listed(map(repr, names))}",
-                    hint="give a number for each, or class_weights={CLASS: 2.0}",
+                    hint="pass a number for each, or class_weights={CLASS: 2.0}",
                 )
         wrong = [value for value in values if not (isinstance(value, Real) and 0 <= float(value) < math.inf)]
         if wrong:
-            problem = f"fit: class_weights has {shown(wrong[0])}, which is no weight"
-            raise PhaseError(problem, hint="give numbers of 0 or more")
+            problem = f"fit: class_weights has {shown(wrong[0])}, which is not a weight"
+            raise PhaseError(problem, hint="use numbers of 0 or more")
         return np.array(values, np.float64)
 
     def _of_classes(self, data: FeatureSet, by_class: np.ndarray | None) -> np.ndarray:
@@ -277,6 +277,6 @@ def class_codes(data: FeatureSet) -> np.ndarray:
     values = data.array(data.targets[0])
     codes = values.astype(np.int64)
     if values.ndim != 1 or (codes != values).any() or codes.min() < 0:
-        problem = f"fit has class_weights=, and the target {data.targets[0]!r} has other values than numbers of classes"
-        raise PhaseError(problem, hint="give the weight of each row instead: sample_weight='COLUMN'")
+        problem = f"fit has class_weights=, and the target {data.targets[0]!r} has values other than class numbers"
+        raise PhaseError(problem, hint="set the weight of each row instead: sample_weight='COLUMN'")
     return codes

@@ -50,7 +50,7 @@ class TableColumns(Sequence[TableColumn]):
         """Return the column at a position or with a name.
 
         Raises:
-            ColumnError: There is no column with this name.
+            ColumnError: No column has this name.
         """
         if not isinstance(key, str):
             return self._columns[key]  # type: ignore[return-value]

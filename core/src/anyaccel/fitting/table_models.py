@@ -71,17 +71,21 @@ class TableModel:
             raise PhaseError(
                 f"fit has no model called {model!r}",
                 available=", ".join(NAMES),
-                hint=did_you_mean(model, NAMES, "write 'mlp', or give a model of a framework"),
+                hint=did_you_mean(model, NAMES, "write 'mlp', or pass a model of a framework"),
             )
         is_estimator = all(hasattr(model, name) for name in ("fit", "get_params", "set_params"))
         if is_estimator and not hasattr(model, "partial_fit"):
             kind = model.__name__ if isinstance(model, type) else type(model).__name__
             raise PhaseError(
-                f"fit trains a model step by step, and a {kind} is an estimator that learns at once",
-                hint="call its own fit, estimator.fit(x, y); in a graph beside networks it learns by FitPhase(...)",
+                f"fit trains a model step by step, but a {kind} is an estimator that learns in one call",
+                hint="call its own fit, estimator.fit(x, y); in a graph with networks, use FitPhase(...)",
             )
         if framework is not None and not self.embeds:
-            what = "a function, which makes models of its own framework" if self.is_sized else "a model, which has one"
+            what = (
+                "a function that creates models of its own framework"
+                if self.is_sized
+                else ("a model, which already has a framework")
+            )
             problem = f"fit has framework={framework!r} and {what}"
             raise PhaseError(problem, hint="leave framework= out, or write fit('mlp', ...)")
 
@@ -96,8 +100,8 @@ class TableModel:
         widths, data = prepared.widths, prepared.data
         if widths is None or isinstance(data, Source):
             raise PhaseError(
-                f"fit makes {_named(self._model)} for the widths of a table, and these data are a source of batches",
-                hint="give the model itself, or a table",
+                f"fit creates {_named(self._model)} for the widths of a table, but these data are a source of batches",
+                hint="pass the model itself, or a table",
             )
         n_outputs = sum(losses.n_classes(name, data) or 0 for name in data.targets)
         n_outputs = n_outputs or widths.n_outputs
@@ -111,14 +115,14 @@ class TableModel:
                 raise  # the error comes from inside the function
             is_class = isinstance(self._model, type)
             raise PhaseError(
-                f"{_named(self._model)} does not take the widths of a model: {error}",
+                f"{_named(self._model)} does not accept the widths of a model: {error}",
                 cause=f"fit calls it with {widths.n_features} features and {n_outputs} outputs",
-                hint=f"give a model, {self._model.__name__}(), or lambda n_features, n_outputs: MODEL"
+                hint=f"pass a model, {self._model.__name__}(), or lambda n_features, n_outputs: MODEL"
                 if is_class
-                else "write lambda n_features, n_outputs: MODEL, or give the model itself",
+                else "write lambda n_features, n_outputs: MODEL, or pass the model itself",
             ) from error
         if made is None or isinstance(made, type):
-            problem = f"{_named(self._model)} gave {shown(made)}, and no model"
+            problem = f"{_named(self._model)} returned {shown(made)} instead of a model"
             raise PhaseError(problem, hint="return a model: lambda n_features, n_outputs: MODEL")
         return made
 
@@ -140,7 +144,7 @@ def _framework_models(framework: str | None, accelerator: Any) -> Any:
             raise PhaseError(
                 f"the backend of {framework} has no TabularMLP",
                 available=listed(sorted(backend.models())),
-                hint="choose another framework, or give a model of it",
+                hint="choose another framework, or pass a model of it",
             )
         return backend.models()
     installed = registry().frameworks
@@ -151,7 +155,7 @@ def _framework_models(framework: str | None, accelerator: Any) -> Any:
             return models
     if kind in (None, "cpu"):
         hint = install_line(distribution_for(PREFERRED_FRAMEWORKS[0]))
-        text = "fit: no framework is installed for which anyaccel has a plugin, so 'mlp' trains with NumPy on the CPU. "
+        text = "fit: no framework with an anyaccel plugin is installed, so 'mlp' trains with NumPy on the CPU. "
         warnings.warn(f"{text}Hint: {hint}, or write framework={_BUILT_IN!r}", UserWarning, stacklevel=user_level())
     return registry().computing(_BUILT_IN).models()
 

@@ -61,7 +61,7 @@ def readable(data: Any) -> Any:
     unchanged.
 
     Raises:
-        DataError: The data are no table, but can be made one.
+        DataError: The data are not a table, but can be converted to one.
     """
     kind = type(data).__name__
     if (
@@ -70,22 +70,22 @@ def readable(data: Any) -> Any:
         and all(isinstance(it, (str, bytes, Real, type(None))) for it in data.values())
     ):
         raise DataError(
-            "a dict of single values is one row, and a dict holds columns", hint="give a list of rows: [row]"
+            "a dict of single values is one row, but a dict must contain columns", hint="pass a list of rows: [row]"
         )
     if isinstance(data, list) and data and all(isinstance(row, Mapping) for row in data):
         if all(hasattr(value, "__len__") and not isinstance(value, str) for value in data[0].values()):
             return data  # batches: of rows, one has a number or a text for itself
         return {name: [row.get(name) for row in data] for name in dict.fromkeys(name for row in data for name in row)}
     if isinstance(data, list) and len(data) == 2 and all(getattr(part, "ndim", 0) for part in data):
-        raise DataError("a list [x, y] is a list of batches", hint="give a tuple: (x, y)")
+        raise DataError("a list [x, y] is a list of batches", hint="pass a tuple: (x, y)")
     names = getattr(getattr(data, "dtype", None), "names", None)
     if names:
         return {name: data[name] for name in names}
     if hasattr(data, "iloc") and not hasattr(data, "columns"):
-        problem = f"a {kind} is one column, or one row, and no table"
+        problem = f"a {kind} is a single column or row, not a table"
         raise DataError(problem, hint="write table.iloc[[0]] for a row, series.to_frame() for a column")
     if hasattr(data, "collect") and hasattr(data, "collect_schema"):
-        raise DataError(f"a {kind} has no rows yet", hint="give what it computes: frame.collect()")
+        raise DataError(f"a {kind} has no rows yet", hint="pass its result: frame.collect()")
     return data
 
 
@@ -119,7 +119,7 @@ def named_pair(data: Any, features: Names, target: Names) -> tuple[Any, Names, N
         raise ColumnError(
             f"column {next(iter(set(x) & set(y)))!r} is in both parts of the pair (x, y)",
             available=listed(x),
-            hint="rename one, or give one table and target='COLUMN'",
+            hint="rename one, or pass one table and target='COLUMN'",
         )
     return {**x, **y}, tuple(x), tuple(y)
 
@@ -190,7 +190,7 @@ def _of_one_type(data: Any) -> Any:
             counts = listed(f"{kind} in {count} rows" for kind, count in kinds.most_common())
             raise ColumnError(
                 f"column {name!r} has values of several types: {counts}",
-                hint=f"make it one type (pandas: table[{name!r}].astype(str)), or leave it out, drop=[{name!r}]",
+                hint=f"convert it to one type (pandas: table[{name!r}].astype(str)), or leave it out, drop=[{name!r}]",
             )
     return data
 
@@ -254,11 +254,11 @@ def source_of(data: Any, features: Any, target: Any) -> Source | FeatureSet:
     if hasattr(data, "shape"):
         raise DataError(
             f"an array of shape {list(data.shape)} has no names of columns",
-            hint="give (x, y), or a frame: pandas.DataFrame(array, columns=[...])",
+            hint="pass (x, y), or a frame: pandas.DataFrame(array, columns=[...])",
         )
     if isinstance(data, tuple) and all(hasattr(part, "shape") for part in data):
         raise DataError(
-            f"a tuple of {len(data)} arrays is not a table", hint="give (x, y), or a dict of arrays and target='COLUMN'"
+            f"a tuple of {len(data)} arrays is not a table", hint="pass (x, y), or a dict of arrays and target='COLUMN'"
         )
     given = {"feature": "x" if features is None else features, "target": "y" if target is None else target}
     roles = {role: names_of(names) for role, names in given.items()}
@@ -268,7 +268,7 @@ def source_of(data: Any, features: Any, target: Any) -> Source | FeatureSet:
         raise DataError(
             f"{shown(data)} is not data that a model can be fitted to",
             available="a data frame, a mapping of arrays, (x, y), a path, a FeatureSet, a loader, a data set",
-            hint="make a FeatureSet of it: FeatureSet.from_dict(...)",
+            hint="convert it to a FeatureSet: FeatureSet.from_dict(...)",
         )
     return source
 
@@ -292,7 +292,7 @@ def new_rows(data: Any, columns: Columns, *, with_target: bool = True) -> Featur
             raise DataError(
                 f"an array of shape {list(data.shape)} has no names",
                 available=listed(inputs),
-                hint="give its columns by name: {'COLUMN': array}",
+                hint="pass its columns by name: {'COLUMN': array}",
             )
         data = {inputs[0]: data}
     data, _, _ = named_pair(data, features or by_role["tag"], by_role["target"])
@@ -328,7 +328,7 @@ def _missing_columns(missing: Sequence[str], needed: Sequence[str], names: Seque
     other_case = {name.casefold(): name for name in others}
     close = {name: difflib.get_close_matches(name, others, n=1) for name in missing}
     close |= {name: [other_case[name.casefold()]] for name in missing if name.casefold() in other_case}
-    hint = f"give a table with {', '.join(map(repr, needed))}; other columns are left out"
+    hint = f"pass a table with {', '.join(map(repr, needed))}; other columns are left out"
     if all(close.values()):
         hint = f"rename columns: { ({found[0]: name for name, found in close.items()})!r}"
     what = "column is" if len(missing) == 1 else "columns are"
@@ -391,7 +391,7 @@ def _dtype(data: FeatureSet, name: str) -> str | None:
 
 
 TRAIN, VALIDATION = "train", "validation"
-_ROLES = "say so where the feature set is made: FeatureSet.from_dict(..., features=[...], target=[...])"
+_ROLES = "set them when you create the feature set: FeatureSet.from_dict(..., features=[...], target=[...])"
 
 
 @dataclass(frozen=True)
@@ -491,8 +491,8 @@ def raw_table(given: Any, features: Names | Mapping[str, Names], target: Names, 
     changed += ["embed"] if how.embed != "auto" else []
     if isinstance(features, Mapping):
         if changed or how.preprocess not in (None, "auto") or how.is_sized:
-            problem = "fit has features by the arguments of the model, and makes one input of a table that it treats"
-            raise PhaseError(problem, hint="name the features in a list, or transform the columns before")
+            problem = "fit has features by the arguments of the model, but a treated table becomes a single input"
+            raise PhaseError(problem, hint="name the features in a list, or transform the columns first")
         return given
     if not is_table(given):
         if isinstance(given, (FeatureSet, FeatureSetView)) and (how.is_sized or how.preprocess not in (None, "auto")):
@@ -501,8 +501,8 @@ def raw_table(given: Any, features: Names | Mapping[str, Names], target: Names, 
             return RawTable(data, kept, rows, given, how)
         if changed or how.preprocess not in (None, "auto"):
             what = changed[0] if changed else "preprocess"
-            problem = f"fit has {what}={shown(getattr(how, what))}, and data that are no table"
-            raise PhaseError(problem, hint="give a data frame, a mapping of arrays, or the path of a file")
+            problem = f"fit has {what}={shown(getattr(how, what))}, but the data are not a table"
+            raise PhaseError(problem, hint="pass a data frame, a mapping of arrays, or the path of a file")
         return given
     if isinstance(given, (str, os.PathLike)):
         if _is_parquet(given):
@@ -519,7 +519,7 @@ def raw_table(given: Any, features: Names | Mapping[str, Names], target: Names, 
         problem = f"the table has {Counter(there)[twice[0]]} columns called {twice[0]!r}"
         raise ColumnError(problem, hint="rename all but one of them")
     if not isinstance(how.embed, (bool, list, tuple)) and how.embed != "auto":
-        problem = f"fit has embed={shown(how.embed)}, which names no columns"
+        problem = f"fit has embed={shown(how.embed)}, which does not name columns"
         column = how.embed if isinstance(how.embed, str) else "COLUMN"
         raise PhaseError(problem, available="'auto', True, False, [names]", hint=f"write embed=[{column!r}]")
     embedded = how.embed if isinstance(how.embed, (list, tuple)) else ()
@@ -528,7 +528,9 @@ def raw_table(given: Any, features: Names | Mapping[str, Names], target: Names, 
             raise no_column(LABEL, name, there)
     for name in (*how.drop, *how.categories):
         if name in targets:
-            raise ColumnError(f"column {name!r} is the target, and named in drop= or categories=", hint="name it once")
+            raise ColumnError(
+                f"column {name!r} is the target, but is also named in drop= or categories=", hint="name it once"
+            )
     chosen: list[str] | None
     if pair_features is not None:
         chosen = [name for name in names_of(pair_features) if name not in how.drop]
@@ -537,12 +539,14 @@ def raw_table(given: Any, features: Names | Mapping[str, Names], target: Names, 
     both = [name for name in targets if chosen is not None and name in chosen]
     if both:
         raise ColumnError(
-            f"column {both[0]!r} is a feature and the target: the model would be given the answer",
+            f"column {both[0]!r} is both a feature and the target: the model would see the answer",
             hint=f"leave it out of features=, or predict another column than target={both[0]!r}",
         )
     if how.preprocess is None:
         if changed:
-            problem = f"fit has {changed[0]}={shown(getattr(how, changed[0]))} and preprocess=None, which uses no such"
+            problem = (
+                f"fit has {changed[0]}={shown(getattr(how, changed[0]))} but preprocess=None, which does not use it"
+            )
             raise PhaseError(problem, hint="leave preprocess= out")
         if hasattr(table, "iloc") or isinstance(table, Mapping):
             _check_numbers(table, list(chosen or ()))
@@ -560,7 +564,7 @@ def raw_table(given: Any, features: Names | Mapping[str, Names], target: Names, 
 
 
 def no_target(columns: Sequence[str] | None) -> PhaseError:
-    """Return the error for a table of which no column is the target."""
+    """Return the error for a table without a target column."""
     available = f"columns: {listed(columns)}" if columns else ""
     hint = "write fit(model, table, target='COLUMN', ...)"
     return PhaseError("fit needs the name of the target", available=available, hint=hint)
@@ -615,12 +619,12 @@ def loss_of_target(given: Any, target: Names) -> Loss:
         columns = {name: tag_table(given, [name]).column(name) for name in names_of(target)}
     else:
         source_of(given, None, target)  # says what is wrong with other data
-        raise PhaseError("fit needs a loss: of these data it cannot tell what the targets are", hint=hint)
+        raise PhaseError("fit needs a loss: it cannot infer the kind of the targets from these data", hint=hint)
     if not columns:
         raise no_target(column_names(given))
     names_of_losses = {name: _loss_of_column(name, column) for name, column in columns.items()}
     if len(set(names_of_losses.values())) > 1 or (len(columns) > 1 and "mse" not in names_of_losses.values()):
-        problem = f"fit needs a loss: its targets {listed(columns)} ask for {listed(names_of_losses.values())}"
+        problem = f"fit needs a loss: its targets {listed(columns)} need {listed(names_of_losses.values())}"
         raise PhaseError(
             problem, hint=f"write loss={names_of_losses!r}, for a model that returns a dict of these names"
         )
@@ -641,7 +645,7 @@ def _loss_of_column(name: str, column: Any) -> str:
         return "cross_entropy"
     raise PhaseError(
         f"fit needs a loss: the target {name!r} is {column.type}, which is neither a number nor a class",
-        hint=f"make it a number before (pandas: pandas.to_numeric(table[{name!r}]))",
+        hint=f"convert it to numbers first (pandas: pandas.to_numeric(table[{name!r}]))",
     )
 
 
@@ -664,7 +668,7 @@ def _warn_of_float_classes(name: str, column: Any) -> None:
             problem = "has a single 1 in each row, as one-hot classes have"
     if problem:
         warnings.warn(
-            f"the target {name!r} {problem}, and is trained as numbers, loss='mse'; if these are classes, write "
+            f"the target {name!r} {problem}, and is treated as numbers, loss='mse'; if these are classes, write "
             "loss='cross_entropy'",
             TableWarning,
             stacklevel=user_level(),
@@ -672,10 +676,10 @@ def _warn_of_float_classes(name: str, column: Any) -> None:
 
 
 def _check_text_classes(name: str, column: Any) -> None:
-    """Refuse text as classes if it is numbers, or if most rows would have a class of their own.
+    """Refuse text as classes if it contains numbers, or if most rows would be a separate class.
 
     Raises:
-        PhaseError: The text is no name of a class.
+        PhaseError: The text is not the name of a class.
     """
     n_classes, n_rows = compute.count_distinct(column).as_py(), len(column) - column.null_count
     share = share_like(column, NUMBERS)
@@ -699,7 +703,7 @@ def _is_like_number(value: str) -> bool:
 
 
 def _check_numbers(table: Any, names: Sequence[str]) -> None:
-    """Refuse columns that `preprocess=None` leaves as they are, and that are no numbers.
+    """Refuse columns that are not numbers, because `preprocess=None` leaves them unchanged.
 
     Raises:
         ColumnError: A column holds text, dates or categories.
@@ -715,8 +719,8 @@ def _check_numbers(table: Any, names: Sequence[str]) -> None:
         numbers = [name for name in names if name not in others]
         word = "column" if len(others) == 1 else "columns"
         raise ColumnError(
-            f"{word} {listed(map(repr, others))} hold no numbers, and preprocess=None leaves all columns as they are",
-            hint=f"leave preprocess= out, which encodes them, or name the others: features={numbers}",
+            f"{word} {listed(map(repr, others))} are not numbers, but preprocess=None does not change columns",
+            hint=f"leave preprocess= out to encode them, or name the other columns: features={numbers}",
         )
 
 
@@ -754,7 +758,7 @@ def training_data(
     """Return data for the arguments of `fit`; `loss_of` returns the named loss that compares a target, or None.
 
     Raises:
-        PhaseError: The validation does not match the data, or there is no target.
+        PhaseError: The validation does not match the data, or the target is missing.
         DataError, ColumnError, SplitError, TransformError: See `fit`.
     """
     if scaler is not None:
@@ -763,11 +767,11 @@ def training_data(
     if raw is None and not (is_table(given) or isinstance(given, (FeatureSet, FeatureSetView))):
         source = source_of(given, features, target)
         if scaler is not None:
-            raise PhaseError("a source of batches is not scaled", hint="scale its rows before, or give a table")
+            raise PhaseError("a source of batches is not scaled", hint="scale its rows first, or pass a table")
         if isinstance(validation, (Real, str)):
             raise PhaseError(
                 f"validation={validation!r} of a source of batches, which cannot be split",
-                hint="give the source of the validation: validation=other_loader",
+                hint="pass the source of the validation: validation=other_loader",
             )
         return TrainingData(source, source, validation)
     if raw is not None:
@@ -823,7 +827,7 @@ def _with_class_names(data: FeatureSet, loss_of: LossOf) -> FeatureSet:
                 f"the target {name!r} is {shown(names[0])} in all {len(values):,} "
                 f"{'row' if len(values) == 1 else 'rows'}: with one class there is "
                 "nothing to learn",
-                hint="give rows of all classes",
+                hint="pass rows of all classes",
             )
         if values.ndim == 1 and values.dtype.kind in "iu" and not np.array_equal(classes, np.arange(len(classes))):
             data = data.fit_transform(load(SETTINGS, "fit.class_labels")(), name, fit_on="all")
@@ -902,7 +906,7 @@ def _with_numeric_targets(data: FeatureSet, target: Names, loss_of: LossOf) -> F
         classes = len(np.unique(data.array(name)))
         if loss is not None and loss.name == "binary_cross_entropy" and classes > 2:
             raise PhaseError(
-                f"the target {name!r} has {classes} classes, and {loss.name} compares two",
+                f"the target {name!r} has {classes} classes, but {loss.name} compares two",
                 hint="write loss='cross_entropy', with one output of the model for each class",
             )
     for name in data.targets:
@@ -919,7 +923,7 @@ def _are_float_classes(data: FeatureSet, name: str, loss: Loss) -> bool:
     """Return whether a target of a loss of classes is floats that are whole numbers, one in each row.
 
     Raises:
-        PhaseError: It has other numbers, which are no classes.
+        PhaseError: It has other numbers, which are not classes.
     """
     if not _is_float(data, name) or data.spec(name).shape or "ignore_index" in loss.kwargs:
         return False
@@ -928,7 +932,7 @@ def _are_float_classes(data: FeatureSet, name: str, loss: Loss) -> bool:
     if is_fraction.any():
         row = int(is_fraction.argmax())
         raise PhaseError(
-            f"the target {name!r} has {values[row]:g} in row {row}, and the loss {loss.name!r} compares classes",
+            f"the target {name!r} has {values[row]:g} in row {row}, but the loss {loss.name!r} compares classes",
             hint="write loss='mse' for a number",
         )
     return True
@@ -944,9 +948,9 @@ def _no_number(data: FeatureSet, name: str, loss: str) -> PhaseError:
     values = enumerate(column.to_pylist())
     row, value = next((pair for pair in values if not _is_number(pair[1])), (0, column[0].as_py()))
     return PhaseError(
-        f"the target {name!r} is {column.type}, and the loss {loss!r} compares numbers",
+        f"the target {name!r} is {column.type}, but the loss {loss!r} compares numbers",
         cause=f"row {row} has {shown(value)}",
-        hint="make the column numbers before (pandas: to_numeric(table[COLUMN])); for classes the loss is "
+        hint="convert the column to numbers first (pandas: to_numeric(table[COLUMN])); for classes the loss is "
         "'cross_entropy'",
     )
 
@@ -963,7 +967,7 @@ def chosen_splits(data: FeatureSet, rows: Any, validation: Any, seed: int) -> tu
     if isinstance(validation, RowSplit):
         if {TRAIN, VALIDATION} & set(data.splits):
             raise PhaseError(
-                f"{data.label!r} has splits, and a share to validate on would make others of the same name",
+                f"{data.label!r} has splits, but a validation fraction would create others with the same name",
                 available=listed(data.splits),
                 hint="name the split: validation='SPLIT'",
             )
@@ -973,9 +977,9 @@ def chosen_splits(data: FeatureSet, rows: Any, validation: Any, seed: int) -> tu
         data.split(validation)
         if rows is None and TRAIN not in data:
             raise PhaseError(
-                f"validation={validation!r} is a split of {data.label!r}, which has no split {TRAIN!r} to train on",
+                f"validation={validation!r} is a split of {data.label!r}, but there is no split {TRAIN!r} to train on",
                 available=listed(data.splits),
-                hint="give the rows to train on: fit(model, data['SPLIT'], ...)",
+                hint="pass the training rows: fit(model, data['SPLIT'], ...)",
             )
         return (TRAIN if rows is None else _registered(data, rows)), validation
     if isinstance(validation, Real) and not isinstance(validation, bool):
@@ -983,7 +987,7 @@ def chosen_splits(data: FeatureSet, rows: Any, validation: Any, seed: int) -> tu
         share = float(arguments.number(PhaseError, "", "validation", validation, lambda it: 0 < it < 1, wanted, 0.2))
         if {TRAIN, VALIDATION} & set(data.splits):
             raise PhaseError(
-                f"{data.label!r} has splits, and validation={share} would make others of the same name",
+                f"{data.label!r} has splits, but validation={share} would create others with the same name",
                 available=listed(data.splits),
                 hint="name the split: validation='SPLIT'",
             )
@@ -992,9 +996,9 @@ def chosen_splits(data: FeatureSet, rows: Any, validation: Any, seed: int) -> tu
         return TRAIN, VALIDATION
     if rows is None and data.splits:
         raise PhaseError(
-            f"{data.label!r} has splits, and without a validation fit would train on all its rows",
+            f"{data.label!r} has splits, but without a validation, fit would train on all its rows",
             available=listed(data.splits),
-            hint=f"say which: fit(model, data[{next(iter(data.splits))!r}], ...), or data.view() for all",
+            hint=f"choose the rows: fit(model, data[{next(iter(data.splits))!r}], ...), or data.view() for all",
         )
     return ("all" if rows is None else _registered(data, rows)), None
 
@@ -1019,5 +1023,5 @@ def _other(given: Any, data: FeatureSet) -> FeatureSet | FeatureSetView:
         return transformed_like(given, data)
     if not is_table(given):
         problem = f"validation={shown(given)} does not fit a table"
-        raise PhaseError(problem, hint="give a share of the rows, the name of a split, or another table")
+        raise PhaseError(problem, hint="pass a fraction of the rows, the name of a split, or another table")
     return transformed_like(new_rows(given, columns_before_transforms(data)), data)

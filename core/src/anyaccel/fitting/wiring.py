@@ -43,9 +43,9 @@ def inputs_of(model: Any, data: FeatureSet | Source, features: Features) -> Upst
     missing = [name for name in needed if name not in data.features]
     if missing:
         raise PhaseError(
-            f"fit: the model needs the inputs {', '.join(needed)}, and no feature is called {missing[0]!r}",
+            f"fit: the model needs the inputs {', '.join(needed)}, but no feature is called {missing[0]!r}",
             available=f"features: {listed(data.features)}",
-            hint=f"say which column is which: features={{{', '.join(f'{name!r}: COLUMN' for name in needed)}}}",
+            hint=f"assign the columns: features={{{', '.join(f'{name!r}: COLUMN' for name in needed)}}}",
         )
     return {name: data.reference(name) for name in needed}
 
@@ -90,7 +90,7 @@ class FitLosses:
             wrong = [loss for loss in given if not isinstance(loss, AppliedLoss)]
             if wrong or not given:
                 raise PhaseError(
-                    f"fit: loss={shown(given)} is no list of AppliedLoss objects",
+                    f"fit: loss={shown(given)} is not a list of AppliedLoss objects",
                     available="a loss, {'COLUMN': loss, ...}, or AppliedLoss objects",
                     hint="write loss={'COLUMN': 'mse', 'OTHER': 'cross_entropy'}",
                 )
@@ -145,9 +145,9 @@ class FitLosses:
                 [output.partition(".")[2] or "one" for output in graph.shapes.outputs[node]],
             )
             raise PhaseError(
-                f"fit: loss has {listed(self._by_target)}, and the model no output {missing[0]!r}",
+                f"fit: loss has {listed(self._by_target)}, but the model has no output {missing[0]!r}",
                 available=f"outputs: {listed(outputs)}",
-                hint=f"let it give a dict with these keys, or name its outputs in their order: outputs={names}",
+                hint=f"return a dict with these keys from the model, or name its outputs in order: outputs={names}",
             )
         several = len(self._by_target) > 1
         return self._applied or tuple(

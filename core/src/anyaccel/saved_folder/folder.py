@@ -149,7 +149,7 @@ def _earlier(storage: Storage, parts: set[str]) -> set[str]:
     if storage.is_file():
         raise ConfigError(f"{storage.name!r} is a file", hint="choose a name for a new folder")
     if shards.has_foreign_index(storage):
-        problem = f"{storage.name!r} has a {shards.INDEX} of something else"
+        problem = f"{storage.name!r} has a {shards.INDEX} of another program"
         raise ConfigError(problem, hint="choose a name for a new folder")
     if not is_saved(storage):
         return set()
@@ -224,7 +224,7 @@ def local_path(name: str | os.PathLike[str]) -> Path | None:
     if not is_url(name):
         lost = None if isinstance(name, str) else _PATH_OF_URL.match(Path(name).as_posix())
         if lost is not None:
-            hint = f"give the text {Path(name).as_posix().replace(':/', '://', 1)!r}"
+            hint = f"pass the text {Path(name).as_posix().replace(':/', '://', 1)!r}"
             raise ConfigError(f"{str(name)!r} is a Path of a URL, which has lost a slash", hint=hint)
         return Path(name).expanduser()
     begin = _LOCAL.match(name)

@@ -64,7 +64,7 @@ def encode(name: str, parts: Mapping[str, Any], files: Sequence[ArraysFile], ver
     taken = [key for key in parts if key in _OWN]
     if taken:
         raise ConfigError(
-            f"{', '.join(map(repr, taken))} cannot be saved in {name!r}: the manifest has a part of that name",
+            f"{', '.join(map(repr, taken))} cannot be saved in {name!r}: the manifest has a part with that name",
             available=f"any name but {', '.join(_OWN)}",
             hint="choose another name",
         )
@@ -80,7 +80,7 @@ def encode(name: str, parts: Mapping[str, Any], files: Sequence[ArraysFile], ver
         manifest["sha256"] = _sha256(manifest)
         return json.dumps(manifest, indent=1, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"what was to be saved in {name!r} is not plain data: {error}") from error
+        raise ConfigError(f"the data to save in {name!r} are not plain data: {error}") from error
 
 
 def is_saved(storage: Storage) -> bool:
@@ -104,7 +104,7 @@ def load(storage: Storage) -> dict[str, Any]:
 
 
 def is_as_written(storage: Storage) -> bool:
-    """Whether the text of a valid manifest is what `encode` writes, to the byte: blanks have no checksum."""
+    """Whether the text of a valid manifest equals the output of `encode`, to the byte: blanks have no checksum."""
     with storage.open(MANIFEST) as stream:
         text = stream.read()
     return text == json.dumps(strict_json.parse(text), indent=1, allow_nan=False).encode()
@@ -150,9 +150,11 @@ def _parsed(storage: Storage, name: str) -> dict[str, Any]:
     size = storage.size(name)
     if size is None:
         names = storage.names()
-        cause = "there is no such folder" if names is None else f"it has {', '.join(sorted(names)[:10]) or 'no files'}"
+        cause = (
+            "the folder does not exist" if names is None else (f"it has {', '.join(sorted(names)[:10]) or 'no files'}")
+        )
         if names is None and os.path.isfile(storage.name):  # noqa: PTH113  (it may be a URL)
-            cause = "it is a file, and what save() writes is a folder"
+            cause = "it is a file, but save() writes a folder"
         raise ConfigError(f"{storage.name!r} has no {name}", cause=cause, hint=HINT)
     problem = f"{storage.file_name(name)!r} is not a manifest of {_FORMAT}"
     if size > _LARGEST:
@@ -174,13 +176,13 @@ def _load(storage: Storage, name: str) -> dict[str, Any]:
     version = given.get("schema_version")
     if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
         raise ConfigError(
-            f"{file!r} is of schema version {shown(version)}, written by {shown(given.get('written_by'))}",
+            f"{file!r} has schema version {shown(version)}, written by {shown(given.get('written_by'))}",
             cause=f"this version of anyaccel reads versions up to {SCHEMA_VERSION}",
-            hint="read it with the version of anyaccel that wrote it, or a newer one",
+            hint="read it with the version of anyaccel that wrote it, or a newer version",
         )
     if given["schema_version"] > 1 and given.pop("sha256", None) != _sha256(given):
         raise ConfigError(
-            f"{file!r} is not as it was written: it was changed, or is incomplete",
+            f"{file!r} differs from what was written: it was changed, or is incomplete",
             hint="copy the folder again, or save again",
         )
     return given
@@ -215,7 +217,9 @@ def arrays_files(storage: Storage, manifest: Mapping[str, Any]) -> list[ArraysFi
         try:
             found.append(_arrays_file(entry))
         except (TypeError, KeyError, ValueError) as error:
-            problem = f"{storage.file_name(MANIFEST)!r} names {shown(entry)}, which is no file of arrays in its folder"
+            problem = (
+                f"{storage.file_name(MANIFEST)!r} names {shown(entry)}, which is not a file of arrays in its folder"
+            )
             raise ConfigError(problem, hint=HINT) from error
     return found
 

@@ -13,7 +13,7 @@ from anyaccel.errors import ConfigError
 
 KIND = "$"
 """The key of the name of what a mapping stands for."""
-HINT = "give the folder or the dict as it was written"
+HINT = "pass the folder or the dict without changes"
 _PLAIN = (str, bool, int, type(None))
 
 Arrays = dict[str, np.ndarray]
@@ -114,7 +114,7 @@ class PlainReader:
         self._arrays = arrays
 
     def value(self, given: Any) -> Any:
-        """Return the value that plain data stand for.
+        """Return the value of plain data.
 
         Raises:
             ConfigError: it is malformed.
@@ -128,7 +128,7 @@ class PlainReader:
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             if isinstance(error, ConfigError):
                 raise
-            raise ConfigError(f"{shown(given)} is not a value as it was saved", hint=HINT) from error
+            raise ConfigError(f"{shown(given)} is not a saved value", hint=HINT) from error
 
     def array(self, given: Mapping[str, Any]) -> np.ndarray:
         """Return an array: of numbers by its name, or of text and objects by its items."""

@@ -38,7 +38,7 @@ def remote_storage(url: str) -> RemoteStorage:
     """Return the storage that a URL of a folder names.
 
     Raises:
-        ConfigError: fsspec is not installed, does not know the URL, or lacks what it needs for it.
+        ConfigError: fsspec is not installed, does not support the URL, or lacks a package for it.
     """
     filesystem, path = _opened(url)
     return RemoteStorage(filesystem, path, _shown(url))
@@ -65,19 +65,17 @@ def _opened(url: str) -> tuple[Any, str]:
     try:
         fsspec = import_module("fsspec.core")
     except ImportError as error:
-        problem = f"{url!r} is a URL, and fsspec, which opens URLs, is not installed"
-        raise ConfigError(problem, hint="python -m pip install fsspec, or name a place on this machine") from error
+        problem = f"{url!r} is a URL, but fsspec, which opens URLs, is not installed"
+        raise ConfigError(problem, hint="python -m pip install fsspec, or use a local path") from error
     problem = f"{url!r} cannot be opened: "
     try:
         filesystem, path = fsspec.url_to_fs(url)
     except ImportError as error:
         package = _PACKAGES.get(url.rpartition("::")[2].partition("://")[0].lower(), "")
-        act = f"python -m pip install {package}" if package else "install what it asks for"
-        raise ConfigError(f"{problem}{error}", hint=f"{act}, or name a place on this machine") from error
+        act = f"python -m pip install {package}" if package else "install the missing package"
+        raise ConfigError(f"{problem}{error}", hint=f"{act}, or use a local path") from error
     except ValueError as error:  # no such protocol
-        raise ConfigError(
-            f"{problem}{error}", hint="name a store that fsspec knows, or a place on this machine"
-        ) from error
+        raise ConfigError(f"{problem}{error}", hint="use a store that fsspec supports, or a local path") from error
     return filesystem, path.rstrip("/")
 
 
@@ -165,7 +163,7 @@ class RemoteStorage:
             raise
 
     def publish(self, file: str, contents: bytes) -> None:
-        """Send a file with these contents in one piece."""
+        """Send a file with these contents in one request."""
         self._send(file, lambda path: self._filesystem.pipe_file(path, contents))
 
     @contextmanager
@@ -188,7 +186,7 @@ class RemoteStorage:
         yield []
 
     def release(self) -> None:
-        """Do nothing: nobody removes files of others."""
+        """Do nothing: no process removes files of others."""
 
     def remove_folder(self) -> None:
         """Remove the folder and all in it, if possible."""

@@ -1,4 +1,4 @@
-"""Shards: the arrays of a folder in files of at most 5 GB, and the index by which other tools find them."""
+"""Shards: the arrays of a folder in files of at most 5 GB, and the index that other tools use to find them."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def read(storage: Storage, file: ArraysFile, *, mapped: bool = False) -> dict[st
         StateError: it is missing, was changed, or is incomplete.
     """
     name, size = storage.file_name(file.file), storage.size(file.file)
-    missing = StateError(f"{name!r} is missing, or not a plain file", hint="copy the whole folder")
+    missing = StateError(f"{name!r} is missing or not a regular file", hint="copy the whole folder")
     if size is None:
         raise missing
-    problem = "its size is another"
+    problem = "its size differs"
     try:
         if size == file.size:
             with storage.open(file.file) as stream:
@@ -73,7 +73,7 @@ def read(storage: Storage, file: ArraysFile, *, mapped: bool = False) -> dict[st
                     return tensor_file.read(stream, file.size, file.digests, mapped=mapped)
                 contents = stream.read(file.size)  # of schema version 1, which has one hash of all
                 if hashlib.sha256(contents).hexdigest() != file.sha256:
-                    raise StateError("its hash is another")
+                    raise StateError("its hash differs")
                 return tensor_file.read(BytesIO(contents), file.size)
     except FileNotFoundError:  # removed a moment ago
         raise missing from None
@@ -82,7 +82,7 @@ def read(storage: Storage, file: ArraysFile, *, mapped: bool = False) -> dict[st
             raise
         problem = error.problem
     raise StateError(
-        f"{name!r} is not as it was written: {problem}",
+        f"{name!r} differs from what was written: {problem}",
         cause=f"{size:,} bytes; written: {file.size:,}",
         hint="copy the folder again, or save again",
     )
@@ -161,12 +161,12 @@ def weight_file_in(folder: Storage, suffixes: Sequence[str]) -> str:
         suffixes: Endings of files of weights, the preferred first.
 
     Raises:
-        StateError: it has none, or several.
+        StateError: it has no weight file, or several.
     """
     if is_saved(folder):
         raise StateError(
-            f"{folder.name!r} is a saved graph or a checkpoint, not a file of weights",
-            hint=f"load all of it with ModelGraph.load({folder.name!r}), or what fits with strict=False",
+            f"{folder.name!r} is a saved graph or a checkpoint, not a weight file",
+            hint=f"load all of it with ModelGraph.load({folder.name!r}), or load the matching parts with strict=False",
         )
     endings = tuple(each for suffix in suffixes for each in (suffix, f"{suffix}{INDEX_ENDING}"))
     there = sorted(folder.names() or ())
@@ -187,7 +187,7 @@ def weight_file_in(folder: Storage, suffixes: Sequence[str]) -> str:
     raise StateError(
         f"{folder.name!r} has {'several files' if files else 'no file'} of weights",
         available=", ".join(there[:20]),
-        hint="give the file itself",
+        hint="pass the file itself",
     )
 
 
@@ -211,8 +211,8 @@ def shard_map(folder: Storage, index: str, suffixes: Sequence[str]) -> dict[str,
         if not isinstance(given, dict) or not all(_is_plain_name(name, suffixes) for name in given.values()):
             raise ValueError(f"weight_map is {shown(given)}")
     except (ValueError, KeyError, TypeError, RecursionError, OSError) as error:
-        problem = f"{folder.file_name(index)!r} is no index of shards: {type(error).__name__}: {error}"
-        raise StateError(problem, hint="give an index with weight_map={'NAME': 'FILE IN ITS FOLDER'}") from error
+        problem = f"{folder.file_name(index)!r} is not an index of shards: {type(error).__name__}: {error}"
+        raise StateError(problem, hint="pass an index with weight_map={'NAME': 'FILE IN ITS FOLDER'}") from error
     return given
 
 

@@ -212,7 +212,7 @@ class LocalStorage:
             yield [file for file in files if self._is_abandoned(file, stack)]
 
     def _is_abandoned(self, file: str, locks: ExitStack) -> bool:
-        """Whether no process is writing a file, which is locked then: by its lock on this machine, else by its age."""
+        """Whether no process is writing a file: checked by its lock on this machine, otherwise by its age."""
         try:
             if os.name == "posix" and _TOKEN.findall(file)[-1:] == [_MACHINE]:
                 stream = locks.enter_context((self.path / file).open("rb"))

@@ -74,7 +74,7 @@ def write(
     Args:
         stream: Stream at its beginning.
         arrays: Arrays by name; they must not change during the call.
-        file_format: Format named in the header, for readers that refuse files without it; `""` for none.
+        file_format: Format named in the header, which some readers require; `""` for none.
         pause: Function called after each MB, by a writer that leaves the processors to others.
 
     Raises:
@@ -139,10 +139,10 @@ def read(
     """
     header = _read_header(stream, size)
     if digests is not None and _sha256(header) != digests.header:
-        raise StateError("its header is not as it was written")
+        raise StateError("its header differs from what was written")
     slots = _slots(header, size)
     if digests is not None and digests.tensors.keys() != {slot.name for slot in slots}:
-        raise StateError("it has other tensors than the manifest names")
+        raise StateError("its tensors differ from those in the manifest")
     mapping = _mapping(stream, size) if mapped else None
     arrays: dict[str, np.ndarray] = {}
     wrong: list[str] = []
@@ -156,7 +156,7 @@ def read(
         if digests is not None and f"{crc:08x}" != digests.tensors[slot.name]:
             wrong.append(slot.name)
     if wrong:
-        raise StateError(f"tensor {', '.join(wrong)} is not as it was written")
+        raise StateError(f"tensor {', '.join(wrong)} differs from what was written")
     return arrays
 
 
@@ -180,7 +180,7 @@ def _header(arrays: Mapping[str, np.ndarray], file_format: str) -> bytes:
     try:
         text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise StateError(f"a name of a tensor is no text: {shown(error.object[error.start : error.end])}") from error
+        raise StateError(f"a tensor name is not text: {shown(error.object[error.start : error.end])}") from error
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
@@ -212,18 +212,18 @@ def _read_all(stream: IO[bytes], into: memoryview) -> None:
     while into:
         count = stream.readinto(into[:_PIECE])  # type: ignore[attr-defined]
         if not count:
-            raise StateError("it ends too early")
+            raise StateError("it is truncated")
         into = into[count:]
 
 
 def _read_header(stream: IO[bytes], size: int) -> bytes:
     if size < 8:
-        raise StateError("it is no file of safetensors")
+        raise StateError("it is not a safetensors file")
     length = bytearray(8)
     _read_all(stream, memoryview(length))
     count = int.from_bytes(length, "little")
     if count > min(size - 8, _LARGEST_HEADER):
-        raise StateError("it is no file of safetensors")
+        raise StateError("it is not a safetensors file")
     text = bytearray(count)
     _read_all(stream, memoryview(text))
     return bytes(length + text)
@@ -234,7 +234,7 @@ def _slots(header: bytes, size: int) -> list[_Slot]:
     try:
         given = strict_json.parse(header[8:])
         if not isinstance(given, dict):
-            raise ValueError("its header is no dict")
+            raise ValueError("its header is not a dict")
         slots = [_slot(name, entry) for name, entry in given.items() if name != _METADATA]
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(f"its header is malformed: {type(error).__name__}: {error}") from error
@@ -248,9 +248,9 @@ def _slots(header: bytes, size: int) -> list[_Slot]:
 def _slot(name: str, entry: Any) -> _Slot:
     code, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(shape, list) or len(shape) > _MOST_AXES or not all(map(_is_size, (*shape, begin, end))):
-        raise ValueError(f"{shown(entry)} is no tensor")
+        raise ValueError(f"{shown(entry)} is not a tensor")
     if end - begin != math.prod(shape) * itemsize_of(code):
-        raise ValueError(f"{shown(entry)} has not as many bytes as its shape says")
+        raise ValueError(f"{shown(entry)} has a size that does not match its shape")
     return _Slot(name, code, tuple(shape), begin, end)
 
 
@@ -265,7 +265,7 @@ def _read_array(stream: IO[bytes], slot: _Slot, *, is_checked: bool) -> tuple[np
     while into:
         count = stream.readinto(into[:_PIECE])  # type: ignore[attr-defined]
         if not count:
-            raise StateError("it ends too early")
+            raise StateError("it is truncated")
         crc = crc32(into[:count], crc) if is_checked else 0
         into = into[count:]
     array.setflags(write=False)
@@ -328,10 +328,13 @@ def dtype_of(code: str) -> np.dtype[Any]:
 
     Raises:
         KeyError: unknown.
-        StateError: NumPy has none of 8 bits, or no bfloat16 here.
+        StateError: NumPy has no such 8-bit dtype, or no bfloat16 here.
     """
     if code in _BYTE_FLOATS:
-        problem, hint = f"it has arrays of {_BYTE_FLOATS[code]}, which NumPy lacks", "convert them to float16 first"
+        problem, hint = (
+            f"it has arrays of {_BYTE_FLOATS[code]}, which NumPy does not support",
+            ("convert them to float16 first"),
+        )
         raise StateError(problem, hint=hint)
     return _bfloat16() if code == _BFLOAT16 else _DTYPES[code]
 
@@ -340,7 +343,7 @@ def code_of(dtype: np.dtype[Any]) -> str:
     """Return the code for a dtype of NumPy, in any byte order.
 
     Raises:
-        KeyError: there is no code.
+        KeyError: the dtype has no code.
     """
     return _BFLOAT16 if dtype.name == "bfloat16" else _CODES[dtype.newbyteorder("<")]
 
@@ -370,6 +373,9 @@ def _bfloat16() -> np.dtype[Any]:
     try:
         import_module("ml_dtypes")
     except ImportError as error:
-        problem, hint = "the state has arrays of bfloat16, which NumPy lacks", "python -m pip install ml_dtypes"
+        problem, hint = (
+            "the state has arrays of bfloat16, which NumPy does not support",
+            ("python -m pip install ml_dtypes"),
+        )
         raise StateError(problem, hint=hint) from error
     return np.dtype("bfloat16")

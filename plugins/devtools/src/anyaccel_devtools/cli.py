@@ -26,7 +26,7 @@ def _finite(ctx: click.Context, parameter: click.Parameter, value: float) -> flo
 @JSON
 @click.pass_obj
 def doctor(left_out: Sequence[Any], probe: bool, timeout: float, as_json: bool) -> None:
-    """Say what keeps frameworks from using this machine, and which command mends it.
+    """Diagnose why frameworks cannot use this machine, and show the commands that fix it.
 
     Imports no framework and initializes no device, unless --probe computes on them. The exit status is 1 if there are
     warnings, and 2 if something does not work.
@@ -60,7 +60,7 @@ def doctor(left_out: Sequence[Any], probe: bool, timeout: float, as_json: bool) 
     "--capability",
     type=click.Choice(["backend", "exchange", "compute", "multi_step", "memory"]),
     multiple=True,
-    help="Test this capability alone; may be given several times.",
+    help="Test only this capability; can be repeated.",
 )
 @JSON
 @click.pass_obj
@@ -74,8 +74,8 @@ def conform(
 ) -> None:
     """Run the conformance kit on an installed plugin, and print the results for each of its backends.
 
-    NAME is the name of a plugin, as `anyaccel plugins` lists it, or of its distribution. The kit runs in a process of
-    its own and needs pytest and hypothesis. The exit status is 1 if a test failed.
+    NAME is the name of a plugin, as `anyaccel plugins` lists it, or of its distribution. The kit runs in a separate
+    process and needs pytest and hypothesis. The exit status is 1 if a test failed.
 
     \b
     Examples:
@@ -96,7 +96,7 @@ def conform(
 @click.option(
     "--framework",
     shell_complete=shell_completion.frameworks,
-    help="For a chip an installed framework, for a new framework its name.",
+    help="For a chip, an installed framework; for a new framework, its name.",
 )
 @click.option("--base", help="Backend class that a chip derives from, as MODULE:CLASS; the module is imported.")
 @click.option("--author", default="", help="Copyright holder; by default the authors of the project.")
@@ -104,11 +104,11 @@ def conform(
 def new_plugin(
     name: str, kind: str, path: Path | None, framework: str | None, base: str | None, author: str, as_json: bool
 ) -> None:
-    """Generate a plugin project that installs, passes the conformance kit and trains as it is.
+    """Generate a plugin project that installs, passes the conformance kit and trains without changes.
 
     A chip is a new kind of device, NAME, for a framework that has a plugin; its backend derives from that plugin's. A
-    new framework computes through the adapter. Both contain a stand-in that works until yours takes its place; what
-    you have to replace is marked.
+    new framework computes through the adapter. Both contain a working stand-in to replace with your code; the parts to
+    replace are marked.
 
     \b
     Examples:
@@ -122,7 +122,7 @@ def new_plugin(
     run(name, kind, path, framework, base, author, as_json)
 
 
-@click.command("env", cls=Command, short_help="Print what a bug report needs.")
+@click.command("env", cls=Command, short_help="Print the information for a bug report.")
 @PLUGIN_TIMEOUT
 @JSON
 @click.pass_obj

@@ -243,7 +243,7 @@ def test_a_missing_requirement_is_reported_with_the_line_that_installs_it(missin
     monkeypatch.setattr(conform, "find_spec", lambda name: None if name == missing else found(name))
     answer = call("conform", "numpy")
     assert answer.exit_code == 2
-    assert f"the conformance kit needs pytest and hypothesis, and {missing} cannot be imported" in answer.stderr
+    assert f"the conformance kit needs pytest and hypothesis, but {missing} cannot be imported" in answer.stderr
     assert f"python -m pip install {missing}" in answer.stderr
 
 

@@ -167,7 +167,7 @@ def test_a_folder_that_is_not_empty_is_not_changed(call, tmp_path):
     answer = call("new-plugin", "chip", "--path", str(folder / "mine"))
     assert answer.exit_code == 2 and "exists and is not a folder" in answer.stderr
     answer = call("new-plugin", "chip", "--path", str(tmp_path / "no" / "where"))
-    assert answer.exit_code == 2 and f"there is no folder {tmp_path / 'no'}" in answer.stderr
+    assert answer.exit_code == 2 and f"the folder {tmp_path / 'no'} does not exist" in answer.stderr
 
 
 def test_nothing_is_left_if_writing_fails(call, tmp_path, monkeypatch):

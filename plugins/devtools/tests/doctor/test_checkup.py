@@ -75,7 +75,7 @@ def test_a_broken_plugin_fails_with_its_cause_and_hint():
 def test_a_plugin_without_its_framework_is_warned_of_and_not_asked():
     check = checks_of(Absent)[-1]
     assert (check.name, check.status) == ("tiny", "WARN")
-    assert check.message == "plugin tiny is installed, and no_such_framework is not"
+    assert check.message == "plugin tiny is installed, but no_such_framework is not"
     assert check.fix == "python -m pip install no_such_framework"
 
 
@@ -104,7 +104,7 @@ def test_drivers_that_are_too_old_for_a_cuda():
         return [f"{check.status} {check.message}" for check in cuda_driver_checks(machine, "made-up", cuda)]
 
     assert status("535.104.05", "13.0") == [
-        "FAIL made-up is built with CUDA 13.0, which needs driver 580 or newer; this is 535.104.05"
+        "FAIL made-up is built with CUDA 13.0, which needs driver 580 or newer, but the driver is 535.104.05"
     ]
     assert status("580.65.06", "13.0") == ["PASS CUDA 13.0 with driver 580.65.06"]
     assert status("535.104.05", "12") == ["PASS CUDA 12 with driver 535.104.05"]
@@ -126,7 +126,7 @@ def test_variables_that_nothing_reads_are_told():
         if check.name != "tiny" and check.status == "WARN"
     }
     assert set(told) == {"ANYACCEL_DEVCE", "ANYACCEL_COLOUR"}
-    assert told["ANYACCEL_DEVCE"].message == "ANYACCEL_DEVCE=gpu is read by nothing"
+    assert told["ANYACCEL_DEVCE"].message == "ANYACCEL_DEVCE=gpu has no effect"
     assert told["ANYACCEL_DEVCE"].fix == "unset ANYACCEL_DEVCE; did you mean 'ANYACCEL_DEVICE'?"
     assert "anyaccel reads ANYACCEL_DEVICE, " in told["ANYACCEL_COLOUR"].fix
 
@@ -135,5 +135,5 @@ def test_plugins_that_are_named_and_not_installed_are_told():
     machine = Machine(system="linux", cores=2, environment={"ANYACCEL_PLUGINS": "tiny,tinny"})
     checks = check_machine(machine, [Plugin(name="tiny", distribution="tiny", version="1")])
     (told,) = [check for check in checks if check.status == "WARN"]
-    assert "names 'tinny', and no plugin of this name is installed" in told.message
+    assert "names 'tinny', but no plugin with this name is installed" in told.message
     assert told.fix == "did you mean 'tiny'?"

@@ -59,7 +59,7 @@ def test_a_machine_without_accelerators_passes_too():
     [
         (
             replace(SOUND, devices=(), visible=()),
-            *("nvidia driver", "FAIL", "a card of nvidia is on the PCI bus, and its driver does not answer"),
+            *("nvidia driver", "FAIL", "a card of nvidia is on the PCI bus, but its driver does not answer"),
             "nvidia-smi",
         ),
         (

@@ -197,7 +197,7 @@ def test_no_transfers_raises_at_the_first_before_it_happens(sims: Simulation) ->
         raise AssertionError("the line above should have failed")
     text = str(caught.value)
     assert text.startswith("the host waits for sim:0 in numpy's float at ") and line_of("planted") in text
-    assert "Hint: do not look at values inside the block" in text
+    assert "Hint: do not read values inside the block" in text
     assert isinstance(caught.value, AssertionError)
 
 
@@ -252,8 +252,8 @@ def test_a_backend_that_cannot_tell_is_not_covered() -> None:
     try:
         with aa.ledger() as moved:
             pass
-        assert any(text.startswith("deaf on") and "does not tell" in text for text in moved.not_covered)
-        with pytest.raises(CapabilityError, match="cannot promise anything: deaf"), aa.no_transfers(["deaf"]):
+        assert any(text.startswith("deaf on") and "does not report" in text for text in moved.not_covered)
+        with pytest.raises(CapabilityError, match="cannot guarantee anything: deaf"), aa.no_transfers(["deaf"]):
             pass
         with aa.no_transfers(["numpy"]):
             pass

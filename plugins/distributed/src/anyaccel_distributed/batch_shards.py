@@ -106,14 +106,14 @@ class BatchCutter:
         if n_rows < n_replicas:
             raise PhaseError(
                 f"segment {self._label!r} has a batch of {n_rows} rows for {n_replicas} replicas",
-                cause="each replica takes a share of every batch, also of the last one of an epoch",
-                hint="draw larger batches, or leave the last one out: SimpleSampler(..., drop_last=True)",
+                cause="each replica takes part of every batch, including the last one of an epoch",
+                hint="draw larger batches, or drop the last one: SimpleSampler(..., drop_last=True)",
             )
         if len(sizes) > 1 and any(size % n_shards for size in sizes):
             raise PhaseError(
                 f"segment {self._label!r} has batches of {' and '.join(map(str, sorted(sizes)))} rows in one "
                 f"step, to be cut into {n_shards} shards",
-                hint=f"let the samplers draw multiples of {n_shards} rows, with drop_last=True",
+                hint=f"use batch sizes that are multiples of {n_shards}, with drop_last=True",
             )
         return BatchCut(n_rows, n_shards)
 

@@ -49,7 +49,7 @@ class ReplicaComparison:
         own = {"the seed": str(graph.seed), "the rows that the samplers draw": rows_drawn}
         own |= {f"the values of {key!r}": digest(np.asarray(value)) for key, value in graph.state().items()}
         own |= {f"the data of {name!r}": digest(value) for name, value in columns.items() if _is_array(value)}
-        hint = "make model, data and seed alike in every process: seed the framework before the model is made, "
+        hint = "use the same model, data and seed in every process: seed the framework before you create the model, "
         self.check_same(own, when=when, hint=f"{hint}or load the same weights")
 
     def check_ended(self, graph: ModelGraph) -> dict[str, np.ndarray]:
@@ -62,7 +62,7 @@ class ReplicaComparison:
         every = self._gather({key: digest(value) for key, value in state.items()})
         apart = [key for key in _differing(every) if "/buffers/" in key]
         rest = [{f"the values of {key!r}": one[key] for key in one if key not in apart} for one in every]
-        self._check(rest, when="after the last step", hint="let callbacks change the same values in every process")
+        self._check(rest, when="after the last step", hint="change the same values in callbacks of every process")
         if not apart:
             return {}
         firsts = self._gather([as_plain(state[key]) for key in apart])[0]
@@ -88,8 +88,8 @@ class ReplicaComparison:
             others = [str(rank) for rank, one in enumerate(every) if one.get(first) != every[0].get(first)]
             more = f", and {len(differing) - 1} more" if len(differing) > 1 else ""
             raise PhaseError(
-                f"phase {self._label!r}: the replicas disagree {when}: {first}{more} in replica {', '.join(others)} "
-                "of those from 0 on",
+                f"phase {self._label!r}: the replicas disagree {when}: {first}{more} differ in replica "
+                f"{', '.join(others)} (counted from 0)",
                 cause=f"{self._size} replicas",
                 hint=hint,
             )

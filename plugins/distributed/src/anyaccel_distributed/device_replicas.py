@@ -1,4 +1,4 @@
-"""Device replicas: the interface with which one process trains one model on several devices. For plugins."""
+"""Device replicas: the interface for training one model on several devices in one process. For plugins."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class DeviceReplicas(Capability):
 
         `whole` are the nodes whose parameters are not sharded.
         """
-        return "its plugin divides parameters among processes at most"
+        return "its plugin can shard parameters only over processes"
 
 
 def _keep(gradients: Gradients, gradient: Any) -> Any:
@@ -97,8 +97,8 @@ def _next(left: Gradients, _: Any) -> Any:
 
 def _other_parameters(given: int, taken: int) -> FrameworkError:
     return FrameworkError(
-        f"the replicas have gradients of different parameters: {given} are given, and {taken} taken",
-        hint="train in several processes, anyaccel run --replicas 2 SCRIPT, or let every parameter take part",
+        f"the replicas have gradients of different parameters: got {given}, expected {taken}",
+        hint="train in several processes, anyaccel run --replicas 2 SCRIPT, or use all parameters in each step",
     )
 
 

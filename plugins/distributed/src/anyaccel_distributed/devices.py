@@ -1,4 +1,4 @@
-"""Replica devices: the devices of this process on which a phase is computed, and the limits of several replicas."""
+"""Replica devices: the devices of this process that compute a phase, and the limits of several replicas."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ def requested_of_process(asked: Accelerator, found: Sequence[Device], place: Lau
     rank = place.rank if place.local_rank is None else place.local_rank
     size = place.local_size or place.size
     if len(found) not in (1, size):
-        problem = f"the request {asked.spec!r} is for {len(found)} devices, one for each replica; this is one of {size}"
+        problem = (
+            f"the request {asked.spec!r} is for {len(found)} devices, one for each replica, but this is one of {size}"
+        )
         hint = f"start the script as anyaccel run --replicas {len(found)} SCRIPT"
         raise ConfigError(f"{problem} process{'es' if size > 1 else ''}", hint=hint)
     return found[rank % len(found)]
 
 
 def _listed(kind: str, frameworks: Sequence[str], known: Registry | None) -> list[Device]:
-    """Return the devices of a kind on which all frameworks run, in order."""
+    """Return the devices of a kind that all frameworks support, in order."""
     listed = [[device for _, device in (known or registry()).devices(name)] for name in frameworks]
     common = [device for device in listed[0] if all(device in own for own in listed[1:])] if listed else []
     return [device for device in sorted(common) if device.kind == kind]
@@ -57,10 +59,10 @@ def devices_of_process(
     index = place.rank % len(found) if place.local_rank is None else place.local_rank
     if index >= len(found):
         raise PhaseError(
-            f"{who} asks for {kind!r}, and this is process {index} of those on this machine, from 0 on",
+            f"{who} requests {kind!r}, but this is process {index} on this machine, counted from 0",
             available=f"{', '.join(map(str, found))}, one for each",
-            hint=f"start {len(found)} processes on each machine; where each sees only its own devices, name one: "
-            f"accelerator={str(found[0])!r}",
+            hint=f"start {len(found)} processes on each machine; if each sees only its own devices, "
+            f"name one: accelerator={str(found[0])!r}",
         )
     return (found[index],)
 
@@ -68,11 +70,11 @@ def devices_of_process(
 def devices_of_kind(
     phase: PhaseSettings, first: Device, wanted: int, frameworks: Sequence[str], known: Registry | None
 ) -> tuple[Device, ...]:
-    """Return the first devices of a kind on which all frameworks run, as many as requested."""
+    """Return the requested number of devices of a kind that all frameworks support."""
     found = [device for device in _listed(first.kind, frameworks, known) if device.index >= first.index]
     if len(found) < wanted:
         raise PhaseError(
-            f"phase {phase.label!r} has replicas={wanted}, and this process has fewer devices for them",
+            f"phase {phase.label!r} has replicas={wanted}, but this process has fewer devices for them",
             available=", ".join(map(str, found)),
             hint=f"start as many processes, anyaccel run --replicas {wanted} SCRIPT, or write replicas=1",
         )
@@ -130,7 +132,7 @@ def check_replicable(phase: PhaseSettings, resolution: Resolution, learners: Seq
 
 
 _APART = {
-    "node": "asks for a device of its own,",
+    "node": "requests a separate device,",
     "policy": "is placed by the policy on",
     "fallback": "has a framework that does not run there, and falls back to",
 }
@@ -141,14 +143,14 @@ def _one_device(plan: Plan) -> str:
     """Return what to write if a phase cannot have replicas."""
     if not plan.replicas:
         return "leave deterministic out"
-    return f"leave replicas out, and ask for one device: accelerator={str(plan.replicas[0])!r}"
+    return f"leave replicas out, and request one device: accelerator={str(plan.replicas[0])!r}"
 
 
 def _unshareable(phase: PhaseSettings, resolution: Resolution, learners: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield why a phase cannot be split, and what to do."""
     plan, one_device = resolution.plan, _one_device(resolution.plan)
     if phase.step is not None:
-        yield "its step is your own", one_device
+        yield "it has a custom step", one_device
     divided = list(layouts(plan.assignments))
     if divided:
         yield f"node {divided[0]!r} has a device_map", f"leave it out, or {one_device}"
@@ -158,7 +160,7 @@ def _unshareable(phase: PhaseSettings, resolution: Resolution, learners: Sequenc
         if plan.replicas and each.reason in _APART:
             yield (
                 f"node {each.node!r} {_APART[each.reason]} {each.device}",
-                f"let it go with the phase, or {one_device}",
+                f"leave its accelerator out to follow the phase, or {one_device}",
             )
     if len(resolution.segments) > 1:
         frameworks = ", ".join(dict.fromkeys(backend.framework for backend in resolution.backends))
@@ -168,8 +170,9 @@ def _unshareable(phase: PhaseSettings, resolution: Resolution, learners: Sequenc
         )
     if phase.deterministic and len(plan.replicas) > FIXED_SHARDS:
         yield (
-            f"deterministic=True cuts each batch into {FIXED_SHARDS} shards, for at most as many replicas",
-            f"ask for {FIXED_SHARDS} devices, or leave deterministic out",
+            f"deterministic=True splits each batch into {FIXED_SHARDS} shards, so at most {FIXED_SHARDS} replicas are "
+            "possible",
+            f"request {FIXED_SHARDS} devices, or leave deterministic out",
         )
     yield from _coupled_rows(resolution, one_device)
 
@@ -188,11 +191,11 @@ def replica_notes(phase: PhaseSettings, plan: Plan, batch_size: int | None) -> t
     if not replicas:
         return ()
     assignment = plan.assignments[0]
-    who = {"phase": f"the phase asks for {assignment.requested!r}", "environment": f"{assignment.requested!r} is set"}
+    who = {"phase": f"the phase requests {assignment.requested!r}", "environment": f"{assignment.requested!r} is set"}
     why = who.get(assignment.reason, f"the phase has replicas={len(replicas)}")
     if phase.replicas is not None and assignment.reason != "default":
         why = f"{why} and replicas={phase.replicas}"
-    shares = "a share of the rows of every batch"
+    shares = "part of the rows of every batch"
     if batch_size is not None:
         low, high = batch_size // len(replicas), -(-batch_size // len(replicas))
         shares = f"{low if low == high else f'{low} or {high}'} of the {batch_size} rows of a batch"

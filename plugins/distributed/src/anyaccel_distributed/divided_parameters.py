@@ -14,7 +14,7 @@ from anyaccel.segment import Operation
 from anyaccel_distributed.device_replicas import DeviceReplicas
 from anyaccel_distributed.sharding import ShardParameters
 
-_LEAVE_OUT = "leave sharding out: then each replica keeps all parameters"
+_LEAVE_OUT = "leave sharding out, so that each replica has all parameters"
 
 
 def divided_nodes(plan: Plan) -> dict[str, str]:
@@ -60,14 +60,14 @@ def check_sharding(phase: PhaseSettings, resolution: Resolution) -> None:
         shards = backend.capability(ShardParameters)
         if shards is None:
             raise CapabilityError(
-                f"{_who(phase, resolution)}, and {backend.framework} cannot divide parameters among replicas",
+                f"{_who(phase, resolution)}, but {backend.framework} cannot shard parameters over replicas",
                 cause="its plugin lacks the capability 'shard_parameters'",
                 hint=_LEAVE_OUT,
             )
         _check_single_nodes(phase, resolution, backend, able=shards.shards_nodes)
     reason = next(_reasons(phase, resolution), None)
     if reason is not None:
-        raise PhaseError(f"{_who(phase, resolution)}, and {reason}", hint=_LEAVE_OUT)
+        raise PhaseError(f"{_who(phase, resolution)}, but {reason}", hint=_LEAVE_OUT)
 
 
 def _who(phase: PhaseSettings, resolution: Resolution) -> str:
@@ -84,9 +84,9 @@ def _check_single_nodes(phase: PhaseSettings, resolution: Resolution, backend: C
     whole = [op.label for op in _trained(resolution) if op.label in whole_nodes(resolution.plan)]
     if whole and not able:
         raise CapabilityError(
-            f"{_who(phase, resolution)}, node {whole[0]!r} keeps its parameters whole, and the plugin of "
-            f"{backend.framework} divides all nodes or none",
-            hint="give all nodes one sharding, that of the phase, or update the plugin",
+            f"{_who(phase, resolution)}, but node {whole[0]!r} has sharding='none', and the plugin "
+            f"of {backend.framework} can only shard all nodes or none",
+            hint="use the sharding of the phase for all nodes, or update the plugin",
         )
 
 
@@ -102,12 +102,12 @@ def _check_divisible(phase: PhaseSettings, resolution: Resolution) -> None:
     if shards is not None and not shards.unshardable_reason(segment, offload=offload, **more):
         hint = f"start processes, anyaccel run --replicas {len(resolution.plan.replicas)} SCRIPT, or leave sharding out"
     if phase.deterministic:
-        reason, hint = "deterministic=True adds whole gradients", "leave deterministic or sharding out"
+        reason, hint = "deterministic=True sums whole gradients", "leave deterministic or sharding out"
     elif offload:
-        reason = "offload is for the processes of a launcher"
+        reason = "offload needs the processes of a launcher"
     if reason:
         devices = ", ".join(map(str, resolution.plan.replicas))
-        raise PhaseError(f"{_who(phase, resolution)} over {devices}, and {reason}", hint=hint)
+        raise PhaseError(f"{_who(phase, resolution)} over {devices}, but {reason}", hint=hint)
     _check_single_nodes(phase, resolution, backend, able=replicas.divides_nodes)
 
 
@@ -123,7 +123,10 @@ def _reasons(phase: PhaseSettings, resolution: Resolution) -> Iterator[str]:
         yield f"node {mapped[0]!r} has a device_map"
     if len(set(nodes.values())) > 1:
         by_way = {way: node for node, way in reversed(nodes.items())}
-        yield f"node {by_way['full']!r} keeps its parts on the device, and node {by_way['full offload']!r} on the host"
+        yield (
+            f"node {by_way['full']!r} stores its shards on the device, but node {by_way['full offload']!r} in host "
+            "memory"
+        )
     for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
         shards, more = backend.required(ShardParameters), {"whole": whole} if whole else {}
         if reason := shards.unshardable_reason(segment, offload=offloads(resolution.plan), **more):
@@ -142,19 +145,19 @@ def sharding_notes(phase: PhaseSettings, resolution: Resolution) -> tuple[str, .
     nodes = divided_nodes(plan)
     if not nodes:
         asked = phase.sharding is not None
-        return (f"sharding={phase.sharding!r} divides nothing: all nodes say 'none'",) if asked else ()
+        return (f"sharding={phase.sharding!r} has no effect: all nodes have sharding='none'",) if asked else ()
     place = launched()
     if not divides(plan) and (place is None or phase.replicas == 1):
         way = next(iter(nodes.values()))
-        return (f"sharding={way!r} divides nothing here: this process trains on its own",)
+        return (f"sharding={way!r} has no effect: this process trains alone",)
     kept = [repr(op.label) for op in _trained(resolution) if op.label not in nodes]
     wholes = [f"parameters of {', '.join(kept)} are whole in each replica"] if kept else []
     if divides(plan):
         every = ", ".join(repr(op.label) for op in _trained(resolution) if op.label in nodes)
         where = f"{len(plan.replicas)} devices"
-        return (f"parameters and optimizer state of {every} are divided among {where}", *wholes)
+        return (f"parameters and optimizer state of {every} are sharded over {where}", *wholes)
     size = place.size if place is not None else 1
-    return (*_notes(resolution, nodes, size, "; they rest in host memory" if offloads(plan) else ""), *wholes)
+    return (*_notes(resolution, nodes, size, "; they stay in host memory" if offloads(plan) else ""), *wholes)
 
 
 def _notes(resolution: Resolution, nodes: Iterable[str], size: int, where: str) -> Iterator[str]:
@@ -167,10 +170,10 @@ def _notes(resolution: Resolution, nodes: Iterable[str], size: int, where: str) 
                 continue
             if operation.trainable or shards.global_batches:  # one program over all divides what is frozen, too
                 blocks = shards.sharded_blocks(operation.model)
-                gathered = f"gathered by block ({', '.join(blocks)})" if blocks else "gathered as one"
+                gathered = f"gathered by block ({', '.join(blocks)})" if blocks else "gathered together"
                 yield (
-                    f"parameters and optimizer state of {operation.label!r} are divided among {size} replicas, and "
-                    f"{gathered}{where}"
+                    f"parameters and optimizer state of {operation.label!r} are sharded over {size} "
+                    f"replicas and {gathered}{where}"
                 )
             elif resolution.plan[operation.label].sharding_reason == "node":
                 yield f"node {operation.label!r} is frozen: its parameters are whole in each replica"

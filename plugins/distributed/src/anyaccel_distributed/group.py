@@ -119,13 +119,13 @@ class ReplicaGroup(ABC):
         raise NotImplementedError
 
     def begin_step(self, programs: Sequence[Program], sizes: Sequence[int]) -> None:
-        """Begin a step of which this replica computes parts with these numbers of rows, in sequence.
+        """Begin a step; this replica computes parts with these numbers of rows, in sequence.
 
         Required if parameters are sharded: the gradients of each part are then summed over all replicas together.
         """
 
     def begin_parts(self, program: Program, n_replicas: int) -> None:
-        """Announce that the rows of the next steps of a `build_together` program come from `n_replicas` replicas.
+        """Prepare for steps of a `build_together` program with rows from `n_replicas` replicas.
 
         1, the default, means that each replica passes all rows. Required if a backend `computes_together`.
         """
@@ -160,8 +160,8 @@ class Replicate(Capability):
     def build_together(self, segment: Segment, group: ReplicaGroup) -> Program:
         """Build one program that all replicas call in the same way, each with all rows of a step.
 
-        It computes a part of them together with the others. Random numbers are those of one process, layers that mix
-        the rows of a batch see all of them, and nothing else is exchanged: `average_gradients` has nothing to do.
+        It computes a part of them together with the others. Random numbers are the same as in one process, layers that
+        mix the rows of a batch see all of them, and nothing else is exchanged: `average_gradients` has nothing to do.
         Parameters and results are whole in each replica.
 
         Args:

@@ -26,7 +26,7 @@ class LaunchOptions:
         is_module: Whether it is a module.
         arguments: Arguments after it on the command line.
         replicas: Number of processes; in an elastic run, the maximum.
-        min_replicas: Minimum number of processes with which it continues.
+        min_replicas: Minimum number of processes to continue with.
         max_restarts: How often all are restarted from scratch when one has failed.
         timeout: Seconds that a replica waits for the others; None leaves it to the framework.
     """
@@ -76,7 +76,7 @@ def _hint(name: str) -> str:
     """Return what to do about a missing launcher."""
     command = next((command for names, command in _COMMANDS.items() if name.lower() in names.split()), "")
     if command:
-        return f"start the script by the command itself: {command}"
+        return f"start the script with its command: {command}"
     return _RAY if name.lower() == "ray" else "leave --on out"
 
 
@@ -96,7 +96,7 @@ def replica_timeout(environment: Mapping[str, str] | None = None) -> float | Non
         seconds = math.nan
     if not 0 < seconds < math.inf:
         raise ConfigError(
-            f"{TIMEOUT_VARIABLE}={text!r} is no number of seconds above 0",
-            hint=f"set it to the time of the longest step and more, such as {TIMEOUT_VARIABLE}=600, or unset it",
+            f"{TIMEOUT_VARIABLE}={text!r} is not a number of seconds above 0",
+            hint=f"set it to more than the time of the longest step, such as {TIMEOUT_VARIABLE}=600, or unset it",
         )
     return seconds

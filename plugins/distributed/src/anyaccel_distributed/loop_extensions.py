@@ -12,8 +12,8 @@ from anyaccel.phases.loop_extension import Call, LoopExtension
 from anyaccel.phases.run import Run
 
 _LOST = (
-    "parameters were divided among replicas, and this one does not gather them after an error: in its models they are "
-    "NaN, unless they were read since the last step; go on from a checkpoint"
+    "parameters were sharded over replicas, and this replica does not gather them after an error: they are NaN in "
+    "its models, unless they were read since the last step; resume from a checkpoint"
 )
 
 
@@ -67,9 +67,7 @@ class ReplicatedEpochs(LoopExtension):
         self._replicas.end_steps()
 
     def failed(self, failure: BaseException, losses: object) -> bool:
-        """Abandon the exchange before values are settled, which may wait; create the error of an out-of-memory
-        first.
-        """
+        """Stop the exchange before values are settled, which may wait; create the error of an out-of-memory first."""
         if not isinstance(failure, MemoryError):
             self._replicas.abandon()
         return False

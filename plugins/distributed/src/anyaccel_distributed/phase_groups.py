@@ -107,13 +107,13 @@ class ReplicaGroups(ProcessGroups):
         if number < 2 or not phase.trains:
             return plan
         where = f", on {', '.join(map(str, devices))}" if devices else ""
-        note = f"this is the plan of one of {number} replicas{where}; each takes its share of a batch"
+        note = f"this is the plan of one of {number} replicas{where}; each takes part of a batch"
         names: tuple[str, ...] = _SHARED
-        why = f"each of {number} replicas takes its share of a batch"
+        why = f"each of {number} replicas takes part of a batch"
         if divided_nodes(plan):
-            names, why = _DIVIDED, f"what is trained is divided among {number} replicas"
+            names, why = _DIVIDED, f"trained parameters are sharded over {number} replicas"
         memory = tuple(_without(each, names, why) for each in plan.memory)
-        shared = f"each of {number} replicas takes its share of a batch"
+        shared = f"each of {number} replicas takes part of a batch"
         activations = tuple(NodeActivations(node=each.node, rows=None, gap=shared) for each in plan.activations)
         return replace(plan, memory=memory, activations=activations, notes=(*plan.notes, note))
 
@@ -181,7 +181,7 @@ def process_group(phase: PhaseSettings, resolution: Resolution, learners: Sequen
         return DeviceGroup(resolution.plan, deterministic=phase.deterministic) if several else SingleProcess()
     if phase.replicas not in (None, place.size):
         raise PhaseError(
-            f"phase {phase.label!r} has replicas={phase.replicas}, and this is one of {place.size} processes",
+            f"phase {phase.label!r} has replicas={phase.replicas}, but this is one of {place.size} processes",
             cause=f"{place.size} replicas",
             hint=f"start the script as anyaccel run --replicas {phase.replicas} SCRIPT, or leave replicas out",
         )
@@ -197,9 +197,10 @@ def process_group(phase: PhaseSettings, resolution: Resolution, learners: Sequen
     for framework, backend in backends.items():
         if backend.capability(Replicate) is None:
             raise CapabilityError(
-                f"phase {phase.label!r} is trained by {place.size} replicas, and {framework} has none here",
+                f"phase {phase.label!r} is trained by {place.size} replicas, but {framework} does not support "
+                "replicas here",
                 cause="its plugin lacks the capability 'replicate'",
-                hint="write replicas=1 to train the whole model in each process on its own",
+                hint="set replicas=1 to train the whole model separately in each process",
             )
     groups = {name: _joined(backend.required(Replicate), place) for name, backend in backends.items()}
     if not phase.deterministic:  # there, each replica has all rows, and their weights
@@ -258,10 +259,10 @@ def check_shareable(
         can_sync = reason in _coupled_rows(resolution) and (may_sync or not _coupled_rows(resolution, synced=True))
         raise PhaseError(
             f"phase {phase.label!r} cannot be trained by several replicas: {reason}",
-            hint="write sync_batchnorm=True to normalize by the rows of all; or replicas=1 to train the whole of it in "
-            "each process on its own"
+            hint="set sync_batchnorm=True to normalize over the rows of all replicas, or replicas=1 to train the "
+            "whole model separately in each process"
             if can_sync
-            else "write replicas=1 to train the whole of it in each process on its own",
+            else "set replicas=1 to train the whole model separately in each process",
         )
     check_accumulation(phase.label, phase.losses, doing=SHARES, left_out=WITHOUT_REPLICAS)
     return bool(_coupled_rows(resolution, synced=phase.sync_batchnorm))
@@ -272,13 +273,15 @@ def _unshareable(
 ) -> Iterator[str]:
     """Yield reasons why a phase cannot be split."""
     if phase.step is not None:
-        yield "its step is your own"
+        yield "it has a custom step"
     if phase.deterministic and divided_nodes(resolution.plan):
-        yield "deterministic=True adds whole gradients, and sharding divides them"
+        yield "deterministic=True sums whole gradients, but sharding splits them"
     if learners:
         yield f"the estimator {learners[0]!r} learns from each batch"
     if phase.sync_batchnorm and phase.accumulate > 1:
-        yield "it accumulates batches, and normalizes over each: replicas share a step, not its batches"
+        yield (
+            "it accumulates batches and normalizes over each of them, but replicas split a whole step, not its batches"
+        )
     yield from _unshareable_models(resolution)
     if not together:
         yield from _coupled_rows(resolution, synced=phase.sync_batchnorm)
@@ -338,10 +341,10 @@ def check_apart(label: str, plan: Plan, gather: Callable[[Any], list[Any]]) -> N
     kind = shared[0][1].partition(":")[0]
     raise PhaseError(
         f"phase {label!r} cannot be trained by several replicas: they would train on one device: {where}",
-        cause=f"accelerator={kind!r} of the phase gives each process of a machine a device of its own",
-        hint="leave the accelerator of the node out: then it goes with the phase"
+        cause=f"accelerator={kind!r} on the phase assigns a separate device to each process of a machine",
+        hint="leave the accelerator of the node out, so that it follows the phase"
         if any(by_node for *_, by_node in shared)
-        else "ask for the kind without a number, and start as many processes on a machine as it has of these devices",
+        else "request the kind without a number, and start one process per device on each machine",
     )
 
 
@@ -361,10 +364,10 @@ def check_weights(phase: PhaseSettings, resolution: Resolution, groups: Mapping[
         weighted = next((term.label for term in segment.losses if weight_inputs(term)), None)
         if weighted is not None and not groups[backend.framework].weighs_losses:
             raise CapabilityError(
-                f"phase {phase.label!r}: the loss {weighted!r} weighs rows or positions, and replicas of "
-                f"{backend.framework} cannot add up these weights",
-                hint="write deterministic=True, which needs no such sums; or replicas=1 to train the whole model in "
-                "each process on its own",
+                f"phase {phase.label!r}: the loss {weighted!r} weights rows or positions, but "
+                f"replicas of {backend.framework} cannot sum these weights",
+                hint="set deterministic=True, which needs no such sums, or replicas=1 to train the "
+                "whole model separately in each process",
             )
 
 
@@ -379,15 +382,15 @@ def check_fixed_order(phase: PhaseSettings, size: int, groups: Mapping[str, Repl
         return
     if size > FIXED_SHARDS:
         raise PhaseError(
-            f"phase {phase.label!r} has deterministic=True, and is trained by {size} replicas",
-            cause=f"each batch is cut into {FIXED_SHARDS} shards, for at most as many replicas",
+            f"phase {phase.label!r} has deterministic=True, but is trained by {size} replicas",
+            cause=f"each batch is split into {FIXED_SHARDS} shards, so at most {FIXED_SHARDS} replicas are possible",
             hint=f"start {FIXED_SHARDS} processes, or leave deterministic out",
         )
     unable = next((name for name, group in groups.items() if not group.gathers_tensors), None)
     if unable is not None:
         raise CapabilityError(
-            f"phase {phase.label!r} has deterministic=True, and replicas of {unable} add up gradients in an order of "
-            "their own",
+            f"phase {phase.label!r} has deterministic=True, but replicas of {unable} sum gradients "
+            "in a different order",
             hint="leave deterministic out, or update the plugin",
         )
 
@@ -414,7 +417,7 @@ def join(framework: str) -> Launched | None:
     replicate, place = registry().find(framework).capability(Replicate), launched()
     if replicate is None:
         raise CapabilityError(
-            f"{framework} has no replicas in several processes here",
+            f"{framework} does not support replicas in several processes here",
             cause="its plugin lacks the capability 'replicate'",
             hint="train on several devices of one process, TrainPhase(replicas=2), or leave join out",
         )

@@ -83,7 +83,7 @@ def _attempt(
             processes.append(subprocess.Popen(list(command), env={**shared, **of_all, **own}, **output))
             if printed is not None:
                 readers.append(_reader(processes[-1], printed))
-        return _wait(processes, "all are started anew" if attempts_left else "the others are ended, too")
+        return _wait(processes, "all are restarted" if attempts_left else "the others are stopped too")
     finally:
         running = [process for process in processes if process.poll() is None]
         for process in running:
@@ -136,7 +136,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], then: str) -> int:
 
 
 def _free_port() -> int:
-    """Return a free port, followed by free ones, at which some frameworks meet."""
+    """Return a free port followed by more free ports, which some frameworks use to meet."""
     while True:
         with ExitStack() as stack:
             first = stack.enter_context(socket.socket())

@@ -1,4 +1,4 @@
-"""Replica checks: losses and buffers for which parts of a batch do not compute the step of the whole; each warns
+"""Replica checks: losses and buffers that make parts of a batch compute another step than the whole batch; each warns
 once.
 """
 
@@ -38,7 +38,7 @@ class UnequalBuffers(LoopExtension):
         self._is_over = True
         names = [name for program in self._programs for name in program.unequal_buffers()]
         if names:
-            how = "by the rows of each replica, and those of the first are kept"
+            how = "by the rows of each replica, and the values of the first replica are used"
             warn_of_buffers(self._phase, names, SHARES, how, WITHOUT_REPLICAS)
 
 
@@ -58,7 +58,7 @@ def replica_checks(phase: PhaseSettings, pipeline: Pipeline, group: ProcessGroup
     if accumulates:
         checks.append(BufferCheck(phase, pipeline, is_first=is_first, n_calls=phase.accumulate * n_shards))
     elif n_shards > 1:
-        doing, left_out = f"cuts each batch into {n_shards} shards", "leave deterministic out"
+        doing, left_out = f"splits each batch into {n_shards} shards", "leave deterministic out"
         told = {"doing": doing, "left_out": left_out}
         checks.append(BufferCheck(phase, pipeline, is_first=is_first, n_calls=n_shards, **told))
     elif programs:

@@ -103,7 +103,7 @@ class ReplicatedProgram(Program, ScalesLosses):
 
     Each step splits its rows into shards of adjacent rows, one for each replica, or a fixed number of them. The
     gradients of shards are added on the first device in the order of the shards, weighted by rows, and sent to all.
-    Evaluations are computed only on the first device; the user's models are those of the first program.
+    Evaluations are computed only on the first device; the first program uses the user's models.
 
     Args:
         segment: The segment, on the first device. It has no inputs that need cotangents.
@@ -112,7 +112,7 @@ class ReplicatedProgram(Program, ScalesLosses):
         devices: Devices of the programs.
         fixed_shards: Number of shards of each batch, for any number of devices, each with separate random numbers; None
             for one shard on each device.
-        processes: Processes that compute shards of each batch; without them, all are computed here.
+        processes: Processes that compute shards of each batch; None computes all of them here.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class ReplicatedProgram(Program, ScalesLosses):
 
     def _other_state(self) -> StateError:
         how = "in a fixed order" if self._fixed_shards is not None else f"on {self.n_replicas} devices"
-        return StateError(f"the random state is of a run with other replicas than these, {how}")
+        return StateError(f"the random state belongs to a run with other replicas than these, {how}")
 
     # -- forward and back ------------------------------------------------------------------------------------------
 
@@ -277,7 +277,7 @@ class ReplicatedProgram(Program, ScalesLosses):
             raise PhaseError(
                 f"segment {self.segment.label!r}: the replicas have gradients of different parameters, "
                 f"{' and '.join(map(str, sorted(lengths)))}",
-                hint="train in several processes, anyaccel run --replicas 2 SCRIPT, or let every parameter take part",
+                hint="train in several processes, anyaccel run --replicas 2 SCRIPT, or use all parameters in each step",
             )
         self._total, self._is_set = self._replicas.weighted_sums([*before, *tensors], weights), False
         return ()

@@ -245,13 +245,13 @@ class ReplicatedTraining(ProcessGroup):
         every = self.gather([seen, ended])
         done = [str(rank) for rank, (_, is_done) in enumerate(every) if is_done]
         others = [str(rank) for rank, (batch, _) in enumerate(every) if batch != every[0][0]]
-        what = f"is at its end in replica {', '.join(done)} only" if done else "gives other batches in replica "
+        what = f"has ended only in replica {', '.join(done)}" if done else "returns other batches in replica "
         raise PhaseError(
             f"phase {self._label!r}, epoch {self._epoch}, step {self._step}: the source {self._source!r} {what}"
             + ("" if done else f"{', '.join(others)} than in replica 0"),
-            cause="each replica reads every batch, and takes its share of the rows",
-            hint="let the source give the same batches in every process: leave a DistributedSampler out, and seed what "
-            "draws; or write replicas=1",
+            cause="each replica reads every batch and takes part of its rows",
+            hint="return the same batches in every process: use no DistributedSampler, and seed "
+            "random draws; or set replicas=1",
         )
 
     @property
@@ -343,10 +343,10 @@ class ReplicatedTraining(ProcessGroup):
     def _tell_readers(self, readers: Sequence[int]) -> None:
         raise PhaseError(
             f"phase {self._label!r}, epoch {self._epoch}, step {self._step}: replica {', '.join(map(str, readers))} "
-            "reads models whose parameters are divided, and the others do not",
-            cause="they are gathered from all replicas, which do so together",
-            hint="call run.model and run.snapshot in all replicas, before any `if run.is_main_process:`; or write "
-            "checkpoint=, which gathers them by itself",
+            "reads models with sharded parameters, but the others do not",
+            cause="all replicas must gather them together",
+            hint="call run.model and run.snapshot in all replicas, before any `if run.is_main_process:`; or set "
+            "checkpoint=, which gathers them automatically",
         )
 
     @contextmanager
@@ -391,10 +391,10 @@ class ReplicatedTraining(ProcessGroup):
         others = [str(rank) for rank, (_, drawn) in enumerate(every) if drawn != every[0][1]]
         if others:
             raise PhaseError(
-                f"phase {self._label!r}: the samplers of the replicas drew different rows: replica {', '.join(others)} "
-                "has others than replica 0",
-                available="shares of one order, which each replica draws",
-                hint="let the sampler draw by its seed and the number of the epoch alone",
+                f"phase {self._label!r}: the samplers of the replicas drew different rows: replica "
+                f"{', '.join(others)} differs from replica 0",
+                available="each replica draws the same order and takes part of it",
+                hint="use only the seed and the number of the epoch in the sampler",
             )
         return next((reason for reason, _ in every if reason), "")
 
@@ -411,10 +411,11 @@ class ReplicatedTraining(ProcessGroup):
             more = f" and {len(others)} more" if others else ""
             warnings.warn(
                 printable(
-                    f"phase {self._label!r}: the buffer {first!r}{more} was not the same in all replicas, as each "
-                    "computed it from its own rows; now all have that of the first. In one process it would have "
-                    "another value. Hint: use layers whose buffers do not depend on the rows of a batch; or write "
-                    "replicas=1"
+                    f"phase {self._label!r}: the buffer {first!r}{more} differed between replicas, because "
+                    "each computed it from its own rows; now all have the value of the first replica. In one process "
+                    "it would have another value. Hint: use layers whose buffers do not depend on the rows of a "
+                    "batch; or "
+                    "set replicas=1"
                 ),
                 UserWarning,
                 stacklevel=user_level(),
@@ -446,7 +447,7 @@ class StepReplicas(Protocol):
         """Begin a step in parts with these numbers of rows, if gradients are summed by parts."""
 
     def begin_reading(self) -> None:
-        """Announce that models are read next, for which all replicas gather sharded parameters."""
+        """Gather sharded parameters in all replicas, because models are read next."""
 
     def loss_weights(
         self, inputs: Sequence[tuple[PipelineStage, Sequence[Any]]], n_rows: float
@@ -466,7 +467,7 @@ class StepReplicas(Protocol):
 
 
 class ReplicatedStep(CrossSegmentStep):
-    """Steps of which each replica computes its part of the rows.
+    """Steps with the rows split over the replicas.
 
     Args:
         stages, log_event: See `CrossSegmentStep`.

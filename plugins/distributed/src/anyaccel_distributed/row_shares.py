@@ -77,10 +77,10 @@ class BatchShare:
         n_rows = len(next(iter(batch.values())))
         if n_rows < self._size:
             raise PhaseError(
-                f"phase {self._label!r}: the source {self._source!r} gave a batch of {n_rows} rows for {self._size} "
-                "replicas",
-                cause="each replica takes a share of every batch, also of the last one of an epoch",
-                hint="let it make larger batches, or leave the last one out: DataLoader(..., drop_last=True)",
+                f"phase {self._label!r}: the source {self._source!r} returned a batch of {n_rows} rows for "
+                f"{self._size} replicas",
+                cause="each replica takes part of every batch, including the last one of an epoch",
+                hint="use larger batches, or drop the last one: DataLoader(..., drop_last=True)",
             )
         self._on_batch(fingerprint(batch), n_rows)
         if self._whole or (self._parts and n_rows % self._size):
@@ -206,8 +206,8 @@ def _check_sizes(label: str, sizes: set[int], n_replicas: int) -> None:
     if min(sizes) < n_replicas:
         raise PhaseError(
             f"phase {label!r} has a batch of {min(sizes)} rows for {n_replicas} replicas",
-            cause="each replica takes a share of every batch, also of the last one of an epoch",
-            hint="draw larger batches, or leave the last one out: SimpleSampler(..., drop_last=True)",
+            cause="each replica takes part of every batch, including the last one of an epoch",
+            hint="draw larger batches, or drop the last one: SimpleSampler(..., drop_last=True)",
         )
 
 
@@ -215,8 +215,9 @@ def _check_equal(label: str, sizes: set[int], n_replicas: int) -> None:
     if any(n % n_replicas for n in sizes):
         raise PhaseError(
             f"phase {label!r} takes batches of {_listed(sizes)} rows in one step, for {n_replicas} replicas",
-            cause="batches of several sizes in one step are shared where each is a multiple of the replicas",
-            hint=f"let the samplers draw multiples of {n_replicas} rows, with drop_last=True",
+            cause="batches of several sizes in one step can be split only if each is a multiple of the number of "
+            "replicas",
+            hint=f"use batch sizes that are multiples of {n_replicas}, with drop_last=True",
         )
 
 
@@ -279,8 +280,8 @@ class GlobalBatches:
     def chosen(self, label: str, size: int, *, in_memory: bool, batches: bool) -> GlobalBatches:
         """Return the choice once it is known where the rows are.
 
-        Items that samplers draw are excluded, because each replica reads only its part: to know which rows of a block
-        belong to which step, each would read all. Steps that accumulate batches of a source are excluded, too.
+        Items drawn by samplers are excluded, because each replica reads only its part: to assign the rows of a block to
+            steps, each would have to read all. Steps that accumulate batches of a source are excluded, too.
 
         Args:
             label: Label of the phase.
@@ -296,10 +297,10 @@ class GlobalBatches:
         given = in_memory or batches
         if self.needed and not given:
             raise PhaseError(
-                f"phase {label!r} normalizes by the rows of all replicas, which these compute only where each has all "
-                "rows of a batch",
+                f"phase {label!r} normalizes over the rows of all replicas, which needs all rows "
+                "of a batch in each replica",
                 available=f"rows in memory, in batches of a multiple of {size} rows",
-                hint=f"draw batches of a multiple of {size} rows from a FeatureSet, or write replicas=1 to train the "
-                "whole of it in each process on its own",
+                hint=f"draw batches of a multiple of {size} rows from a FeatureSet, or set replicas=1 to train "
+                "the whole model separately in each process",
             )
         return replace(self, given=given, parts=batches)

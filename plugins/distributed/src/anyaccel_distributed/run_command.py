@@ -25,20 +25,20 @@ _COUNT = re.compile(r"(?:(\d{1,6}):)?(\d{1,6})")
     "--replicas",
     required=True,
     metavar="N",
-    help="How many processes train one model; MIN:MAX where a launcher may go on with fewer.",
+    help="Number of processes that train one model; MIN:MAX if the launcher can continue with fewer.",
 )
-@click.option("--on", metavar="LAUNCHER", help="Where they run, such as ray; by default on this machine.")
+@click.option("--on", metavar="LAUNCHER", help="Where to run them, such as ray; by default on this machine.")
 @click.option(
     "--max-restarts",
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="How often all are started anew when one has failed.",
+    help="Number of restarts of all processes after one has failed.",
 )
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
-    help="Seconds that one waits for the others in a step; by default those of the framework.",
+    help="Seconds to wait for the other processes in a step; by default the framework's timeout.",
 )
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.argument("script")
@@ -54,7 +54,7 @@ def run(
 ) -> None:
     """Run a script in several processes, which share every batch of its training phases.
 
-    Sets what torchrun sets. When one process fails the others are ended, and the status is that of the one that failed.
+    Sets what torchrun sets. If one process fails, the others are stopped, and its exit status is returned.
 
     \b
     Examples:
@@ -65,9 +65,11 @@ def run(
     check_folder()
     fewest, most = _count(replicas)
     if fewest < most and on is None:
-        raise click.UsageError(f"--replicas {replicas} is for launchers that go on with fewer, such as --on ray.")
+        raise click.UsageError(
+            f"--replicas {replicas} is for launchers that can continue with fewer processes, such as --on ray."
+        )
     if not module and not Path(script).is_file():
-        raise click.UsageError(f"there is no file {script!r}.")
+        raise click.UsageError(f"the file {script!r} does not exist.")
     options = LaunchOptions(
         target=script,
         is_module=module,
@@ -85,7 +87,7 @@ def _count(text: str) -> tuple[int, int]:
     match = _COUNT.fullmatch(text)
     fewest, most = (int(match[1] or match[2]), int(match[2])) if match is not None else (0, 0)
     if not 1 <= fewest <= most:
-        raise click.UsageError(f"--replicas {text!r} is no number of processes: write 4, or 2:4 for 2 to 4.")
+        raise click.UsageError(f"--replicas {text!r} is not a number of processes: write 4, or 2:4 for 2 to 4.")
     return fewest, most
 
 

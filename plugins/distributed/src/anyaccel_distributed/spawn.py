@@ -35,7 +35,7 @@ def spawn(function: Callable[..., object], *, replicas: int, arguments: Mapping[
         FrameworkError: a replica failed; the message has the end of its output, with its traceback.
     """
     if not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 1:
-        raise ConfigError(f"spawn: replicas={replicas!r} is no number of processes", hint="write replicas=2")
+        raise ConfigError(f"spawn: replicas={replicas!r} is not a number of processes", hint="write replicas=2")
     module, name = _importable(function)
     call = json.dumps([[str(Path(path).absolute()) for path in sys.path], module, name, _plain(arguments)])
     printed: list[str] = []
@@ -44,7 +44,7 @@ def spawn(function: Callable[..., object], *, replicas: int, arguments: Mapping[
         raise FrameworkError(
             f"{module}.{name}: a replica of {replicas} ended with exit status {status}:\n"
             + "".join(printed[-_LINES_KEPT:]).rstrip(),
-            hint="call the function itself, in this process, to look into it",
+            hint="call the function in this process to debug it",
         )
 
 
@@ -52,7 +52,7 @@ def _importable(function: Callable[..., object]) -> tuple[str, str]:
     """Return module and name of a function, if another process finds it there."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if not callable(function) or not isinstance(module, str):
-        raise ConfigError(f"spawn: {function!r} is no function", hint="give a function of a module")
+        raise ConfigError(f"spawn: {function!r} is not a function", hint="pass a function of a module")
     source = getattr(sys.modules.get(module), "__file__", None)
     if (
         module == "__main__"
@@ -62,7 +62,7 @@ def _importable(function: Callable[..., object]) -> tuple[str, str]:
     ):
         raise ConfigError(
             f"spawn: another process cannot import {name!r} of {module!r}",
-            available="functions at the top of a module in a file",
+            available="functions at the top level of a module in a file",
             hint="write the function into a file (%%writefile training.py in a notebook) and import it from there",
         )
     return module, name
@@ -74,7 +74,7 @@ def _plain(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
         json.dumps(given)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"spawn: the arguments are no values of JSON: {error}",
-            hint="hand over numbers, texts and lists, such as the path of a file",
+            f"spawn: the arguments are not JSON values: {error}",
+            hint="pass numbers, strings and lists, such as the path of a file",
         ) from None
     return given

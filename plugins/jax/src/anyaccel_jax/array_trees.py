@@ -46,7 +46,7 @@ def arrays_in(obj: Any) -> Iterator[Any]:
 def map_arrays(obj: Any, function: Callable[[Any], Any]) -> Any:
     """Return the object with `function` applied to its arrays: models and NNX objects are changed, pytrees are new.
 
-    A pytree in which nothing changed is returned itself.
+    An unchanged pytree is returned itself.
     """
     import jax
 

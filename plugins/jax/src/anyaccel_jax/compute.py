@@ -226,8 +226,8 @@ class JaxPrecision(ComputesPrecision):
         if device.kind != "gpu" or setting("jax_default_matmul_precision") not in (None, "default"):
             return ""
         return (
-            f"JAX multiplies float32 in TF32 on {device} by default, to three digits, if that GPU has it: "
-            "matmul_precision='highest' keeps all"
+            f"JAX multiplies float32 in TF32 on {device} by default, with three digits, if the GPU supports "
+            "it: set matmul_precision='highest' for full precision"
         )
 
     def remat_blocks(self, model: Any, remat: str) -> Sequence[str]:

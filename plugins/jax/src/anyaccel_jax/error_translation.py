@@ -31,7 +31,7 @@ def translate_errors(subject: str) -> Iterator[None]:
 
 
 def with_translated_errors(function: Callable[..., Any], subject: str) -> Callable[..., Any]:
-    """Return the function, with errors as in `translate_errors`, at no cost if there are none."""
+    """Return the function with errors translated as in `translate_errors`, at no cost without errors."""
 
     @wraps(function)
     def run(*arguments: Any) -> Any:

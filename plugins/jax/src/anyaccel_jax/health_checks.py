@@ -8,7 +8,10 @@ from anyaccel.machine import Machine
 from anyaccel_devtools.doctor import Check, HealthChecks, cuda_driver_checks
 
 _PLUGINS = {"nvidia": ("jax-cuda13-plugin", "jax-cuda12-plugin"), "amd": ("jax-rocm7-plugin", "jax-rocm60-plugin")}
-_EXTRAS = {"nvidia": 'python -m pip install "jax[cuda13]"', "amd": "install JAX for ROCm, as JAX's own page says"}
+_EXTRAS = {
+    "nvidia": 'python -m pip install "jax[cuda13]"',
+    "amd": "install JAX for ROCm, as described in JAX's documentation",
+}
 _CUDA = {"jax-cuda13-plugin": "13", "jax-cuda12-plugin": "12"}
 _OFF = ("false", "0")
 
@@ -34,7 +37,7 @@ def _plugin(machine: Machine, vendor: str) -> Iterator[Check]:
     name, installed = f"jax for {vendor}", _installed(machine, vendor)
     gpu = machine.gpus(vendor)[0].name or f"a GPU of {vendor}"
     if not installed:
-        message = f"JAX {machine.version_of('jax')} is installed for CPUs alone, beside {gpu}"
+        message = f"JAX {machine.version_of('jax')} is installed for CPUs only, but this machine has {gpu}"
         yield Check(name=name, status="FAIL", message=message, fix=_EXTRAS[vendor])
         return
     yield Check(name=name, status="PASS", message=f"{installed} {machine.version_of(installed)}")
@@ -52,13 +55,13 @@ def _memory(machine: Machine) -> Check:
         return Check(
             name="memory of GPUs",
             status="WARN",
-            message="JAX takes three quarters of a GPU's memory when it starts, TensorFlow all: the later one fails "
-            "unless anyaccel is the first to use each",
+            message="JAX reserves three quarters of a GPU's memory when it starts, and TensorFlow all of it: the "
+            "later one fails unless anyaccel is the first to use each",
             fix="export XLA_PYTHON_CLIENT_PREALLOCATE=false TF_FORCE_GPU_ALLOW_GROWTH=true",
         )
     told = (
-        "JAX takes what it needs"
+        "JAX allocates memory as needed"
         if not jax_takes_all
-        else "JAX takes three quarters when it starts; nothing else here does"
+        else "JAX reserves three quarters when it starts; no other framework here does"
     )
     return Check(name="memory of GPUs", status="PASS", message=told)

@@ -13,7 +13,7 @@ from anyaccel.arguments import shown
 from anyaccel.errors import ConfigError, DataError
 from anyaccel_jax.array_trees import comes_from, is_nnx
 
-_RESULTS = "a mean over the rows, a value of each row, or a sum and its count, a whole number"
+_RESULTS = "a mean over the rows, one value per row, or a sum and its integer count"
 
 
 class LossGradients:
@@ -22,8 +22,8 @@ class LossGradients:
     Args:
         loss: Function of the model or parameters, and the other arguments of this call.
         n_micro: Number of micro-batches of the rows.
-        n_shards: Number of devices over which the rows are sharded; each keeps its own.
-        dtype: Dtype to which floating-point arrays are cast on their way into the loss; None casts nothing.
+        n_shards: Number of devices that the rows are sharded over.
+        dtype: Dtype for casting the floating-point arguments of the loss; None casts nothing.
         has_aux: Whether the loss returns a pair; the second item is returned unchanged.
         traced: Function called when a step is traced.
     """
@@ -46,7 +46,7 @@ class LossGradients:
 
         Args:
             model: Parameters, an NNX module or an Equinox module.
-            args, settings: Arguments of the loss. Arrays with as many rows as the first of them are split into
+            args, settings: Arguments of the loss. Arrays with the same number of rows as the first array are split into
                 micro-batches; each micro-batch gets its own random key.
             mask: Rows that count, [rows]; the loss then returns a value for each row.
         """
@@ -102,7 +102,7 @@ class LossGradients:
         n_rows = next((leaf.shape[0] for leaf in leaves if np.ndim(leaf)), None)
         if n_rows is None:
             raise DataError(
-                "value_and_grad() cannot cut a batch into micro-batches: nothing that it is given has rows",
+                "value_and_grad() cannot split a batch into micro-batches: no argument has rows",
                 available="arrays [rows, ...] after the model",
                 hint="leave accumulate out",
             )
@@ -202,9 +202,9 @@ def _counted(result: Any, mask: Any) -> tuple[Any, Any]:
             raise _wrong(result, _RESULTS)
         if not (jnp.issubdtype(count.dtype, jnp.integer) or count.dtype == jnp.bool_):
             raise DataError(
-                f"the loss gave a pair whose second is {count.dtype}, and a count is a whole number",
+                f"the loss returned a pair with a {count.dtype} as its second value, but a count must be an integer",
                 available=_RESULTS,
-                hint="count with mask.astype(int).sum(); if it is no count: value_and_grad(loss, has_aux=True)",
+                hint="count with mask.astype(int).sum(); if it is not a count, use value_and_grad(loss, has_aux=True)",
             )
     elif hasattr(result, "shape") and jnp.issubdtype(result.dtype, jnp.floating) and result.ndim <= 1:
         total, count = result, None
@@ -214,15 +214,15 @@ def _counted(result: Any, mask: Any) -> tuple[Any, Any]:
     if total.ndim == 0:
         if mask is not None:
             raise DataError(
-                "the loss gave one value for a batch with rows that do not count",
-                available="a value of each row; or a sum and a count of each row",
-                hint="leave the mean to value_and_grad(): let the loss give [rows]",
+                "the loss returned one value for a batch with padding rows",
+                available="one value per row, or a sum and a count per row",
+                hint="return [rows] from the loss, and let value_and_grad() compute the mean",
             )
         return total, count
     count = jnp.ones(total.shape, _COUNTS) if count is None else count.astype(_COUNTS)
     if mask is not None:
         if mask.shape != total.shape:
-            raise _wrong(result, f"a value of each of {mask.shape[0]} rows")
+            raise _wrong(result, f"one value for each of {mask.shape[0]} rows")
         total, count = jnp.where(mask, total, 0), jnp.where(mask, count, 0)
     return total.sum(), count.sum()
 
@@ -231,9 +231,9 @@ def _wrong(result: Any, available: str) -> DataError:
     kinds = [f"{item.dtype}{list(item.shape)}" for item in jax.tree.leaves(result) if hasattr(item, "dtype")]
     what = ", ".join(kinds) or shown(result)
     return DataError(
-        f"the loss gave {'a pair of ' if isinstance(result, tuple) and len(result) == 2 else ''}{what}",
+        f"the loss returned {'a pair of ' if isinstance(result, tuple) and len(result) == 2 else ''}{what}",
         available=available,
-        hint="reduce it, such as by jnp.mean(); what else it gives: value_and_grad(loss, has_aux=True)",
+        hint="reduce it, for example with jnp.mean(); for additional outputs, use value_and_grad(loss, has_aux=True)",
     )
 
 
@@ -245,12 +245,12 @@ def checked_micro(accumulate: Any, has_aux: bool) -> int:
     """
     if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
         raise ConfigError(
-            f"value_and_grad: accumulate={shown(accumulate)} is no number of micro-batches",
+            f"value_and_grad: accumulate={shown(accumulate)} is not a number of micro-batches",
             hint="write accumulate=4",
         )
     if has_aux and accumulate > 1:
         raise ConfigError(
-            f"value_and_grad: has_aux=True, and each of {accumulate} micro-batches would give its own",
-            hint="leave accumulate out, or compute it apart",
+            f"value_and_grad: has_aux=True, but each of {accumulate} micro-batches would return a separate value",
+            hint="leave accumulate out, or compute it separately",
         )
     return accumulate

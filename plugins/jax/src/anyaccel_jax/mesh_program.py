@@ -28,8 +28,8 @@ class DeviceMesh:
 
     Args:
         devices: JAX devices of one process.
-        divides: Whether parameters and optimizer state are sharded, each along its longest axis that the number of
-            devices divides; those without one are replicated.
+        divides: Whether parameters and optimizer state are sharded, each along its longest axis divisible by the number
+            of devices; others are replicated.
         whole: Labels of nodes whose parameters and optimizer state are always replicated.
     """
 
@@ -67,7 +67,7 @@ class DeviceMesh:
         return self.rows if n_rows and n_rows % len(self.devices) == 0 else self.everywhere
 
     def divide(self, rows: Any) -> Any:
-        """Shard the rows of a batch over the devices; within `dividing_rows` also a ragged one.
+        """Distribute the rows of a batch over the devices; within `dividing_rows` also of a ragged batch.
 
         XLA pads such a batch, and ignores the padding in everything that mixes rows, in losses and layers.
         """
@@ -80,9 +80,7 @@ class DeviceMesh:
         return constrain(rows, where)
 
     def dividing_rows(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function to be compiled as a whole, in which any number of rows is sharded, unless XLA cannot do
-        it.
-        """
+        """Return a function to be compiled as a whole that shards any number of rows, unless XLA cannot do it."""
 
         @wraps(function)
         def traced(*args: Any) -> Any:
@@ -200,7 +198,7 @@ class MeshOps(JaxOps):
         return self._mesh.divide(super().gather_batch(column, order, start, size))
 
     def jit(self, function: Callable[..., Any], donated: tuple[int, ...] = ()) -> Callable[..., Any]:
-        """Compile a function in which rows are sharded."""
+        """Compile a function with sharded rows."""
         return super().jit(self._mesh.dividing_rows(function), donated)
 
     def compile_value_and_pullback(

@@ -140,7 +140,7 @@ class JaxOps(TracedOps):
         """Store the values in the model, once they are computed.
 
         Raises:
-            StateError: there are none, because the step that computes them failed; the model is unchanged.
+            StateError: there are no values, because the step that computes them failed; the model is unchanged.
         """
         arrays = [*parameters.values(), *buffers.values()]
         if any(array.is_deleted() for array in arrays):
@@ -195,7 +195,7 @@ class JaxOps(TracedOps):
     def value_and_pullback(
         self, function: Callable[..., Any], primals: Any, rest: Any
     ) -> tuple[Any, Any, Callable[[Any], Any]]:
-        """Differentiate with `jax.vjp`."""
+        """Compute with `jax.vjp`."""
         values, pullback, others = jax.vjp(lambda primals: function(primals, rest), primals, has_aux=True)
         return values, others, lambda cotangents: pullback(cotangents)[0]
 
@@ -229,7 +229,7 @@ class JaxOps(TracedOps):
         return compile_loop(body, self.jit, donates=self.donates)
 
     def accumulate(self, body: Callable[..., Any], carried: Any, count: int) -> tuple[Any, Any]:
-        """Loop with `jax.lax.fori_loop`."""
+        """Run with `jax.lax.fori_loop`."""
         _, shapes = jax.eval_shape(body, carried, jnp.int32(0))
         zeros = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
 
@@ -313,8 +313,8 @@ def _jit(function: Callable[..., Any], donated: tuple[int, ...] = ()) -> Callabl
 def _lost_values(model: Any) -> StateError:
     return StateError(
         f"the trained values of a {type(model).__name__} were lost in a step that failed",
-        cause="the model has its values from the beginning of the phase, or from the last checkpoint in it",
-        hint="see the error of that step, and train again from there",
+        cause="the model has the values from the start of the phase, or from its last checkpoint",
+        hint="see the error of that step, and continue training from these values",
     )
 
 

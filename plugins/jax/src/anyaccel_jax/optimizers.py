@@ -84,10 +84,11 @@ class OptaxRule(UpdateRule):
     def _tree_error(self, error: Exception) -> SpecError:
         tree = self._tree
         return SpecError(
-            f"the optimizer {self.optimizer.name} does not take the parameters of its model: they are {tree}",
+            f"the optimizer {self.optimizer.name} does not accept the parameters of its model: they are {tree}",
             cause=first_line(error),
-            hint=f"give it labels and masks as functions of such a tree, or create them by jax.tree.map from "
-            f"{tree.source}; labels in a module that can be called, as one of Equinox, are given as lambda _: labels",
+            hint=f"pass labels and masks as functions of such a tree, or create them with jax.tree.map "
+            f"from {tree.source}; if the labels are in a callable module, such as an Equinox module, pass lambda _: "
+            "labels",
         )
 
     def _check_update(self) -> bool:
@@ -120,14 +121,14 @@ class OptaxRule(UpdateRule):
                     f"the update of the optimizer {self.optimizer.name} needs more than gradients, state, parameters "
                     "and the value of the loss",
                     cause=first_line(error),
-                    hint="use an optimizer that needs nothing else",
+                    hint="use an optimizer that needs only these",
                 ) from error
             return True
         except AttributeError as error:
             raise SpecError(
                 f"the update of the optimizer {self.optimizer.name} needs other parameters than {tree}",
                 cause=first_line(error),
-                hint="use an optimizer that takes parameters like their gradients",
+                hint="use an optimizer that accepts parameters in the form of their gradients",
             ) from error
         except Exception as error:
             raise self._tree_error(error) from error
@@ -237,7 +238,7 @@ def _parameter_names(function: Any) -> set[str]:
 def _check_transformation(value: Any, optimizer: Optimizer) -> None:
     if not (callable(getattr(value, "init", None)) and callable(getattr(value, "update", None))):
         raise SpecError(
-            f"the optimizer {optimizer.name} gives a {type(value).__name__}",
+            f"the optimizer {optimizer.name} returns a {type(value).__name__}",
             available="gradient transformations with init and update, as Optax creates them",
             hint="use one of these, or a named optimizer",
         )

@@ -29,7 +29,8 @@ class JaxContexts(LeavesContexts):
             if guarded:
                 entered.enter_context(_allowed(guarded))
                 set_aside.append(
-                    "jax.transfer_guard around the phase is left, as it loads data; anyaccel.ledger() lists what moves"
+                    "jax.transfer_guard around the phase is ignored, because the phase loads data; use "
+                    "anyaccel.ledger() to list transfers"
                 )
             if not core.trace_state_clean():
                 raise PhaseError(
@@ -41,7 +42,7 @@ class JaxContexts(LeavesContexts):
             if mesh is not None and not mesh.empty:
                 nothing: Any = np.empty((), object)
                 entered.enter_context(jax.set_mesh(jax.sharding.Mesh(nothing, ())))
-                set_aside.append("jax.set_mesh around the phase is left: accelerator says where it computes")
+                set_aside.append("jax.set_mesh around the phase is ignored: set accelerator instead")
             bits = bool(setting("jax_enable_x64"))
 
             @contextmanager

@@ -78,19 +78,19 @@ class JaxLoop(AttributeHints, Loop):
 
     framework: ClassVar[str] = "jax"
     attribute_hints: ClassVar[Mapping[str, str]] = {
-        "backward": "compute gradients with loop.value_and_grad(loss)(params, x, y), within the step",
-        "autocast": "precision= casts within loop.value_and_grad(loss)",
+        "backward": "compute gradients with loop.value_and_grad(loss)(params, x, y), inside the step",
+        "autocast": "precision= casts inside loop.value_and_grad(loss)",
         "accumulate sync_gradients no_sync": "write loop.value_and_grad(loss, accumulate=4)",
         "clip_grad_norm_ clip_gradients clip_grad_value_": "clip in the optimizer: optax.chain("
-        "optax.clip_by_global_norm(1.0), ...); gradients are those of all processes",
-        "unwrap unwrap_model": "take the model itself, which nothing wraps",
+        "optax.clip_by_global_norm(1.0), ...); gradients are already averaged over all processes",
+        "unwrap unwrap_model": "use the model itself: it is not wrapped",
     }
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         if self.precision == "fp16-mixed":
             raise ConfigError(
-                "Loop: precision='fp16-mixed' needs a loss scale, which loops of JAX have not",
+                "Loop: precision='fp16-mixed' needs a loss scale, which JAX loops do not have",
                 available="'float32', 'bf16-mixed'",
                 hint="write precision='bf16-mixed'",
             )
@@ -102,13 +102,13 @@ class JaxLoop(AttributeHints, Loop):
             )
         if self.sync_batchnorm is False and self.num_processes > 1:
             raise ConfigError(
-                "Loop: sync_batchnorm=False, and a step of JAX sees the rows of all processes",
+                "Loop: sync_batchnorm=False is not possible: a step of JAX sees the rows of all processes",
                 hint="leave sync_batchnorm out",
             )
         unknown = self.options.keys() - {"mesh"}
         if unknown or not isinstance(self.options.get("mesh"), (Mesh, type(None))):
             raise ConfigError(
-                f"Loop: options={shown(self.options)} are none of JAX",
+                f"Loop: options={shown(self.options)} are not options of JAX",
                 available="'mesh', a jax.sharding.Mesh",
                 hint="write options={'mesh': mesh}",
             )
@@ -130,9 +130,9 @@ class JaxLoop(AttributeHints, Loop):
     def _joined_group(self) -> Any:
         if runtime_config.is_started() and not jax.distributed.is_initialized():
             raise FrameworkError(
-                "JAX has started before the Loop could join the processes of the launcher",
-                cause="devices of JAX are fixed when it starts, as with the first array or model",
-                hint="make the Loop first, at the top of the script: loop = aa.Loop(framework='jax')",
+                "JAX was started before the Loop could join the processes of the launcher",
+                cause="devices of JAX are fixed when it starts, for example with the first array or model",
+                hint="create the Loop first, at the top of the script: loop = aa.Loop(framework='jax')",
             )
         return super()._joined_group()
 
@@ -175,9 +175,9 @@ class JaxLoop(AttributeHints, Loop):
             if name is not None:
                 number, _, path = name.partition("/")
                 raise DataError(
-                    f"the processes have different states: {path!r} of process {rank} is not that of process 0",
-                    cause=f"one {type(objects[int(number)]).__name__}, made alike in all",
-                    hint="make it from the same key in all processes: jax.random.key(0)",
+                    f"the processes have different states: {path!r} of process {rank} differs from process 0",
+                    cause=f"one {type(objects[int(number)]).__name__}, created in the same way in all processes",
+                    hint="create it from the same key in all processes: jax.random.key(0)",
                 )
 
     def _placed(self, given: Any) -> Any:
@@ -231,7 +231,7 @@ class JaxLoop(AttributeHints, Loop):
     def value_and_grad(
         self, loss: Callable[..., Any], *, accumulate: int | None = None, has_aux: bool = False
     ) -> LossGradients:
-        """Return a function like `jax.value_and_grad(loss)` for a mean over all rows, also with micro-batches.
+        """Return a function like `jax.value_and_grad(loss)` for a mean over all rows, including with micro-batches.
 
         ```python
         value, grads = loop.value_and_grad(loss, accumulate=4)(params, x, y)
@@ -241,8 +241,8 @@ class JaxLoop(AttributeHints, Loop):
 
         Args:
             loss: Function of the model or parameters and a batch. It returns a mean over the batch's rows, a value for
-                each row, or a sum and its count, an integer, such as of tokens. For a sum, the total, over all
-                micro-batches and processes, is divided by the total of the counts.
+                each row, or a sum and its count, an integer, such as of tokens. Sums of all micro-batches and processes
+                are added and divided by the total of the counts.
             accumulate: Number of micro-batches that a batch is split into, computed in sequence; by default that of the
                 loop, whose loaders join as many batches.
             has_aux: Whether the loss returns a pair of this result and any other value, which is returned too.
@@ -298,9 +298,9 @@ class JaxLoop(AttributeHints, Loop):
                 return leaf
             if share is None and n_padded != n_rows:
                 raise DataError(
-                    f"gather() was given an array of {n_padded} rows after the loop, whose last batch had as many, "
-                    f"{n_rows} of them real",
-                    hint="gather what a batch gave within the loop over its loader, and anything else before it",
+                    f"gather() received an array of {n_padded} rows after the loop; its last batch also has {n_padded} "
+                    f"rows, but only {n_rows} of them are real",
+                    hint="gather results of a batch inside the loop over its loader, and other values before it",
                 )
             return leaf[:n_rows]
 
@@ -338,7 +338,8 @@ class JaxLoop(AttributeHints, Loop):
         values = [prepared.value for prepared in self._states.prepared]
         if not values:
             raise ConfigError(
-                "the loop has no state: none was prepared", hint="write state, loader = loop.prepare(state, loader)"
+                "the loop has no state, because none was prepared",
+                hint="write state, loader = loop.prepare(state, loader)",
             )
         return values[0] if len(values) == 1 else tuple(values)
 
@@ -348,8 +349,8 @@ class JaxLoop(AttributeHints, Loop):
         values = [value] if len(prepared) == 1 else list(value)
         if len(values) != len(prepared) or not all(map(_Prepared.is_like, prepared, values)):
             raise StateError(
-                "loop.state was given something that is not like the prepared state",
-                cause=f"{len(prepared)} of the structure and shapes that prepare() was given, in their order",
+                "loop.state received a value that does not match the prepared state",
+                cause=f"{len(prepared)} with the structure and shapes passed to prepare(), in the same order",
                 hint="write loop.state = state",
             )
         self._states.tell(list(zip(prepared, values, strict=True)))
@@ -362,8 +363,8 @@ class JaxLoop(AttributeHints, Loop):
         saved, own = state["states"], self._states.prepared
         if len(saved) != len(own):
             raise StateError(
-                f"the checkpoint has {len(saved)} states, and this loop {len(own)}",
-                hint="prepare what was prepared in the run that wrote the checkpoint, in the same order",
+                f"the checkpoint has {len(saved)} states, but this loop has {len(own)}",
+                hint="prepare the same objects as in the run that wrote the checkpoint, in the same order",
             )
         for values, prepared in zip(saved, own, strict=True):
             prepared.check(values)
@@ -504,8 +505,8 @@ class _States:
         is_old = any(loader.count != count for loader, count in told.items())
         if is_old and not all(is_nnx(prepared.value) for prepared in self.prepared):
             raise StateError(
-                "the loop does not know the state after the last batch, which no step of loop.compile() gave",
-                hint="compile the step: step = loop.compile(step); or tell each new state: loop.state = state",
+                "the loop does not know the state after the last batch, because no step of loop.compile() returned it",
+                hint="compile the step: step = loop.compile(step); or set each new state: loop.state = state",
             )
 
     def explained(self, error: Exception) -> Exception:
@@ -514,13 +515,13 @@ class _States:
             return error
         if self._is_loaded:
             return StateError(
-                "the step was given the state of before the checkpoint, in place of which the loop has gone on",
-                hint="take that of the checkpoint: state = loop.state",
+                "the step received the state from before the checkpoint, which the loop has replaced",
+                hint="use the state of the checkpoint: state = loop.state",
             )
         return StateError(
-            f"after {self._n_steps} steps one was given a state, or a part of one, whose memory an earlier step has "
-            "taken over",
-            hint="go on with what the step gives: state, value = step(state, x, y); or keep a copy: "
+            f"after {self._n_steps} steps, a step received a state, or a part of one, with memory that an "
+            "earlier step has reused",
+            hint="continue with the result of the step: state, value = step(state, x, y); or keep a copy: "
             "jax.tree.map(jnp.copy, state)",
         )
 
@@ -559,8 +560,8 @@ class _CompiledStep:
         states = self._states_in(args)
         if not states:
             raise ConfigError(
-                f"{self._name} was given no state that was prepared",
-                available="what loop.prepare() gave, by position",
+                f"{self._name} did not receive a prepared state",
+                available="the result of loop.prepare(), by position",
                 hint="write state = loop.prepare(state), and step(state, x, y)",
             )
         known, step = self._states, self._step
@@ -571,7 +572,7 @@ class _CompiledStep:
             given = step(*args, **settings)
             if self._casts and known.n_losses == before:
                 raise ConfigError(
-                    f"{self._name} computes no loss by the loop, whose precision is 'bf16-mixed'",
+                    f"{self._name} does not compute a loss with the loop, which has precision='bf16-mixed'",
                     hint="write value, grads = loop.value_and_grad(loss)(params, x, y), or leave precision out",
                 )
             self._told = self._places(given, trees)
@@ -618,10 +619,10 @@ class _CompiledStep:
             place = next((i for i, v in enumerate(values) if i not in taken and prepared.is_like(v)), None)
             if place is None:
                 raise ConfigError(
-                    f"{self._name} gives no new state with the structure and shapes of the "
-                    f"{type(prepared.value).__name__} that it is given",
-                    available="a function that gives the new state, alone or first: return state, value",
-                    hint="compile what only evaluates with jax.jit(evaluate)",
+                    f"{self._name} does not return a new state with the structure "
+                    f"and shapes of the {type(prepared.value).__name__} that it receives",
+                    available="a function that returns the new state, alone or first: return state, value",
+                    hint="compile functions that only evaluate with jax.jit(evaluate)",
                 )
             places.append((prepared, place))
         return places
@@ -664,11 +665,11 @@ class _Prepared:
             StateError: It does not; the message has the first name that differs.
         """
         own = _named(self.value)
-        hint = "make the state as it was made for the run that wrote the checkpoint"
+        hint = "create the same state as in the run that wrote the checkpoint"
         for name in dict.fromkeys([*own, *saved]):
             if name not in saved or name not in own:
                 where = "this loop's" if name in own else "the checkpoint's"
-                raise StateError(f"the checkpoint is of another state: {name!r} is in {where} alone", hint=hint)
+                raise StateError(f"the checkpoint belongs to another state: {name!r} is only in {where}", hint=hint)
             if not isinstance(own[name], jax.Array):
                 continue
             is_key = jnp.issubdtype(own[name].dtype, jax.dtypes.prng_key)
@@ -676,8 +677,8 @@ class _Prepared:
             theirs = np.asarray(saved[name])
             if theirs.shape != ours.shape or theirs.dtype != ours.dtype:
                 raise StateError(
-                    f"the checkpoint is of another state: {name!r} is {theirs.dtype}{list(theirs.shape)} there, and "
-                    f"{ours.dtype}{list(ours.shape)} here",
+                    f"the checkpoint belongs to another state: {name!r} is {theirs.dtype}{list(theirs.shape)} "
+                    f"there, but {ours.dtype}{list(ours.shape)} here",
                     hint=hint,
                 )
 
@@ -724,7 +725,7 @@ class JaxLoader(LoopLoader):
         """Whether each row of the last batch is real, [rows]; the others are padding."""
         share = self.share
         if share is None or share.rows is None:
-            raise StateError("no batch was given yet that has rows", hint="ask for loader.mask within the loop")
+            raise StateError("there was no batch with rows yet", hint="use loader.mask inside the loop")
         if not isinstance(share, _JaxShare) or share.padding is None:
             return self._placing.rows(np.ones(share.rows, bool))
         share.padding.is_read = True
@@ -739,9 +740,9 @@ class JaxLoader(LoopLoader):
                 padding = getattr(self.share, "padding", None)
                 if padding is not None and not padding.is_read and padding.mask.shape[0] > (self.share.rows or 0):  # type: ignore[union-attr]
                     raise DataError(
-                        f"the last batch has {self.share.rows} rows, and padding up to {padding.mask.shape[0]}, which "  # type: ignore[union-attr]
-                        "nothing has left out",
-                        cause="loader.mask says what rows are real",
+                        f"the last batch has {self.share.rows} rows, and padding up to {padding.mask.shape[0]} rows "  # type: ignore[union-attr]
+                        "that was not removed",
+                        cause="loader.mask marks the real rows",
                         hint="write value, grads = loop.value_and_grad(loss)(params, x, y, mask=loader.mask), or leave "
                         "batch='padded' out",
                     )
@@ -771,8 +772,8 @@ class JaxLoader(LoopLoader):
         if rows % n_shards and self.batch != "padded" and self.processes.rank == 0:
             warnings.warn(
                 printable(
-                    f"batches of {rows} rows do not divide among {n_shards} devices: each computes them whole. "
-                    f"Hint: take a batch size of {math.ceil(rows / n_shards) * n_shards}, or write "
+                    f"batches of {rows} rows cannot be split evenly over {n_shards} devices: each computes "
+                    f"the whole batch. Hint: use a batch size of {math.ceil(rows / n_shards) * n_shards}, or write "
                     "prepare(loader, batch='padded')"
                 ),
                 RuntimeWarning,
@@ -796,8 +797,9 @@ class JaxLoader(LoopLoader):
                 return leaf
             if not self._placing.is_plain and leaf.ndim and leaf.shape[0] != rows:
                 raise DataError(
-                    f"a batch has arrays of {rows} and of {leaf.shape[0]} rows, which cannot be divided among devices",
-                    hint="let everything in a batch have as many rows, or give the step the others itself",
+                    f"a batch has arrays of {rows} and of {leaf.shape[0]} rows, which cannot be split over devices",
+                    hint="use the same number of rows for everything in a batch, or pass other arrays to the step "
+                    "directly",
                 )
             leaf = leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False)
             if n_rows != rows and leaf.ndim and leaf.shape[0] == rows:

@@ -1,6 +1,4 @@
-"""ParameterTree: the pytree in which a model's library holds its parameters, and the state of Optax for each of
-them.
-"""
+"""ParameterTree: a model's parameters in the pytree of its library, and the state of Optax for each of them."""
 
 from __future__ import annotations
 
@@ -17,10 +15,10 @@ _Paths = dict[tuple[Any, ...], str]
 
 
 class ParameterTree:
-    """The pytree in which a model's library holds its parameters.
+    """A model's parameters in the pytree of its library.
 
     Args:
-        tree: Name of each parameter in its place; None for values that are not trained.
+        tree: Name of each parameter at its position; None for values that are not trained.
         parameters: Arrays by name.
         source: How users get such a tree, for messages.
         boxed: The same for a new state of an optimizer, if it receives the parameters in boxes, as in Flax NNX.

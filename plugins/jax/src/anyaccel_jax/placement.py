@@ -69,7 +69,7 @@ class JaxPlacement(Backend):
         return is_own_model(obj) or is_keras(obj) or comes_from(obj, *self.import_roots[:-2])
 
     def device_of(self, obj: Any) -> Device | None:
-        """Return the device of the first array of an array, model, optimizer or pytree; None without one, or while
+        """Return the device of the first array of an array, model, optimizer or pytree; None without arrays, or while
         tracing.
 
         Raises:

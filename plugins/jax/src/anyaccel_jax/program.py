@@ -27,7 +27,7 @@ class JaxProgram(CustomStepProgram):
         self.raises_out_of_memory = all(operation.device.kind != "cpu" for operation in segment.operations)
 
     def scope(self, subject: str) -> AbstractContextManager[None]:
-        """Return a context in which errors name the subject."""
+        """Return a context that adds the subject to errors."""
         return translate_errors(subject)
 
     def create_custom_step(self, step: Callable[..., Any]) -> CustomStep:

@@ -45,9 +45,9 @@ def joined(rank: int, size: int) -> JaxReplicaGroup:
 class JaxReplicaGroup(ReplicaGroup):
     """The processes that `jax.distributed` has joined, with a mesh of one device of each.
 
-    Programs over all of them exchange data themselves (`process_mesh`). The sums and gatherings of this class serve
-    everything else: gradients in one order (`deterministic=True`), phases of several frameworks or segments, and steps
-    of which each process reads only its part. Comparisons always use them.
+    Programs over all of them exchange data themselves (`process_mesh`). This class sums and gathers everything else:
+    gradients in one order (`deterministic=True`), phases of several frameworks or segments, and steps whose rows are
+    read in parts by the processes. Comparisons always use them.
 
     Args:
         rank, size: Rank and size of the launcher.
@@ -141,7 +141,7 @@ class JaxReplicaGroup(ReplicaGroup):
         return self.attempt(what, compute)
 
     def attempt(self, what: str, call: Callable[[], Any]) -> Any:
-        """Return the result of a call in which other replicas take part.
+        """Return the result of a call that other replicas join.
 
         Raises:
             FrameworkError: another has ended.
@@ -152,7 +152,7 @@ class JaxReplicaGroup(ReplicaGroup):
             raise FrameworkError(
                 f"replica {self.rank} of {self.size} could not {what}: {first_line(error)}",
                 cause="errors of the other replicas, above or in their logs",
-                hint="another replica has ended, or does not answer; start all again with their launcher",
+                hint="another replica has ended or does not answer; start all replicas again with their launcher",
             ) from error
 
 
@@ -278,15 +278,15 @@ def join_cluster(rank: int, size: int) -> Departure:
     if jax.distributed.is_initialized():
         if (jax.process_index(), jax.process_count()) != (rank, size):
             raise FrameworkError(
-                f"JAX has joined {jax.process_count()} processes as number {jax.process_index()}, and the launcher's "
-                f"environment says {size} and {rank}",
-                hint="leave out jax.distributed.initialize, or give it the launcher's RANK and WORLD_SIZE",
+                f"JAX has joined {jax.process_count()} processes as number {jax.process_index()}, but the "
+                f"launcher's environment has {size} and {rank}",
+                hint="leave out jax.distributed.initialize, or pass it the launcher's RANK and WORLD_SIZE",
             )
         return Departure()
     if runtime_config.is_started():
         raise FrameworkError(
-            f"JAX has started in replica {rank} of {size} before it was joined with the others",
-            cause="devices of JAX are fixed when it starts, as with the first array or model",
+            f"JAX was started in replica {rank} of {size} before it joined the others",
+            cause="devices of JAX are fixed when it starts, for example with the first array or model",
             hint="write at the top of the script: from anyaccel_distributed import join; join('jax')",
         )
     asked = replica_timeout()
@@ -305,7 +305,7 @@ def join_cluster(rank: int, size: int) -> Departure:
         jax.distributed.initialize(_coordinator(), size, rank, initialization_timeout=max(1, int(seconds)), **given)
     except (RuntimeError, ValueError, OSError) as error:
         raise FrameworkError(
-            f"replica {rank} of {size} could not join the others by JAX: {first_line(error)}",
+            f"replica {rank} of {size} could not join the others through JAX: {first_line(error)}",
             cause=f"the coordinator {_coordinator()}",
             hint=f"start all processes with one launcher, or set {COORDINATOR}=HOST:PORT to a port that is free",
         ) from error
@@ -329,8 +329,8 @@ def own_gpu(rank: int, size: int) -> dict[str, Any]:
         return {}
     if own >= count:
         raise FrameworkError(
-            f"replica {rank} of {size} is number {own} on its machine, counted from 0, and JAX has {count} "
-            f"GPU{'s' if count > 1 else ''} there",
+            f"replica {rank} of {size} is number {own} on its machine, counted from 0, but JAX "
+            f"has {count} GPU{'s' if count > 1 else ''} there",
             available="one GPU for each process",
             hint="start as many processes as there are GPUs, or set JAX_PLATFORMS=cpu",
         )

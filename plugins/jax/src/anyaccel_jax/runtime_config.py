@@ -87,6 +87,6 @@ def disable_preallocation() -> str:
         os.environ[PREALLOCATE] = "false"
         return ""
     return (
-        "JAX was started before anyaccel could keep it from taking three quarters of the GPU's memory at once; set "
+        "JAX was started before anyaccel could prevent it from reserving three quarters of the GPU's memory; set "
         f"{PREALLOCATE}=false, or XLA_PYTHON_CLIENT_MEM_FRACTION, before anything else uses JAX"
     )

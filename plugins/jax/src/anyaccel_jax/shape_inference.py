@@ -86,7 +86,7 @@ def _dtype_name(output: Any) -> str:
 
 def _hint(inputs: Sequence[TensorSpec], error: Exception) -> str:
     if isinstance(error, jax.errors.ConcretizationTypeError):
-        return "use jax.numpy.where or jax.lax.cond for decisions in the model: it is compiled, and sees no values"
+        return "use jax.numpy.where or jax.lax.cond for conditions in the model: it is compiled without values"
     if isinstance(error, jax.errors.TracerArrayConversionError):
-        return "use functions of jax.numpy in the model, not of numpy: it is compiled, and sees no values"
+        return "use functions of jax.numpy instead of numpy in the model: it is compiled without values"
     return call_hint(error) or input_hint(inputs, error=error)

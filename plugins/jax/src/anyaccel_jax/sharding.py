@@ -34,7 +34,7 @@ class JaxSharding(ShardParameters):
 
     def unshardable_reason(self, segment: Segment, *, offload: bool, whole: Collection[str] = ()) -> str:
         """Return a reason for offload, and for layers of Keras."""
-        return "offload, which is there for torch alone" if offload else undividable_reason(segment, whole)
+        return "offload, which is available only for torch" if offload else undividable_reason(segment, whole)
 
     def sharded_blocks(self, model: Any) -> Sequence[str]:
         """Return nothing: the compiler gathers parameters as it needs them."""
@@ -60,4 +60,4 @@ def undividable_reason(segment: Segment, whole: Collection[str]) -> str:
 
     divided = (op for op in segment.operations if op.label not in whole)
     keras = next((op.label for op in divided if is_keras(op.model)), None)
-    return f"node {keras!r} has Keras layers, whose variables cannot be divided" if keras is not None else ""
+    return f"node {keras!r} has Keras layers, and their variables cannot be sharded" if keras is not None else ""

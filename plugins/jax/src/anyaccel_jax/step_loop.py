@@ -114,7 +114,7 @@ class _LoopOrSteps:
         return self._chosen(state, rest, table, numbers, count, size)
 
     def _choose(self, state: Any, rest: Any, table: Any, numbers: Any) -> Any:
-        """Return the state, in other memory if the loop does not keep it."""
+        """Return the state, in other memory if the loop does not store it."""
         chosen: RunSteps = self._run_loop
         if next(iter(numbers.devices())).platform == "cpu":
             state, results, _ = self._loop(state, rest, table, numbers, self._put(np.int32(0), numbers.sharding))

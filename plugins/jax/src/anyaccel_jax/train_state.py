@@ -132,19 +132,21 @@ class TrainState:
         functions = self.functions
         problem = f"node {functions.label!r} cannot be updated"
         if not functions.trainable:
-            raise PhaseError(f"{problem}: it is frozen", hint="return its state as it is, or unfreeze the node")
+            raise PhaseError(f"{problem}: it is frozen", hint="return its state unchanged, or unfreeze the node")
         unknown = [name for name in grads if name not in self.params] if isinstance(grads, Mapping) else None
         if unknown is None or unknown or not grads:
             what = (
-                f"no parameter {unknown[0]!r}" if unknown else f"gradients are no dict like params, but {grads!r:.60}"
+                f"no parameter {unknown[0]!r}"
+                if unknown
+                else f"gradients must be a dict like params, got {grads!r:.60}"
             )
-            hint = "give jax.grad(loss)(state.params), of the params of the same node"
+            hint = "pass jax.grad(loss)(state.params) with the params of the same node"
             raise PhaseError(f"{problem}: {what}", available=", ".join(self.params), hint=hint)
         if functions.sharing and functions.group in functions.optimizer.clip_norms:
             raise PhaseError(
                 f"{problem} alone: it shares an optimizer with clip_norm with {', '.join(functions.sharing)}, and "
                 "their gradients are clipped together",
-                hint="give each node its own: ModelNode(..., optimizer=Optimizer(..., clip_norm=...))",
+                hint="use a separate optimizer for each node: ModelNode(..., optimizer=Optimizer(..., clip_norm=...))",
             )
         if value is None and functions.optimizer.rule_of(functions.group, functions.label).needs_value:
             hint = "write apply_gradients(grads, value=loss)"
@@ -163,13 +165,13 @@ def check_after(before: State, given: Any) -> tuple[State, Any]:
     """
     if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Mapping)):
         raise PhaseError(
-            f"the step gave a {type(given).__name__}, not the new state and its figures",
+            f"the step returned a {type(given).__name__} instead of the new state and its figures",
             hint="write return state, {'loss': loss}, where state is a dict like the given one",
         )
     after = dict(given[0])
     if sorted(after) != sorted(before) or not all(isinstance(s, TrainState) for s in after.values()):
         raise PhaseError(
-            f"the step gave a state of {', '.join(map(str, after)) or 'no nodes'}",
+            f"the step returned a state of {', '.join(map(str, after)) or 'no nodes'}",
             available=f"one TrainState for each of {', '.join(before)}",
             hint="write return {**state, 'NODE': changed}, ...",
         )
@@ -183,15 +185,15 @@ def _check_same(label: str, before: TrainState, after: TrainState) -> None:
         old, new = getattr(before, name), getattr(after, name)
         if _specs(old) != _specs(new):
             raise PhaseError(
-                f"the step gave {name} of node {label!r} with other names, shapes or dtypes",
+                f"the step returned {name} of node {label!r} with other names, shapes or dtypes",
                 cause=_text(old),
-                hint="give arrays like those in the state",
+                hint="return arrays like those in the state",
             )
         unchanged = all(map(lambda x, y: x is y, jax.tree.leaves(old), jax.tree.leaves(new)))
         if not before.functions.trainable and not unchanged:
             raise PhaseError(
                 f"the step changed {name} of node {label!r}, which is frozen",
-                hint="return its state as it is, or unfreeze the node",
+                hint="return its state unchanged, or unfreeze the node",
             )
 
 

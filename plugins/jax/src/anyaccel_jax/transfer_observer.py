@@ -51,13 +51,13 @@ class JaxTransfers(ObservesTransfers):
         return observed(record, self.backend.device_named)
 
     def can_observe_transfers(self) -> bool:
-        """Return whether this JAX has what the observer needs."""
+        """Return whether this JAX supports the observer."""
         return not missing_names()
 
     def unobserved_transfers(self) -> Sequence[str]:
         """Return all where it has not."""
         missing = ", ".join(missing_names())
-        return [f"this version of JAX has no {missing}, by which transfers are seen"] if missing else []
+        return [f"this version of JAX has no {missing}, which is needed to observe transfers"] if missing else []
 
 
 def missing_names() -> list[str]:

@@ -39,10 +39,10 @@ def save_model(
         ConfigError: `fitted` is not a `FittedModel`, or the folder exists.
     """
     if not isinstance(fitted, aa.FittedModel):
-        raise ConfigError(f"save_model: {type(fitted).__name__} is not a FittedModel", hint="give what aa.fit returned")
+        raise ConfigError(f"save_model: {type(fitted).__name__} is not a FittedModel", hint="pass the result of aa.fit")
     folder = Path(path)
     if folder.exists():
-        raise ConfigError(f"save_model: {str(folder)!r} exists already", hint="name a new folder")
+        raise ConfigError(f"save_model: {str(folder)!r} already exists", hint="name a new folder")
     folder.mkdir(parents=True)
     fitted.save(folder / _FOLDER)
     model = Model() if mlflow_model is None else mlflow_model
@@ -107,6 +107,6 @@ def _load_pyfunc(path: str) -> _Served:
         raise
     except ConfigError as error:
         raise ConfigError(
-            f"a model of your own is code, which MLflow has not saved: {error.problem}",
-            hint="load it by anyaccel_mlflow.load_model(uri, models={'model': net})",
+            f"MLflow does not save the code of a custom model: {error.problem}",
+            hint="load it with anyaccel_mlflow.load_model(uri, models={'model': net})",
         ) from error

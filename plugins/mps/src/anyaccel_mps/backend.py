@@ -37,7 +37,7 @@ class MpsMemory(Memory):
         return MemoryInfo(total, free, used=int(torch.mps.current_allocated_memory()), peak=0)
 
     def release_memory(self, device: Device) -> None:
-        """Empty torch's cache."""
+        """Release torch's cache."""
         import torch
 
         torch.mps.empty_cache()
@@ -47,7 +47,7 @@ class MpsExpectedDevices(ExpectedDevices):
     """One GPU on a Mac with an Apple GPU, whose system torch supports."""
 
     def expected_of_kind(self, kind: str, machine: Machine) -> Sequence[DeviceInfo] | None:
-        """Return the GPU that the facts of the machine tell of."""
+        """Return the GPU found in the facts of the machine."""
         return expected_gpus(machine)
 
 
@@ -172,7 +172,7 @@ def unavailable_reason(device: Device, count: int) -> str:
     if count:
         return "" if device.index < count else "torch has one Apple GPU, mps:0"
     if platform.system() != "Darwin":
-        return f"MPS is a part of macOS, and this is {platform.system() or 'another system'}"
+        return f"MPS is part of macOS, but this is {platform.system() or 'another system'}"
     try:
         import torch
     except Exception as error:  # listing devices must work with a broken torch
@@ -180,7 +180,7 @@ def unavailable_reason(device: Device, count: int) -> str:
     if not torch.backends.mps.is_built():
         return f"this torch, {torch.__version__}, is built without MPS"
     system = f"macOS {platform.mac_ver()[0]}".rstrip()
-    return f"torch {torch.__version__} finds no MPS: {system} is too old for it, or the Mac has no GPU that it can use"
+    return f"torch {torch.__version__} finds no MPS: {system} is too old for it, or the Mac has no supported GPU"
 
 
 # -- Checks for dtypes that the Apple GPU does not support, before anything is moved -----------------------------------

@@ -1,4 +1,4 @@
-"""A dry run of a training step on meta tensors, to find the operators that it needs."""
+"""A dry run of a training step on meta tensors, to find the required operators."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def operators_of(segment: Segment) -> dict[OpOverload, list[str]]:
     Copies of the models run on meta tensors, in evaluation mode, and in training mode where something is trained. So
     nothing is computed, no device memory is used, and the user's models do not change. A model that does not run on
     meta tensors (it reads values, or has tensors that are neither parameters nor buffers) tells its operators up to
-    there. What an operator calls internally is not seen.
+    there. Internal calls of an operator are not recorded.
     """
     recorder = OperatorRecorder()
     with warnings.catch_warnings(), suppress(Exception):  # the real run has the better message

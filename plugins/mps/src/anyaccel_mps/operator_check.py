@@ -34,15 +34,15 @@ def check_operators(segment: Segment, support: OperatorSupport) -> None:
     named = ", ".join(f"{name} ({', '.join(places)})" for name, places in missing.items())
     if _fallback_is_on():
         _warn(
-            f"segment {segment.label!r} needs operators that MPS lacks; as {SWITCH} is set, torch computes them on the "
-            f"CPU in every step: {named}"
+            f"segment {segment.label!r} needs operators missing in MPS; because {SWITCH} is set, torch computes "
+            f"them on the CPU in every step: {named}"
         )
         return
     n_supported = len(operators) - len(missing)
     raise PhaseError(
-        f"segment {segment.label!r} cannot run on mps:0, which lacks operators that it needs: {named}",
+        f"segment {segment.label!r} cannot run on mps:0 because of missing operators: {named}",
         cause=f"{n_supported} of its {len(operators)} operators in torch {torch.__version__}",
-        hint="give the node accelerator='cpu', use other layers, or start Python with "
+        hint="set accelerator='cpu' on the node, use other layers, or start Python with "
         f"{SWITCH}=1 to compute these operators on the CPU, slowly and with a warning",
     )
 

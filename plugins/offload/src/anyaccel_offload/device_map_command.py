@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     default="cpu",
     show_default=True,
     type=click.Choice(["no", "cpu", "disk"]),
-    help="Where weights may rest that do not fit.",
+    help="Where to store weights that do not fit.",
 )
-@click.option("--training", is_flag=True, help="Count gradients and optimizer state as well.")
+@click.option("--training", is_flag=True, help="Include gradients and optimizer state.")
 @click.option(
     "--input", "inputs", multiple=True, help="An input of a call, such as 'int64[1,128]', one for each argument."
 )
@@ -52,8 +52,8 @@ def device_map(
 ) -> None:
     """Show the device of each block of a model, the place of its weights, and the cost of a step.
 
-    FACTORY is a function without arguments that returns the model. The command runs its module, and says so; the model
-    is built without memory for its weights, and nothing is placed. The exit status is 0 if it fits, and 1 if not.
+    FACTORY is a function without arguments that returns the model. The command runs its module and reports it; the
+    model is built without memory for its weights, and nothing is placed. The exit status is 0 if it fits, and 1 if not.
 
     \b
     Examples:
@@ -93,7 +93,7 @@ def run_device_map(
         as_json: Whether to print JSON.
 
     Raises:
-        AnyaccelError: There is no model, or its framework cannot split it.
+        AnyaccelError: No model is found, or its framework cannot split it.
     """
     specs = tuple(map(_spec, inputs))
     model = _model(reference)
@@ -107,7 +107,7 @@ def run_device_map(
     unknown = [name for name, nbytes in found.items() if not nbytes]
     if unknown:
         raise ConfigError(
-            f"the memory of {unknown[0]} is not known", hint="say it: --on '2x 24GB, cpu 64GB', or --on 'cpu 64GB'"
+            f"the memory of {unknown[0]} is unknown", hint="specify it: --on '2x 24GB, cpu 64GB', or --on 'cpu 64GB'"
         )
     memory = found
     device = Device.parse(next(iter(memory)))
@@ -123,7 +123,7 @@ def run_device_map(
             print_line(f"for {inventory}: {error}", style="red")
         return DOES_NOT_FIT
     if not specs:
-        note = "blocks are in the order in which they are registered; --input finds that in which they compute"
+        note = "blocks are in registration order; use --input for the order of their computation"
         plan = replace(plan, notes=(*plan.notes, note))
     _print(plan, inventory, as_json)
     return FITS
@@ -132,7 +132,7 @@ def run_device_map(
 def _spec(text: str) -> TensorSpec:
     match = _SPEC.fullmatch(text.replace(" ", ""))
     if match is None:
-        raise ConfigError(f"--input {shown(text)} is no tensor", hint="write its dtype and shape: 'int64[1,128]'")
+        raise ConfigError(f"--input {shown(text)} is not a tensor", hint="write its dtype and shape: 'int64[1,128]'")
     return TensorSpec(tuple(map(int, match.group(2).split(","))), match.group(1))
 
 
@@ -142,7 +142,7 @@ def _model(reference: str) -> Any:
     if not isinstance(found, type) and registry().owners(found):
         return found
     if not callable(found):
-        problem = f"{reference} is a {type(found).__name__}, not a model and no function that makes one"
+        problem = f"{reference} is a {type(found).__name__}, not a model or a function that returns one"
         raise ConfigError(problem, hint="name a function without arguments that returns the model")
     offloads = {backend.framework: backend.capability(OffloadModels) for backend in registry().backends}
     try:
@@ -156,7 +156,7 @@ def _model(reference: str) -> Any:
         problem = f"{reference}() fails: {type(error).__name__}: {error}"
         raise ConfigError(problem, hint="name a function without arguments that returns the model") from error
     if isinstance(model, type) or not registry().owners(model):
-        problem = f"{reference}() gives a {type(model).__name__}, which no installed plugin knows as a model"
+        problem = f"{reference}() returns a {type(model).__name__}, which no installed plugin supports as a model"
         raise ConfigError(problem, hint="return the model, or install the plugin of its framework")
     return model
 
@@ -169,9 +169,9 @@ def _dividing(model: Any, inventory: Any) -> Any:
     serving.sort(key=lambda each: min(kinds.index(kind) for kind in each.kinds if kind in kinds))
     if not serving or serving[0].capability(OffloadModels) is None:
         raise CapabilityError(
-            f"{framework} cannot divide models, or not on {inventory}",
+            f"{framework} cannot split models on {inventory}",
             cause="its plugin lacks the capability 'offload'",
-            hint="use such a framework, or make its blocks nodes of a graph",
+            hint="use a framework with it, or make the blocks nodes of a graph",
         )
     return serving[0]
 

@@ -37,7 +37,7 @@ class DeviceMaps(Layout):
             if limits is not None or offload != "no":
                 name = "max_memory" if limits is not None else "offload"
                 raise GraphError(
-                    f"{where}device_map is a mapping, and {name} is for maps that are planned",
+                    f"{where}device_map is a mapping, but {name} is for planned maps",
                     hint=f"leave {name} out, or write device_map='auto'",
                 )
             return _entries(where, device_map), None, offload
@@ -53,20 +53,20 @@ class DeviceMaps(Layout):
         if backend is None:
             what = f"is {node.kind.fixed or f'computed by {assignment.framework}'}"
             raise CapabilityError(
-                f"{problem}, and {what}, which cannot divide models or let weights rest elsewhere",
+                f"{problem}, but {what}, which cannot split models or offload weights",
                 cause="its plugin lacks the capability 'offload'",
                 hint="leave device_map, max_memory and offload out",
             )
         for name in ("precision", "remat"):
             if getattr(node, name) or (name == "precision" and request.precision):
                 raise CapabilityError(
-                    f"{problem} and {name}, which do not work together",
-                    hint=f"leave {name} out, and convert the model or write it so before it is given to the node",
+                    f"{problem} and {name}, which cannot be combined",
+                    hint=f"leave {name} out, and convert the model before you pass it to the node",
                 )
         if len(request.devices) > 1:
             raise CapabilityError(
-                f"{problem}, and phase {request.phase!r} trains replicas on {len(request.devices)} devices",
-                hint="ask for one device, and name the others in max_memory",
+                f"{problem}, but phase {request.phase!r} trains replicas on {len(request.devices)} devices",
+                hint="request one device, and name the others in max_memory",
             )
         wanted = _wanted(node, assignment, request, registry, shapes)
         try:
@@ -78,7 +78,7 @@ class DeviceMaps(Layout):
         if all(block.device != assignment.device for block in plan.blocks):
             there = str(plan.blocks[0].device)
             raise GraphError(
-                f"node {node.label!r} is on {assignment.device}, and its device_map has no block there",
+                f"node {node.label!r} is on {assignment.device}, but its device_map has no block there",
                 cause=", ".join(dict.fromkeys(str(block.device) for block in plan.blocks)),
                 hint=f"write ModelNode(..., accelerator={there!r})",
             )
@@ -162,7 +162,7 @@ def _text_of(where: str, name: str, value: Any, kind: str) -> str:
         return str(Device(kind, value) if isinstance(value, int) else Device.parse(value))
     except DeviceParseError as error:
         raise GraphError(
-            f"{where}{name} has {shown(value)}, which is no device", hint=f"write {name}={_EXAMPLE}"
+            f"{where}{name} has {shown(value)}, which is not a device", hint=f"write {name}={_EXAMPLE}"
         ) from error
 
 

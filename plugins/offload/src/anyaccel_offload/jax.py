@@ -1,6 +1,6 @@
 """Chains of blocks larger than a device: parameters stay in pinned host memory and are copied before they are needed.
 
-JAX calls this memory `pinned_host`; a device without it is refused.
+JAX calls this memory `pinned_host`; devices must support it.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class OffloadedChain:
         self.device = jax.devices()[0] if device is None else device
         if HOST not in (kinds := memory_kinds(self.device)):
             raise CapabilityError(
-                f"{WHERE}{self.device} has no memory of kind {HOST!r}, in which parameters could rest",
+                f"{WHERE}{self.device} has no memory of kind {HOST!r} to offload parameters to",
                 available=", ".join(kinds),
-                hint="compute the blocks as they are, or place them on several devices as nodes of a graph",
+                hint="compute the blocks without offload, or place them on several devices as nodes of a graph",
             )
         self._there = SingleDeviceSharding(self.device)
         self._host = SingleDeviceSharding(self.device, memory_kind=HOST)
@@ -156,8 +156,8 @@ class OffloadedChain:
         for i, (each, before) in enumerate(zip(made, self.parameters, strict=True)):
             if _likeness(each[:1]) != _likeness((before,)):
                 raise ConfigError(
-                    f"{WHERE}update gives block {i} parameters of another tree, shape or dtype than it has",
-                    hint="let the function return the new parameters, or (PARAMETERS, ...) with what else to return",
+                    f"{WHERE}update returns parameters of another tree, shape or dtype for block {i}",
+                    hint="return the new parameters from the function, or (PARAMETERS, ...) with additional results",
                 )
         self.parameters = [each[0] for each in made]
         return [list(rest) for rest in zip(*(each[1:] for each in made), strict=True)]
@@ -190,7 +190,7 @@ class OffloadedChain:
                     problem = f"parameter {jax.tree_util.keystr(path)} of block {i} is {leaf.dtype}"
                     raise ConfigError(
                         f"{WHERE}{problem}, which has no gradient",
-                        hint="keep it in the function of the block, or cast it",
+                        hint="store it in the function of the block, or cast it",
                     )
 
 
@@ -214,15 +214,15 @@ def _check_blocks(functions: Sequence[Any], trees: Sequence[Any]) -> None:
     check(ConfigError, WHERE, "functions", functions, lambda it: all(map(callable, it)), "a list of functions", "layer")
     if len(functions) != len(trees):
         problem = f"{WHERE}there are {len(functions)} functions and parameters for {len(trees)} blocks"
-        raise ConfigError(problem, hint="give each block a function and parameters, or one function for all")
+        raise ConfigError(problem, hint="pass a function and parameters for each block, or one function for all")
     for i, tree in enumerate(trees):
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
             if not isinstance(leaf, np.ndarray | jax.Array):
                 problem = f"{WHERE}{jax.tree_util.keystr(path)} of block {i} is a {type(leaf).__name__}, not an array"
-                raise ConfigError(problem, hint="keep what is no array in the function of the block")
+                raise ConfigError(problem, hint="store other values in the function of the block")
             if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.extended):
                 problem = f"{WHERE}{jax.tree_util.keystr(path)} of block {i} has dtype {leaf.dtype}"
-                raise ConfigError(problem, hint="give keys of jax.random with the input: x = {'h': h, 'key': key}")
+                raise ConfigError(problem, hint="pass keys of jax.random with the input: x = {'h': h, 'key': key}")
             check_dtype(leaf.dtype)
 
 

@@ -31,8 +31,8 @@ def _summary(plan: OffloadPlan) -> str:
     counts = {tier: sum(block.tier == tier for block in plan.blocks) for tier in TIERS}
     rests = [f"{counts[tier]} in {name}" for tier, name in TIERS.items() if tier and counts[tier]]
     where = f"{counts['']} of {len(plan.blocks)} blocks stay on devices" + (f", {', '.join(rests)}" if rests else "")
-    copied = f"{size(plan.step_bytes)} copied a step" if plan.step_bytes else "nothing copied in a step"
-    times = f"copies {plan.copy_seconds:.3g} s beside computing {plan.compute_seconds:.3g} s"
+    copied = f"{size(plan.step_bytes)} copied per step" if plan.step_bytes else "nothing copied per step"
+    times = f"copies {plan.copy_seconds:.3g} s while computing {plan.compute_seconds:.3g} s"
     return f"{where}; {copied}; at least {plan.seconds:.3g} s a step ({times})"
 
 
@@ -51,7 +51,7 @@ def _rows(plan: OffloadPlan) -> Iterator[tuple[str, str, str, str, str]]:
 
 def _line(row: tuple[str, str, str, str, str]) -> str:
     names, device, rests, nbytes, step = row
-    where = f"{rests} there" if rests == "stays" else f"rests in {rests} and comes in each step ({step})"
+    where = f"{rests} there" if rests == "stays" else f"stays in {rests} and is copied in each step ({step})"
     return f"{names} on {device}: {nbytes}, {where}"
 
 

@@ -121,7 +121,7 @@ def test_values_of_a_state_dict_are_those_of_an_empty_model() -> None:
     big_models.cpu_offload(model, "cpu", False, plain.state_dict())
     with torch.no_grad():
         assert torch.equal(model(X), plain(X))
-    for wrong, says in (({"9.weight": X}, "which the model has not"), ({"0.weight": X}, "another shape")):
+    for wrong, says in (({"9.weight": X}, "which the model does not have"), ({"0.weight": X}, "a different shape")):
         with pytest.raises(ConfigError, match=says):
             big_models.dispatch_model(net(), {"": "cpu"}, None, wrong)
 
@@ -138,7 +138,7 @@ def test_special_dtypes_and_text_of_dtypes_count_in_a_plan() -> None:
     assert used() == whole
     assert used(dtype="float16") == whole // 2
     assert used(dtype="float16", special_dtypes={"1.weight": torch.float32}) == whole // 4 + whole // 2
-    with pytest.raises(ConfigError, match="max_memory has 'nonsense', which is no device"):
+    with pytest.raises(ConfigError, match="max_memory has 'nonsense', which is not a device"):
         big_models.infer_auto_device_map(model, {"nonsense": 1})
     with pytest.raises(ConfigError, match="dtype='float17'"):
         big_models.infer_auto_device_map(model, {"cpu": "1GB"}, dtype="float17")
@@ -202,7 +202,7 @@ def test_a_module_is_aligned_and_what_is_written_stays(tmp_path: Path) -> None:
     with big_models.align_module_device(model[0]):
         assert torch.equal(model[0].weight, plain[0].weight) and type(model[0].weight) is nn.Parameter
     assert model[0].weight is before
-    with pytest.raises(CapabilityError, match="rests in a file"), big_models.align_module_device(model[0]):
+    with pytest.raises(CapabilityError, match="stays in a file"), big_models.align_module_device(model[0]):
         model[0].weight.data.add_(1)
         with torch.no_grad():
             model[0].weight.add_(1)
@@ -235,7 +235,7 @@ def test_folders_of_weights_are_those_of_accelerate(dtype: torch.dtype, tmp_path
     with pytest.raises(StateError, match="has the weights of another model"):
         big_models.offload_state_dict(folders[1], weights)
     (folders[1] / "a.weight.dat").write_bytes(b"123")
-    with pytest.raises(StateError, match="has 3 bytes, and its index says"):
+    with pytest.raises(StateError, match="has 3 bytes, but"):
         big_models.OffloadedWeightsLoader(save_folder=folders[1])["a.weight"]
 
 
@@ -254,7 +254,7 @@ def test_weights_of_safetensors_are_found_by_name(tmp_path: Path) -> None:
     assert loaded["0.weight"].is_meta and torch.equal(loaded["2.weight"], model[2].weight)
     extracted = big_models.extract_submodules_state_dict(model.state_dict(), ["0", "2"])
     assert list(extracted) == ["0.weight", "0.bias", "2.weight", "2.bias"]
-    with pytest.raises(ConfigError, match="nothing is given"):
+    with pytest.raises(ConfigError, match="it has no arguments"):
         big_models.OffloadedWeightsLoader()
 
 
@@ -268,7 +268,7 @@ def test_layers_keep_narrow_weights_and_compute_in_wider_ones() -> None:
     with torch.no_grad():
         for _ in range(2):
             assert torch.equal(ours(X), their(X))
-    with pytest.raises(CapabilityError, match="are not trained"):
+    with pytest.raises(CapabilityError, match="cannot be trained"):
         ours(X)
     with torch.no_grad(), pytest.raises(RuntimeError):
         ours(torch.ones(1, 9))
@@ -301,7 +301,7 @@ def test_all_hooks_of_modules_inside_are_taken_away() -> None:
 
 
 REFUSED_MAPS: list[tuple[Callable[[], Any], str]] = [
-    (lambda: {"0.weight": "cpu", "0.bias": "disk", "1": "cpu", "2": "cpu"}, "device_map divides '0'"),
+    (lambda: {"0.weight": "cpu", "0.bias": "disk", "1": "cpu", "2": "cpu"}, "device_map splits '0'"),
     (lambda: {"0": "cpu", "2": "cpu"}, "no device for"),
 ]
 
@@ -309,7 +309,7 @@ REFUSED_MAPS: list[tuple[Callable[[], Any], str]] = [
 @pytest.mark.parametrize(("given", "says"), REFUSED_MAPS)
 def test_a_wrong_map_is_refused_before_files_are_read(given: Callable[[], Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=says):
-        big_models.load_checkpoint_and_dispatch(net(), tmp_path / "is not there", given())
+        big_models.load_checkpoint_and_dispatch(net(), tmp_path / "is missing", given())
     if "no device" in says:
         with pytest.raises(ConfigError, match=says):
             big_models.check_device_map(net(), given())
@@ -324,9 +324,9 @@ def test_a_wrong_map_is_refused_before_files_are_read(given: Callable[[], Any], 
             OutOfMemoryError,
             r"max_memory=.*'disk': 0\} is too small.*tier disk 0 B.*allow more in max_memory",
         ),
-        ({"meta": "1GB"}, ConfigError, "max_memory has 'meta', which computes nothing"),
-        ({"nothing": 1}, ConfigError, "max_memory has 'nothing', which is no device"),
-        ({"cpu": "much"}, ConfigError, r"max_memory\['cpu'\]='much' is no size"),
+        ({"meta": "1GB"}, ConfigError, "max_memory has 'meta', which cannot compute"),
+        ({"nothing": 1}, ConfigError, "max_memory has 'nothing', which is not a device"),
+        ({"cpu": "much"}, ConfigError, r"max_memory\['cpu'\]='much' is not a size"),
         ({"cpu": -1}, ConfigError, r"max_memory\['cpu'\]=-1 is not"),
         ({"cpu": 1, "CPU": 2}, ConfigError, "max_memory has"),
     ],
@@ -336,4 +336,4 @@ def test_errors_of_max_memory_speak_of_it(given: Any, error: type[Exception], sa
     with pytest.raises(error, match=says):
         big_models.infer_auto_device_map(large, given)
     with pytest.raises(error, match=says):
-        big_models.load_checkpoint_and_dispatch(large, tmp_path / "is not there", "auto", given)
+        big_models.load_checkpoint_and_dispatch(large, tmp_path / "is missing", "auto", given)

@@ -25,7 +25,7 @@ def test_a_device_map_of_a_keras_model_is_refused() -> None:
         pytest.skip(f"Keras runs on {keras.backend.backend()} in this process")
     model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(3)])
     request = OffloadRequest(device_map={"": "cpu"}, offload="cpu")
-    with pytest.raises(CapabilityError, match=r"this Sequential is of Keras.*Hint: leave device_map"):
+    with pytest.raises(CapabilityError, match=r"this Sequential is a Keras model.*Hint: leave device_map"):
         TorchBackend().required(OffloadModels).plan_offload(model, CPU, request)
 
 

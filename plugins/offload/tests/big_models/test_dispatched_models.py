@@ -210,7 +210,7 @@ class Scales(nn.Linear):
 
 def writes_to_a_file(folder: Path) -> None:
     model = disk_offload(nn.Sequential(Scales(4, 4)), folder / "new", "cpu")
-    with torch.no_grad(), pytest.raises(CapabilityError, match="writes to a weight that rests in a file"):
+    with torch.no_grad(), pytest.raises(CapabilityError, match="writes to a weight that stays in a file"):
         model(X)
 
 
@@ -225,7 +225,7 @@ def names_that_do_not_match(folder: Path) -> None:
 def an_index_of_names_alone(folder: Path) -> None:
     torch.save(net().state_dict(), folder / "model.bin")
     (folder / "weights.index.json").write_text(json.dumps(dict.fromkeys(net().state_dict(), "model.bin")))
-    with pytest.raises(StateError, match="is no index of shards"):
+    with pytest.raises(StateError, match="is not an index of shards"):
         load_checkpoint_in_model(net(), folder / "weights.index.json")
 
 
@@ -248,7 +248,7 @@ def an_idle_device(folder: Path) -> None:
 
 
 def an_unknown_name(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="names 'x', which the model has not"):
+    with pytest.raises(ConfigError, match="names 'x', which the model does not have"):
         check_device_map(net(), {"": "cpu", "x": 0})
 
 

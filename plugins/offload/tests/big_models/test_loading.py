@@ -179,7 +179,7 @@ def test_all_that_does_not_fit_is_said_at_once_also_with_a_device_map(tmp_path: 
 
 def test_a_tie_that_the_checkpoint_does_not_have_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path, lambda values: values.update({"tied.weight": torch.zeros(4, 4)}))
-    with pytest.raises(StateError, match=r"head\.weight, tied\.weight are one tensor in the model, and differ"):
+    with pytest.raises(StateError, match=r"head\.weight, tied\.weight are one tensor in the model, but differ"):
         load_checkpoint_in_model(empty_net(), path)
 
 
@@ -239,7 +239,7 @@ def test_weights_on_disk_have_no_address_and_are_not_pickled(tmp_path: Path) -> 
     model = on_disk(tmp_path)
     with pytest.raises(MoveError, match="has no memory"):
         model.head.weight.data_ptr()
-    with pytest.raises(MoveError, match="pickle would not bring along"):
+    with pytest.raises(MoveError, match="pickle would not contain"):
         torch.save(model.state_dict(), tmp_path / "other.bin")
     with pytest.raises(RuntimeError, match="invalid python storage"), warnings.catch_warnings(action="ignore"):
         save_file(model.state_dict(), tmp_path / "other.safetensors")
@@ -257,7 +257,7 @@ def test_a_file_that_changes_while_weights_rest_in_it_is_refused(tmp_path: Path)
 
 def test_files_of_torch_cannot_hold_weights_at_rest(tmp_path: Path) -> None:
     torch.save(net().state_dict(), tmp_path / "model.bin")
-    with pytest.raises(StateError, match=r"cannot rest in a file of torch.save.* convert the checkpoint"):
+    with pytest.raises(StateError, match=r"cannot stay in a file of torch.save.* convert the checkpoint"):
         load_checkpoint_in_model(empty_net(), tmp_path / "model.bin", {"": "disk"})
 
 
@@ -306,7 +306,7 @@ def test_an_index_that_leaves_its_folder_is_refused(tmp_path: Path, place: Any) 
     folder = tmp_path / "inner"
     folder.mkdir()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"body.weight": place}}))
-    with pytest.raises(StateError, match="is no index of shards"):
+    with pytest.raises(StateError, match="is not an index of shards"):
         load_checkpoint_in_model(empty_net(), folder)
 
 
@@ -317,7 +317,7 @@ def test_an_index_that_is_not_true_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"and its shards differ in body\.bias, head.weight"):
         load_checkpoint_in_model(empty_net(), tmp_path)
     index.write_text(json.dumps({"weight_map": {"body.weight": "absent.safetensors"}}))
-    with pytest.raises(StateError, match=r"names 'absent\.safetensors', which is not there"):
+    with pytest.raises(StateError, match=r"names 'absent\.safetensors', which is missing"):
         load_checkpoint_in_model(empty_net(), tmp_path)
 
 
@@ -328,7 +328,7 @@ class Evil:
 
 def test_code_in_a_file_of_torch_is_not_run(tmp_path: Path) -> None:
     torch.save({"weight": Evil()}, tmp_path / "model.bin")
-    with pytest.raises(StateError, match="which is not run"):
+    with pytest.raises(StateError, match="which would need code to be run"):
         load_checkpoint_in_model(nn.Linear(1, 1), tmp_path / "model.bin")
     assert not Path("evil").exists()
 
@@ -355,12 +355,16 @@ def test_dtypes_of_files(tmp_path: Path, dtype: torch.dtype) -> None:
     ("settings", "error", "message"),
     [
         ({"model": "net"}, ConfigError, "model='net' is not a module of torch"),
-        ({"checkpoint": 3}, StateError, "checkpoint=3 is no path"),
-        ({"checkpoint": "nowhere"}, StateError, "there is no file or folder 'nowhere'"),
+        ({"checkpoint": 3}, StateError, "checkpoint=3 is not a path"),
+        ({"checkpoint": "nowhere"}, StateError, "no file or folder 'nowhere' exists"),
         ({"device_map": {}}, ConfigError, "device_map={} is not a dict of names and devices"),
-        ({"device_map": {"": "moon"}}, ConfigError, "device_map has 'moon', which is no device"),
-        ({"device_map": {"": True}}, ConfigError, "device_map has True, which is no device"),
-        ({"device_map": {"": "cpu", "tail": "cpu"}}, ConfigError, "names 'tail', which the model has not.* body, norm"),
+        ({"device_map": {"": "moon"}}, ConfigError, "device_map has 'moon', which is not a device"),
+        ({"device_map": {"": True}}, ConfigError, "device_map has True, which is not a device"),
+        (
+            {"device_map": {"": "cpu", "tail": "cpu"}},
+            ConfigError,
+            "names 'tail', which the model does not have.* body, norm",
+        ),
         ({"device_map": {"body": "cpu"}}, ConfigError, "no device for 'norm.weight', 'norm.bias', 'head.w"),
         ({"dtype": torch.int8}, ConfigError, "dtype=torch.int8 is not a floating dtype"),
         ({"keep_in_fp32": "norm"}, ConfigError, "keep_in_fp32='norm' is not a list of names"),

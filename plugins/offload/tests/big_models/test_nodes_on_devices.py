@@ -142,13 +142,13 @@ def test_the_plan_says_blocks_tiers_bytes_and_the_time_of_a_step() -> None:
     assert plan.seconds == max(plan.copy_seconds, plan.compute_seconds) > 0
     assert plan.device_bytes[ONE] == 4 * BLOCK  # two blocks that stay, and two slots
     text = str(evaluation)
-    assert "blocks of net: 4 of 7 blocks stay on devices, 3 in host memory; 3.2 KiB copied a step; at least" in text
+    assert "blocks of net: 4 of 7 blocks stay on devices, 3 in host memory; 3.2 KiB copied per step; at least" in text
     assert "  4.0 on sim:1: 1.1 KiB, stays there" in text
-    assert "  5.0 on sim:1: 1.1 KiB, rests in host memory and comes in each step (1.1 KiB)" in text
+    assert "  5.0 on sim:1: 1.1 KiB, stays in host memory and is copied in each step (1.1 KiB)" in text
     computing = [f"{name} computes with weights at 1e+03 GB/s (stated)" for name in (ONE, TWO)]
     copying = [f"copies to {name} 12 GB/s (stated)" for name in (ONE, TWO)]
     assert f"rates: {', '.join(computing + copying)}" in evaluated.notes
-    assert "rests in" not in evaluation.to_html() and "host memory" in evaluation.to_html()
+    assert "stays in" not in evaluation.to_html() and "host memory" in evaluation.to_html()
     assert aa.Plan.from_json(evaluation.to_json()) == evaluation
     assert aa.Plan.from_json(evaluation.to_json())["net"].offload == evaluated
     assert evaluation.memory[0].parameters == 4 * BLOCK
@@ -295,7 +295,7 @@ def test_a_model_in_files_is_evaluated_from_there_and_not_trained(tmp_path: Path
     case, plain = Case(empty, device_map={**HALF, "3": "disk", "5": "disk"}), Case()
     assert case.run(case.eval_phase()).losses["net"] == plain.run(plain.eval_phase()).losses["net"]
     assert isinstance(case.model[5][0].weight, StoredTensor) and not isinstance(case.model[1][0].weight, StoredTensor)
-    with pytest.raises(AnyaccelError, match=r"node 'net': 3.0.*rests on disk, and weights in files are not trained"):
+    with pytest.raises(AnyaccelError, match=r"node 'net': 3.0.*stays on disk, but weights in files cannot be trained"):
         case.run(case.train_phase())
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -312,14 +312,14 @@ def test_configurations_keep_the_settings() -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"device_map": {"9": ONE}}, "device_map names '9', which the model has not"),
+    ({"device_map": {"9": ONE}}, "device_map names '9', which the model does not have"),
     ({"device_map": {"0": ONE}}, "device_map has no device for '1.0.weight'"),
     ({"device_map": {"": "sim:7"}}, "node 'net'|sim:7"),
     ({"device_map": {"": "nonsense"}}, "no installed plugin runs torch on 'nonsense'"),
-    ({"device_map": {"": TWO}}, "is on sim:0, and its device_map has no block there"),
-    ({"device_map": {**HALF, "1.0.bias": ONE}}, "divides '1.0'"),
-    ({"device_map": {"": "disk"}}, "is to rest on disk, and is in no file of safetensors"),
-    ({"device_map": "auto", "precision": "float32"}, "has a device_map and precision, which do not work together"),
+    ({"device_map": {"": TWO}}, "is on sim:0, but its device_map has no block there"),
+    ({"device_map": {**HALF, "1.0.bias": ONE}}, "splits '1.0'"),
+    ({"device_map": {"": "disk"}}, "belongs on disk, but is not in a safetensors file"),
+    ({"device_map": "auto", "precision": "float32"}, "has a device_map and precision, which cannot be combined"),
     ({"device_map": "auto", "remat": "blocks"}, "has a device_map and remat"),
 ]
 
@@ -336,7 +336,7 @@ def test_maps_that_cannot_be_carried_out_are_refused_before_anything_moves(setti
 
 def test_replicas_have_no_device_map() -> None:
     case = Case(device_map="auto")
-    with pytest.raises(AnyaccelError, match="device_map, and phase 'train' trains replicas on 2 devices"):
+    with pytest.raises(AnyaccelError, match="device_map, but phase 'train' trains replicas on 2 devices"):
         case.run(case.train_phase(accelerator="sim:*"))
 
 
@@ -344,7 +344,7 @@ def test_a_model_that_was_dispatched_by_hand_has_no_device_map() -> None:
     from anyaccel_offload.torch import cpu_offload
 
     case = Case(cpu_offload(net(), ONE), device_map="auto")
-    with pytest.raises(AnyaccelError, match="was dispatched already, and its node has a device_map as well"):
+    with pytest.raises(AnyaccelError, match="is already dispatched, but its node also has a device_map"):
         case.run(case.eval_phase())
 
 

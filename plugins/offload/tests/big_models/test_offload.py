@@ -134,7 +134,7 @@ def test_an_offload_folder_with_files_is_refused(tmp_path: Path) -> None:
     other = chain()
     with torch.no_grad():
         other[0][0].weight.zero_()
-    with pytest.raises(StateError, match="is no empty folder"):
+    with pytest.raises(StateError, match="is not an empty folder"):
         disk_offload(other, folder)
     with torch.no_grad():
         assert torch.equal(other(X), other(X))
@@ -143,8 +143,8 @@ def test_an_offload_folder_with_files_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "said", "hint"),
     [
-        (errno.ENOSPC, "No space left on device", "give a folder with more space"),
-        (errno.EACCES, "Permission denied", "give a folder that you may write to"),
+        (errno.ENOSPC, "No space left on device", "use a folder with more space"),
+        (errno.EACCES, "Permission denied", "use a writable folder"),
     ],
 )
 def test_a_folder_that_cannot_be_written_leaves_the_model_as_it_was(
@@ -217,7 +217,7 @@ def test_the_names_and_values_of_an_offloaded_model_are_those_of_the_plain_one(s
 
 def test_what_is_offloaded_is_not_offloaded_again_until_its_hooks_are_removed(saved: Path) -> None:
     model = from_files(saved)
-    with pytest.raises(StateError, match="offloaded already"):
+    with pytest.raises(StateError, match="already offloaded"):
         cpu_offload(model)
     assert offload_of(model) is not None
     assert remove_offload(model) is model and offload_of(model) is None
@@ -233,19 +233,19 @@ def test_what_is_offloaded_is_not_offloaded_again_until_its_hooks_are_removed(sa
         (lambda: dispatch_model(None, {"": "cpu"}), "model"),
         (lambda: dispatch_model(nn.ReLU(), {"": "cpu"}), "has no weights"),
         (lambda: dispatch_model(chain(), {"0": "cpu"}), "no device for"),
-        (lambda: dispatch_model(chain(), {"": "cpu", "9": "cpu"}), "which the model has not"),
-        (lambda: dispatch_model(chain(), {"": "disk"}), "no folder was given"),
-        (lambda: dispatch_model(chain(), {"": "nonsense"}), "no device"),
-        (lambda: dispatch_model(chain(), {"": "cpu", "0.0.weight": "disk"}, offload_dir="x"), "divides '0.0'"),
-        (lambda: cpu_offload(chain(), "disk"), "computes nothing"),
+        (lambda: dispatch_model(chain(), {"": "cpu", "9": "cpu"}), "which the model does not have"),
+        (lambda: dispatch_model(chain(), {"": "disk"}), "no folder is set"),
+        (lambda: dispatch_model(chain(), {"": "nonsense"}), "not a device"),
+        (lambda: dispatch_model(chain(), {"": "cpu", "0.0.weight": "disk"}, offload_dir="x"), "splits '0.0'"),
+        (lambda: cpu_offload(chain(), "disk"), "cannot compute"),
         (lambda: cpu_offload(chain(), pinned_memory=-1), "pinned_memory"),
         (lambda: cpu_offload(chain(), offload_buffers=1), "offload_buffers"),
         (lambda: cpu_offload(chain(), skip_keys=1), "skip_keys"),
         (lambda: cpu_offload_with_hook(chain(), prev_module_hook=1), "prev_module_hook"),
         (lambda: disk_offload(chain(), None), "offload_dir"),
         (lambda: load_checkpoint_and_dispatch(chain(), "x", "somehow"), "device_map"),
-        (lambda: load_checkpoint_and_dispatch(chain(), "x", max_memory={0: 1}), "needs a device_map"),
-        (lambda: infer_auto_device_map(chain(), {0: "20 apples"}), "is no size"),
+        (lambda: load_checkpoint_and_dispatch(chain(), "x", max_memory={0: 1}), "needs a planned device_map"),
+        (lambda: infer_auto_device_map(chain(), {0: "20 apples"}), "is not a size"),
         (lambda: infer_auto_device_map(chain(), {}), "max_memory"),
         (lambda: infer_auto_device_map(chain(), offload="gpu"), "offload"),
         (lambda: infer_auto_device_map(chain(), headroom=2), "headroom"),
@@ -306,7 +306,9 @@ def test_steps_of_an_offloaded_node_are_not_compiled() -> None:
     graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference())], "adam")
     losses = aa.AppliedLoss("mse", on="net")
     phase = aa.TrainPhase("train", data=data, losses=losses, compile="steps", accelerator="cpu")
-    with pytest.warns(CompileWarning, match="run uncompiled: .* weights of node 'net' rest elsewhere, and come and go"):
+    with pytest.warns(
+        CompileWarning, match="run uncompiled: .* weights of node 'net' are offloaded, and copied for each step"
+    ):
         aa.Experiment("test", graph, progress="none").run_phase(phase)
 
 

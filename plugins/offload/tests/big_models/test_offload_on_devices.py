@@ -419,7 +419,7 @@ def test_a_model_rests_on_disk(tmp_path: Path) -> None:
     with torch.no_grad():
         torch.testing.assert_close(model(TOKENS), plain(TOKENS.to(ONE)).cpu(), atol=1e-5, rtol=1e-5)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "new").iterdir()} == before
-    with pytest.raises(StateError, match="is no empty folder"):
+    with pytest.raises(StateError, match="is not an empty folder"):
         disk_offload(chain(), tmp_path / "new", ONE)
 
 
@@ -606,7 +606,7 @@ def test_a_model_that_is_changed_is_refused_with_what_to_do(change: str) -> None
 
 def test_wrong_maps_and_devices_are_refused_before_anything_moves() -> None:
     model = chain(3)
-    with pytest.raises(ConfigError, match=r"there is no device sim:7. Available: sim:0, sim:1"):
+    with pytest.raises(ConfigError, match=r"the device  does not existsim:7. Available: sim:0, sim:1"):
         dispatch_model(model, {"": "sim:7"})
     with pytest.raises(ConfigError, match="no device for"):
         dispatch_model(model, {"0": ONE})

@@ -86,15 +86,15 @@ def step(model: nn.Module) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "a folder of another model": (lambda it: disk_offload(net(), it / "other"), "is no empty folder"),
+    "a folder of another model": (lambda it: disk_offload(net(), it / "other"), "is not an empty folder"),
     "a folder with notes": (
         lambda it: dispatch_model(net(), {"": "disk"}, offload_dir=it / "notes"),
-        "no empty folder",
+        "not an empty folder",
     ),
-    "a file for a folder": (lambda it: disk_offload(net(), it / "notes/mine.txt"), "is no empty folder"),
+    "a file for a folder": (lambda it: disk_offload(net(), it / "notes/mine.txt"), "is not an empty folder"),
     "a folder in a file": (lambda it: disk_offload(net(), it / "notes/mine.txt/new"), "cannot be written"),
     "truncated": (lambda it: on_disk(it / "damaged"), "cannot be read as safetensors"),
-    "out of the folder": (lambda it: on_disk(it / "hostile"), "is no index of shards"),
+    "out of the folder": (lambda it: on_disk(it / "hostile"), "is not an index of shards"),
     "a header of gigabytes": (lambda it: on_disk(it / "gigabytes.safetensors"), "cannot be read as safetensors"),
     "another model's shapes": (
         lambda it: load_checkpoint_and_dispatch(empty(6), it, {"": "disk"}),
@@ -106,15 +106,15 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a map that forgets": (lambda it: load_checkpoint_and_dispatch(empty(), it, {"0": "disk"}), "no device for"),
     "a map of other names": (
         lambda it: load_checkpoint_and_dispatch(empty(), it, {"": "disk", "9": "cpu"}),
-        "which the model has not",
+        "which the model does not have",
     ),
     "an absent device": (
         lambda it: load_checkpoint_and_dispatch(empty(), it, {"0": "disk", "": "cuda:99"}),
-        "load_checkpoint_and_dispatch: there is no device cuda:99",
+        "load_checkpoint_and_dispatch: the device  does not existcuda:99",
     ),
     "an absent device, to load only": (
         lambda it: load_checkpoint_in_model(empty(), it, {"": "cuda:99"}),
-        "load_checkpoint_in_model: there is no device cuda:99",
+        "load_checkpoint_in_model: the device  does not existcuda:99",
     ),
 }
 
@@ -175,5 +175,5 @@ def test_a_disk_that_fills_while_a_block_is_written_leaves_nothing_there(tmp_pat
     )
     assert done.returncode == 0, done.stderr
     said, left = done.stdout.strip().splitlines()
-    assert "cannot be written" in said and "Hint: give a folder with more space" in said
+    assert "cannot be written" in said and "Hint: use a folder with more space" in said
     assert left == "[] Parameter Parameter"

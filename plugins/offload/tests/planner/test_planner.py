@@ -185,7 +185,7 @@ def test_a_device_that_holds_few_layers_is_used() -> None:
     assert len(made.device_map) == 82 and set(made.device_map.values()) == {"gpu:0"}
     assert 0 < len(made.offloaded) < 82
     assert made.devices[0].total_bytes <= 3.6 * GIB
-    assert "memory has room for one staging slot only: copies are not hidden" in made.notes
+    assert "memory has room for only one staging slot, so copies are not hidden" in made.notes
 
 
 @pytest.mark.parametrize("memories", [(24,) * 4, (17,) * 8, (24,)], ids=str)
@@ -289,7 +289,7 @@ def test_a_device_stays_idle_only_for_a_reason_that_the_plan_gives() -> None:
     blocks = [Block(name=f"b{i}", parameter_bytes=1000, seconds=0.001, output_bytes=10**6) for i in range(4)]
     made = plan_blocks(blocks, [DeviceSpec(name=f"gpu:{i}", memory=10**5, link=1e6) for i in range(2)])
     assert [len(share.blocks) for share in made.devices] == [4, 0]
-    assert "idle: no way was found to use it that leaves the time of the slowest device at 0.004 s" in made.explain()
+    assert "idle: no use of it was found that keeps the time of the slowest device at 0.004 s" in made.explain()
     tiny = [DeviceSpec(name="gpu:0", memory=10**5), DeviceSpec(name="gpu:1", memory=10)]
     assert "gpu:1: nothing. It is idle: it can hold no block." in plan_blocks(blocks, tiny).explain()
 
@@ -349,10 +349,10 @@ def test_a_plan_survives_json_and_is_printed() -> None:
     ("call", "message"),
     [
         (lambda b, d: plan_blocks([b, b], [d]), r"blocks has 'b' several times"),
-        (lambda b, d: plan_blocks([b], [d], edges=[Edge("b", "c")]), r"an edge names 'c', which is no block"),
+        (lambda b, d: plan_blocks([b], [d], edges=[Edge("b", "c")]), r"an edge names 'c', which is not a block"),
         (
             lambda b, d: plan_blocks([b, Block(name="c")], [d], edges=[Edge("b", "c", 1), Edge("b", "c", 2)]),
-            r"tensor '' has 1 and 2 bytes",
+            r"tensor '' both 1 and 2 bytes",
         ),
         (
             lambda b, d: plan_blocks([Block(name="a", tied={"t": 1}), Block(name="c", tied={"t": 2})], [d]),
@@ -360,7 +360,7 @@ def test_a_plan_survives_json_and_is_printed() -> None:
         ),
         (
             lambda b, d: plan_blocks([b, Block(name="c", seconds=1.0)], [d]),
-            r"block 'b' has no seconds, others have. Hint: give seconds for all blocks or for none",
+            r"block 'b' has no seconds, others have. Hint: set seconds for all blocks or for none",
         ),
         (lambda b, d: plan_blocks([], [d]), r"blocks=\[\] is not a list of Block"),
         (lambda b, d: plan_blocks([b], [d], tiers=[OffloadTier(name="cpu")] * 2), r"tiers has a tier several times"),

@@ -34,8 +34,8 @@ _DEFAULTS = {
 def launch(options: LaunchOptions) -> int:
     """Run a script in the workers of Ray Train.
 
-    The command joins the cluster of RAY_ADDRESS or of `ray start --head`; without one it starts a local cluster, which
-    ends with the command.
+    The command joins the cluster of RAY_ADDRESS or of `ray start --head`; if there is no cluster, it starts a local
+    one, which ends with the command.
 
     Returns:
         0, or 1 if a replica failed more often than it may; its traceback is on standard error.
@@ -79,9 +79,9 @@ def check_places(resources: Mapping[str, float], replicas: int) -> None:
     n_cpus = int(resources.get("CPU", 0))
     if n_cpus < replicas:
         raise FrameworkError(
-            f"the Ray cluster has {n_cpus} CPUs, and each of {replicas} replicas takes one",
+            f"the Ray cluster has {n_cpus} CPUs, but each of {replicas} replicas needs one",
             cause=f"{n_cpus} replicas",
-            hint="add nodes with ray start --address=HEAD:6379, or ask for fewer --replicas",
+            hint="add nodes with ray start --address=HEAD:6379, or request fewer --replicas",
         )
 
 
@@ -89,7 +89,7 @@ def _trainer(options: LaunchOptions, storage: str) -> DataParallelTrainer:
     """Return Ray's trainer of torch, which joins its process group; without torch, one that tells workers where they
     meet.
 
-    Ray's trainer of JAX joins the processes on GPUs and TPUs alone, and before the script may say how.
+    Ray's trainer for JAX joins the processes only on GPUs and TPUs, and before the script can configure this.
     """
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig

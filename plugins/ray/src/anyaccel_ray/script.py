@@ -24,7 +24,7 @@ def run_script(settings: Mapping[str, Any]) -> None:
 
     Raises:
         ScriptError: it ended with another exit status than 0.
-        Exception: whatever the script raises.
+        Exception: any exception of the script.
     """
     os.environ.update(settings["environment"])
     target, folder = settings["target"], settings["folder"]

@@ -59,7 +59,7 @@ class Allocation:
         """The devices that the request gets.
 
         Raises:
-            DeviceUnavailableError: there are none; the message has the reasons.
+            DeviceUnavailableError: no device matches; the message has the reasons.
         """
         if self.chosen is not None:
             return self.chosen.devices
@@ -67,7 +67,7 @@ class Allocation:
         there = ", ".join(dict.fromkeys(each.label for each in self.candidates if each.label))
         problem = f"no device fits {self.request!r} ({'; '.join(reasons[:8])})"
         where = "" if self.source == "this machine" else f" (the machine given {self.source})"
-        hint = "add what else will do, such as ', any'; `anyaccel resolve` shows every candidate"
+        hint = "add alternatives, such as ', any'; `anyaccel resolve` shows every candidate"
         raise DeviceUnavailableError(problem, available=f"{there}{where}", hint=hint)
 
     def to_dict(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def allocate(
     rows = []
     for place, fits in enumerate(by_entry):
         for fit in fits:
-            reason = "the request is strict: only its first wish counts" if strict and place else fit.reason
+            reason = "the request is strict: only its first alternative is used" if strict and place else fit.reason
             rows.append(_candidate(replace(fit, reason=reason), best, fit is best))
     return Allocation(request=asked, source=inventory.source, candidates=tuple(rows))
 
@@ -168,11 +168,11 @@ _Check = Callable[[RequestEntry, tuple[InventoryDevice, ...], Inventory], str]
 def _check_kind(entry: RequestEntry, group: tuple[InventoryDevice, ...], inventory: Inventory) -> str:
     first = group[0]
     if entry.kind and first.device.kind != entry.canonical_kind:
-        return f"it is of the kind {first.device.kind}"
+        return f"its kind is {first.device.kind}"
     if entry.vendor and first.vendor and entry.vendor != first.vendor:
         return f"it is a device of {first.vendor}, not of {entry.vendor}"
     if not entry.kind and first.device.kind == "sim":
-        return "simulated devices are asked for by name"
+        return "simulated devices must be requested by name"
     return ""
 
 
@@ -181,11 +181,11 @@ def _check_product(entry: RequestEntry, group: tuple[InventoryDevice, ...], inve
     if wanted is None:
         return ""
     if actual is None:
-        return "its product is not known" if group[0].device.kind not in _ONLY_BY_NAME else "it is no such product"
+        return "its product is unknown" if group[0].device.kind not in _ONLY_BY_NAME else "it is another product"
     if actual.name == wanted.name:
         form = group[0].form
         if entry.form and not form:
-            return f"whether it is {wanted.name}-{entry.form} is not known"
+            return f"whether it is {wanted.name}-{entry.form} is unknown"
         return f"it is {wanted.name}-{form}, not {wanted.name}-{entry.form}" if entry.form not in ("", form) else ""
     if entry.exact or entry.form:
         return f"it is not exactly {wanted.name}"
@@ -201,9 +201,9 @@ def _check_memory(entry: RequestEntry, group: tuple[InventoryDevice, ...], inven
     if not entry.memory_gb:
         return ""
     if group[0].device.kind in _ONLY_BY_NAME and not entry.kind:
-        return "it is no accelerator"
+        return "it is not an accelerator"
     if not gb:
-        return "its memory is not known"
+        return "its memory is unknown"
     same = product is not None and group[0].product is not None and group[0].product.name == product.name
     if same and gb != entry.memory_gb and not (entry.newer and gb > entry.memory_gb):
         return f"it has {gb:g} GB, not {entry.memory_gb}"
@@ -215,9 +215,9 @@ def _check_capabilities(entry: RequestEntry, group: tuple[InventoryDevice, ...],
         return ""
     product: Product | None = group[0].product
     if product is None:
-        return f"its product is not in the table, so whether it can {', '.join(entry.capabilities)} is not known"
+        return f"its product is not in the table, so its support of {', '.join(entry.capabilities)} is unknown"
     missing = [name for name in entry.capabilities if name not in product.capabilities]
-    return f"it cannot {', '.join(missing)}" if missing else ""
+    return f"it does not support {', '.join(missing)}" if missing else ""
 
 
 def _check_sm(entry: RequestEntry, group: tuple[InventoryDevice, ...], inventory: Inventory) -> str:
@@ -225,7 +225,7 @@ def _check_sm(entry: RequestEntry, group: tuple[InventoryDevice, ...], inventory
         return ""
     product = group[0].product
     if product is None and group[0].device.kind == "gpu" and group[0].vendor in ("", "nvidia"):
-        return "its product is not in the table, so its compute capability is not known"
+        return "its product is not in the table, so its compute capability is unknown"
     if product is None or not product.sm:
         return "it has no compute capability"
     return f"its compute capability is {product.compute_capability}" if product.sm < entry.sm else ""
@@ -235,20 +235,20 @@ def _check_count(entry: RequestEntry, group: tuple[InventoryDevice, ...], invent
     indices = {each.device.index for each in group}
     missing = [] if entry.index is None else [i for i in (entry.index, *entry.more) if i not in indices]
     if missing:
-        return f"it has not the index {missing[0]}"
+        return f"it does not have the index {missing[0]}"
     return f"there {'is 1' if len(group) == 1 else f'are {len(group)}'}" if len(group) < entry.count else ""
 
 
 def _check_host(entry: RequestEntry, group: tuple[InventoryDevice, ...], inventory: Inventory) -> str:
     if entry.nodes > 1:
-        return f"the request is for {entry.nodes} machines, and this is one"
+        return f"the request is for {entry.nodes} machines, but this is one"
     for name, wanted, actual in (
         ("memory", entry.host_memory_gb, inventory.host_memory_gb),
         ("cores", entry.cores, inventory.cores),
     ):
         unit = " GB" if name == "memory" else ""
         if wanted and not actual:
-            return f"the host's {name} are not known" if name == "cores" else "the host's memory is not known"
+            return f"the host's {name} are unknown" if name == "cores" else "the host's memory is unknown"
         if wanted > actual:
             return f"the host has {actual:g}{unit} of memory" if unit else f"the host has {actual:g} cores"
     return ""
@@ -259,5 +259,5 @@ _CHECKS: tuple[_Check, ...] = (*_OF_DEVICES, _check_count, _check_host)
 
 
 def is_device_of(entry: RequestEntry, device: InventoryDevice) -> bool:
-    """Return whether a device is one that an alternative asks for, whatever the count, the index and the host."""
+    """Return whether a device matches an alternative, regardless of the count, the index and the host."""
     return not any(check(entry, (device,), Inventory(devices=(device,))) for check in _OF_DEVICES)

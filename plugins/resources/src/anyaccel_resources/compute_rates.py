@@ -27,7 +27,7 @@ class ComputeRate:
 def compute_rate(reported: str, dtype: str) -> ComputeRate | None:
     """Return the rate of the product in a driver's device name; None if the table does not have it.
 
-    Parts of a device (MIG) have none, and neither have forms of a product that the table does not distinguish.
+    Parts of a device (MIG) have no rate, nor do forms of a product that the table does not distinguish.
 
     Args:
         reported: A name such as `"NVIDIA H100 PCIe"`.

@@ -52,7 +52,7 @@ class DeviceRequest:
 
         Args:
             value: Text such as `"H100:8"` or `"H100, A100-80GB, any"`; a list of such texts, in order of preference; a
-                set of them, of which the best is taken; or a DeviceRequest. A list of single devices of one kind,
+                set of them, to use the best of them; or a DeviceRequest. A list of single devices of one kind,
                 `["gpu:0", "gpu:1"]`, means all of them: `"gpu:0+1"`.
 
         Raises:
@@ -122,8 +122,8 @@ def with_count(request: DeviceRequest, count: int) -> DeviceRequest:
 def _single(text: str) -> RequestEntry:
     entries, _ = parsed(text, _kinds)
     if len(entries) > 1:
-        problem = f"{text!r} in a list of requests is several"
-        raise DeviceParseError(problem, hint="write each as an element of its own")
+        problem = f"{text!r} in a list of requests contains several"
+        raise DeviceParseError(problem, hint="write each as a separate element")
     return entries[0]
 
 

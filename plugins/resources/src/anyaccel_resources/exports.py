@@ -1,7 +1,8 @@
 """Exports: requests as Modal, Ray, SkyPilot, Slurm and Kubernetes write them.
 
-An export asks for what the request asks for, or is refused: no part of a request is left out, and no name is guessed.
-The tables below have names of other systems as they were on a day; tests compare them with the real packages.
+An export requests exactly the same as the request, or is refused: no part of a request is left out, and no name is
+    guessed.
+The tables below have names of other systems from a certain date; tests compare them with the real packages.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from anyaccel_resources.products import Product, product_named, products
 
 def refused(entry: RequestEntry, scheduler: str, why: str, available: str = "", hint: str = "") -> ConfigError:
     """Return the error for a scheduler that cannot express a request."""
-    problem = f"{scheduler} cannot be asked for {str(entry)!r}: {why}"
-    return ConfigError(problem, available=available, hint=hint or "leave this wish out of the request that is exported")
+    problem = f"{scheduler} cannot request {str(entry)!r}: {why}"
+    return ConfigError(problem, available=available, hint=hint or "leave this alternative out of the exported request")
 
 
 def _check_words(
@@ -37,24 +38,24 @@ def _check_words(
     """Refuse a request with a part that a scheduler has no words for.
 
     Args:
-        understood: The parts that it has words for.
-        hints: What to write instead, by part.
-        names: The products that it has; all of the table by default.
+        understood: The supported parts.
+        hints: Replacements, by part.
+        names: The supported products; by default all in the table.
     """
     if entry.kind == "cpu" and entry.count > 1:
         raise refused(entry, scheduler, "a machine has one CPU", hint="write 'cpu', and cores= for cores")
     has_form = _written(entry) != _written(replace(entry, form=""))
     parts = {
         "index": (entry.index is not None, "it numbers devices itself"),
-        "every": (entry.every, "it gives a number of devices"),
-        "form": (has_form, f"it does not tell the forms of {entry.product} apart"),
-        "newer": (entry.newer, "it has no words for newer products"),
-        "capabilities": (entry.capabilities, "it has no words for compute formats"),
-        "sm": (entry.sm, "it has no words for compute capabilities"),
-        "memory": (entry.memory_gb and not entry.product, "it compares no memory"),
-        "host": (entry.host_memory_gb or entry.cores, "memory and cores of the host are settings of their own"),
-        "nodes": (entry.nodes > 1, "the number of machines is a setting of its own"),
-        "price": (entry.price, "it takes no limit of the price"),
+        "every": (entry.every, "it takes a number of devices"),
+        "form": (has_form, f"it does not distinguish the forms of {entry.product}"),
+        "newer": (entry.newer, "it cannot request newer products"),
+        "capabilities": (entry.capabilities, "it cannot request compute formats"),
+        "sm": (entry.sm, "it cannot request compute capabilities"),
+        "memory": (entry.memory_gb and not entry.product, "it does not compare memory"),
+        "host": (entry.host_memory_gb or entry.cores, "memory and cores of the host are separate settings"),
+        "nodes": (entry.nodes > 1, "the number of machines is a separate setting"),
+        "price": (entry.price, "it has no price limit"),
     }
     for part, (is_asked, why) in parts.items():
         if is_asked and part not in understood.split():
@@ -62,9 +63,9 @@ def _check_words(
                 "index": "write 'any', or 'any:2' for two",
                 "every": "write a number, such as ':8'",
                 "form": f"write '{replace(entry, form='')}'",
-                **dict.fromkeys(("capabilities", "sm", "memory", "newer"), "name the products that will do"),
+                **dict.fromkeys(("capabilities", "sm", "memory", "newer"), "list the acceptable products"),
             }
-            by_name = usual.get(part) == "name the products that will do"
+            by_name = usual.get(part) == "list the acceptable products"
             available = ", ".join(_fitting(entry, names)) if by_name else ""
             raise refused(entry, scheduler, why, available, hints.get(part) or usual.get(part, ""))
 
@@ -132,25 +133,25 @@ def modal(entries: Sequence[RequestEntry], ordered: bool) -> str | list[str]:
 
 def _value(entry: RequestEntry) -> str:
     hints = {
-        "host": "write memory= and cpu= beside gpu=",
+        "host": "write memory= and cpu= next to gpu=",
         "nodes": f"write @modal.experimental.clustered(size={entry.nodes}) above the function",
     }
     newer = "newer" if entry.product == "B200" else ""
     _check_words(entry, "Modal", newer, hints, _MODAL)
     name = "any"
     if entry.product == "A10G":
-        why = "its A10 is another product"
-        raise refused(entry, "Modal", why, hint=f"write '{replace(entry, product='A10')}' if either will do")
+        why = "its A10 is a different product"
+        raise refused(entry, "Modal", why, hint=f"write '{replace(entry, product='A10')}' if either is acceptable")
     if entry.product:
         name = _named(entry, "Modal", _MODAL, "its documentation does not list it")
         name += "+" if entry.newer else "!" if entry.exact and name == "H100" else ""
     elif entry.kind not in ("", "gpu", "cuda"):
         raise refused(
-            entry, "Modal", "its GPUs are NVIDIA's", f"{', '.join(NAMES)}, any", "write 'any' for one of those"
+            entry, "Modal", "its GPUs are NVIDIA's", f"{', '.join(NAMES)}, any", "write 'any' for one of these"
         )
     most = _MOST.get(name, _OTHERS)
     if entry.count > most:
-        raise refused(entry, "Modal", f"a container has at most {most} of them", hint=f"ask for {most} or fewer")
+        raise refused(entry, "Modal", f"a container can have at most {most} of them", hint=f"request {most} or fewer")
     return f"{name}:{entry.count}" if entry.count > 1 else name
 
 
@@ -178,7 +179,7 @@ def ray(entries: Sequence[RequestEntry], ordered: bool) -> dict[str, Any]:
     """
     entry = entries[0]
     if len(entries) > 1:
-        raise refused(entry, "Ray", "it takes one wish", hint="export each wish of its own")
+        raise refused(entry, "Ray", "it takes one alternative", hint="export each alternative separately")
     hints = {
         "newer": f"write '{replace(entry, newer=False)}'",
         "nodes": "export the request without nodes=, as bundles of a placement group of the strategy STRICT_SPREAD",
@@ -187,7 +188,7 @@ def ray(entries: Sequence[RequestEntry], ordered: bool) -> dict[str, Any]:
     _check_words(entry, "Ray", "host", hints, RAY)
     product = product_named(entry.product)
     if not product and entry.kind not in ("", "gpu", "cpu", "tpu"):
-        raise refused(entry, "Ray", "num_gpus is for GPUs of any vendor", hint="write 'gpu', or name a product")
+        raise refused(entry, "Ray", "num_gpus counts GPUs of any vendor", hint="write 'gpu', or name a product")
     kind = product.kind if product else entry.kind
     options: dict[str, Any] = {"num_gpus": entry.count if kind in ("", "gpu") else 0}
     options |= {"num_cpus": entry.cores} if entry.cores else {}
@@ -195,7 +196,7 @@ def ray(entries: Sequence[RequestEntry], ordered: bool) -> dict[str, Any]:
     if kind == "tpu":
         options["resources"] = {"TPU": entry.count}
         if entry.count not in (1, 2, 4, 8):
-            raise refused(entry, "Ray", "a machine has 1, 2, 4 or 8 TPUs", "1, 2, 4, 8", "ask for one of these numbers")
+            raise refused(entry, "Ray", "a machine has 1, 2, 4 or 8 TPUs", "1, 2, 4, 8", "request one of these numbers")
     if product:
         options["accelerator_type"] = _named(entry, "Ray", RAY, "it has no such accelerator type")
     return options
@@ -236,7 +237,7 @@ def skypilot(entries: Sequence[RequestEntry], ordered: bool) -> dict[str, Any]:
         wishes = [resource.pop("accelerators", "") for resource in resources]
         if any(resource != resources[0] for resource in resources) or not all(wishes):
             why = "a memory size and another alternative differ in more than the accelerator"
-            raise refused(entries[0], "SkyPilot", why, hint="export each wish of its own")
+            raise refused(entries[0], "SkyPilot", why, hint="export each alternative separately")
         counts = dict(wish.rsplit(":", 1) for wish in wishes)
         unordered = {name: int(count) for name, count in counts.items()}
         return {"accelerators": wishes if ordered else unordered, **resources[0]}
@@ -245,7 +246,7 @@ def skypilot(entries: Sequence[RequestEntry], ordered: bool) -> dict[str, Any]:
 
 def _resources(entry: RequestEntry) -> dict[str, Any]:
     hints = {
-        "nodes": f"write num_nodes: {entry.nodes} beside resources:",
+        "nodes": f"write num_nodes: {entry.nodes} next to resources:",
     }
     _check_words(entry, "SkyPilot", f"memory host price {'form' * (_written(entry) in SKYPILOT)}", hints, SKYPILOT)
     host: dict[str, Any] = {"memory": f"{entry.host_memory_gb}+"} if entry.host_memory_gb else {}
@@ -259,8 +260,10 @@ def _resources(entry: RequestEntry) -> dict[str, Any]:
 def _accelerators(entry: RequestEntry) -> str:
     product = product_named(entry.product)
     if product is not None and product.kind == "tpu":
-        why = "its names of TPUs have the size of the slice, such as tpu-v6e-8"
-        raise refused(entry, "SkyPilot", why, hint="write accelerators: tpu-v6e-8 by hand, of the size that you need")
+        why = "its TPU names contain the size of the slice, such as tpu-v6e-8"
+        raise refused(
+            entry, "SkyPilot", why, hint="write accelerators: tpu-v6e-8 yourself, with the size that you need"
+        )
     if product is not None:
         why = f"it is not in its catalogue{' with this memory' if entry.memory_gb else ''}"
         return f"{_named(entry, 'SkyPilot', SKYPILOT, why)}:{entry.count}"
@@ -287,7 +290,7 @@ def slurm(entries: Sequence[RequestEntry], ordered: bool) -> list[str]:
     if len(entries) > 1 and ordered:
         products_ = ", ".join(map(str, entries))
         why = "a constraint has no order of preference"
-        raise refused(first, "Slurm", why, hint=f"write '{{{products_}}}' if any of them will do alike")
+        raise refused(first, "Slurm", why, hint=f"write '{{{products_}}}' if all of them are equally acceptable")
     nodes = [f"--nodes={first.nodes}"]
     # A gigabyte is 2**30 bytes to Slurm, and a megabyte the least that it counts.
     host = [f"--mem={math.ceil(first.host_memory_gb * 10**9 / 2**20)}M"] if first.host_memory_gb else []
@@ -306,19 +309,23 @@ def _feature(entry: RequestEntry) -> str:
 
 def _check_slurm(entry: RequestEntry, first: RequestEntry, several: bool) -> None:
     bare = replace(entry, memory_gb=0, form="")
-    by_hand = f"write '{bare}', and your site's name of it by hand (sinfo -o '%G %f' lists them)"
+    by_hand = f"write '{bare}', and add your site's name for it yourself (sinfo -o '%G %f' lists them)"
     hints = {"index": "write 'gpu', or 'gpu:any:2' for two", "form": by_hand}
     _check_words(entry, "Slurm", "host nodes", hints)
     product = product_named(entry.product)
     if entry.kind not in ("", "gpu", "cpu") or (product is not None and product.kind != "gpu"):
-        raise refused(entry, "Slurm", "each site names its GPUs, and no vendors", hint="write 'gpu', or name a product")
+        raise refused(entry, "Slurm", "each site names its GPUs, but no vendors", hint="write 'gpu', or name a product")
     if _written(entry) != entry.product:
-        raise refused(entry, "Slurm", "each site names sizes of its own", hint=by_hand)
+        raise refused(entry, "Slurm", "each site defines its own sizes", hint=by_hand)
     alike = replace(entry, product="", exact=False) == replace(first, product="", exact=False)
     if several and entry.nodes > 1:  # sbatch --test-only of Slurm 22.05 mixes them, with [h100|a100] too
-        raise refused(entry, "Slurm", "its machines may be of several products", hint="export each wish of its own")
+        raise refused(
+            entry, "Slurm", "its machines may have several products", hint="export each alternative separately"
+        )
     if several and not (entry.product and alike):
-        raise refused(entry, "Slurm", "alternatives are products of one count", hint="export each wish of its own")
+        raise refused(
+            entry, "Slurm", "alternatives must have the same count", hint="export each alternative separately"
+        )
 
 
 # -- requests for Kubernetes: limits and labels of nodes for a pod, and a claim of dynamic resource allocation ---------
@@ -335,14 +342,14 @@ def _vendor(entry: RequestEntry) -> str:
     product = product_named(entry.product)
     vendor = product.vendor if product else entry.vendor or ("nvidia" if entry.sm else "")
     if product is not None and vendor not in _RESOURCES:
-        why, hint = "its nodes with TPUs have topologies", "ask for google.com/tpu and a topology by hand"
+        why, hint = "its nodes with TPUs have topologies", "request google.com/tpu and a topology yourself"
         raise refused(entry, "Kubernetes", why, hint=hint)
     if entry.sm and vendor == "amd":
         raise refused(entry, "Kubernetes", "devices of AMD have no compute capability", hint="leave sm>= out")
     if vendor not in _RESOURCES:
         what = f"{entry.memory_gb}GB+" if entry.memory_gb else "any"
         hint = f"write 'nvidia:{what}' or 'amd:{what}'" if entry.memory_gb else "write 'cuda' or 'rocm'"
-        raise refused(entry, "Kubernetes", "it counts GPUs of one vendor", "nvidia.com/gpu, amd.com/gpu", hint)
+        raise refused(entry, "Kubernetes", "it counts GPUs of one vendor only", "nvidia.com/gpu, amd.com/gpu", hint)
     return vendor
 
 
@@ -361,8 +368,8 @@ def _names(entry: RequestEntry, vendor: str) -> list[str]:
     """Return the drivers' names of all devices in the table of products that an alternative asks for."""
     names = _drivers(vendor, lambda device: is_device_of(entry, device))
     if not names:
-        why = "no driver's name in the table of products is of such a device"
-        raise refused(entry, "Kubernetes", why, hint="ask for less, or for another product")
+        why = "no driver name in the product table belongs to such a device"
+        raise refused(entry, "Kubernetes", why, hint="request less, or another product")
     return names
 
 
@@ -374,7 +381,7 @@ def _in_labels(name: str, vendor: str) -> str:
 def kubernetes(entries: Sequence[RequestEntry], ordered: bool) -> dict[str, Any]:
     """Return `resources` of a container, and `nodeSelector` of its pod or, for several labels, `affinity`.
 
-    The labels are those of NVIDIA's feature discovery and of AMD's node labeller.
+    The labels come from NVIDIA's feature discovery and AMD's node labeller.
 
     Raises:
         ConfigError: several alternatives, or one that labels of nodes cannot express.
@@ -383,7 +390,7 @@ def kubernetes(entries: Sequence[RequestEntry], ordered: bool) -> dict[str, Any]
     where = "a Kubernetes node selector"
     if len(entries) > 1:
         hint = "export a claim, which takes alternatives: --export dra"
-        raise refused(entry, where, "it takes one wish", hint=hint)
+        raise refused(entry, where, "it takes one alternative", hint=hint)
     hints = {
         "index": f"write '{replace(entry, index=None, more=())}'",
         "nodes": f"write completions: {entry.nodes} and parallelism: {entry.nodes} in a Job",
@@ -472,7 +479,7 @@ def gke(entries: Sequence[RequestEntry], ordered: bool) -> dict[str, Any]:
     """
     entry = entries[0]
     if len(entries) > 1:
-        raise refused(entry, "GKE", "a node selector takes one wish", hint="export each wish of its own")
+        raise refused(entry, "GKE", "a node selector takes one alternative", hint="export each alternative separately")
     hints = {
         "index": f"write '{replace(entry, index=None, more=())}'",
         "nodes": f"write completions: {entry.nodes} and parallelism: {entry.nodes} in a Job",
@@ -487,7 +494,7 @@ def gke(entries: Sequence[RequestEntry], ordered: bool) -> dict[str, Any]:
         label, topologies = GKE_TPU.get(product.name, ("", {}))
         if entry.count not in topologies:
             numbers = ", ".join(f"{name}:{number}" for name, (_, those) in GKE_TPU.items() for number in those)
-            raise refused(entry, "GKE", "no machine has so many of them", numbers, "write one of these")
+            raise refused(entry, "GKE", "no machine has that many of them", numbers, "use one of these")
         nodes = {
             "cloud.google.com/gke-tpu-accelerator": label,
             "cloud.google.com/gke-tpu-topology": topologies[entry.count],
@@ -496,7 +503,7 @@ def gke(entries: Sequence[RequestEntry], ordered: bool) -> dict[str, Any]:
     names = _drivers("nvidia", lambda device: is_device_of(entry, device))
     labels = [label for label, name in GKE.items() if name in names]
     if not labels:
-        raise refused(entry, "GKE", "no node of it has such a device", ", ".join(GKE), "ask for one of these")
+        raise refused(entry, "GKE", "no node of it has such a device", ", ".join(GKE), "request one of these")
     is_any = len(labels) == len(GKE) and not entry.sm and not entry.memory_gb
     terms = [] if is_any else [[_label("cloud.google.com/gke-accelerator", "In", labels)]]
     pod = _on_nodes(terms, "cloud.google.com/gke-accelerator")
@@ -515,7 +522,7 @@ def resource_claim(entries: Sequence[RequestEntry], ordered: bool) -> dict[str, 
         if not ordered:
             raise refused(entries[0], "a ResourceClaim", "its list is in order of preference", hint="write a list")
         if len(entries) > 8:
-            raise refused(entries[8], "a ResourceClaim", "its list has at most 8 alternatives", hint="ask for fewer")
+            raise refused(entries[8], "a ResourceClaim", "its list has at most 8 alternatives", hint="request fewer")
         each = [{"name": f"wish-{place}", **_devices(entry)} for place, entry in enumerate(entries)]
         request = {"name": "accelerators", "firstAvailable": each}
     return {
@@ -528,14 +535,14 @@ def resource_claim(entries: Sequence[RequestEntry], ordered: bool) -> dict[str, 
 
 def _devices(entry: RequestEntry) -> dict[str, Any]:
     hints = {
-        "host": "ask for memory and cores in the pod's limits",
+        "host": "set memory and cores in the pod's limits",
         "index": f"write '{replace(entry, index=None, more=())}'",
         "nodes": f"write completions: {entry.nodes} and parallelism: {entry.nodes} in a Job",
     }
     _check_words(entry, "a ResourceClaim", "form newer capabilities sm memory", hints)
     vendor = _vendor(entry)
     if entry.count > 32:
-        raise refused(entry, "a ResourceClaim", "it gives at most 32 devices", hint="ask for 32 or fewer")
+        raise refused(entry, "a ResourceClaim", "it allocates at most 32 devices", hint="request 32 or fewer")
     attributes, capacity = (f"device.{what}['{_CLASSES[vendor]}']" for what in ("attributes", "capacity"))
     terms = [f"{attributes}.type == '{_TYPES[vendor]}'"]
     newer = f"{attributes}.cudaComputeCapability.compareTo(semver('{entry.sm // 10}.{entry.sm % 10}.0')) >= 0"

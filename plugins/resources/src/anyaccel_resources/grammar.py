@@ -65,13 +65,13 @@ class Parser:
 
     Args:
         text: The request.
-        more_kinds: Function that returns more kinds; called only for a word that is nothing else.
+        more_kinds: Function that returns more kinds; called only for an otherwise unknown word.
     """
 
     def __init__(self, text: str, more_kinds: MoreKinds = tuple) -> None:
         if len(text) > LONGEST:
             raise DeviceParseError(
-                f"a request of {len(text)} characters is too long", cause=f"at most {LONGEST} are taken"
+                f"a request of {len(text)} characters is too long", cause=f"at most {LONGEST} are allowed"
             )
         self._text, self._at, self._more_kinds = text, 0, more_kinds
 
@@ -87,11 +87,13 @@ class Parser:
         while self._take(","):
             entries.append(self._entry())
             if len(entries) > MOST_ENTRIES:
-                raise self._error(f"there are more than {MOST_ENTRIES} entries", hint="ask for fewer")
+                raise self._error(f"there are more than {MOST_ENTRIES} entries", hint="request fewer")
         if in_braces and not self._take("}"):
             raise self._error("the brace is not closed", hint="write {H100, A100}")
         if self._at < len(self._text):
-            raise self._error(f"{self._text[self._at]!r} is not expected here", hint="separate wishes with commas")
+            raise self._error(
+                f"{self._text[self._at]!r} is not expected here", hint="separate alternatives with commas"
+            )
         return tuple(entries), not in_braces
 
     def _entry(self) -> RequestEntry:
@@ -130,7 +132,7 @@ class Parser:
         return self._product(word, start)
 
     def _of_kind(self) -> dict[str, Any]:
-        """Read `:any` or `:40GB+` behind a kind."""
+        """Read `:any` or `:40GB+` after a kind."""
         before = self._at
         if self._take(":", blanks=False):
             start, word = self._at, self._word()
@@ -150,7 +152,7 @@ class Parser:
         word = self._word() if self._take(":", blanks=False) else ""
         if not word or word.isdigit():
             hint = f"write '{kind}' for one of its GPUs, '{vendor}:any:2' for two, '{vendor}:40GB+' or a product"
-            raise self._error(f"{vendor!r} is a vendor, and what is wanted of it is missing", before, hint=hint)
+            raise self._error(f"{vendor!r} is a vendor, but its device is missing", before, hint=hint)
         settings = self._product(word, start)
         product = product_named(settings["product"])
         if product is not None and product.vendor != vendor:
@@ -159,7 +161,7 @@ class Parser:
 
     def _size(self, word: str, start: int) -> int:
         if not self._take("+", blanks=False):
-            raise self._error(f"after {word} a '+' is missing", hint=f"write '{word}+': at least so much memory")
+            raise self._error(f"a '+' is missing after {word}", hint=f"write '{word}+' for at least this much memory")
         return self._gigabytes(word, start)
 
     def _sm(self) -> int:
@@ -167,7 +169,7 @@ class Parser:
         self._blanks()
         start, word = self._at, self._word()
         if not taken or not _SM.fullmatch(word):
-            problem = f"{word!r} is not a compute capability as compilers write it" if taken else "'>=' is missing"
+            problem = f"{word!r} is not a compute capability in the form of compilers" if taken else "'>=' is missing"
             raise self._error(problem, start, hint="write 'sm>=80' for 8.0 and newer")
         return int(word)
 
@@ -190,24 +192,24 @@ class Parser:
         form = settings.get("form")
         if form is not None and form not in product.forms:
             forms = ", ".join(f"{product.name}-{form}" for form in product.forms)
-            raise self._error(f"{product.name} is not known as {form}", start, forms, f"write '{product.name}'")
+            raise self._error(f"{product.name} does not exist as {form}", start, forms, f"write '{product.name}'")
         for mark, name in (("!", "exact"), ("+", "newer")):
             if self._take(mark, blanks=False):
                 settings[name] = True
         if len(settings.keys() & {"exact", "newer"}) == 2 or self._text[self._at : self._at + 1] in ("!", "+"):
-            raise self._error("'!' (exactly) and '+' (or newer) exclude each other", hint="leave one out")
+            raise self._error("'!' (exactly) and '+' (or newer) cannot be combined", hint="leave one out")
         return settings
 
     def _check_size(self, size: int | None, product: Product, start: int) -> None:
         if size is not None and size not in product.memory_gb:
             sizes = ", ".join(f"{product.name}-{gb}GB" for gb in product.memory_gb)
-            hint = "write 'GH200': the H100 with 96 GB is part of it" if (product.name, size) == ("H100", 96) else ""
-            raise self._error(f"there is no {product.name} with {size} GB", start, sizes, hint)
+            hint = "write 'GH200': it contains the H100 with 96 GB" if (product.name, size) == ("H100", 96) else ""
+            raise self._error(f"no {product.name} has {size} GB", start, sizes, hint)
 
     def _unknown(self, word: str, start: int) -> DeviceParseError:
         kinds = list(dict.fromkeys([*KINDS, *self._more_kinds()]))
         names = {str(name).lower(): name for name in [*kinds, "any", *product_names()]}
-        hint = did_you_mean(word.lower(), names, f"write for instance {_EXAMPLES}")
+        hint = did_you_mean(word.lower(), names, f"write for example {_EXAMPLES}")
         close = re.fullmatch(r"did you mean '(.*)'\?", hint)
         hint = f"did you mean {names[close.group(1)]!r}?" if close else hint
         known = ", ".join(product.name for product in products())
@@ -246,7 +248,7 @@ class Parser:
         start, word = self._at, self._word()
         what, least = ("an index", 0) if is_index else ("a count", 1)
         if not (word.isascii() and word.isdigit()) or not least <= int(word) <= _MOST:
-            hint = "ask for whole devices" if re.fullmatch(r"\d*\.\d+", word) else "write a number"
+            hint = "request whole devices" if re.fullmatch(r"\d*\.\d+", word) else "write a number"
             raise self._error(f"{word!r} is not {what} from {least} to {_MOST}", start, hint=hint)
         return int(word)
 
@@ -258,7 +260,7 @@ class Parser:
             return name, value
         if name not in ("mem", "cores", "nodes", "price"):
             options = "mem=64GB, cores=8, nodes=2, sm>=80, price<=2.50"
-            raise self._error(f"{name!r} is not expected here", start, options, "separate wishes with commas")
+            raise self._error(f"{name!r} is not expected here", start, options, "separate alternatives with commas")
         sign = "<=" if name == "price" else "="
         taken = self._take(sign, blanks=False)
         at, word = self._at, self._word()
@@ -305,5 +307,5 @@ class Parser:
         place = (self._at if at is None else at) + 1
         where = f"the request {self._text!r}, character {place}"
         return DeviceParseError(
-            f"{where}: {problem}", available=available, hint=hint or f"write for instance {_EXAMPLES}"
+            f"{where}: {problem}", available=available, hint=hint or f"write for example {_EXAMPLES}"
         )

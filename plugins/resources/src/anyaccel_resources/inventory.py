@@ -33,7 +33,7 @@ class InventoryDevice:
 
     Attributes:
         device: Kind and index.
-        name: Its product as it was reported or written.
+        name: Its product as reported or written.
         memory_gb: Memory in GB; the maker's figure for a known product, otherwise the reported one; 0 if unknown.
         identity: UUID or PCI address, `""` if unknown.
     """
@@ -222,8 +222,8 @@ def _described(counts: Iterable[tuple[int, RequestEntry]], whole: str) -> Iterab
         sizes = product.sizes_of(entry.form) if product else (0,)
         if product and not entry.memory_gb and len(sizes) > 1:
             available = ", ".join(f"{product.name}-{gb}GB" for gb in sizes)
-            problem = f"the inventory {shown(whole)} does not say which {product.name} it has"
-            raise ConfigError(problem, available=available, hint="write the memory, too")
+            problem = f"the inventory {shown(whole)} does not specify which {product.name} it has"
+            raise ConfigError(problem, available=available, hint="add the memory")
         kind, gb = (product.kind if product else entry.canonical_kind), entry.memory_gb or sizes[0]
         vendor, name = (product.vendor, f"{product.name} {entry.form}".strip()) if product else (entry.vendor, "")
         if kind != "cpu":
@@ -243,7 +243,7 @@ def _numbered(devices: Iterable[InventoryDevice]) -> tuple[InventoryDevice, ...]
         result.append(InventoryDevice(device=Device(each.device.kind, number), **fields))
     if len(result) > MOST_DEVICES:
         raise ConfigError(
-            f"an inventory of {len(result)} devices is too large", cause=f"at most {MOST_DEVICES} are taken"
+            f"an inventory of {len(result)} devices is too large", cause=f"at most {MOST_DEVICES} are allowed"
         )
     return (*result, InventoryDevice(device=Device("cpu"), name="cpu"))
 

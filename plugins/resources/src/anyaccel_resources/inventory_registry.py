@@ -64,7 +64,7 @@ class InventoryRegistry(Registry):
         return self._base.owners(obj)
 
     def devices(self, framework: str | None = None) -> list[tuple[str, Device]]:
-        """Return each framework, or only this one, with each device of the inventory that it has a backend for."""
+        """Return each framework, or only this one, with each device of the inventory supported by its backends."""
         names = self.frameworks if framework is None else (framework,)
         return [(name, device) for name in names for device in self._devices if self.serves(name, device.kind)]
 
@@ -86,10 +86,10 @@ class InventoryRegistry(Registry):
 
     def unavailable_reason(self, framework: str, device: Device) -> str:
         """Return that the described machine has no such device."""
-        return "the machine that is described has none"
+        return "the described machine has none"
 
     def machine(self, frameworks: Sequence[str], *, of_all: bool = True) -> Inventory:
-        """Return the inventory with only those devices on which all of these frameworks run, or any of them."""
+        """Return the inventory with only the devices supported by all of these frameworks, or by any of them."""
         quantor = all if of_all else any
         devices = [
             each
@@ -130,7 +130,7 @@ def machine_of(frameworks: Sequence[str], *, of_all: bool = True, known: Registr
 
     Args:
         frameworks: Names of frameworks.
-        of_all: Only devices on which all of them run; otherwise those on which any does.
+        of_all: Only devices supported by all of them; otherwise by any of them.
         known: The backends, by default those of the process; an InventoryRegistry has its own machine.
 
     Raises:

@@ -20,7 +20,7 @@ _BESIDE = re.compile(r"\b(NVIDIA|AMD|Tesla|SXM\d?|PCIe|PCI-?E|HBM\d?e?|NVL|OAM|H
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """An accelerator as it is sold.
+    """An accelerator product.
 
     Attributes:
         memory_gb: Available sizes in GB, as its maker states them.
@@ -44,12 +44,12 @@ class Product:
 
     @property
     def kind(self) -> str:
-        """The kind of device that it is."""
+        """The kind of device."""
         return "tpu" if self.vendor == "google" else "gpu"
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """The forms that it is sold in, such as `"SXM"` and `"PCIe"`."""
+        """The forms it is sold in, such as `"SXM"` and `"PCIe"`."""
         return tuple(dict.fromkeys(form for _, _, form in self.drivers if form))
 
     def sizes_of(self, form: str) -> tuple[int, ...]:
@@ -58,7 +58,7 @@ class Product:
 
     @property
     def sm(self) -> int:
-        """Its compute capability as compilers write it: 90 for 9.0; 0 if it has none."""
+        """Its compute capability in the form of compilers: 90 for 9.0; 0 without one."""
         return int(self.compute_capability.replace(".", "") or 0)
 
     @property
@@ -106,7 +106,7 @@ def _by_spelling() -> dict[str, Product]:
 
 
 def product_names() -> Iterable[str]:
-    """Return the names of all products, and their aliases of one word."""
+    """Return the names of all products, and their one-word aliases."""
     return [n for product in products() for n in (product.name, *product.aliases) if " " not in n]
 
 

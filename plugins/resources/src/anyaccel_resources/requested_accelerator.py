@@ -108,7 +108,7 @@ class RequestedAccelerator(Accelerator):
         """Return an Accelerator for the one device that the request gets on this machine.
 
         Args:
-            frameworks: Consider only devices on which all of them run.
+            frameworks: Consider only devices supported by all of them.
             strict: The first alternative or nothing.
             known: See `machine_of`.
 
@@ -119,9 +119,10 @@ class RequestedAccelerator(Accelerator):
         """
         devices = self.request.resolve(machine_of(frameworks, known=known), strict=strict).devices
         if len(devices) > 1:
-            problem = f"the request {self.spec!r} is for {len(devices)} devices, and an object is on one"
+            problem = f"the request {self.spec!r} is for {len(devices)} devices, but an object is on one"
             hint = (
-                f"ask for one, or give it to a TrainPhase and run it with anyaccel run --replicas {len(devices)} SCRIPT"
+                f"request one, or pass it to a TrainPhase and run that with anyaccel run --replicas {len(devices)} "
+                "SCRIPT"
             )
             raise ConfigError(problem, available=", ".join(map(str, devices)), hint=hint)
         return self.at(devices[0])

@@ -14,13 +14,13 @@ from anyaccel_resources.exports import FORMATS
 from anyaccel_resources.inventory import Inventory
 
 
-@click.command(cls=PlainCommand, short_help="Show which devices a request gets, and why.")
+@click.command(cls=PlainCommand, short_help="Show the devices that a request gets, and the reasons.")
 @click.argument("request")
 @click.option("--on", help="A machine in words, such as '8x H100-80GB mem=1TB', instead of this one.")
 @click.option("--file", type=click.Path(), help="A machine in a JSON file, instead of this one.")
-@click.option("--strict", is_flag=True, help="The first wish or nothing.")
+@click.option("--strict", is_flag=True, help="Only the first alternative.")
 @click.option(
-    "--export", type=click.Choice(list(FORMATS)), help="Print the request as this scheduler writes it, as JSON."
+    "--export", type=click.Choice(list(FORMATS)), help="Print the request in the format of this scheduler, as JSON."
 )
 @JSON
 def resolve(request: str, on: str | None, file: str | None, strict: bool, export: str | None, as_json: bool) -> None:
@@ -40,7 +40,7 @@ def resolve(request: str, on: str | None, file: str | None, strict: bool, export
     parsed = DeviceRequest.parse(request)
     if export is not None:
         if on is not None or file is not None or strict:
-            raise ConfigError("--export looks at no machine", hint="leave --on, --file and --strict out")
+            raise ConfigError("--export does not use a machine", hint="leave --on, --file and --strict out")
         print_json(parsed.export(export))
         return
     inventory = Inventory.from_file(file) if file is not None else on

@@ -1,4 +1,4 @@
-"""Spellings of requests elsewhere: what users of other systems write for devices, and the same as a request."""
+"""Spellings of requests elsewhere: the device names of other systems, and the equivalent requests."""
 
 from __future__ import annotations
 

@@ -65,8 +65,8 @@ def single_values(rows: Rows, name: str) -> np.ndarray:
     if math.prod(array.shape[1:]) != 1:
         raise SamplerError(
             f"{name!r} of {rows.label!r} has {list(array.shape[1:])} numbers in a row",
-            cause="rows are compared by one value each",
-            hint="make a column of what is to be compared",
+            cause="rows are compared by one value per row",
+            hint="add a column with the values to compare",
         )
     return array.reshape(len(array))
 
@@ -82,8 +82,8 @@ def encoded(rows: Rows, name: str) -> ComparedColumn:
         dictionary = column.combine_chunks().dictionary_encode()
     except NotImplementedError:  # the base of Arrow's own error
         raise SamplerError(
-            f"{name!r} of {rows.label!r} is {column.type}, whose values Arrow cannot compare",
-            hint=f"make a column of text or numbers of it, or use Where({name!r}, function)",
+            f"{name!r} of {rows.label!r} is {column.type}, which Arrow cannot compare",
+            hint=f"convert it to a column of text or numbers, or use Where({name!r}, function)",
         ) from None
     codes = dictionary.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     if pa.types.is_floating(dictionary.dictionary.type):  # Arrow distinguishes 0.0 from -0.0, and treats NaN as a value

@@ -55,7 +55,7 @@ class CrossValidation:
         """Return the mean of a metric over the folds.
 
         Raises:
-            ResultError: There is no metric with this name.
+            ResultError: No metric has this name.
         """
         return float(self._metric(name).mean())
 
@@ -63,7 +63,7 @@ class CrossValidation:
         """Return the standard deviation of a metric over the folds.
 
         Raises:
-            ResultError: There is no metric with this name.
+            ResultError: No metric has this name.
         """
         return float(self._metric(name).std())
 
@@ -84,7 +84,7 @@ class CrossValidation:
             ResultError: The predictions are not classes; or a row was tested in no fold, or in several.
         """
         if self.classes is None:
-            raise ResultError("these models predict numbers, which have no probabilities", hint="see predictions")
+            raise ResultError("these models predict numbers, so there are no probabilities", hint="see predictions")
         return self._in_order(self._probabilities)
 
     def _metric(self, name: str) -> np.ndarray:
@@ -100,7 +100,7 @@ class CrossValidation:
             raise ResultError(
                 f"{int((counts != 1).sum())} of {self._n_rows} rows were not tested in one fold: row {row} in "
                 f"{int(counts[row])}",
-                hint="take a splitter whose folds share the rows out, such as cv=5, or predict by models",
+                hint="use a splitter that tests each row once, such as cv=5, or predict with the models",
             )
         order = np.argsort(np.concatenate(self.folds), kind="stable")
         return np.concatenate(parts)[order]
@@ -150,9 +150,9 @@ def cross_validate(
     """
     if not TableModel(model, fit_arguments.get("framework"), fit_arguments.get("accelerator", "auto")).is_sized:
         raise PhaseError(
-            f"cross_validate got a {type(model).__name__}, which would go on learning from fold to fold, and be tested "
-            "on rows that it knows",
-            hint="give 'mlp', or a function that makes one: lambda n_features, n_outputs: MODEL",
+            f"cross_validate got a {type(model).__name__}, which would continue learning from fold to fold "
+            "and be tested on known rows",
+            hint="pass 'mlp', or a function that creates a model: lambda n_features, n_outputs: MODEL",
         )
     word = next((word for word in ("n_splits", "n_folds", "folds", "kfold") if word in fit_arguments), None)
     if word is not None:
@@ -248,8 +248,8 @@ def _taken(values: Any, rows: np.ndarray) -> Any:
 def _rows_of(data: Any, target: Names) -> tuple[_Table, Names]:
     data = readable(data)
     if not (is_table(data) or isinstance(data, (FeatureSet, FeatureSetView))):
-        problem = f"cross_validate splits the rows of a table, and {shown(data)} is none"
-        raise PhaseError(problem, hint="give a data frame, a mapping of arrays, the path of a file, or a FeatureSet")
+        problem = f"cross_validate splits the rows of a table, but {shown(data)} is not a table"
+        raise PhaseError(problem, hint="pass a data frame, a mapping of arrays, the path of a file, or a FeatureSet")
     if is_table(data):
         data, _, target = named_pair(data, None, target)
     return _Table(data), target
@@ -273,8 +273,8 @@ def _splits(
     from sklearn import model_selection
 
     if groups is not None and len(groups) != rows.count:
-        problem = f"groups= has {len(groups)} values, and the table {rows.count} rows"
-        raise PhaseError(problem, hint="give the group of each row, or name the column: groups='COLUMN'")
+        problem = f"groups= has {len(groups)} values, but the table has {rows.count} rows"
+        raise PhaseError(problem, hint="pass the group of each row, or name the column: groups='COLUMN'")
     if isinstance(cv, str) or not (hasattr(cv, "split") or isinstance(cv, Iterable)):
         folds = arguments.integer(PhaseError, "cross_validate: ", "cv", cv, 2, 5)
         if groups is not None:
@@ -291,13 +291,13 @@ def _splits(
             made = list(cv.split(np.zeros(rows.count), classes, groups) if hasattr(cv, "split") else cv)
     except (ValueError, TypeError) as error:
         if groups is None and "groups" in str(error):
-            problem = f"{type(cv).__name__} keeps groups together, and cross_validate was given none"
+            problem = f"{type(cv).__name__} keeps groups together, but cross_validate received no groups"
             raise PhaseError(problem, hint="name the column: groups='COLUMN'") from error
         problem = f"cv={shown(cv)} cannot split {rows.count} rows: {error}"
-        raise PhaseError(problem, hint="take fewer folds, such as cv=2") from error
+        raise PhaseError(problem, hint="use fewer folds, such as cv=2") from error
     splits = [(np.asarray(train), np.asarray(test)) for train, test in made]
     if not splits or any(not len(part) for pair in splits for part in pair):
-        raise PhaseError(f"cv={shown(cv)} makes a fold without rows", hint="take fewer folds, such as cv=2")
+        raise PhaseError(f"cv={shown(cv)} makes a fold without rows", hint="use fewer folds, such as cv=2")
     return splits
 
 
@@ -307,8 +307,8 @@ def _check_classes(y: Any, splits: Sequence[tuple[np.ndarray, np.ndarray]]) -> N
         if len(unknown):
             (name,), count = unknown[:1].tolist(), int((y == unknown[0]).sum())
             raise PhaseError(
-                f"class {name!r} is in {count} of {len(y)} rows, and fold {number} would have none of them to train on",
-                hint="leave rare classes out, or take a splitter that shares them out, such as cv=2",
+                f"class {name!r} is in {count} of {len(y)} rows, so fold {number} would have no such row to train on",
+                hint="leave rare classes out, or use a splitter that distributes them over folds, such as cv=2",
             )
     classes, counts = np.unique(y, return_counts=True)
     if counts.min() < len(splits):

@@ -56,7 +56,7 @@ def chosen_targets(label: str, graph: ModelGraph) -> ColumnSelection | None:
         if not error.available:  # there are none; several would be listed
             return None
         raise ColumnError(
-            f"{label!r} learns from targets, and the data that feed it have several",
+            f"{label!r} learns from targets, but its data have several",
             available=error.available,
-            hint="keep those of one reference, and write reference(target=[]) in the others",
+            hint="keep the targets of one reference, and write reference(target=[]) in the others",
         ) from None

@@ -41,8 +41,8 @@ class Estimator(Module, ModelKind):
 
     Args:
         estimator: Object with the output method and `fit(features, targets)` (or `partial_fit`, or both). Features are
-            [n, k]: all inputs flattened per sample and concatenated. Targets are [n] or [n, k], and omitted if
-            the data have none or `fit` takes none.
+            [n, k]: all inputs flattened per sample and concatenated. Targets are [n] or [n, k], and omitted if the data
+            have no targets or `fit` takes none.
         method: `predict`, `predict_proba`, `decision_function`, `transform`, or any other method that takes features
             and returns numbers [n] or [n, ...]; sparse matrices become dense arrays.
         output_dtype: Floating dtype to cast floating outputs to; by default they are returned unchanged.
@@ -61,11 +61,11 @@ class Estimator(Module, ModelKind):
     def __init__(self, estimator: Any, method: str = "predict", *, output_dtype: str | None = None) -> None:
         super().__init__()
         if isinstance(estimator, Estimator):
-            raise EstimatorError(f"{estimator!r} is an Estimator already", hint="give the object that it wraps")
+            raise EstimatorError(f"{estimator!r} is already an Estimator", hint="pass the wrapped object")
         inner = next((value for value in parts_of(estimator) if isinstance(value, Estimator)), None)
         if inner is not None:
-            problem = f"{type(estimator).__name__} has {inner!r} in it, which scikit-learn cannot copy and fit"
-            raise EstimatorError(problem, hint=f"give the estimator itself: {inner.name}(...) without Estimator(...)")
+            problem = f"{type(estimator).__name__} contains {inner!r}, which scikit-learn cannot copy and fit"
+            raise EstimatorError(problem, hint=f"pass the estimator directly: {inner.name}(...) without Estimator(...)")
         check(estimator, method, output_dtype)
         self.estimator = estimator
         self.method = method
@@ -92,7 +92,7 @@ class Estimator(Module, ModelKind):
         """Hint for inputs: without fitted rows, zeros were tried."""
         if self._example is not None or not self.has_fit:
             return Module.input_hint
-        return "it was tried with zeros: give it unfitted (sklearn.base.clone), so that a FitPhase tries its rows"
+        return "it was tried with zeros: pass it unfitted (sklearn.base.clone), so that a FitPhase uses its rows"
 
     # -- properties ------------------------------------------------------------------------------------------------
 
@@ -150,14 +150,14 @@ class Estimator(Module, ModelKind):
             if feature_set.is_ragged(name):
                 longest = feature_set.spec(name).shape[0]
                 raise GraphError(
-                    f"node {node.label!r}: an estimator takes rows of one length, and those of {name!r} of "
-                    f"{feature_set.label!r} differ",
+                    f"node {node.label!r}: an estimator needs rows of one length, but the rows of "
+                    f"{name!r} of {feature_set.label!r} differ in length",
                     available="columns of one shape per sample",
                     hint=f"pad all to one length: pad={{{name!r}: Pad(0, length={longest})}}",
                 )
 
     def dtype_hint(self, label: str, dtype: str) -> str:
-        return f"let {label!r} give the dtype of this node: Estimator(..., output_dtype={dtype!r})"
+        return f"set the output dtype of {label!r} to that of this node: Estimator(..., output_dtype={dtype!r})"
 
     # -- fitting ---------------------------------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class Estimator(Module, ModelKind):
         """Fit the estimator to whole columns in host memory; targets [n, 1] become [n].
 
         Raises:
-            EstimatorError: The estimator requires targets, and there are none.
+            EstimatorError: The estimator requires targets, but there are none.
         """
         self._learn("fit", inputs, targets)
         self.partially_fitted = False
@@ -189,7 +189,7 @@ class Estimator(Module, ModelKind):
             arguments = ()
         if not arguments and not accepts(function, features):
             raise EstimatorError(
-                f"{self.name}.{method} takes targets, and its data have none",
+                f"{self.name}.{method} takes targets, but its data have none",
                 hint="name target in the feature set, or columns in reference(target=[...])",
             )
         example = features[:2].copy()
@@ -220,7 +220,7 @@ class Estimator(Module, ModelKind):
         except Exception as error:  # any error of the user's object
             raise EstimatorError(
                 f"{self.name} cannot be copied for a snapshot: {type(error).__name__}: {error}",
-                hint="freeze its node, or use no snapshots (EarlyStopping(restore_best=True) takes them)",
+                hint="freeze its node, or do not use snapshots (EarlyStopping(restore_best=True) does)",
             ) from error
 
     def restore(self, snapshot: Any) -> None:
@@ -262,8 +262,8 @@ class Estimator(Module, ModelKind):
 
         def pullback(cotangents: Any) -> Any:
             raise PhaseError(
-                f"{self.name} has no gradient, and a loss depends on trained nodes through it",
-                hint="freeze the nodes before it, or apply the loss elsewhere",
+                f"{self.name} has no gradient, but a loss depends on trained nodes through it",
+                hint="freeze the nodes before it, or put the loss on another node",
             )
 
         if not self.is_fitted:
@@ -277,7 +277,7 @@ class Estimator(Module, ModelKind):
     def _numbers(self, outputs: Any) -> np.ndarray:
         if isinstance(outputs, (list, tuple)) and any(getattr(part, "ndim", 0) > 1 for part in outputs):
             raise EstimatorError(
-                f"{self._call} returned a list of {len(outputs)} arrays, one for each target; a node has one output",
+                f"{self._call} returned a list of {len(outputs)} arrays, one per target, but a node has one output",
                 hint="fit an estimator for each target, or wrap it in an object whose method concatenates the arrays",
             )
         array = _copied_array(outputs.toarray() if hasattr(outputs, "toarray") else outputs)
@@ -305,8 +305,8 @@ class Estimator(Module, ModelKind):
         others = [name for name in ("predict_proba", "decision_function") if has(self.estimator, name)]
         instead = f", or use Estimator(..., method={others[0]!r})" if others and self.method == "predict" else ""
         return EstimatorError(
-            f"{self._call} returned {'text' if is_text else array.dtype}{example}; a graph carries numbers",
-            hint=f"fit it to class indices 0, 1, 2, ... and keep the names beside them{instead}" if is_text else "",
+            f"{self._call} returned {'text' if is_text else array.dtype}{example}, but a graph needs numbers",
+            hint=f"fit it to class indices 0, 1, 2, ... and store the names separately{instead}" if is_text else "",
         )
 
 
@@ -372,9 +372,9 @@ def no_predict_error(obj: Any) -> EstimatorError:
     """Return the error for an object that can be fitted, but has no `predict`."""
     name, methods = type(obj).__name__, methods_of(obj)
     fitting = [method for method in ("fit", "partial_fit") if has(obj, method)]
-    example = f"give Estimator({name}(...), method={methods[0]!r})" if methods else ""
+    example = f"pass Estimator({name}(...), method={methods[0]!r})" if methods else ""
     return EstimatorError(
-        f"{name} has {' and '.join(fitting)}, and no predict",
+        f"{name} has {' and '.join(fitting)}, but no predict",
         available=", ".join(methods),
         hint=example or _no_output_hint(obj),
     )
@@ -382,9 +382,9 @@ def no_predict_error(obj: Any) -> EstimatorError:
 
 def _no_output_hint(obj: Any) -> str:
     """Return a hint for an object that has no method for new rows."""
-    advice = "give an object with fit and predict, or fit and transform"
+    advice = "pass an object with fit and predict, or fit and transform"
     only = next((name for name in ("fit_predict", "fit_transform") if has(obj, name)), "")
-    return f"{only} knows the rows that it is fitted to and no others: {advice}" if only else advice
+    return f"{only} supports only the rows that it was fitted to: {advice}" if only else advice
 
 
 def check(obj: Any, method: Any, output_dtype: Any) -> None:
@@ -395,7 +395,7 @@ def check(obj: Any, method: Any, output_dtype: Any) -> None:
     """
     if isinstance(obj, type):
         raise EstimatorError(
-            f"Estimator takes an object, got the class {obj.__name__}", hint=f"make one: {obj.__name__}(...)"
+            f"Estimator takes an object, got the class {obj.__name__}", hint=f"create one: {obj.__name__}(...)"
         )
     methods = methods_of(obj)
     if not isinstance(method, str) or not _is_output(method) or not has(obj, method):
@@ -409,7 +409,7 @@ def check(obj: Any, method: Any, output_dtype: Any) -> None:
         raise EstimatorError(
             f"{type(obj).__name__} has neither fit nor partial_fit",
             available=", ".join(methods),
-            hint="give it a fit(features, targets), which may do nothing",
+            hint="add a method fit(features, targets), which may do nothing",
         )
     if output_dtype is not None and (not isinstance(output_dtype, str) or output_dtype not in _FLOATS):
         raise EstimatorError(
@@ -426,7 +426,7 @@ def _is_output(method: str) -> bool:
 def has(obj: Any, name: str) -> bool:
     """Return whether an object has a method with this name, or will have it when it is fitted.
 
-    Stacking estimators ask their final estimator for it, which is None until they create it in fitting.
+    Stacking estimators look it up on their final estimator, which is None until they create it in fitting.
     """
     try:
         return callable(getattr(obj, name))

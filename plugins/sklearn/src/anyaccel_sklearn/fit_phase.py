@@ -50,12 +50,12 @@ class FitPhase(Phase):
         nodes: Labels of the nodes to fit; by default every estimator that is not fitted yet.
         batch_size: Samples per forward pass of the nodes before them.
         accelerator: Device for nodes without an accelerator: an Accelerator, a Device, or text such as `"gpu:0"`.
-            `"auto"` is the best device on which all frameworks of the graph run. A node whose framework has no backend
+            `"auto"` is the best device that all frameworks of the graph support. A node whose framework has no backend
             for this kind of device runs on the CPU; the plan notes it and a FallbackWarning is issued once.
         strict: Raise an error instead of falling back to the CPU.
         policy: Name of a plugin's placement policy for nodes without an accelerator.
         callbacks: Callback objects.
-        final_device: Device to which the nodes are moved when the phase ends. By default they stay where they are.
+        final_device: Device that receives the nodes when the phase ends. By default they stay where they are.
         compile: `"auto"` compiles training steps if that is faster, and gives the reason in `results.events`. `"off"`
             never compiles and never imports a compiler. `"steps"` compiles whole training steps before the first one.
             All three compute the same numbers within rounding.
@@ -136,7 +136,7 @@ class FitPhase(Phase):
         """Return the unfitted nodes that depend on no other unfitted node.
 
         Raises:
-            PhaseError: There is no such node, an estimator cannot be fitted, or the choice is ambiguous.
+            PhaseError: The node does not exist, an estimator cannot be fitted, or the choice is ambiguous.
             GraphError: A node is not in the graph.
         """
         waiting = self._left_to_fit(graph, done)
@@ -144,10 +144,10 @@ class FitPhase(Phase):
             named = self.nodes is not None
             raise PhaseError(
                 f"phase {self.label!r} has nothing to fit",
-                cause="nodes=[] names none"
+                cause="nodes=[] names no nodes"
                 if named
                 else "no node has an estimator (fit, predict) that is not fitted yet",
-                hint="name nodes=[...] to fit one again",
+                hint="set nodes=[...] to fit one again",
             )
         return [label for label in waiting if not (ancestors([label], graph.nodes) - {label}) & set(waiting)]
 
@@ -211,8 +211,8 @@ def _check_fittable(phase: FitPhase, label: str, graph: ModelGraph, models: Mapp
     if names:
         features = [name for part in upstreams if isinstance(part, Reference) for name in part.features]
         raise EstimatorError(
-            f"{models[label].name} of node {label!r} chooses columns by name ({listed(names)}), and gets an array, "
-            "which has none",
+            f"{models[label].name} of node {label!r} chooses columns by name ({listed(names)}), but it gets "
+            "an array, which has no names",
             hint=by_position(names, features) if features else "choose columns by their positions in the array",
         )
 
@@ -226,8 +226,9 @@ def _check_ancestors_fitted(
             if other in models and not models[other].is_fitted:
                 named = f"name it too, nodes=[{other!r}, {label!r}]"
                 raise PhaseError(
-                    f"phase {phase.label!r} fits {label!r}, which needs {other!r}, an estimator that is not fitted",
-                    hint=named if models[other].has_fit else "train it before",
+                    f"phase {phase.label!r} fits {label!r}, but {label!r} needs {other!r}, an estimator that is not "
+                    "fitted",
+                    hint=named if models[other].has_fit else "train it first",
                 )
 
 
@@ -237,9 +238,9 @@ def _check_unambiguous(phase: FitPhase, graph: ModelGraph, models: Mapping[str, 
     if learned:
         unfitted = [label for label, model in models.items() if not model.is_fitted]
         raise PhaseError(
-            f"phase {phase.label!r} names no nodes, and {', '.join(map(repr, learned))} learned by partial_fit before",
+            f"phase {phase.label!r} names no nodes, but {', '.join(map(repr, learned))} learned by partial_fit before",
             cause=f"not fitted: {', '.join(unfitted) or 'none'}",
-            hint=f"name nodes=[...], or graph.freeze({learned[0]!r}) to keep it as it is",
+            hint=f"name nodes=[...], or graph.freeze({learned[0]!r}) to keep it unchanged",
         )
 
 
@@ -253,7 +254,7 @@ def _check_shared_inputs(
         if graph[other].upstreams != graph[label].upstreams:
             raise PhaseError(
                 f"phase {phase.label!r} fits {other!r} and {label!r}, which share one estimator but not their inputs",
-                hint=f"name the one to fit, nodes=[{other!r}], or give each an estimator of its own",
+                hint=f"name the one to fit, nodes=[{other!r}], or use a separate estimator for each",
             )
 
 
@@ -280,7 +281,7 @@ def _fit_nodes(
     """Fit each node's estimator and freeze the node; from then on the graph knows its output.
 
     Args:
-        labels: Labels of the nodes, none of which depends on another.
+        labels: Labels of nodes that do not depend on each other.
         graph: Graph of the nodes.
         outputs: Values of the nodes before them, by name.
         rows: Data in host memory, by feature set.

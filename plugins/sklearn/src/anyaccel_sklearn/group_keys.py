@@ -95,7 +95,7 @@ def _check_values(name: str, missing: np.ndarray, argument: str) -> None:
         raise ColumnError(
             f"{argument} cannot use column {name!r}, which has no value in {int(missing.sum())} of {len(missing)} "
             f"rows, the first in row {int(missing.argmax())}",
-            cause="a null or NaN does not tell which rows belong together",
+            cause="a null or NaN does not assign the row to a group",
             hint="fill these places, or leave the rows out with filter() first",
         )
 
@@ -103,8 +103,8 @@ def _check_values(name: str, missing: np.ndarray, argument: str) -> None:
 def _not_scalar(name: str, found: str, argument: str) -> ColumnError:
     return ColumnError(
         f"{argument} cannot use column {name!r}: it has {found}",
-        cause="strata and groups are told apart by scalars: numbers, text, dates and the like",
-        hint="make a column with one scalar per row, such as the name of a class",
+        cause="strata and groups must be scalars: numbers, text, dates and similar types",
+        hint="add a column with one scalar per row, such as the name of a class",
     )
 
 

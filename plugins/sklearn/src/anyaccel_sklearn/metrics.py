@@ -49,7 +49,7 @@ def _of_classes(name: str, function: str, outputs: np.ndarray, targets: np.ndarr
     predicted, truth = classes(name, outputs, targets)
     labels, indices = np.unique(np.concatenate([predicted, truth]), return_inverse=True)
     if function == "cohen_kappa_score" and len(labels) == 1:
-        return UndefinedValue(float("nan"), "outputs and targets have one class alone, the same")
+        return UndefinedValue(float("nan"), "outputs and targets contain only one class, the same one")
     return computed(function, indices[len(truth) :], indices[: len(truth)], **settings)
 
 
@@ -58,7 +58,7 @@ def _of_class_1(name: str, outputs: np.ndarray, targets: np.ndarray) -> float:
     more = is_scores(outputs) and outputs.shape[1] > 2
     if more or not (_are_0_and_1(predicted) and _are_0_and_1(truth)):
         raise SpecError(
-            f"{name} is that of class 1 of the classes 0 and 1, and here there are others",
+            f"{name} needs the classes 0 and 1, but the targets have others",
             available=", ".join(f"{name}_{average}" for average in AVERAGES),
             hint=f"use an average over classes: '{name}_macro'",
         )
@@ -106,9 +106,9 @@ def scored_classes(name: str, outputs: np.ndarray, targets: np.ndarray) -> tuple
     """
     if outputs.dtype.kind not in "fc":
         raise SpecError(
-            f"{name} needs a score for each class, and the outputs are classes",
-            hint="use a metric of classes, such as 'f1_macro', or give the node scores: of an estimator with "
-            "anyaccel.Estimator(..., method='predict_proba')",
+            f"{name} needs a score for each class, but the outputs are classes",
+            hint="use a metric of classes, such as 'f1_macro', or return scores from the node: for an "
+            "estimator with anyaccel.Estimator(..., method='predict_proba')",
         )
     if not is_scores(outputs):
         truth = aligned(targets, outputs)
@@ -154,9 +154,9 @@ def _roc_auc(outputs: np.ndarray, targets: np.ndarray) -> float:
     scores, truth = scored_classes("roc_auc", outputs, targets)
     if scores.ndim == 2:
         raise SpecError(
-            f"roc_auc is that of two classes, and there are {scores.shape[1]} scores per sample",
+            f"roc_auc needs two classes, but there are {scores.shape[1]} scores per sample",
             available="roc_auc_ovr, roc_auc_ovo, roc_auc_ovr_weighted, roc_auc_ovo_weighted",
-            hint="use 'roc_auc_ovr', each class against the rest",
+            hint="use 'roc_auc_ovr' to compare each class with the rest",
         )
     return _area(scores, truth == 1)
 
@@ -225,7 +225,7 @@ def _top_k(k: int, outputs: np.ndarray, targets: np.ndarray) -> float:
     _, truth = scored_classes("top_k_accuracy", outputs, targets)
     n_classes = outputs.shape[1] if is_scores(outputs) else 2
     if n_classes <= k:
-        return UndefinedValue(1.0, f"of {n_classes} classes the true one is always among {k}")
+        return UndefinedValue(1.0, f"with {n_classes} classes, the true class is always among the top {k}")
     return computed("top_k_accuracy_score", truth, outputs, k=k, labels=range(n_classes))
 
 
@@ -270,7 +270,7 @@ def _of_logarithms(function: str, outputs: np.ndarray, targets: np.ndarray) -> f
     predicted, truth = columns_of(outputs, targets)
     for whose, values in (("outputs", predicted), ("targets", truth)):
         if (values <= -1).any():
-            return UndefinedValue(float("nan"), f"it needs values above -1, and the {whose} have {values.min():g}")
+            return UndefinedValue(float("nan"), f"it needs values above -1, but the {whose} have {values.min():g}")
     return computed(function, np.log1p(truth), np.log1p(predicted))
 
 

@@ -121,7 +121,7 @@ class _Distance(PairCondition):
         source, name = find_column(self, self.column, rows)
         if not is_numeric(source.schema.field(name).type):
             raise SamplerError(
-                f"{self} compares numbers, and {name!r} is {source.schema.field(name).type}",
+                f"{self} compares numbers, but {name!r} is {source.schema.field(name).type}",
                 hint=f"use Same({name!r}), Different({name!r}), or Where({name!r}, function)",
             )
         column = source.column(name)
@@ -208,14 +208,14 @@ class Where(PairCondition):
         mask = np.asarray(self.function(anchor, candidates))
         if mask.shape != candidates.shape or mask.dtype != bool:
             raise SamplerError(
-                f"the function of {self} gave {mask.dtype}{list(mask.shape)}, not a mask of the candidates",
-                cause=f"{len(candidates)} candidates' values; a mask is bool{list(candidates.shape)}",
+                f"the function of {self} returned {mask.dtype}{list(mask.shape)}, not a mask of the candidates",
+                cause=f"there are {len(candidates)} candidates; a mask must be bool{list(candidates.shape)}",
                 hint="compare the array of candidates with the anchor",
             )
         return mask
 
     def get_config(self) -> dict[str, Any]:
-        """Refuse a configuration: a function has none.
+        """Raise an error, because a function has no configuration.
 
         Raises:
             ConfigError: Always.

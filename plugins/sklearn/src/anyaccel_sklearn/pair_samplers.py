@@ -245,7 +245,7 @@ def _without_both(rows: Mapping[str, Rows], positive: PairIndex, negative: PairI
     return SamplerError(
         f"no row of {', '.join(map(repr, rows))} has both a positive and a negative",
         cause=f"{len(positive.counts)} rows; {counts[0]} have a positive, {counts[1]} a negative",
-        hint="loosen a condition, or take other rows",
+        hint="relax a condition, or use other rows",
     )
 
 
@@ -286,8 +286,8 @@ def pair_index(conditions: Sequence[PairCondition], rows: Mapping[str, Rows], pa
         shares = ", ".join(f"{condition}: {int(np.count_nonzero(counts))}" for condition, counts in alone)
         raise SamplerError(
             f"no row of {', '.join(map(repr, rows))} has a {partner} by {' and '.join(map(str, conditions))}",
-            cause=f"{n} rows; of these have one by {shares}",
-            hint="loosen a condition, or take other rows",
+            cause=f"{n} rows; rows with one by {shares}",
+            hint="relax a condition, or use other rows",
         )
     return index
 
@@ -308,7 +308,7 @@ def _built(conditions: Sequence[PairCondition], compared: Sequence[ComparedColum
 
 
 class _RangeIndex(PairIndex):
-    """Rows in an order in which the candidates of each row are a range, or a range without another one inside it."""
+    """Rows in an order that makes the candidates of each row a range, or a range without another one inside it."""
 
     def __init__(
         self,

@@ -32,8 +32,8 @@ def learning_nodes(phase_label: str, losses: Sequence[AppliedLoss], graph: Model
     for loss in losses:
         if loss.on in labels:
             raise PhaseError(
-                f"phase {phase_label!r} has a loss on {loss.on!r}, which learns by partial_fit and not from a loss",
-                hint=f"judge it in the validation: EvalPhase(..., metrics=[Metric('mse', on={loss.on!r})]), "
+                f"phase {phase_label!r} has a loss on {loss.on!r}, which learns by partial_fit, not from a loss",
+                hint=f"measure it in the validation: EvalPhase(..., metrics=[Metric('mse', on={loss.on!r})]), "
                 "or freeze it",
             )
     for label in labels:
@@ -48,11 +48,11 @@ def _check_inputs_ready(
     before = topology.ancestors([label], graph.nodes) - {label}
     for other in labels:
         if other in before and not models[other].is_fitted:
-            alone = f"graph.freeze({label!r}), train {other!r} in a phase of its own"
-            freeze = f"{alone}, then unfreeze the one and freeze the other"
+            alone = f"graph.freeze({label!r}), train {other!r} in a separate phase"
+            freeze = f"{alone}, then unfreeze the first and freeze the second"
             fit = f"run FitPhase('fit', data=..., nodes={other!r}) first, or {freeze}"
             raise PhaseError(
-                f"phase {phase_label!r}: {label!r} learns from the output of {other!r}, which has learned nothing yet",
+                f"phase {phase_label!r}: {label!r} learns from the output of {other!r}, which has not learned yet",
                 hint=fit if models[other].has_fit else freeze,
             )
 
@@ -62,8 +62,8 @@ def _check_shared(phase_label: str, label: str, graph: ModelGraph, models: Mappi
         if graph[other].upstreams != graph[label].upstreams or other in graph.frozen:
             difference = "only one of them is frozen" if other in graph.frozen else "their inputs differ"
             raise PhaseError(
-                f"phase {phase_label!r}: nodes {label!r} and {other!r} share one estimator, and {difference}",
-                hint="freeze both or none, and feed both the same, or give each an estimator of its own",
+                f"phase {phase_label!r}: nodes {label!r} and {other!r} share one estimator, but {difference}",
+                hint="freeze both or neither, and use the same inputs for both, or use a separate estimator for each",
             )
 
 
@@ -90,7 +90,7 @@ class _HostColumn:
     array: np.ndarray
 
     def of(self, step: _Step) -> np.ndarray | None:
-        """Return the rows of a step; None if it has none of this feature set."""
+        """Return the rows of a step; None if it has no rows of this feature set."""
         span = step.span_of(self.stream[0])
         return None if span is None else self.array[step.orders[self.stream][slice(*span)]]
 
@@ -121,7 +121,7 @@ class _Learner:
     classes: Any
 
     def learn(self, step: _Step) -> None:
-        """Learn from a step, if it has the required values."""
+        """Train on a step, if it has the required values."""
         inputs = [array for source in self.inputs if (array := source.of(step)) is not None]
         targets = None if self.targets is None else self.targets.of(step)
         if len(inputs) < len(self.inputs) or (self.targets is not None and targets is None):

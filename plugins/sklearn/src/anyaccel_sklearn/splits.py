@@ -23,7 +23,7 @@ class SplitConstraints:
     """The constraints of a split: `stratify_by` and `group_by` of a FeatureSet.
 
     Separate formulas: scikit-learn's splitters draw from other random streams, so splits would differ from those of
-    0.1. They also create two parts instead of several, and do not bring groups near the ratios.
+    0.1. They also create two parts instead of several, without adjusting groups to the ratios.
 
     Args:
         rows: Rows to split.
@@ -92,7 +92,7 @@ class SplitConstraints:
             raise SplitError(
                 f"group {groups.shown(int(crossing[0]))} of {label!r} crosses splits",
                 cause=", ".join(f"{count} of its rows in {names[split]!r}" for count, split in rows_by_split),
-                hint="put all rows of a group into one split; split_random(group_by=...) does",
+                hint="put all rows of a group into one split; use split_random(group_by=...)",
             )
 
 
@@ -181,7 +181,7 @@ def _check_nested(label: str, groups: GroupKeys, strata: GroupKeys) -> None:
         raise SplitError(
             f"group {groups.shown(int(group_of_pair[crossing[0]]))} of {label!r} has rows of two strata",
             cause=f"{strata.shown(first)} and {strata.shown(second)}",
-            hint="stratify by what is the same in all rows of a group, or leave stratify_by or group_by out",
+            hint="stratify by a value that is the same in all rows of a group, or leave stratify_by or group_by out",
         )
 
 
@@ -209,7 +209,7 @@ def _check_sizes(
         hint="leave its rows out, with filter() or pandas: table[table[COLUMN] != VALUE], or join it with another "
         "stratum"
         if stratum
-        else "make fewer splits, or give rows of more groups",
+        else "use fewer splits, or give rows of more groups",
     )
 
 
@@ -218,7 +218,7 @@ def _continuous(label: str, sizes: np.ndarray, strata: GroupKeys) -> SplitError:
     return SplitError(
         f"{label!r} cannot be stratified by {listed(names)}: {len(sizes)} different values in {int(sizes.sum())} rows",
         cause="every stratum needs a row for each split",
-        hint="stratify by bins of it, such as a tag with pandas.qcut(values, 10, labels=False)",
+        hint="stratify by bins of the values, such as a tag with pandas.qcut(values, 10, labels=False)",
     )
 
 
@@ -299,7 +299,7 @@ def _shift(rounded_up: np.ndarray, fractional: np.ndarray, starts: np.ndarray, e
 
 
 def _path(steps: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> list[int]:
-    """Return the shortest path along `steps` (bool [from, to]) from a start to an end, empty if there is none."""
+    """Return the shortest path along `steps` (bool [from, to]) from a start to an end; empty if there is no path."""
     paths = [[int(start)] for start in np.flatnonzero(starts)]
     seen = set(np.flatnonzero(starts).tolist())
     for path in paths:  # grows during the loop: breadth first

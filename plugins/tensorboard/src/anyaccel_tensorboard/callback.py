@@ -18,8 +18,8 @@ class TensorBoard(TrackerCallback):
 
     Args:
         folder: Each run gets a new folder `EXPERIMENT/PHASE-N` in this one, as with `log_to`.
-        every_n_steps: Also write the mean losses of every so many steps of an epoch. They are written for many steps at
-            once, which waits for the device. None, the default, writes no steps.
+        every_n_steps: Also write the mean losses every `every_n_steps` steps of an epoch. They are written for many
+            steps at once, which waits for the device. None, the default, writes no steps.
 
     Raises:
         ConfigError: `folder` is not a local folder.

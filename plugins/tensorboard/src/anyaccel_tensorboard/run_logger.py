@@ -65,7 +65,7 @@ class RunLogger(Tracker):
         self._rates = scheduled_rates(self._run)
 
     def write_steps(self, steps: Any, every_n: int) -> None:
-        """Write the mean losses of every so many steps of an epoch, by the number of the last one within the run.
+        """Write the mean losses of each group of steps of an epoch, numbered by its last step in the run.
 
         Args:
             steps: The steps since the last call; the loss of each is read from its device.
@@ -127,7 +127,7 @@ class RunLogger(Tracker):
 
 
 def _mean(values: Iterable[float]) -> float:
-    """Return the mean of the values that are numbers, NaN if none is. A step without rows for a loss has none."""
+    """Return the mean of the values that are numbers, NaN if none is. A step without rows for a loss is left out."""
     known = [value for value in values if not math.isnan(value)]
     return sum(known) / len(known) if known else math.nan
 
@@ -154,7 +154,7 @@ def speed_and_memory(stats: Any) -> dict[str, float]:
 
 
 def nvidia_stats(plan: Any) -> NvidiaStats:
-    """Return statistics of the NVIDIA GPUs of a plan; empty where it has none, or NVML is not available."""
+    """Return statistics of the NVIDIA GPUs of a plan; empty if it has no such GPU, or if NVML is not available."""
     # The identities of a plan's NVIDIA GPUs; device numbers differ between frameworks and NVML.
     identities: dict[Device, str] = {}
     for node in plan.assignments:
@@ -226,7 +226,7 @@ class NvidiaStats:
 
 
 class EventFile:
-    """A new event file in an existing folder. Every call flushes what it writes.
+    """A new event file in an existing folder. Every call flushes its output.
 
     Raises:
         OSError: the file cannot be made, or exists already.
@@ -288,7 +288,7 @@ class EventFile:
 
     def _error(self, error: OSError) -> PhaseError:
         return PhaseError(
-            f"TensorBoard's file {str(self._path)!r} cannot be written any more: {error}",
+            f"TensorBoard's file {str(self._path)!r} can no longer be written: {error}",
             hint="free disk space, or log to another folder",
         )
 

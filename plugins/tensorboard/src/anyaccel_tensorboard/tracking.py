@@ -1,4 +1,4 @@
-"""Whether phases are logged, and to which folder: for the process, by a call or by the environment."""
+"""The switch and the folder for logging phases: for the process, by a call or by the environment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run_logger(run: Any, folder: Path) -> RunLogger:
 
 
 def _checked(folder: Any, setting: str) -> Path:
-    """Return the folder; that of the environment is relative to the working folder in which a phase begins."""
+    """Return the folder; a folder from the environment is relative to the working folder at the start of a phase."""
     path = as_folder(folder, setting)
     return path if setting == VARIABLE else path.absolute()
 

@@ -98,7 +98,7 @@ class SpecModel(tf.Module):  # type: ignore[misc]
 
     @abstractmethod
     def _features(self, values: Mapping[str, Any], inputs: Sequence[Any], drop: Dropout, key: Any) -> Any:
-        """Compute [batch, features]; the key is None unless it trains."""
+        """Compute [batch, features]; the key is None outside of training."""
 
     def get_config(self) -> dict[str, Any]:
         """Return a plain dict; its entries are the keywords that create an equal model."""

@@ -47,7 +47,7 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute):
     def infer_outputs(
         self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path], seed: int
     ) -> tuple[OutputSpec, ...]:
-        """Trace the model in evaluation mode."""
+        """Run the model in evaluation mode to trace it."""
         from anyaccel_tensorflow.shape_inference import infer_outputs
 
         return infer_outputs(model, inputs, arguments, seed)
@@ -182,8 +182,8 @@ class TensorFlowPrecision(ComputesPrecision):
         if device.kind != "gpu" or not tf.config.experimental.tensor_float_32_execution_enabled():
             return ""
         return (
-            f"TensorFlow multiplies float32 in TF32 on {device} by default, to three digits, if that GPU has it: "
-            "matmul_precision=False keeps all"
+            f"TensorFlow multiplies float32 in TF32 on {device} by default, with three digits, if the GPU supports "
+            "it: set matmul_precision=False for full precision"
         )
 
     def remat_blocks(self, model: Any, remat: str) -> Sequence[str]:

@@ -204,7 +204,7 @@ class StepOptimizer:
         }
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> None:
-        """Update some variables; those whose gradient is None do not change.
+        """Update some variables, except those with a gradient of None.
 
         Clipping uses the norm of all gradients passed here.
 
@@ -219,17 +219,18 @@ class StepOptimizer:
             place = self._places.get(id(tf_variable(variable)))
             if place is None:
                 raise PhaseError(
-                    f"the optimizer of {self._names} was given the variable {getattr(variable, 'name', variable)!r}, "
+                    f"the optimizer of {self._names} received the variable {getattr(variable, 'name', variable)!r}, "
                     "which none of them trains",
                     available=", ".join(name for held in self._nodes.values() for name in held.parameters),
-                    hint="give each node's variables to its own optimizer: optimizers['NODE']; frozen nodes have none",
+                    hint="pass each node's variables to its own optimizer, optimizers['NODE']; frozen nodes have no "
+                    "optimizer",
                 )
             node, name = place
             if gradient is not None:
                 gradients.setdefault(node, {})[name] = tf.convert_to_tensor(gradient)
         if not gradients:
             raise PhaseError(
-                f"the optimizer of {self._names} was given no gradient",
+                f"the optimizer of {self._names} received no gradient",
                 hint="compute the loss inside `with tf.GradientTape() as tape:`, from the models' outputs",
             )
         limit = self._optimizer.clip_norms.get(self._group)

@@ -83,7 +83,7 @@ def _is_usable(memory: _Memory) -> bool:
 
 
 def _copy(memory: _Memory) -> tf.Tensor:
-    """Return a copy made by NumPy; bfloat16, which NumPy lacks, is copied as two bytes."""
+    """Return a copy made by NumPy; bfloat16, which NumPy does not support, is copied as two bytes."""
     if memory.kind == "?" or memory.size == 0:
         raise BufferError("TensorFlow does not have its dtype")
     dtype = np.dtype("u2" if memory.kind == "bf" else f"{memory.kind}{memory.size}")

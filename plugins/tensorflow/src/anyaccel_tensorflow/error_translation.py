@@ -57,7 +57,7 @@ def _translated(error: Exception, subject: str) -> AnyaccelError | None:
         return DeviceUnavailableError(
             f"{subject}: TensorFlow has no such device",
             available=message.rpartition("All available devices")[2].strip(" []."),
-            hint="run `anyaccel devices` to see which devices are available, and why others are not",
+            hint="run `anyaccel devices` to list the available devices, and the reasons for missing ones",
         )
     if isinstance(error, tf.errors.InvalidArgumentError) and "conflicting devices" in message:
         # Names the node, the line, its tensors, and the devices that TensorFlow's message has.
@@ -68,17 +68,17 @@ def _translated(error: Exception, subject: str) -> AnyaccelError | None:
         what = message
         if match is not None:
             expected, actual = (":".join(map(str, parse_device_name(name))).lower() for name in match.group(3, 4))
-            what = f"{match[1]} computes on {expected}, and its input #{match[2]} is on {actual}"
+            what = f"{match[1]} computes on {expected}, but its input #{match[2]} is on {actual}"
         who = f"node {mixed.node!r} in {subject}" if mixed.node else subject
         return DeviceMismatchError(
             f"{who} computes with tensors on several devices: {what}{mixed}",
-            hint="create tensors on the device of the inputs, as in `with tf.device(x.device):`, hold constant ones in "
-            "variables of the model, or move them first: anyaccel.move(tensor, device)",
+            hint="create tensors on the device of the inputs, for example in `with tf.device(x.device):`, store "
+            "constants in variables of the model, or move them first: anyaccel.move(tensor, device)",
         )
     if isinstance(error, tf.errors.InvalidArgumentError) and "Gradients for grouped convolutions" in message:
         return PhaseError(
             f"{subject}: TensorFlow has no gradients of grouped convolutions on a CPU without oneDNN, nor in float64",
-            hint="train in float32 with TF_ENABLE_ONEDNN_OPTS=1, use DepthwiseConv2D(kernel_size) where Conv2D has as "
-            'many groups as channels, freeze the node, or train with KERAS_BACKEND="jax" or "torch"',
+            hint="train in float32 with TF_ENABLE_ONEDNN_OPTS=1, use DepthwiseConv2D(kernel_size) if Conv2D has one "
+            'group per channel, freeze the node, or train with KERAS_BACKEND="jax" or "torch"',
         )
     return None

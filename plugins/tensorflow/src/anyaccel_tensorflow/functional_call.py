@@ -88,7 +88,7 @@ class SpecModelCall(FunctionalCall):
 
 
 class StatelessCall(FunctionalCall):
-    """Call inside a StatelessScope, in which Keras reads given values instead of its variables, and records
+    """Call inside a StatelessScope, where Keras reads the passed values instead of its variables, and records
     assignments.
     """
 
@@ -123,8 +123,9 @@ class StatelessCall(FunctionalCall):
         for (name, parameter), value in zip(self.variables.parameters.items(), given, strict=True):
             if scope.get_current_value(parameter) is not value:
                 raise PhaseError(
-                    f"a {type(self.model).__name__} cannot be trained: its call assigns to {name}, which is trained",
-                    hint="make that weight trainable=False, or train the model by Keras's own loop and freeze its node",
+                    f"a {type(self.model).__name__} cannot be trained: its call assigns to the trained variable {name}",
+                    hint="make that weight trainable=False, or train the model with Keras's own loop and freeze its "
+                    "node",
                 )
 
 
@@ -164,7 +165,7 @@ class AssigningCall(FunctionalCall):
     def _run(
         self, primals: Sequence[Any], constants: Sequence[Any], train: bool, layout: CallLayout, kept: list[Any]
     ) -> Any:
-        """Return the floating outputs, as an operation whose gradient is that of the variables and floating inputs.
+        """Return the floating outputs, as an operation with gradients for the variables and floating inputs.
 
         Args:
             primals: Values of the trained variables, then the floating inputs.

@@ -35,7 +35,7 @@ def _build(machine: Machine, vendor: str) -> Check:
         return Check(
             name=name,
             status="FAIL",
-            message="TensorFlow uses no GPU on Windows from version 2.11 on",
+            message="since version 2.11, TensorFlow uses no GPU on Windows",
             fix="run it in the Windows Subsystem for Linux (WSL 2)",
         )
     libraries = [each for each in CUDA_LIBRARIES if machine.version_of(each)]

@@ -24,7 +24,7 @@ def copy_to_cpu(array: np.ndarray) -> tf.Tensor:
         MoveError: TensorFlow lacks the dtype.
     """
     if array.dtype.kind not in "biufcV":  # TensorFlow would accept strings, and keep them on the host
-        raise _no_dtype(array, "devices hold numbers and booleans")
+        raise _no_dtype(array, "devices can store only numbers and booleans")
     copy = aligned_empty(array.shape, array.dtype.newbyteorder("="))
     np.copyto(copy, array)
     return adopt_on_cpu(copy)

@@ -207,7 +207,7 @@ class TensorFlowOps(TracedOps):
     # -- differentiation and compilation ---------------------------------------------------------------------------
 
     def value_and_pullback(self, function: Function, primals: Any, rest: Any) -> ValueAndPullback:
-        """Differentiate with a GradientTape over tensors that are not in `rest`: those are constants."""
+        """Compute with a GradientTape over tensors that are not in `rest`; the others are constants."""
         constants = {id(array) for array in tf.nest.flatten(rest)}
         sources = [_identity(x) if id(x) in constants else x for x in tf.nest.flatten(primals)]
         with tf.GradientTape(watch_accessed_variables=False) as tape:

@@ -19,7 +19,7 @@ class TensorFlowContexts(LeavesContexts):
         """Leave scopes of devices."""
         if not tf.executing_eagerly():
             raise PhaseError(
-                "a graph is computed inside a tf.function or a tf.Graph, which records in place of computing",
+                "a graph is computed inside a tf.function or a tf.Graph, which records operations instead of computing",
                 hint="run it outside of the function",
             )
         with tf.device(None):

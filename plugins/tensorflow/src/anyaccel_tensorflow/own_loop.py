@@ -28,7 +28,7 @@ from anyaccel_tensorflow.object_location import is_optimizer
 from anyaccel_tensorflow.shape_inference import batch_coupling
 from anyaccel_tensorflow.variables import keras, model_variables, named_parts, parts, read, tf_variable, write
 
-_FUNCTION_HINT = "write @loop.function in place of @tf.function"
+_FUNCTION_HINT = "use @loop.function instead of @tf.function"
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError, tf.errors.CancelledError)
 _MANY_TRACES = 6
 _NO_SEED = 87654321
@@ -96,34 +96,34 @@ class TensorFlowLoop(Loop):
     def _check_settings(self) -> None:
         if self.precision == "fp16-mixed":
             raise ConfigError(
-                "Loop: precision='fp16-mixed' scales the loss, which Keras leaves to its LossScaleOptimizer",
+                "Loop: precision='fp16-mixed' scales the loss, but in Keras a LossScaleOptimizer does that",
                 available="'float32', 'bf16-mixed'",
-                hint="write keras.config.set_dtype_policy('mixed_float16') before the model is made, "
-                "optimizer = keras.optimizers.LossScaleOptimizer(optimizer), and "
+                hint="write keras.config.set_dtype_policy('mixed_float16') before you "
+                "create the model, optimizer = keras.optimizers.LossScaleOptimizer(optimizer), and "
                 "loop.gradient(tape, optimizer.scale_loss(loss), variables)",
             )
         if self.precision not in (None, "float32", "bf16-mixed"):
             raise ConfigError(
                 f"Loop: precision={self.precision!r} changes the dtype of a model's variables",
                 available="'float32', 'bf16-mixed'",
-                hint="write precision='bf16-mixed', or keras.config.set_dtype_policy('float64') before the model is "
-                "made",
+                hint="write precision='bf16-mixed', or keras.config.set_dtype_policy('float64') before "
+                "you create the model",
             )
         if self.sharding is not None:
             raise CapabilityError(
-                "Loop: sharding='full' divides variables among processes, which TensorFlow does not",
+                "Loop: sharding='full' shards variables over processes, which TensorFlow does not support",
                 hint="leave sharding out, or train a model of torch or JAX",
             )
         if self.options:
             raise ConfigError(
-                f"Loop: options={self.options} are for an engine, and loops of TensorFlow have none",
+                f"Loop: options={self.options} are for an engine, but TensorFlow loops have no engine",
                 hint="leave options out",
             )
         if self.sync_batchnorm and self.num_processes > 1:
             raise CapabilityError(
-                "Loop: sync_batchnorm=True takes statistics over processes, which Keras' layers do not here",
-                hint="write sync_batchnorm=False for statistics of the rows of each process, whose moving averages are "
-                "kept alike; or use keras.layers.GroupNormalization or LayerNormalization",
+                "Loop: sync_batchnorm=True computes statistics over processes, which Keras layers do not support here",
+                hint="write sync_batchnorm=False for statistics of the rows of each process (moving "
+                "averages stay equal), or use keras.layers.GroupNormalization or LayerNormalization",
             )
 
     def _seed_framework(self, seed: int) -> None:
@@ -155,20 +155,21 @@ class TensorFlowLoop(Loop):
         if _prepared.get(id(model)) is model:
             raise ConfigError(
                 f"this {type(model).__name__} is prepared already",
-                hint="prepare each model once, and use what prepare() gave; before another Loop takes it: loop.close()",
+                hint="prepare each model once, and use the result of prepare(); call loop.close() before you use it "
+                "in another Loop",
             )
         if not any(model_variables(model)):
             raise ConfigError(
                 f"this {type(model).__name__} has no variables yet",
-                hint="let it have them before prepare(): model.build((None, 5)) for rows of 5 columns, or call it once",
+                hint="create them before prepare(): model.build((None, 5)) for rows of 5 columns, or call it once",
             )
         norm = "" if frozen else batch_coupling(model)
         if self.num_processes > 1:
             self._check_alike(model)
             if norm and self.sync_batchnorm is None:
                 raise ConfigError(
-                    f"{norm} normalizes over the rows of a batch, and each of {self.num_processes} processes has a "
-                    "part",
+                    f"{norm} normalizes over the rows of a batch, but each of {self.num_processes} "
+                    "processes has only a part",
                     hint="write Loop(sync_batchnorm=False) for statistics of each process",
                 )
         if self.precision == "bf16-mixed":
@@ -191,17 +192,17 @@ class TensorFlowLoop(Loop):
             name = next((name for name in {**every[0], **other} if every[0].get(name) != other.get(name)), None)
             if name is not None:
                 raise DataError(
-                    f"the processes have different {type(model).__name__} models: {name!r} of process {rank} is not "
-                    "that of process 0",
-                    hint="make the model after the Loop, which lets all processes begin with the same random "
-                    "numbers, or seed them alike: keras.utils.set_random_seed(0)",
+                    f"the processes have different {type(model).__name__} models: {name!r} of process {rank} differs "
+                    "from process 0",
+                    hint="create the model after the Loop, which seeds all processes "
+                    "equally, or seed them yourself: keras.utils.set_random_seed(0)",
                 )
 
     def _add_optimizer(self, optimizer: Any) -> None:
         if _prepared.get(id(optimizer)) is optimizer:
             raise ConfigError(
                 f"this {type(optimizer).__name__} is prepared already",
-                hint="prepare each optimizer once; before another Loop takes it: loop.close()",
+                hint="prepare each optimizer once; call loop.close() before you use it in another Loop",
             )
         if optimizer.gradient_accumulation_steps and self.accumulation_steps > 1:
             raise ConfigError(
@@ -264,7 +265,7 @@ class TensorFlowLoop(Loop):
             raise ConfigError(
                 "loop.function(jit_compile=True) in several processes: XLA does not compile TensorFlow's collective "
                 "operations",
-                hint="compile the model alone: forward = tf.function(model, jit_compile=True)",
+                hint="compile only the model: forward = tf.function(model, jit_compile=True)",
             )
         self._n_functions += 1
         return LoopFunction(self, function, self._n_functions, {"reduce_retracing": True, **settings})
@@ -284,9 +285,9 @@ class TensorFlowLoop(Loop):
     def _begin(self, share: Share | None) -> None:
         if self._window.is_closing and any(site.is_open for site in self._sites.values()):
             raise ConfigError(
-                "loop.gradient() was called for some batches of an update, and not for its last",
-                cause="what was added up would be part of another update",
-                hint="call it for each batch, and leave out what optimizers do: if loop.is_update: ...",
+                "loop.gradient() was called for some batches of an update, but not for the last one",
+                cause="the accumulated gradients would become part of another update",
+                hint="call it for each batch, and run optimizers only at updates: if loop.is_update: ...",
             )
         self._window.begin(share, self.accumulation_steps)
         if self._window.n_batches == 1:
@@ -326,8 +327,8 @@ class TensorFlowLoop(Loop):
             tape: A `tf.GradientTape` that has recorded the loss.
             loss: A mean over the rows of the batch; with `count`, a sum.
             variables: Variables of prepared models, which may be nested.
-            count: Number of terms in the sum, a number or a tensor. The total of the sums, over all batches of the
-                update and all processes, is divided by the total of the counts.
+            count: Number of terms in the sum, a number or a tensor. The sums of all batches of the update and all
+                processes are added and divided by the total of the counts.
 
         Returns:
             The gradient of each variable; zeros for a batch that is not the last of its update, after which optimizers
@@ -348,9 +349,9 @@ class TensorFlowLoop(Loop):
         self._check_variables(flat, keys)
         if count is None and loss.shape.rank != 0:
             raise DataError(
-                f"loop.gradient() was given a loss of shape {loss.shape}, which is no mean over rows",
-                hint="write tf.reduce_mean(loss), or say over how many terms: "
-                "loop.gradient(tape, loss, variables, count=tf.size(loss))",
+                f"loop.gradient() received a loss of shape {loss.shape}, which is not a mean over rows",
+                hint="write tf.reduce_mean(loss), or pass the number "
+                "of terms: loop.gradient(tape, loss, variables, count=tf.size(loss))",
             )
         gradients = tape.gradient(loss, flat)
         site = self._site(keys, traced, is_counted=count is not None)
@@ -392,9 +393,9 @@ class TensorFlowLoop(Loop):
             return None
         if self._traced is None or self._traced.graph is not tf.compat.v1.get_default_graph():
             raise ConfigError(
-                "the step is traced by a tf.function that the loop does not know, and would keep what it knows of the "
-                "first batch",
-                available="loop.gradient() and optimizers in a function of the loop itself, outside of tf.function, "
+                "the step is traced by a tf.function unknown to the loop, so it would reuse facts "
+                "about the first batch",
+                available="loop.gradient() and optimizers in a function of the loop, outside of tf.function, "
                 "tf.cond and tf.while_loop in it",
                 hint=_FUNCTION_HINT,
             )
@@ -404,9 +405,9 @@ class TensorFlowLoop(Loop):
         for variable, key in zip(variables, keys, strict=True):
             if key not in self._positions:
                 raise ConfigError(
-                    f"loop.gradient() was given {getattr(variable, 'path', variable.name)!r}, a variable of no model "
-                    "that is prepared and trained",
-                    hint="prepare what is trained, and use what prepare() gives: model = loop.prepare(model)",
+                    f"loop.gradient() was given {getattr(variable, 'path', variable.name)!r}, which is not a "
+                    "variable of a prepared and trained model",
+                    hint="prepare all trained models, and use the result of prepare(): model = loop.prepare(model)",
                 )
 
     def _rows_of(self, share: Share | None) -> float:
@@ -483,7 +484,7 @@ class TensorFlowLoop(Loop):
         grads = list(grads)
         if trainable_variables is None:
             raise ConfigError(
-                "optimizer.apply() was given gradients without their variables",
+                "optimizer.apply() received gradients without their variables",
                 hint="write optimizer.apply_gradients(zip(gradients, variables))",
             )
         given = list(trainable_variables)
@@ -491,13 +492,13 @@ class TensorFlowLoop(Loop):
         pending = self._pending | (traced.computed if traced is not None else set())
         if not keys <= pending:
             raise ConfigError(
-                f"{type(optimizer).__name__} was given gradients that are not of loop.gradient()",
-                cause="in several processes each would train on its own rows alone",
+                f"{type(optimizer).__name__} received gradients that do not come from loop.gradient()",
+                cause="in several processes, each would train only on its own rows",
                 hint="write gradients = loop.gradient(tape, loss, model.trainable_variables), once for each update",
             )
         if own.is_scaling and not own.has_scaled:
             raise ConfigError(
-                "the LossScaleOptimizer would divide gradients by a loss scale that the loss was not multiplied by",
+                "the LossScaleOptimizer would divide gradients by a loss scale, but the loss was not multiplied by it",
                 hint="write loop.gradient(tape, optimizer.scale_loss(loss), model.trainable_variables)",
             )
         own.has_scaled = False
@@ -612,8 +613,8 @@ class TensorFlowLoop(Loop):
         for what, mine in (("models", self._models), ("optimizers", self._optimizers), ("others", self._others)):
             if len(state[what]) != len(mine):
                 raise StateError(
-                    f"the checkpoint has {len(state[what])} {what}, and this loop {len(mine)}",
-                    hint="prepare what was prepared in the run that wrote the checkpoint, in the same order",
+                    f"the checkpoint has {len(state[what])} {what}, but this loop has {len(mine)}",
+                    hint="prepare the same objects as in the run that wrote the checkpoint, in the same order",
                 )
         for saved, model in zip(state["models"], self._models, strict=True):
             _check_fits(saved, model.variables)
@@ -742,8 +743,8 @@ class _Traced:
         self._n_traces += 1
         if self._n_traces == _MANY_TRACES:
             warnings.warn(
-                f"{self._name}() was traced {_MANY_TRACES} times, which takes longer than to call it. Hint: give it "
-                "tensors, such as tf.constant(rate), in place of Python numbers that change",
+                f"{self._name}() was traced {_MANY_TRACES} times, which takes longer than calling it. Hint: "
+                "pass tensors, such as tf.constant(rate), instead of Python numbers that change",
                 RuntimeWarning,
                 stacklevel=user_level(),
             )
@@ -775,15 +776,16 @@ class _Site:
         """
         if self.keys != tuple(keys):
             raise ConfigError(
-                "loop.gradient() is called for other variables than in the batch before",
+                "loop.gradient() is called for other variables than in the previous batch",
                 available="the same calls of loop.gradient(), in the same order, for each batch",
                 hint="compute gradients in one function for each kind of step",
             )
         if is_counted != self._is_counted:
             raise ConfigError(
-                "loop.gradient() was called with count= for one batch, and without for another",
-                cause="the number of rows, such as x.shape[0], is None where a function is traced for any number",
-                hint="say count= for each batch, as a tensor: count=tf.shape(x)[0]",
+                "loop.gradient() was called with count= for one batch, but without it for another",
+                cause="the number of rows, such as x.shape[0], is None in a function that is traced for any number of "
+                "rows",
+                hint="pass count= for each batch, as a tensor: count=tf.shape(x)[0]",
             )
 
     def check_batches(self, first: _Site) -> None:
@@ -794,10 +796,11 @@ class _Site:
         """
         if self.n_batches != first.n_batches:
             raise ConfigError(
-                "loop.gradient() was called for the same variables more often in one batch of an update than in "
-                "another",
+                "loop.gradient() was called a different number of times for the same variables in "
+                "the batches of an update",
                 cause="the sums of one loss would be divided by the count of another",
-                hint="call it as often in each batch; a loss that a batch has not is 0, and so is its count",
+                hint="call it the same number of times in each batch; if a batch has no such loss, use 0 for the loss "
+                "and its count",
             )
 
     def sums_of(self, message: Any, variable: Any) -> Any:
@@ -868,7 +871,7 @@ class _PreparedOptimizer:
         self._n_updates = 0
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Create the variables of an optimizer that has none, outside of a trace."""
+        """Create the variables of an unbuilt optimizer, outside of a trace."""
         if self.optimizer.built:
             return
         with tf.init_scope():
@@ -903,16 +906,16 @@ class _PreparedOptimizer:
         kind = type(self.optimizer).__name__
         if len(own) != len(saved["values"]):
             raise StateError(
-                f"the checkpoint is of another optimizer: {len(saved['values'])} variables, and this {kind} has "
-                f"{len(own)}",
-                hint="make the optimizer as it was made for the run that wrote the checkpoint",
+                f"the checkpoint belongs to another optimizer: {len(saved['values'])} variables, but this "
+                f"{kind} has {len(own)}",
+                hint="create the same optimizer as in the run that wrote the checkpoint",
             )
         for name, value, variable in zip(saved["names"], saved["values"], own, strict=True):
             if tuple(value.shape) != tuple(variable.shape):
                 raise StateError(
-                    f"the checkpoint is of another optimizer: {name!r} has shape {list(value.shape)} there, and "
-                    f"{list(variable.shape)} here",
-                    hint="make the optimizer as it was made for the run that wrote the checkpoint",
+                    f"the checkpoint belongs to another optimizer: {name!r} has shape {list(value.shape)} "
+                    f"there, but {list(variable.shape)} here",
+                    hint="create the same optimizer as in the run that wrote the checkpoint",
                 )
 
     def load(self, saved: Mapping[str, Any]) -> None:
@@ -942,8 +945,8 @@ class DatasetLoader(LoopLoader):
     def set_epoch(self, epoch: int) -> None:
         """Refuse an epoch: the order of a data set cannot be set."""
         raise ConfigError(
-            "set_epoch() of a tf.data.Dataset, whose order follows from its seed and how often it was iterated over",
-            hint="make a data set for the epoch: dataset.shuffle(n, seed=epoch, reshuffle_each_iteration=False)",
+            "set_epoch() of a tf.data.Dataset, whose order depends on its seed and its number of iterations",
+            hint="create a data set for the epoch: dataset.shuffle(n, seed=epoch, reshuffle_each_iteration=False)",
         )
 
     def _moved(self, batch: Any) -> Any:
@@ -963,15 +966,16 @@ class DatasetLoader(LoopLoader):
         expected, self._expected = self._expected, None
         if expected is not None and expected != self._first:
             raise StateError(
-                "the data set gives other rows than in the run that wrote the checkpoint",
+                "the data set returns other rows than in the run that wrote the checkpoint",
                 cause="rows are shuffled without a seed, or this data set was iterated over before",
-                hint="make it after Loop(seed=0), or give each shuffle a seed: dataset.shuffle(n, seed=0)",
+                hint="create it after Loop(seed=0), or set a seed for each shuffle: dataset.shuffle(n, seed=0)",
             )
         if self.processes.size > 1 and len(set(self.processes.gather_plain(self._first))) > 1:
             raise DataError(
-                "the data set gives other rows in each process",
-                cause="it was shuffled without a seed before the Loop was made, or divided by shard()",
-                hint="make it after the Loop, without shard(); or give each shuffle a seed: dataset.shuffle(n, seed=0)",
+                "the data set returns other rows in each process",
+                cause="it was shuffled without a seed before the Loop was created, or split by shard()",
+                hint="create it after the Loop, without shard(); or set a seed for each shuffle: dataset.shuffle(n, "
+                "seed=0)",
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -995,15 +999,15 @@ def _check_preparable(given: Any) -> None:
     module = sys.modules.get("keras")
     if module is not None and isinstance(given, module.metrics.Metric):
         raise DataError(
-            f"prepare() cannot prepare the metric {given.name!r}: each process would see its own rows alone",
-            hint="update it with the rows of all: metric.update_state(*loop.gather((y, predictions)))",
+            f"prepare() cannot prepare the metric {given.name!r}: each process would see only its own rows",
+            hint="update it with the rows of all processes: metric.update_state(*loop.gather((y, predictions)))",
         )
     if _is_model(given) or is_optimizer(given):
         return
     if isinstance(given, type) or not (hasattr(given, "state_dict") and hasattr(given, "load_state_dict")):
         raise DataError(
             f"prepare() cannot prepare a {type(given).__name__}",
-            cause="it is no model, optimizer, variable or iterable, and has no state_dict() and load_state_dict()",
+            cause="it is not a model, optimizer, variable or iterable, and has no state_dict() and load_state_dict()",
             hint="write model, optimizer, dataset = loop.prepare(model, optimizer, dataset)",
         )
 
@@ -1013,8 +1017,8 @@ def _compute_in_bfloat16(model: Any) -> list[Callable[[], object]]:
     layers = [part for part in parts(model) if keras().is_layer(part)]
     if not layers:
         raise ConfigError(
-            f"Loop: precision='bf16-mixed' is for layers of Keras, and {type(model).__name__} has none",
-            hint="leave precision out, and cast where the model computes: tf.cast(x, tf.bfloat16)",
+            f"Loop: precision='bf16-mixed' is for Keras layers, but {type(model).__name__} has none",
+            hint="leave precision out, and cast in the model: tf.cast(x, tf.bfloat16)",
         )
     changed = [layer for layer in layers if layer.dtype_policy.name == "float32"]
     for layer in changed:
@@ -1023,31 +1027,33 @@ def _compute_in_bfloat16(model: Any) -> list[Callable[[], object]]:
 
 
 def _check_fits(saved: Mapping[str, Any], variables: Mapping[str, Any]) -> None:
-    hint = "make the model as it was made for the run that wrote the checkpoint"
+    hint = "create the same model as in the run that wrote the checkpoint"
     for name in dict.fromkeys([*variables, *saved]):
         if name not in saved or name not in variables:
             where = "this loop's" if name in variables else "the checkpoint's"
-            raise StateError(f"the checkpoint is of another model: {name!r} is in {where} model alone", hint=hint)
+            raise StateError(f"the checkpoint belongs to another model: {name!r} is only in {where} model", hint=hint)
         ours, theirs = list(variables[name].shape), list(saved[name].shape)
         if ours != theirs:
             raise StateError(
-                f"the checkpoint is of another model: {name!r} has shape {theirs} there, and {ours} here", hint=hint
+                f"the checkpoint belongs to another model: {name!r} has shape {theirs} there, but {ours} here",
+                hint=hint,
             )
 
 
 def _no_rows() -> ConfigError:
     return ConfigError(
-        "loop.gradient() does not know over how many rows the loss is a mean",
-        hint="prepare the data set, or say it: loop.gradient(tape, loss * len(x), variables, count=len(x))",
+        "loop.gradient() does not know the number of rows in the mean of the loss",
+        hint="prepare the data set, or pass the number: loop.gradient(tape, loss * len(x), variables, count=len(x))",
     )
 
 
 def _wide(gradient: Any) -> Any:
-    """Return the dtype in which gradients are accumulated."""
+    """Return the dtype of accumulated gradients."""
     if gradient.dtype.is_complex:
         raise CapabilityError(
-            "loop.gradient() of complex variables, which TensorFlow's collective operations do not add up",
-            hint="hold the real and the imaginary part in a variable each",
+            "loop.gradient() does not support complex variables, because TensorFlow's collective operations do not "
+            "sum them",
+            hint="store the real and imaginary parts in two variables",
         )
     return tf.float64 if gradient.dtype == tf.float64 else tf.float32
 

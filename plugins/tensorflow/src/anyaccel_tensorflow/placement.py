@@ -24,7 +24,7 @@ class TensorFlowPlacement(Backend):
     device_types: ClassVar[Mapping[str, str]] = {}  # TensorFlow's name of a kind, where it is not its upper case
 
     def devices(self) -> Sequence[Device]:
-        """List logical devices, as they are configured, without starting TensorFlow."""
+        """List logical devices from the configuration, without starting TensorFlow."""
         return [Device(kind, index) for kind in self.kinds for index in range(device_count(self._device_type(kind)))]
 
     def _device_type(self, kind: str) -> str:

@@ -47,9 +47,9 @@ class TensorFlowProgram(CustomStepProgram):
     def scope(self, subject: str) -> Iterator[None]:
         """Run eager operations on the segment's device inside this context; errors name the subject.
 
-        With several devices, gradients and factors of different devices meet in plain arithmetic, for which TensorFlow
-        must copy them; the plan lists these devices. If nothing is compiled, numbers in a model's code must be sent to
-        its device.
+        With several devices, gradients and factors of different devices meet in plain arithmetic, so TensorFlow must
+        copy them; the plan lists these devices. If nothing is compiled, numbers in a model's code must be sent to its
+        device.
         """
         ops = self._ops_in_use
         copies = ops.uses_several_devices or (ops.eager and not self._is_on_first_cpu)

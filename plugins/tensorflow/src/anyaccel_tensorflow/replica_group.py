@@ -169,14 +169,14 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             raise FrameworkError(
                 f"replica {self.rank} of {self.size} could not {what}: {_what_ended(error)}",
                 cause="errors of the other replicas, above or in their logs",
-                hint="another replica has ended, or does not answer; start all again with their launcher",
+                hint="another replica has ended or does not answer; start all replicas again with their launcher",
             ) from error
 
 
 def _what_ended(error: Exception) -> str:
-    """Return the message of an error, and the replica that it is about, which gRPC names first."""
+    """Return the message of an error, and the replica that gRPC names first in it."""
     about = re.search(r"from remote target /job:\w+/replica:0/task:(\d+)", str(error))
-    return first_line(error) + (f", said of replica {about[1]}" if about else "")
+    return first_line(error) + (f", about replica {about[1]}" if about else "")
 
 
 def _positions(tensors: Iterable[Any]) -> list[tuple[str, list[int]]]:
@@ -254,8 +254,8 @@ def join_cluster(rank: int, size: int) -> None:
     """
     if runtime_config.is_started():
         raise FrameworkError(
-            f"TensorFlow has started in replica {rank} of {size} before it was joined with the others",
-            cause="its devices get other names with them, also those of tensors that are there",
+            f"TensorFlow was started in replica {rank} of {size} before it joined the others",
+            cause="joining renames its devices, including those of existing tensors",
             hint="write at the top of the script: from anyaccel_distributed import join; join('tensorflow')",
         )
     runtime_config.allow_memory_growth()
@@ -276,9 +276,9 @@ def join_cluster(rank: int, size: int) -> None:
         started.ensure_initialized()
     except (OSError, ValueError, tf.errors.OpError) as error:
         raise FrameworkError(
-            f"replica {rank} of {size} could not join the others by TensorFlow: {first_line(error)}",
-            cause=f"the address {host}:{port}, at which they meet",
-            hint="start all processes with one launcher, or set MASTER_PORT to a port after which two more are free",
+            f"replica {rank} of {size} could not join the others through TensorFlow: {first_line(error)}",
+            cause=f"the meeting address {host}:{port}",
+            hint="start all processes with one launcher, or set MASTER_PORT to a port followed by two more free ports",
         ) from error
 
 
@@ -290,7 +290,7 @@ def addresses_of_all(rank: int, size: int, host: str, port: int, seconds: float)
 
     Args:
         rank, size: Rank of this process and number of processes.
-        host, port: Address at which the first one listens during this call.
+        host, port: Listening address of the first process during this call.
         seconds: Time limit for all.
 
     Raises:
@@ -317,14 +317,14 @@ def _collected(own: str, size: int, port: int, deadline: float) -> list[str]:
                 connection.settimeout(max(_POLL_SECONDS, deadline - time.monotonic()))
                 rank, address = _line(connection)
                 if rank in found or not 0 < rank < size:
-                    raise OSError(f"two processes say that they are replica {rank} of {size}")
+                    raise OSError(f"two processes claim to be replica {rank} of {size}")
                 found[rank] = address
             every = [found[rank] for rank in range(size)]
             for connection in connections:
                 connection.sendall(json.dumps(every).encode() + b"\n")
         except TimeoutError:
             missing = ", ".join(str(rank) for rank in range(size) if rank not in found)
-            raise OSError(f"replica {missing} of {size} did not come") from None
+            raise OSError(f"replica {missing} of {size} did not arrive") from None
         finally:
             for connection in connections:
                 connection.close()
@@ -339,7 +339,7 @@ def _connected(host: str, port: int, deadline: float) -> socket.socket:
             connection.settimeout(max(_POLL_SECONDS, deadline - time.monotonic()))
             return connection
         if time.monotonic() > deadline:
-            raise OSError(f"nobody listens at {host}:{port}")
+            raise OSError(f"no process listens at {host}:{port}")
         time.sleep(_POLL_SECONDS)
 
 
@@ -352,7 +352,7 @@ def _line(connection: socket.socket) -> Any:
     with connection.makefile("rb") as lines:
         text = lines.readline()
     if not text.endswith(b"\n"):
-        raise OSError("another process has ended while they met")
+        raise OSError("another process ended during the meeting")
     return json.loads(text)
 
 

@@ -68,8 +68,8 @@ def allow_memory_growth() -> str:
             tf.config.experimental.set_memory_growth(gpu, True)
     except RuntimeError:
         return (
-            "TensorFlow was started before anyaccel could let its memory grow as needed, so that it holds nearly all "
-            "memory of every GPU from the start; call tf.config.experimental.set_memory_growth(gpu, True) for each, or "
+            "TensorFlow was started before anyaccel could enable memory growth, so it reserves "
+            "nearly all memory of every GPU; call tf.config.experimental.set_memory_growth(gpu, True) for each, or "
             f"set {_GROWTH_VARIABLE}=true, before anything else uses TensorFlow"
         )
     return ""

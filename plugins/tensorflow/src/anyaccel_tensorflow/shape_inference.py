@@ -39,7 +39,7 @@ def infer_outputs(
     """
     name = type(model).__name__
     if not callable(model):
-        raise ShapeError(f"{name} cannot be called", hint="give it a __call__ that takes a batch and returns outputs")
+        raise ShapeError(f"{name} cannot be called", hint="define a __call__ that takes a batch and returns outputs")
     runtime_config.allow_memory_growth()
     keras().refuse_stateful(model)
     layout = ProbeLayout(arguments)
@@ -187,7 +187,10 @@ def untrainable_reason(model: Any) -> str:
     """Return why a model cannot be trained whole; see `Compute.untrainable_reason`."""
     values = [getattr(variable, "value", variable) for variable in getattr(model, "variables", ())]
     if any(len(getattr(value, "values", ())) > 1 for value in values):  # MirroredVariable and its like
-        return "a scope of tf.distribute made its variables on several devices; make it outside, and use replicas"
+        return (
+            "a scope of tf.distribute created its variables on several devices; create it outside of the scope, "
+            "and use replicas"
+        )
     reason = keras().untrainable_reason(model)
     kind = getattr(getattr(keras().module, "layers", None), "SpectralNormalization", ())
     for path, part in () if reason else variables.named_parts(model):

@@ -94,7 +94,7 @@ def _buffers(ops: TensorFlowOps, op: Operation) -> Mapping[str, Any]:
 
 
 def _nbytes(tensors: Iterable[Any], given: set[Any]) -> int:
-    """Return the bytes of tensors, once per memory, without those that were given."""
+    """Return the bytes of tensors, once per memory, without the given ones."""
     made = {x.ref(): x for tensor in tensors for x in _computed(tensor, given)}
     return sum(_size(x) for x in made.values())
 
@@ -110,7 +110,7 @@ def _computed(tensor: Any, given: set[Any]) -> Iterator[Any]:
 def _size(tensor: Any) -> int:
     if tensor.shape.num_elements() is None or tensor.dtype == tf.variant:
         raise CapabilityError(
-            f"the backward pass reads {tensor.name}, whose size is not known before it is computed",
-            hint="measure the memory while it runs, by run.stats",
+            f"the backward pass reads {tensor.name}, but its size is unknown before it is computed",
+            hint="measure the memory during a run with run.stats",
         )
     return int(tensor.shape.num_elements()) * int(tensor.dtype.size)

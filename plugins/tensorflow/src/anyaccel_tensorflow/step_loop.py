@@ -49,8 +49,8 @@ def _put(home: str, array: np.ndarray) -> Any:
 class _FasterLoop:
     """The loop by XLA or the plain one, chosen at the first call.
 
-    A call of no steps shows code that XLA cannot compile, and models for which it would draw other random numbers: the
-    plain loop runs them, regardless of the timing, so that two runs from one seed draw the same numbers. On a CPU,
+    A call of no steps shows code that XLA cannot compile, and models with other random numbers under XLA: the plain
+        loop runs them, regardless of the timing, so that two runs from one seed draw the same numbers. On a CPU,
     where XLA's convolutions take many times as long as TensorFlow's own, both run some steps over the first rows, and
     the results are dropped.
     """

@@ -1,7 +1,7 @@
 """Transfer observer: records copies between devices and the host where TensorFlow's Python code calls its runtime.
 
 Every operation and every compiled function goes through three functions of one module, every conversion through the
-constructor of tensors, and every read through one method. Values of int32 and text are not counted: TensorFlow keeps
+constructor of tensors, and every read through one method. Values of int32 and text are not counted: TensorFlow stores
 them in host memory. A tensor on the CPU that becomes NumPy's counts as a transfer to the host, because the same code
 makes one on a GPU. Transfers inside compiled functions are not seen; they are reported if a function has any.
 """
@@ -51,8 +51,8 @@ _ROLES = {
 }
 """What operations are beside computations."""
 _ALWAYS_UNSEEN = (
-    "values of int32, which TensorFlow keeps in the memory of the host and copies where an operation needs them",
-    "what functions of NumPy read by themselves, such as np.add(tensor, 1); np.asarray and np.array are seen",
+    "values of int32, which TensorFlow stores in host memory and copies when an operation needs them",
+    "reads by functions of NumPy, such as np.add(tensor, 1); np.asarray and np.array are observed",
 )
 _state = threading.local()
 _seen_to_miss: dict[str, None] = {}  # what has happened since observers were installed and could not be seen
@@ -69,14 +69,14 @@ class TensorFlowTransfers(ObservesTransfers):
         return observed(record, self.backend.device_named)
 
     def can_observe_transfers(self) -> bool:
-        """Return whether this TensorFlow has what the observer needs."""
+        """Return whether this TensorFlow supports the observer."""
         return not missing_names()
 
     def unobserved_transfers(self) -> list[str]:
-        """Return transfers that are never seen, not seen on these devices, or happened unseen inside functions."""
+        """Return transfers that are never observed, not observed on these devices, or hidden inside functions."""
         missing = ", ".join(missing_names())
         if missing:
-            return [f"this version of TensorFlow has no {missing}, by which transfers are seen"]
+            return [f"this version of TensorFlow has no {missing}, which is needed to observe transfers"]
         gpus = len(tf.config.get_visible_devices()) > len(tf.config.get_visible_devices("CPU"))
         return [
             *_ALWAYS_UNSEEN,
@@ -173,7 +173,7 @@ class _Observer:
         if role == "waits":
             self._waited(self._target(inputs, result), name)
         elif role == "hides":
-            _seen_to_miss["copies that tf.data makes to a device ahead"] = None
+            _seen_to_miss["copies to a device by tf.data prefetching"] = None
         for each in inputs:
             if type(each) is _TENSOR:
                 if self._has_several():
@@ -387,7 +387,7 @@ def inside_function(name: str) -> InsideFunction:
     return InsideFunction(
         name=shown,
         devices=tuple(dict.fromkeys(node.device for node in nodes if node.device)),
-        unseen=tuple(f"what {each} reads inside the compiled function {shown!r}" for each in told),
+        unseen=tuple(f"reads of {each} inside the compiled function {shown!r}" for each in told),
     )
 
 

@@ -36,7 +36,7 @@ def move_tensor(tensor: tf.Tensor, name: str) -> tf.Tensor:
 
     Raises:
         MoveError: its dtype has no values that a device could hold.
-        DeviceUnavailableError: it was placed elsewhere, or there is no such device.
+        DeviceUnavailableError: it was placed elsewhere, or the device does not exist.
         OutOfMemoryError: the device has no room for it.
     """
     if is_on(tensor, name):
@@ -44,7 +44,7 @@ def move_tensor(tensor: tf.Tensor, name: str) -> tf.Tensor:
     if tensor.dtype in _DTYPES_WITHOUT_VALUES:
         raise MoveError(
             f"a tensor of dtype {tensor.dtype.name} cannot be moved to {name}",
-            cause="devices hold numbers and booleans",
+            cause="devices can store only numbers and booleans",
             hint="encode it as numbers first",
         )
     runtime_config.allow_memory_growth()
@@ -54,7 +54,7 @@ def move_tensor(tensor: tf.Tensor, name: str) -> tf.Tensor:
         raise DeviceUnavailableError(
             f"TensorFlow put a tensor on {moved.device} instead of {name}",
             available=", ".join(device.name for device in tf.config.list_logical_devices()),
-            hint="run `anyaccel devices` to see what is available, and why others are not",
+            hint="run `anyaccel devices` to list the available devices, and the reasons for missing ones",
         )
     return moved
 
@@ -167,15 +167,15 @@ def _refuse_what_cannot_follow(obj: Any) -> None:
     for part in variables.parts(obj):
         if isinstance(part, tf.random.Generator):
             raise MoveError(
-                f"{type(obj).__name__} holds a tf.random.Generator, which cannot be moved",
+                f"{type(obj).__name__} has a tf.random.Generator, which cannot be moved",
                 hint="create the model inside anyaccel.scope(device, 'tensorflow')",
             )
         for name, function in variables.functions(part):
             if function.experimental_get_tracing_count():
                 raise MoveError(
-                    f"{type(part).__name__} cannot be moved: its tf.function {name!r} was traced with the current "
-                    "variables, and would go on using them",
-                    cause="TensorFlow cannot move a variable, so that a moved model has new ones",
+                    f"{type(part).__name__} cannot be moved: its tf.function {name!r} was traced with the "
+                    "current variables and would continue to use them",
+                    cause="TensorFlow cannot move a variable, so a moved model gets new ones",
                     hint="place the model before it is called for the first time, or create it inside "
                     "anyaccel.scope(device, 'tensorflow')",
                 )

@@ -44,7 +44,7 @@ class TensorFlowLayers(LayerLibrary):
         return isinstance(obj, tf.Module) or super().is_part(obj)
 
     def skipped_attributes(self, part: Any) -> frozenset[str]:
-        """Return the attributes that frameworks use internally, and that do not affect what a part computes."""
+        """Return the internal attributes of frameworks that do not affect the computation of a part."""
         hidden = frozenset(name for name in vars(part) if name.startswith(self.hidden_prefixes))
         return hidden | self.layer_attributes if self.is_layer(part) else hidden
 

@@ -104,9 +104,9 @@ class TorchCompute(TorchPlacement, KeywordCompute):
         from anyaccel_torch.module_traits import shares_batches
 
         if shares_batches(model):
-            return "DataParallel shares batches itself; give the module in it, and TrainPhase(accelerator='gpu:*')"
+            return "DataParallel splits batches itself; pass the wrapped module, and TrainPhase(accelerator='gpu:*')"
         if any(parameter.is_inference() for parameter in model.parameters()):
-            return "parameters made in torch.inference_mode() have no gradients; make the model outside of it"
+            return "parameters created in torch.inference_mode() have no gradients; create the model outside of it"
         library = keras.library()
         reasons = (library.untrainable_reason(layer) or remat_reason(layer) for layer in keras.outermost(model))
         return next(filter(None, reasons), "")
@@ -261,8 +261,9 @@ def _host_copy(name: str, tensor: torch.Tensor) -> np.ndarray:
         )
     if tensor.layout is not torch.strided:
         raise StateError(
-            f"{name} is a sparse tensor ({tensor.layout}), which NumPy lacks",
-            hint="leave it out of the state, and give it in the __init__ of the model: register_buffer('NAME', value, "
+            f"{name} is a sparse tensor ({tensor.layout}), which NumPy does not support",
+            hint="leave it out of the state, and create it in the __init__ of the model: register_buffer('NAME', "
+            "value, "
             "persistent=False)",
         )
     # not a view that is copied: torch breaks a tensor that it resizes while NumPy has a view of it
@@ -271,6 +272,6 @@ def _host_copy(name: str, tensor: torch.Tensor) -> np.ndarray:
         return as_array(copy)
     except TypeError as error:
         raise StateError(
-            f"{name} has dtype {dtype_name(tensor.dtype)}, which NumPy lacks",
+            f"{name} has dtype {dtype_name(tensor.dtype)}, which NumPy does not support",
             hint="convert the model before saving, with model.float(), and back after loading",
         ) from error

@@ -31,9 +31,9 @@ class TorchReplicas(DeviceReplicas):
         originals, copied = _parameters(models), _parameters(copies)
         if _sharing(originals) != _sharing(copied):
             raise CapabilityError(
-                "models that share parameters cannot be copied to several devices: Keras copies each on its own",
-                available="one Keras model in a node, or modules of torch that share",
-                hint="make one Keras model of those that share a layer, or train on one device",
+                "models that share parameters cannot be copied to several devices: Keras copies each separately",
+                available="one Keras model in a node, or torch modules with shared parameters",
+                hint="combine the models that share a layer into one Keras model, or train on one device",
             )
         for original, copy in zip(originals, copied, strict=True):
             copy.requires_grad_(original.requires_grad)

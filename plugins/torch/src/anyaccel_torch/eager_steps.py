@@ -161,7 +161,7 @@ class EagerSteps:
                 f"no loss of segment {self._label!r} reaches a trained parameter "
                 f"(losses: {labels}; trained parameters: {len(self._trained)})",
                 hint="unfreeze a node before the loss, set requires_grad on its parameters, add a loss after it, "
-                "or take detach() and no_grad() out of the model and the loss",
+                "or remove detach() and no_grad() from the model and the loss",
             )
         return roots, [torch.full_like(losses[i], self._losses[i].weight, requires_grad=False) for i in roots]
 

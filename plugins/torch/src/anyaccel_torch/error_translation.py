@@ -77,7 +77,7 @@ def raise_if_single_row(error: Exception, who: str, n_rows: int) -> None:
     if message:
         raise PhaseError(
             f"{who} cannot be trained with a batch of {n_rows} row{'s' * (n_rows != 1)}: {message}",
-            hint="leave the batch out, DataLoader(..., drop_last=True), or make batches of another size",
+            hint="leave the batch out, DataLoader(..., drop_last=True), or use another batch size",
         ) from error
 
 
@@ -98,7 +98,7 @@ def raise_if_device_mismatch(error: Exception, who: str, inputs: Mapping[str, An
     raise DeviceMismatchError(
         f"{who} computes with tensors on several devices: its inputs are {given or 'none'}; "
         f"torch says: {first_line(error)}{mixed_tensors(error)}",
-        hint="create tensors on the device of the inputs, as in torch.zeros(3, device=x.device), and register "
+        hint="create tensors on the device of the inputs, for example torch.zeros(3, device=x.device), and register "
         "constant tensors with register_buffer",
     ) from error
 
@@ -115,32 +115,31 @@ def _translated(error: RuntimeError, what: str) -> AnyaccelError | None:
         return out_of_memory(what, first_line(error))
     if _is_device_mismatch(text):
         return DeviceMismatchError(
-            f"{what}: an operation was given tensors on several devices: {first_line(error)}{mixed_tensors(error)}",
+            f"{what}: an operation received tensors on several devices: {first_line(error)}{mixed_tensors(error)}",
             hint="move them to one device; create tensors on the device of the inputs",
         )
     if type(error).__name__ == "CheckpointError":  # of torch.utils.checkpoint: this file imports no torch
         return FrameworkError(
-            f"{what}: what is computed again in the backward pass is not what was computed before: {first_line(error)}",
-            hint="turn off what the model keeps from one call for the next, such as its cache of keys and values "
+            f"{what}: values recomputed in the backward pass differ from the forward pass: {first_line(error)}",
+            hint="turn off state that the model keeps between calls, such as its key-value cache "
             "(model.config.use_cache = False); or leave remat out",
         )
     if "does not support sparse gradients" in text:
         return SpecError(
             f"{what}: {first_line(error)}",
-            hint="let the embedding give dense ones, nn.Embedding(..., sparse=False), or train it with "
-            "Optimizer('sgd', lr=0.1)",
+            hint="use dense gradients, nn.Embedding(..., sparse=False), or train it with Optimizer('sgd', lr=0.1)",
         )
     if (missing := _NOT_IMPLEMENTED.search(text)) is not None:
         return SpecError(
             f"{what}: torch does not compute {missing[1]} of {missing[2].lower()} values",
-            hint="let the model return floating values: output.float()",
+            hint="return floating values from the model: output.float()",
         )
     if "meta tensor" in text or "expected device meta" in text:
         return MoveError(
             f"{what}: a tensor on torch's meta device has no values to move",
-            hint="make it where values are, without torch.device('meta'); or load it, with "
+            hint="create it on a real device, without torch.device('meta'); or load it with "
             "load_checkpoint_and_dispatch(model, 'model.safetensors', device_map={'': 'cpu'}) of "
-            "anyaccel_torch.big_models; model.to_empty() leaves garbage in buffers that no file has",
+            "anyaccel_torch.big_models; model.to_empty() leaves random values in buffers that are not in the file",
         )
     return None
 

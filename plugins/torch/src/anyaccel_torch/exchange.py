@@ -66,7 +66,7 @@ class TorchExchange(TorchPlacement, Exchange):
         """bfloat16 is the dtype of ml_dtypes.
 
         Raises:
-            MoveError: an 8-bit float or a sparse layout, which NumPy lacks.
+            MoveError: an 8-bit float or a sparse layout, which NumPy does not support.
         """
         host = tensor.detach().cpu()
         try:
@@ -94,7 +94,7 @@ class TorchExchange(TorchPlacement, Exchange):
             kind = f"{type(foreign).__module__}.{type(foreign).__name__}"
             raise MoveError(
                 f"torch cannot import a {kind} through DLPack: {first_line(error)}",
-                hint="give a plain array without gradients, or copy it through host memory with from_host",
+                hint="pass a plain array without gradients, or copy it through host memory with from_host",
             ) from error
         return self.move(tensor, device)
 

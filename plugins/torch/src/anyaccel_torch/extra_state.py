@@ -59,7 +59,7 @@ def _leaves(path: str, value: Any, owner: str) -> Iterator[tuple[str, Tensor]]:
         yield path, torch.as_tensor(_array(value))
     elif value is not None:
         raise StateError(
-            f"the extra state of {owner} has a {type(value).__name__!r} object at {path}, which a state cannot hold",
+            f"the extra state of {owner} has a {type(value).__name__!r} object at {path}, which a state cannot contain",
             available="tensors, arrays, numbers, text, and dicts and lists of these",
             hint="return these from get_extra_state",
         )

@@ -34,10 +34,10 @@ def share_of_batch(share: float) -> Iterator[None]:
 
 
 def force_eager() -> AbstractContextManager[Any]:
-    """Return a context in which modules that the user has compiled run uncompiled.
+    """Return a context that runs modules compiled by the user uncompiled.
 
-    Does nothing before torch's compiler is imported, because that takes a second, and nothing can be compiled without
-    it.
+    It does nothing before torch's compiler is imported: importing it takes a second, and nothing can be compiled
+    before.
     """
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
@@ -92,8 +92,8 @@ def bind_call(
 
 
 def with_gradients(call: Call, model: Any) -> Call:
-    """Return a call of a model that computes gradients itself, even if none are requested; its outputs then have
-    none.
+    """Return a call of a model that computes gradients itself, even if none are requested; its outputs then have no
+    gradients.
     """
     parameters = list(model.parameters()) if isinstance(model, nn.Module) else []
 
@@ -149,7 +149,7 @@ def _frame_class(base: type) -> Any:
     def call(self: Any, *inputs: Any, training: bool | None = None, **named: Any) -> Any:
         return self.run(*inputs, **named)
 
-    return type("Frame", (base,), {"call": call, "__doc__": "Runs a module inside a call of Keras's."})
+    return type("Frame", (base,), {"call": call, "__doc__": "Run a module inside a call of Keras."})
 
 
 class _AddLoss(torch.autograd.Function):

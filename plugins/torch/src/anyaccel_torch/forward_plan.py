@@ -73,7 +73,7 @@ class ForwardPlan:
             raise GraphError(
                 f"segment has no value {name!r} before the operation that reads it",
                 available=", ".join(self._homes),
-                hint="list the operation that computes it first",
+                hint="put the operation that computes it first",
             )
         home = self._homes[name]
         device = home if device is None else device
@@ -99,7 +99,7 @@ class ForwardPlan:
             self._append(_concatenation(operation, sources, targets[0]), sources)
         elif not callable(operation.model):
             kind = type(operation.model).__name__
-            raise SpecError(f"node {operation.label!r}: a {kind} is not callable", hint="give an nn.Module")
+            raise SpecError(f"node {operation.label!r}: a {kind} is not callable", hint="pass an nn.Module")
         else:
             model = self._bound(operation, device)
             if len(sources) == len(targets) == 1:
@@ -153,7 +153,8 @@ def _with_copies(model: Callable[..., Any], label: str, *, writes: bool) -> Call
             result = model(*inputs)
             if [tensor._version for tensor in inputs] != versions:  # noqa: SLF001
                 raise PhaseError(
-                    f"node {label!r} has written to an input that others read, which it did not do in the first batch",
+                    f"node {label!r} has written to an input that other nodes read, but did not do so in the first "
+                    "batch",
                     hint="copy the input before writing to it: x = x.clone()",
                 )
             return result
@@ -185,7 +186,7 @@ def _concatenation(operation: Operation, sources: Sequence[int], target: int) ->
             raise ShapeError(
                 f"node {operation.label!r} cannot concatenate along axis {axis}: "
                 f"its inputs have {parts[0].ndim - 1} axes per sample, and the batch is never concatenated",
-                hint="give an axis of a sample",
+                hint="use an axis of a sample",
             )
         values[target] = torch.cat(parts, batch_axis)
 

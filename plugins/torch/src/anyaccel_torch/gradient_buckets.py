@@ -1,4 +1,4 @@
-"""Gradient buckets: the size of gradient messages, and the dtype in which they are summed over all replicas."""
+"""Gradient buckets: the size of gradient messages, and the dtype of their sums over all replicas."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def bucket_bytes(environment: Mapping[str, str] | None = None) -> float:
         megabytes = math.nan
     if not megabytes > 0:
         raise ConfigError(
-            f"{BUCKET_VARIABLE}={text!r} is no number of megabytes above 0",
+            f"{BUCKET_VARIABLE}={text!r} is not a number of megabytes above 0",
             hint=f"set it to a size such as {BUCKET_VARIABLE}=25, to inf for all gradients at once, or unset it",
         )
     return megabytes * 2**20
@@ -49,16 +49,16 @@ def agreed_bucket_bytes(gather: Callable[[float], list[float]]) -> float:
     others = [str(rank) for rank, each in enumerate(every) if each != every[0]]
     if others:
         raise ConfigError(
-            f"{BUCKET_VARIABLE} is not the same in all replicas: {every[0] / 2**20:g} in replica 0, and another in "
-            f"replica {', '.join(others)}; here it is {own / 2**20:g}",
-            cause="buckets of one size in all replicas",
-            hint=f"set {BUCKET_VARIABLE} alike in every process, or unset it in all",
+            f"{BUCKET_VARIABLE} is not the same in all replicas: {every[0] / 2**20:g} in replica 0, but "
+            f"different in replica {', '.join(others)}; here it is {own / 2**20:g}",
+            cause="the same size in all replicas",
+            hint=f"set {BUCKET_VARIABLE} to the same value in every process, or unset it in all",
         )
     return own
 
 
 def exchange_dtype(parameter: Tensor) -> torch.dtype:
-    """Return the dtype in which gradients are summed: at least float32."""
+    """Return the dtype of sums of gradients: at least float32."""
     return torch.promote_types(parameter.dtype, torch.float32)
 
 
@@ -68,7 +68,7 @@ def exchanged_bytes(parameter: Tensor) -> int:
 
 
 def dense_gradient(parameter: Tensor) -> Tensor:
-    """Return the gradient of a parameter; zeros if it has none."""
+    """Return the gradient of a parameter; zeros if it has no gradient."""
     gradient = parameter.grad
     if gradient is None:
         return torch.zeros_like(parameter)

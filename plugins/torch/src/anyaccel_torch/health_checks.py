@@ -48,8 +48,8 @@ def _build(machine: Machine, vendor: str, build: Mapping[str, str]) -> Check:
     return Check(
         name=name,
         status="FAIL",
-        message=f"torch {version} is built for {others}, beside {_first(machine, vendor)}",
-        fix=f"python -m pip uninstall torch, and install a build for {_NAMES[wanted]}, as torch's own page says",
+        message=f"torch {version} is built for {others}, but this machine has {_first(machine, vendor)}",
+        fix=f"python -m pip uninstall torch, and install a build for {_NAMES[wanted]}, as described on pytorch.org",
     )
 
 
@@ -58,14 +58,14 @@ def _first(machine: Machine, vendor: str) -> str:
 
 
 def _compiler(machine: Machine) -> Check:
-    """Check for a C++ compiler, which compiled steps need; without one they run uncompiled, and a phase reports it."""
+    """Check for a C++ compiler, which compiled steps need; otherwise steps run uncompiled, and a phase reports it."""
     if machine.cxx:
         return Check(name="torch's compiled steps", status="PASS", message=f"C++ compiler {machine.cxx}")
     fixes = {"darwin": "xcode-select --install", "win32": "install the Build Tools for Visual Studio"}
     return Check(
         name="torch's compiled steps",
         status="WARN",
-        message="there is no C++ compiler, so that steps run uncompiled",
+        message="there is no C++ compiler, so steps run uncompiled",
         fix=fixes.get(machine.system, "apt-get install g++, or set CXX to the path of one"),
     )
 
@@ -80,7 +80,7 @@ def architecture_check(device: Device, needed: str, built: list[str]) -> Check:
     return Check(
         name=name,
         status="FAIL",
-        message=f"{device} needs {needed}, and this torch is built for {', '.join(built)}",
+        message=f"{device} needs {needed}, but this torch is built for {', '.join(built)}",
         fix=f"install a torch that is built for {needed}",
     )
 

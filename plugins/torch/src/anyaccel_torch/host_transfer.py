@@ -116,7 +116,7 @@ def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
         raise MoveError(
             f"torch has no dtype for NumPy's {dtype}",
             available="float16, bfloat16, float32, float64, complex, bool, and integers of 8 to 64 bits",
-            hint="convert the array first, such as with array.astype('float32')",
+            hint="convert the array first, for example with array.astype('float32')",
         ) from None
 
 

@@ -28,7 +28,7 @@ class TorchLayers(LayerLibrary):
         return obj.named_children() if is_plain else super().children(obj)
 
     def attributes(self, part: Any) -> Mapping[str, Any]:
-        """Return attributes and submodules, without those of every module, and without Keras's copies for torch."""
+        """Return attributes and submodules, except those that every module has and Keras's copies for torch."""
         held = {**vars(part), **dict(part.named_children())}
         return {name: value for name, value in held.items() if name not in _module_attributes()}
 
@@ -75,7 +75,7 @@ def unbuilt(module: nn.Module) -> list[Any]:
 
 
 def unbuilt_dtype(module: nn.Module) -> str | None:
-    """Return the dtype of the weights that unbuilt Keras layers will have; None if there are none."""
+    """Return the dtype of the future weights of unbuilt Keras layers; None if all are built."""
     return library().unbuilt_dtype(module) if unbuilt(module) else None
 
 

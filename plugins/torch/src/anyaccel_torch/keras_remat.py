@@ -58,7 +58,7 @@ def remat_reason(layer: nn.Module) -> str:
         drawing = [inner for inner in submodules(part) if getattr(inner, "_seed_generators", ())]
         if mode != "activations" and any(getattr(inner, "rate", 1) for inner in drawing):
             return (
-                f"a {type(drawing[0]).__name__} in keras.RematScope draws other numbers when it is computed again on "
-                "torch; make it outside of the scope"
+                f"a {type(drawing[0]).__name__} in keras.RematScope draws different numbers when it is recomputed "
+                "on torch; create it outside of the scope"
             )
     return ""

@@ -95,9 +95,9 @@ def bind(
         return _bind_formula(term, slots, weight_dtype) if weight_inputs(term) else _bind_output(term, slots)
     if len(slots) < 2:
         raise SpecError(
-            f"loss {term.label!r}: {term.loss.name} takes outputs and targets, "
-            f"got {len(slots)} inputs ({', '.join(term.inputs)})",
-            hint="give two inputs, such as ['outputs', 'targets']",
+            f"loss {term.label!r}: {term.loss.name} takes outputs and "
+            f"targets, but got {len(slots)} inputs ({', '.join(term.inputs)})",
+            hint="pass two inputs, such as ['outputs', 'targets']",
         )
     if term.loss.name not in _NAMED or weight_inputs(term) or term.loss.kwargs:
         return _bind_formula(term, slots, weight_dtype)
@@ -260,9 +260,9 @@ def _weight(count: int, total: Tensor) -> Tensor:
 
 def _shape_error(label: str, outputs: Tensor, targets: Tensor, rule: str) -> ShapeError:
     return ShapeError(
-        f"loss {label}: outputs {list(outputs.shape)} and targets {list(targets.shape)} (with the batch) do not fit: "
-        f"{rule}; losses never broadcast",
-        hint="give the model the targets' shape per sample as output_shape, or reshape the target column",
+        f"loss {label}: outputs {list(outputs.shape)} and targets {list(targets.shape)} (with the batch) do not "
+        f"match: {rule}; losses never broadcast",
+        hint="set output_shape of the model to the targets' shape per sample, or reshape the target column",
     )
 
 
@@ -314,8 +314,8 @@ def _bind_own(term: LossTerm, slots: Sequence[int], device: torch.device) -> Bou
         if not isinstance(result, Tensor) or result.ndim:
             shown = f"shape {list(result.shape)}" if isinstance(result, Tensor) else f"a {type(result).__name__}"
             raise SpecError(
-                f"loss {term.label!r}: {term.loss.name} gives {shown}, not a scalar tensor",
-                hint="return the mean over the batch, such as with reduction='mean'",
+                f"loss {term.label!r}: {term.loss.name} returns {shown}, not a scalar tensor",
+                hint="return the mean over the batch, for example with reduction='mean'",
             )
         return result
 
@@ -337,10 +337,10 @@ def _created(term: LossTerm) -> Any:
         raise SpecError(
             f"loss {term.label!r}: {term.loss.name} cannot be created with "
             f"loss_kwargs {', '.join(term.loss.kwargs) or '(none)'}: {first_line(error)}",
-            hint="correct loss_kwargs, or give an instance",
+            hint="correct loss_kwargs, or pass an instance",
         ) from error
     if not callable(instance):
         raise SpecError(
-            f"loss {term.label!r}: a {term.loss.name} is not callable", hint="give a class such as torch.nn.MSELoss"
+            f"loss {term.label!r}: a {term.loss.name} is not callable", hint="pass a class such as torch.nn.MSELoss"
         )
     return instance

@@ -43,7 +43,7 @@ class TorchSchedule:
                 raise SpecError(problem, available=", ".join(names), hint=hint) from None
             raise SpecError(
                 f"the scheduler {self.__name__} cannot be created: {first_line(error)}",
-                hint="give the settings that it takes, without the optimizer",
+                hint="pass the settings of the scheduler, without the optimizer",
             ) from error
         if isinstance(self._scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
             raise SpecError(
@@ -52,7 +52,7 @@ class TorchSchedule:
             )
         if self._optimizer.param_groups[0]["momentum"] != 0.5:
             raise SpecError(
-                f"the scheduler {self.__name__} changes the momentum, which a schedule does not",
+                f"the scheduler {self.__name__} changes the momentum, which a schedule cannot do",
                 hint=f"write TorchSchedule({self.__name__}, cycle_momentum=False, ...)",
             )
         self._rates = [float(self._optimizer.param_groups[0]["lr"])]
@@ -66,7 +66,7 @@ class TorchSchedule:
             except ValueError as error:
                 raise SpecError(
                     f"the scheduler {self.__name__} has no rate for step {step}: {first_line(error)}",
-                    hint="give it as many steps as are trained: epochs times batches",
+                    hint="set its number of steps to the trained steps: epochs times batches",
                 ) from error
             self._rates.append(float(self._optimizer.param_groups[0]["lr"]))
         return self._rates[step]

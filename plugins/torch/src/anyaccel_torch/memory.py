@@ -25,7 +25,7 @@ class TorchMemory(Memory):
         return MemoryInfo(total, free, module.memory_allocated(target), module.max_memory_allocated(target))
 
     def release_memory(self, device: Device) -> None:
-        """Empty torch's cache on all devices of this kind."""
+        """Release torch's cache on all devices of this kind."""
         if device.kind != "cpu":
             import torch
 

@@ -61,9 +61,9 @@ def move_module(module: nn.Module, target: torch.device) -> nn.Module:
         part._init_flat_weights()
     if replaced:
         warnings.warn(
-            f"{type(module).__name__} has new parameters on {target}, as {len(replaced)} of the old ones are in use: "
-            "an optimizer that was made before keeps those. Hint: place a model before you compute with it, and make "
-            "the optimizer afterwards",
+            f"{type(module).__name__} has new parameters on {target}, because {len(replaced)} of the old ones "
+            "are in use: an existing optimizer still has the old ones. Hint: place a model before you compute with "
+            "it, and create the optimizer afterwards",
             UserWarning,
             stacklevel=7,
         )

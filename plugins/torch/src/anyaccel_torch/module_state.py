@@ -93,7 +93,8 @@ def move_keras_variables(module: nn.Module, device: torch.device) -> None:
                 tensor.data = value
             except RuntimeError as error:
                 raise MoveError(
-                    f"{name} cannot be moved to {device} in place, as Keras's variables must be: {first_line(error)}",
+                    f"{name} cannot be moved to {device} in place, as required for variables of Keras: "
+                    f"{first_line(error)}",
                     hint="create the model inside keras.device(...) of that device",
                 ) from error
 

@@ -28,10 +28,10 @@ _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropou
 
 
 _OTHERS = {
-    "Tensor": "make it an nn.Parameter of an nn.Module whose forward uses it, and give that module",
-    "Optimizer": "give the module as the model, and the optimizer to the graph: ModelGraph(nodes, 'adam')",
-    "ExportedProgram": "give the module that it was exported from",
-    "ScriptFunction": "call the function in the forward of an nn.Module, and give that module",
+    "Tensor": "make it an nn.Parameter of an nn.Module whose forward uses it, and pass that module",
+    "Optimizer": "pass the module as the model, and the optimizer to the graph: ModelGraph(nodes, 'adam')",
+    "ExportedProgram": "pass the module that it was exported from",
+    "ScriptFunction": "call the function in the forward of an nn.Module, and pass that module",
 }
 
 
@@ -39,15 +39,15 @@ def check_module(model: Any) -> None:
     """Check that an object of torch is a module that a node can have.
 
     Raises:
-        GraphError: it is not; says what to pass instead.
+        GraphError: it is not; the hint tells what to pass instead.
     """
     kind = type(model).__name__
     if not isinstance(model, nn.Module):
         hints = (_OTHERS[base.__name__] for base in type(model).__mro__ if base.__name__ in _OTHERS)
-        raise GraphError(f"{_with_article(kind)} is no module of torch", hint=next(hints, "give an nn.Module"))
+        raise GraphError(f"{_with_article(kind)} is not a torch module", hint=next(hints, "pass an nn.Module"))
     if type(model).__hash__ is None:
-        hint = f"write __hash__ = nn.Module.__hash__ into {kind}, as defining __eq__ removes it"
-        raise GraphError(f"{_with_article(kind)} cannot be hashed, as torch does with modules", hint=hint)
+        hint = f"write __hash__ = nn.Module.__hash__ into {kind}, because defining __eq__ removes it"
+        raise GraphError(f"{_with_article(kind)} cannot be hashed, but torch hashes modules", hint=hint)
     if not hasattr(model, "_modules"):
         raise GraphError(
             f"{_with_article(kind)} has not called the __init__ of nn.Module",
@@ -56,20 +56,20 @@ def check_module(model: Any) -> None:
     for name, parameter in model.named_parameters():
         if parameter.layout is not torch.strided:
             raise GraphError(
-                f"the parameter {name!r} is sparse, which optimizers of torch cannot train",
-                hint="make it dense: nn.Parameter(value.to_dense()); or a buffer, register_buffer('NAME', value, "
-                "persistent=False), where it is not trained",
+                f"the parameter {name!r} is sparse and cannot be trained by optimizers of torch",
+                hint="make it dense: nn.Parameter(value.to_dense()); or, if it is not trained, a "
+                "buffer: register_buffer('NAME', value, persistent=False)",
             )
     for part in model.modules():
         if {"FullyShardedDataParallel", "FSDPModule"} & {base.__name__ for base in type(part).__mro__}:
             raise GraphError(
-                f"{_with_article(kind)} has parameters that FSDP divides, whose values its state does not have",
-                hint="give the module without FSDP, and divide it by TrainPhase(sharding='full')",
+                f"{_with_article(kind)} has parameters sharded by FSDP, and its state does not contain their values",
+                hint="pass the module without FSDP, and shard it with TrainPhase(sharding='full')",
             )
         if not hasattr(part, "training"):
             raise GraphError(
-                f"{_with_article(kind)} was frozen by torch.jit.freeze, and has no training mode any more",
-                hint="give the scripted module before it is frozen: torch.jit.script(module)",
+                f"{_with_article(kind)} was frozen by torch.jit.freezeand no longer has a training mode",
+                hint="pass the scripted module before it is frozen: torch.jit.script(module)",
             )
 
 
@@ -133,7 +133,7 @@ class TorchSingleRows(SingleRows):
 
 
 def unsynchronizable(model: nn.Module) -> str:
-    """Return the name of the first of these layers that cannot normalize by the rows of all replicas, or `""`."""
+    """Return the name of the first layer that cannot normalize over the rows of all replicas, or `""`."""
     layers = (part for part in submodules(model) if _couples_rows(part))
     return next((type(part).__name__ for part in layers if not is_synchronizable(part)), "")
 

@@ -263,7 +263,7 @@ def _own_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSnapshot:
-    """A copy of an optimizer's state by parameter, of its parameter groups, and of its own attributes."""
+    """A copy of an optimizer's state by parameter, of its parameter groups, and of its attributes."""
 
     state: dict[Tensor, dict[str, Any]]
     groups: list[dict[str, Any]]
@@ -344,7 +344,7 @@ def _plain(value: Any, tensors: list[Tensor]) -> Any:
 
 
 def names_of(slots: Iterable[str]) -> set[str]:
-    """Return the names under which values were encoded."""
+    """Return the names of encoded values."""
     slots = set(slots)
     structures = {slot.removesuffix(_STRUCTURE) for slot in slots if slot.endswith(_STRUCTURE)}
     return structures | {slot for slot in slots - _parts(slots, structures) if not slot.endswith(_STRUCTURE)}

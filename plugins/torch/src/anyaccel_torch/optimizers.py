@@ -45,7 +45,7 @@ Members = Mapping[str, Mapping[str, nn.Parameter]]
 
 @dataclass(frozen=True, slots=True)
 class GroupSnapshot:
-    """Steps done by each node, and a copy of the optimizer, None if there is none."""
+    """Steps done by each node, and a copy of the optimizer, or None."""
 
     steps: dict[str, int]
     optimizer: OptimizerSnapshot | None
@@ -399,7 +399,7 @@ def create_optimizer(
     """Return the spec as a torch optimizer over `parameters`, fused if supported and gradients are not `sparse`.
 
     `groups` has the settings of parameters that are in a group of the spec, `variables` the Keras variables of the
-    parameters, and `originals` the parameters of which they are copies.
+    parameters, and `originals` the parameters that they were copied from.
 
     Raises:
         SpecError: a class that is not an optimizer of torch, needs a closure, or does not take the settings.
@@ -434,9 +434,9 @@ def grouped_settings(
     for each in found.values():
         if spec.own is None and spec.name in NATIVE and slot_names(each) != slot_names(spec):
             raise SpecError(
-                f"optimizer {spec.name!r} has momentum={spec.settings['momentum']}, and a group of it has "
-                f"momentum={each.settings['momentum']}",
-                hint="give all groups a momentum, or none",
+                f"optimizer {spec.name!r} has momentum={spec.settings['momentum']}, but a group "
+                f"of it has momentum={each.settings['momentum']}",
+                hint="set a momentum for all groups, or for none",
             )
     return {parameter: each for parameter, each in found.items() if each is not spec}
 
@@ -523,9 +523,9 @@ def _copy_of(
         number = number_of.get(id(originals.get(parameter, parameter)))
         if number is None:
             raise SpecError(
-                f"the {spec.name} that was given lacks a parameter of shape {list(parameter.shape)} that is trained",
-                hint="create it with all parameters of the node's model, and switch off requires_grad of those that "
-                "stay as they are; or give its class",
+                f"the {spec.name} lacks a trained parameter of shape {list(parameter.shape)}",
+                hint="create it with all parameters of the node's model, and set requires_grad=False "
+                "for frozen ones; or pass its class",
             )
         members.setdefault(number, []).append(parameter)
     made: Any = object.__new__(type(own))
@@ -563,8 +563,8 @@ def warn_of_lost_steps(spec: Optimizer) -> None:
     if isinstance(spec.own, torch.optim.Optimizer) and spec.own in _with_state_elsewhere:
         _with_state_elsewhere.discard(spec.own)
         warnings.warn(
-            f"the {spec.name} that was given has trained a graph, which has what it kept of these steps, such as "
-            "moments: here it begins again without. Hint: train that graph further, or give a new optimizer.",
+            f"the {spec.name} has already trained another graph, which has its state, such as "
+            "moments: here it starts without. Hint: continue to train that graph, or pass a new optimizer.",
             stacklevel=2,
         )
 
@@ -581,21 +581,20 @@ def _check_object(own: torch.optim.Optimizer, spec: Optimizer) -> None:
     settings += ["schedule"] if spec.schedule != Schedule() else []
     if settings:
         raise SpecError(
-            f"the {name} that was given is an object with groups and rates, but got {', '.join(settings)} besides",
-            hint=f"set them in the object, or give its class: Optimizer(torch.optim.{name}, {settings[0]}=...)",
+            f"the {name} is an object with groups and rates, but also got {', '.join(settings)}",
+            hint=f"set them in the object, or pass its class: Optimizer(torch.optim.{name}, {settings[0]}=...)",
         )
     if any(kept and float(kept.get("step", 1)) for kept in own.state.values()):  # some keep zeros from the beginning
         raise SpecError(
-            f"the {name} that was given has done steps already, whose state would be lost",
-            hint="give a new one, from model.parameters()",
+            f"the {name} has already done steps, and its state would be lost",
+            hint="create a new one from model.parameters()",
         )
     step: Any = vars(own).get("step")
     inner = [key for key, value in vars(own).items() if isinstance(value, torch.optim.Optimizer)]
     if inner or (step is not None and not hasattr(step, "_wrapped_by_lr_sched")):
         raise SpecError(
-            f"the {name} that was given has "
-            + (f"another optimizer in it, {inner[0]}" if inner else "another function as its step"),
-            hint="create and step it in a step of your own: TrainPhase(step=function)",
+            f"the {name} has " + (f"another optimizer in it, {inner[0]}" if inner else "another function as its step"),
+            hint="create and step it in a custom step: TrainPhase(step=function)",
         )
 
 
@@ -609,9 +608,9 @@ def _refuse_closure(cls: type[torch.optim.Optimizer], spec: Optimizer, available
     closure = inspect.signature(cls.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise SpecError(
-            f"{spec.name} needs a closure that computes the loss several times per step, which phases do not give",
+            f"{spec.name} needs a closure that computes the loss several times per step, which phases do not provide",
             available=available,
-            hint="use another optimizer, or create it in a step of your own: TrainPhase(step=function)",
+            hint="use another optimizer, or create it in a custom step: TrainPhase(step=function)",
         )
 
 
@@ -666,14 +665,14 @@ def _warn_of_lost_state(spec: Optimizer, trials: Sequence[Mapping[str, Any] | No
     lost = sorted({name for trial in trials for name in not_encodable(trial or {})})
     if lost:
         warnings.warn(
-            f"the optimizer {spec.name} keeps {', '.join(lost)} for each parameter, which a new phase does not "
-            "continue: tensors, numbers, text, and containers of these last",
+            f"the optimizer {spec.name} keeps {', '.join(lost)} for each parameter, which is lost in a new "
+            "phase: only tensors, numbers, text, and containers of these are kept",
             stacklevel=2,
         )
     if None in trials:
         warnings.warn(
-            f"the optimizer {spec.name} fails in a trial step with a gradient of zeros, so that it is unknown what it "
-            "keeps: a new phase starts it afresh",
+            f"the optimizer {spec.name} fails in a trial step with zero gradients, so its state is "
+            "unknown: a new phase starts it from scratch",
             stacklevel=2,
         )
 

@@ -25,16 +25,16 @@ class TorchContexts(LeavesContexts):
         set_aside: list[str] = []
         with ExitStack() as entered:
             if torch.is_inference_mode_enabled():
-                set_aside.append("torch.inference_mode around the phase is left: what trains needs gradients")
+                set_aside.append("torch.inference_mode around the phase is ignored: training needs gradients")
                 entered.enter_context(torch.inference_mode(False))
             if not torch.is_grad_enabled():
-                set_aside.append("torch.no_grad around the phase is left: what trains needs gradients")
+                set_aside.append("torch.no_grad around the phase is ignored: training needs gradients")
                 entered.enter_context(torch.enable_grad())
             casts = entered.enter_context(
                 _left_autocast({kind: self.backend.torch_types.get(kind, kind) for kind in self.backend.kinds})
             )
             set_aside += [
-                f"{context} around the phase is left: precision says how it computes" for context, _ in casts.values()
+                f"{context} around the phase is ignored: set precision instead" for context, _ in casts.values()
             ]
             yield OuterContexts(set_aside=tuple(set_aside), casts=casts)
 
@@ -48,7 +48,7 @@ def _check_values() -> None:
         return
     where = "a FakeTensorMode" if fake is not None else "torch.jit.trace" if is_traced else "torch.func"
     raise PhaseError(
-        f"a graph is computed inside {where}, where tensors have no values of their own",
+        f"a graph is computed inside {where}, where tensors have no values",
         hint="run it outside, before or after",
     )
 

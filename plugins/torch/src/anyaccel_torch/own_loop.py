@@ -133,7 +133,8 @@ class TorchLoop(Loop):
         if module in _prepared:
             raise ConfigError(
                 f"this {type(module).__name__} is prepared already",
-                hint="prepare each model once, and use what prepare() gave; before another Loop takes it: loop.close()",
+                hint="prepare each model once, and use the result of prepare(); call loop.close() before you use it "
+                "in another Loop",
             )
         trained = [] if frozen else [parameter for parameter in module.parameters() if parameter.requires_grad]
         if trained and self.num_processes > 1:
@@ -168,10 +169,10 @@ class TorchLoop(Loop):
             if different is not None or every[0].keys() != other.keys():
                 name = different or next(iter(every[0].keys() ^ other.keys()))
                 raise DataError(
-                    f"the processes have different {type(module).__name__} models: {name!r} of process {rank} is not "
-                    "that of process 0",
-                    hint="make the model after the Loop, which lets all processes begin with the same random "
-                    "numbers, or seed them alike: torch.manual_seed(0)",
+                    f"the processes have different {type(module).__name__} models: {name!r} of process {rank} differs "
+                    "from process 0",
+                    hint="create the model after the Loop, which seeds all processes "
+                    "equally, or seed them yourself: torch.manual_seed(0)",
                 )
 
     def _check_norms(self, module: nn.Module) -> None:
@@ -180,7 +181,8 @@ class TorchLoop(Loop):
             return
         if self.sync_batchnorm is None:
             raise ConfigError(
-                f"{name} normalizes over the rows of a batch, and each of {self.num_processes} processes has a part",
+                f"{name} normalizes over the rows of a batch, but each of {self.num_processes} processes has only a "
+                "part",
                 hint="write Loop(sync_batchnorm=True) for statistics over all rows, or sync_batchnorm=False for those "
                 "of each process",
             )
@@ -219,7 +221,7 @@ class TorchLoop(Loop):
         known |= {parameter for parameter in of_models if not parameter.requires_grad}
         if any(parameter not in known for group in optimizer.param_groups for parameter in group["params"]):
             raise ConfigError(
-                f"{type(optimizer).__name__} has parameters of no model that is prepared and trained",
+                f"{type(optimizer).__name__} has parameters that do not belong to a prepared and trained model",
                 hint="prepare the model with its optimizer: net, optimizer = loop.prepare(net, optimizer)",
             )
         self.accelerator.place(optimizer)
@@ -310,8 +312,8 @@ class TorchLoop(Loop):
         Args:
             loss: A mean over the rows of the last batch; with `count`, a sum.
             models: Models whose gradients are computed; by default all trained models, or those passed to `accumulate`.
-            count: Number of terms in the sum. The total of the sums, over all batches of the update and all processes,
-                is divided by the total of the counts.
+            count: Number of terms in the sum. The sums of all batches of the update and all processes are added and
+                divided by the total of the counts.
             retain_graph: See `torch.Tensor.backward`.
 
         Raises:
@@ -361,14 +363,14 @@ class TorchLoop(Loop):
         if not models:
             if self.accumulation_steps > 1 and len(self._optimizers) > 1:
                 raise ConfigError(
-                    f"{len(self._optimizers)} optimizers accumulate gradients, and backward() names no model",
+                    f"{len(self._optimizers)} optimizers accumulate gradients, but backward() does not name the model",
                     hint="name it: loop.backward(loss, net)",
                 )
             return trained
         chosen = [model for model in trained if any(model.module is given for given in models)]
         if len(chosen) != len(models):
             raise ConfigError(
-                "backward() was given a model that is not prepared, or not trained",
+                "backward() received a model that is not prepared, or not trained",
                 hint="prepare it: net, optimizer = loop.prepare(net, optimizer)",
             )
         return chosen
@@ -383,8 +385,8 @@ class TorchLoop(Loop):
             return self._updates.window.unit / (sum(self._processes.gather_plain(own)) or 1.0)
         if share is None or share.rows is None or share.total is None:
             raise ConfigError(
-                "backward() does not know over how many rows the loss is a mean",
-                hint="prepare the loader, or say it: loop.backward(loss * len(x), count=len(x))",
+                "backward() does not know the number of rows in the mean of the loss",
+                hint="prepare the loader, or pass the number: loop.backward(loss * len(x), count=len(x))",
             )
         return float(share.rows)
 
@@ -482,8 +484,8 @@ class TorchLoop(Loop):
         for what, mine in (("models", self._models), ("optimizers", self._optimizers), ("others", self._others)):
             if len(state[what]) != len(mine):
                 raise StateError(
-                    f"the checkpoint has {len(state[what])} {what}, and this loop {len(mine)}",
-                    hint="prepare what was prepared in the run that wrote the checkpoint, in the same order",
+                    f"the checkpoint has {len(state[what])} {what}, but this loop has {len(mine)}",
+                    hint="prepare the same objects as in the run that wrote the checkpoint, in the same order",
                 )
         for saved, model in zip(state["models"], self._models, strict=True):
             _check_fits(saved, self.unwrap(model.module))
@@ -583,7 +585,7 @@ class _Updates:
         own.is_finished = True
         if any(parameter.grad is not None for parameter in own.frozen):
             raise ConfigError(
-                f"a parameter of {type(own.optimizer).__name__} is trained now, and was frozen when it was prepared: "
+                f"a parameter of {type(own.optimizer).__name__} is trained now, but was frozen in prepare(): "
                 "the loop does not exchange its gradients",
                 hint="freeze it after loop.prepare(...): parameter.requires_grad_(False)",
             )
@@ -600,7 +602,7 @@ class _Window(Window):
     """The batches of one update, and the divisor of their gradient sums.
 
     Attributes:
-        unit: Divisor of the sums while they are accumulated, so that they have the size of means.
+        unit: Divisor of the sums during accumulation, so that they have the size of means.
     """
 
     def __init__(self) -> None:
@@ -624,14 +626,14 @@ class _Window(Window):
         Args:
             models: Models with gradients of the batch.
             share: `Share` of the batch.
-            count: Number of terms in its loss, if sums are divided by the counts of the window.
+            count: Number of terms in its loss, for sums normalized by the counts of the window.
         """
         for model in models:
             is_first = model not in self._added
             if model in (self._counts if count is None else self._rows):
                 raise ConfigError(
-                    "one update has losses with and without count=",
-                    hint="say count= for each loss of the update, or for none",
+                    "an update has losses with and without count=",
+                    hint="pass count= for each loss of the update, or for none",
                 )
             if count is None:
                 if is_first and share is not None:
@@ -701,7 +703,7 @@ class _PreparedOptimizer:
         models: Models that own them.
         frozen: Parameters that needed no gradients when it was prepared.
         is_stepped: Whether its last call of `step` has changed them.
-        is_finished: Whether gradients are divided and unscaled.
+        is_finished: Whether gradients are already averaged and unscaled.
     """
 
     def __init__(self, updates: _Updates, optimizer: Optimizer, models: Iterable[_Model], *, is_first: bool) -> None:
@@ -764,14 +766,14 @@ class _PreparedOptimizer:
             return self._inner_step()
         if closure is not None:
             raise ConfigError(
-                "optimizer.step() was given a closure, which computes gradients beside loop.backward()",
-                hint="use it in one process, without accumulation and loss scale",
+                "optimizer.step() received a closure, which computes gradients outside of loop.backward()",
+                hint="use a closure only in a single process, without accumulation and loss scale",
             )
         self.is_stepped = False
         if not self._has_gradients:
             raise ConfigError(
-                "optimizer.step() without gradients of loop.backward()",
-                hint="write loop.backward(loss) in place of loss.backward()",
+                "optimizer.step() was called without gradients from loop.backward()",
+                hint="use loop.backward(loss) instead of loss.backward()",
             )
         if not self._is_full:
             return None
@@ -832,8 +834,8 @@ class TorchLoader(TensorLoader):
         samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
         if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
             raise ConfigError(
-                "the loader has a DistributedSampler, and would be divided among the processes twice",
-                hint="make it without one; prepare() divides its batches",
+                "the loader has a DistributedSampler, so its rows would be split over the processes twice",
+                hint="create it without a DistributedSampler; prepare() splits its batches",
             )
         self._reads_elsewhere = loader.num_workers > 0
         if seed is not None and not self._reads_elsewhere:
@@ -981,12 +983,12 @@ class _KeyedDataset(Dataset[Any]):
 def _check_preparable(given: Any) -> None:
     if isinstance(given, (DistributedDataParallel, DataParallel)):
         raise ConfigError(
-            f"the model is in a {type(given).__name__} already", hint="prepare the module in it: net.module"
+            f"the model is already in a {type(given).__name__}", hint="prepare the wrapped module: net.module"
         )
     if isinstance(given, type) or not (hasattr(given, "state_dict") and hasattr(given, "load_state_dict")):
         raise DataError(
             f"prepare() cannot prepare a {type(given).__name__}",
-            cause="it is no module, optimizer, schedule or loader, and has no state_dict() and load_state_dict()",
+            cause="it is not a module, optimizer, schedule or loader, and has no state_dict() and load_state_dict()",
             hint="write net, optimizer, loader = loop.prepare(net, optimizer, loader)",
         )
 
@@ -997,14 +999,15 @@ def _check_fits(saved: Mapping[str, Any], module: nn.Module) -> None:
         if name not in saved or name not in own:
             where = "this loop's" if name in own else "the checkpoint's"
             raise StateError(
-                f"the checkpoint is of another model: {name!r} is in {where} model alone",
-                hint="make the model as it was made for the run that wrote the checkpoint",
+                f"the checkpoint belongs to another model: {name!r} is only in {where} model",
+                hint="create the same model as in the run that wrote the checkpoint",
             )
         ours, theirs = getattr(own[name], "shape", None), getattr(saved[name], "shape", None)
         if ours is not None and theirs is not None and tuple(ours) != tuple(theirs):
             raise StateError(
-                f"the checkpoint is of another model: {name!r} has shape {list(theirs)} there, and {list(ours)} here",
-                hint="make the model as it was made for the run that wrote the checkpoint",
+                f"the checkpoint belongs to another model: {name!r} has shape {list(theirs)} there, but {list(ours)} "
+                "here",
+                hint="create the same model as in the run that wrote the checkpoint",
             )
 
 

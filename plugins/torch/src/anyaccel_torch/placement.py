@@ -142,8 +142,8 @@ class TorchPlacement(Backend):
             raise_translated(error, f"a tensor of shape {list(tensor.shape)} on {device}")
 
     def scope(self, device: Device) -> AbstractContextManager[Any]:
-        """Return a context that sets the default device. It slows every call of torch inside it, so keep it out of
-        loops.
+        """Return a context that sets the default device. It slows down every call of torch inside it, so do not use it
+        in loops.
         """
         return self.native_device(device)  # type: ignore[no-any-return]
 

@@ -43,7 +43,7 @@ class TorchPrecision(ComputesPrecision):
             for part in model.modules() if isinstance(model, nn.Module) else ():
                 if isinstance(part, BuiltinModel) and (reason := part.spec.precision_reason(precision)):
                     return reason
-            made = f"layers of Keras compute in {wanted.dtype} only if they are made so: dtype={wanted.dtype!r}"
+            made = f"layers of Keras compute in {wanted.dtype} only if they are created with dtype={wanted.dtype!r}"
             return made if keras.outermost(model) else ""
         if wanted.is_mixed and not _autocasts_to(wanted.dtype, native.type):
             return f"torch has no autocast to {wanted.dtype} on {native.type!r}"
@@ -61,8 +61,8 @@ class TorchPrecision(ComputesPrecision):
         if device.kind != "gpu" or not torch.backends.cudnn.allow_tf32 or not convolves(model):
             return ""
         return (
-            f"torch computes convolutions of float32 in TF32 on {device} by default, to three digits, if that GPU has "
-            "it: FrameworkSettings({'torch.backends.cudnn.allow_tf32': False}) keeps all"
+            f"torch computes convolutions of float32 in TF32 on {device} by default, with three digits, if the GPU "
+            f"supports it: use FrameworkSettings({'torch.backends.cudnn.allow_tf32': False}) for full precision"
         )
 
     def remat_blocks(self, model: Any, remat: str) -> Sequence[str]:

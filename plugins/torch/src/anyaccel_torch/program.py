@@ -119,7 +119,7 @@ class Pullback:
 
 
 def _cotangent(leaf: Tensor | None) -> Tensor | None:
-    """Return the gradient that reached an input: zeros if none did, None if there was no input."""
+    """Return the gradient that reached an input: zeros if it got no gradient, None if there was no input."""
     return torch.zeros_like(leaf) if leaf is not None and leaf.grad is None else getattr(leaf, "grad", None)
 
 
@@ -128,7 +128,7 @@ def create_groups(segment: Segment, losses: Sequence[BoundLoss], modules: Iterab
 
     Args:
         segment: The segment with the groups.
-        losses: Losses whose own parameters are trained with the nodes that they are on.
+        losses: Losses with parameters that are trained together with the nodes of the losses.
         modules: All modules of the segment.
 
     Raises:
@@ -440,7 +440,7 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
     def custom_step(self, step: Callable[..., Any], batch: Mapping[str, Any]) -> Any:
         """Run a custom step with the modules themselves in training mode, and torch's own optimizers."""
         self._enter(training=True)
-        with self._translate("the step of your own"):
+        with self._translate("the custom step"):
             given = step(self._models, batch, self._optimizers)
         if isinstance(given, Mapping):
             return {name: _without_gradient(value) for name, value in given.items()}
@@ -499,7 +499,7 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
 
 
 def _weight_dtype(segment: Segment) -> torch.dtype:
-    """Return the dtype in which weights of losses are summed: double precision if a model has it."""
+    """Return the dtype for sums of loss weights: double precision if a model uses it."""
     models = [operation.model for operation in segment.operations if operation.model is not None]
     return torch.float64 if any(input_dtype(model) == "float64" for model in models) else torch.float32
 
@@ -592,9 +592,10 @@ def _check_not_shared(frozen: str, model: nn.Module, holder: str, other: nn.Modu
         shared = f"the parameter {names[0]!r}" if names else f"the module {modes[0]!r}, which depends on the mode"
         raise GraphError(
             f"{holder} is trained and shares {shared} with node {frozen!r}, which is frozen",
-            hint="freeze both, give each its own, or switch off requires_grad of what is not to be trained"
+            hint="freeze both, use separate parameters, or set requires_grad=False for parameters that must not be "
+            "trained"
             if names
-            else "freeze both, or give each its own",
+            else "freeze both, or use separate parameters",
         )
 
 
@@ -643,7 +644,7 @@ class BackwardPass:
     """Whether they are in this step."""
 
     def run(self, roots: Sequence[Tensor], starts: Sequence[Any]) -> None:
-        """Accumulate the gradients of some roots, each with its cotangent, which is None for a scalar."""
+        """Accumulate the gradients of some roots, each with its cotangent (None for a scalar)."""
         if roots:
             torch.autograd.backward(roots, starts)
 
@@ -717,7 +718,7 @@ class OverlappedPass(BackwardPass):
             self._ddp.register_comm_hook(self._state, _sum_bucket)
 
     def expect(self, step: StepWeight) -> None:
-        """Announce that the next pass is the last of a step."""
+        """Prepare for the last pass of a step."""
         self._state.step, self.is_expected, self._has_run = step, True, False
 
     def run(self, roots: Sequence[Tensor], starts: Sequence[Any]) -> None:
@@ -836,8 +837,8 @@ def _variables(roots: Sequence[Tensor]) -> set[Tensor]:
 
 def _came_twice(parameter: Tensor) -> FrameworkError:
     return FrameworkError(
-        f"the gradient of a parameter of shape {list(parameter.shape)} came twice in one backward pass, and did not in "
-        "the first step",
-        cause="gradients in one backward pass each, which are exchanged while it goes on",
+        f"the gradient of a parameter of shape {list(parameter.shape)} was computed twice in one backward pass, "
+        "but not in the first step",
+        cause="gradients are exchanged during the backward pass, so each must be computed once",
         hint=f"checkpoint with use_reentrant=False, or exchange all gradients after the pass: {BUCKET_VARIABLE}=inf",
     )

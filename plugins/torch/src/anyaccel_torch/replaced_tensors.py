@@ -1,4 +1,4 @@
-"""Call modules with other tensors instead of their own, and restore their own afterwards."""
+"""Call modules with other tensors, and restore the original ones afterwards."""
 
 from __future__ import annotations
 

@@ -42,10 +42,10 @@ _POLL_SECONDS = 0.05
 _MEET_SECONDS = 30.0
 _JOIN = "join the others"
 _AVERAGE = "average the gradients"
-_HINT = "another replica has ended, or does not answer; start all again with their launcher"
+_HINT = "another replica has ended or does not answer; start all replicas again with their launcher"
 _HINTS = {
-    _JOIN: "let all processes run the phase, none of it behind `if rank == 0:`, or write replicas=1 to train in this "
-    "one alone; if one has ended by an error, start all again with their launcher"
+    _JOIN: "run the phase in all processes, not only inside `if rank == 0:`, or set replicas=1 to train only "
+    "in this process; if one ended with an error, start all again with their launcher"
 }
 _meshes: list[DeviceMesh] = []
 _REPORT_SECONDS = 3.0
@@ -81,9 +81,9 @@ class TorchReplicaGroup(ReplicaGroup):
             self._departure = Departure(lambda _: _leave())
         elif dist.get_world_size() != size or dist.get_rank() != rank:
             raise FrameworkError(
-                f"torch.distributed has joined {dist.get_world_size()} processes as rank {dist.get_rank()}, and the "
-                f"launcher's environment says {size} and {rank}",
-                hint="leave out init_process_group, or give it the launcher's RANK and WORLD_SIZE",
+                f"torch.distributed has joined {dist.get_world_size()} processes as rank {dist.get_rank()}, but "
+                f"the launcher's environment has {size} and {rank}",
+                hint="leave out init_process_group, or pass it the launcher's RANK and WORLD_SIZE",
             )
         self._departure.watch()
         self.bucket_bytes = agreed_bucket_bytes(self.gather)
@@ -165,8 +165,8 @@ class TorchReplicaGroup(ReplicaGroup):
             who = f"replica {missing[1]}" if missing else "others"
             self._departure.fail()
             raise FrameworkError(
-                f"replica {self.rank} of {self.size} was to {what}, and {who} did not within {seconds:g} seconds",
-                hint=f"let all processes {what}, none of it behind `if loop.is_main_process:`",
+                f"replica {self.rank} of {self.size} tried to {what}, but {who} did not within {seconds:g} seconds",
+                hint=f"{what} in all processes, not only inside `if loop.is_main_process:`",
             ) from error
 
     def attempt(self, what: str, call: Callable[[], object]) -> None:
@@ -294,7 +294,7 @@ class TorchReplicaGroup(ReplicaGroup):
         except (RuntimeError, ValueError) as error:
             silent = self._silent()
             ended = "replica" if len(silent) == 1 else "replicas"
-            who = f"{ended} {', '.join(map(str, silent))} ended, or did not answer" if silent else ""
+            who = f"{ended} {', '.join(map(str, silent))} ended or did not answer" if silent else ""
             raise FrameworkError(
                 f"replica {self.rank} of {self.size} could not {what}: {who or str(error).splitlines()[0]}",
                 cause="errors of the other replicas, above or in their logs",
@@ -451,7 +451,7 @@ def _agreed_name(store: Store, rank: int, size: int, seconds: float) -> str:
         if confirmed and store.check([f"agreed/{confirmed}"]):
             return confirmed
         time.sleep(_MEETING_POLL_SECONDS)
-    raise RuntimeError(f"{size} processes have not come together within {seconds:.0f} seconds")
+    raise RuntimeError(f"{size} processes have not met within {seconds:.0f} seconds")
 
 
 def _read(store: Store, name: str, size: int) -> list[str | None]:

@@ -58,7 +58,7 @@ def _probed(model: nn.Module, inputs: Sequence[TensorSpec], call: ProbeLayout) -
         type(model).__name__,
         lambda batch: call.by_path(_run(calls, inputs, call, batch)),
         lambda output: dtype_name(output.dtype),
-        hint="keep the batch as an axis of what the model's forward returns",
+        hint="return outputs with the batch as an axis from the model's forward",
     )
 
 
@@ -79,7 +79,7 @@ def infer_training(model: nn.Module, inputs: Sequence[TensorSpec], arguments: Se
             f"in training, {type(model).__name__}",
             lambda batch: layout.by_path(_training_outputs(calls, inputs, layout, batch)),
             lambda output: dtype_name(output.dtype),
-            hint="return what has the batch as an axis, in training too",
+            hint="return outputs with the batch as an axis in training too",
         )
     except (ShapeError, *ENVIRONMENT_ERRORS):
         raise
@@ -179,7 +179,7 @@ def _build_hook(seed: int) -> Any:
 
 
 def _is_large(model: nn.Module) -> bool:
-    """Return whether to run a copy without values, also for a model with a part without values (parameters, no
+    """Return whether to run a copy without values; a model may already have a part without values (parameters, no
     buffers).
 
     Not for Keras, which copies a model through a file, with all values.
@@ -213,7 +213,7 @@ def _run(
                 outputs = _called(model, bind_call(model, device, len(inputs), layout, layout), inputs, batch, device)
             if any(output.layout is not torch.strided for output in outputs):
                 problem = f"{type(model).__name__} returns a sparse tensor, which cannot be the output of a node"
-                raise ShapeError(problem, hint="let its forward return value.to_dense()")
+                raise ShapeError(problem, hint="return value.to_dense() from its forward")
             return outputs
         except (AnyaccelError, *ENVIRONMENT_ERRORS):
             raise
@@ -254,7 +254,7 @@ def _refused(model: nn.Module, inputs: Sequence[TensorSpec], error: Exception) -
         error=error,
     )
     if needs_gradients(error):
-        hint = "let the model ask for the gradient of what it computes with: x = x.clone().requires_grad_()"
+        hint = "request the gradient of the input inside the model: x = x.clone().requires_grad_()"
     hint = call_hint(error) or _layout_hint(inputs, str(error)) or hint
     return input_error(type(model).__name__, inputs, first_line(error), hint)
 

@@ -26,10 +26,10 @@ _AUTOCAST = {
 
 
 def lacking_reason() -> str:
-    """Return what the FSDP2 of this torch lacks; `""` if it can shard parameters as required here."""
+    """Return the missing feature of this torch's FSDP2; `""` if it can shard parameters as required here."""
     if hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
         return ""
-    return f"torch {torch.__version__} cannot add up gradients of divided parameters that only some replicas use"
+    return f"torch {torch.__version__} cannot sum gradients of sharded parameters that only some replicas use"
 
 
 class ShardedModule:
@@ -42,7 +42,7 @@ class ShardedModule:
         module: The module, on its device.
         mesh: Mesh of the replicas.
         offload: Keep the shards in host memory.
-        autocast: Dtype to which the module is autocast when it is called; None without autocast. Layers whose
+        autocast: Autocast dtype of calls of the module; None without autocast. Layers whose
             parameters autocast would cast are gathered in it, each separately; gradients are summed in float32.
 
     Raises:
@@ -229,7 +229,7 @@ def _copy_of(module: nn.Module) -> nn.Module:
         raise
     except Exception as error:
         raise PhaseError(
-            f"the parameters of {type(module).__name__} cannot be divided among replicas, as it cannot be copied: "
-            f"{type(error).__name__}: {error}",
-            hint="let copy.deepcopy(module) succeed, or leave sharding out",
+            f"the parameters of {type(module).__name__} cannot be sharded over replicas, because it cannot "
+            f"be copied: {type(error).__name__}: {error}",
+            hint="make copy.deepcopy(module) work, or leave sharding out",
         ) from error

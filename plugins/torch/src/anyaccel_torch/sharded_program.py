@@ -76,7 +76,7 @@ class ShardedProgram(TorchProgram):
         return [used for each in self._shards.values() for used in each.take_used()]
 
     def drop_unused(self, used: Sequence[float]) -> None:
-        """Leave parameters that no replica has used unchanged, also by weight decay and momentum."""
+        """Leave parameters that no replica has used unchanged, including by weight decay and momentum."""
         parameters = [parameter for each in self._shards.values() for parameter in each.parameters.values()]
         for parameter, is_used in zip(parameters, used, strict=True):
             if not is_used:
@@ -168,14 +168,14 @@ def unshardable_reason(segment: Segment, whole: Collection[str] = ()) -> str:
 def _undividable(model: nn.Module, precision: NodePrecision | None) -> str:
     """Return what keeps the parameters of a module from being sharded; `""` if nothing does."""
     if keras.outermost(model):
-        return "has Keras layers, whose variables cannot be divided"
+        return "has Keras layers, and their variables cannot be sharded"
     if any(getattr(part, "sparse", False) for part in submodules(model)):
         return "has an embedding with sparse gradients"
     scalar = next((name for name, parameter in model.named_parameters() if parameter.dim() == 0), None)
     if scalar is not None:
-        return f"has the parameter {scalar!r} without axes, of which FSDP2 takes those of shape [1] alone"
+        return f"has the parameter {scalar!r} without axes, but FSDP2 supports only shape [1]"
     if precision is not None and casts_everything(model, precision):
-        return f"is cast to {precision.dtype} as a whole, which parts of parameters are not"
+        return f"is cast to {precision.dtype} as a whole, which sharded parameters do not support"
     return ""
 
 
@@ -185,7 +185,7 @@ def _precision_of(segment: Segment, label: str) -> NodePrecision | None:
 
 
 def _autocast_dtype(segment: Segment, model: nn.Module) -> torch.dtype | None:
-    """Return the dtype to which all nodes of a model are autocast; None if one is not."""
+    """Return the autocast dtype of all nodes of a model; None if a node has no autocast."""
     nodes = [_precision_of(segment, op.label) for op in segment.operations if op.model is model]
     dtypes = {each.dtype if each is not None and each.is_mixed else None for each in nodes}
     (dtype,) = dtypes if len(dtypes) == 1 else (None,)
@@ -215,7 +215,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _divided(state: NodeState, module: ShardedModule | None) -> NodeState:
-    """Return an optimizer state with slots sharded like their parameters; each replica has the whole of it."""
+    """Return an optimizer state with slots sharded like their parameters; each replica passes the whole state."""
     if module is None:
         return state
     slots = {name: dict(values) for name, values in state.slots.items()}

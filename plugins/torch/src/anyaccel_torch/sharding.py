@@ -25,10 +25,10 @@ class TorchSharding(ShardParameters):
         return self._group
 
     def unshareable_reason(self, model: Any) -> str:
-        """Return a reason for parameters that are DTensors, of which other processes have shards."""
+        """Return a reason for parameters that are DTensors, which are sharded over other processes."""
         from anyaccel_torch.module_traits import has_dtensors
 
-        return "has DTensors as parameters, which its user has divided among processes" if has_dtensors(model) else ""
+        return "has DTensors as parameters, which are already sharded over processes" if has_dtensors(model) else ""
 
     def unsynchronizable(self, model: Any) -> str:
         """Layers of Keras, or with their own forward, cannot."""
@@ -37,14 +37,14 @@ class TorchSharding(ShardParameters):
         return unsynchronizable(model)
 
     def unshardable_reason(self, segment: Segment, *, offload: bool, whole: Collection[str] = ()) -> str:
-        """Return what the FSDP2 of this torch lacks, or what in a model prevents sharding."""
+        """Return the missing feature of this torch's FSDP2, or the part of a model that prevents sharding."""
         from anyaccel_torch.sharded_module import lacking_reason
         from anyaccel_torch.sharded_program import unshardable_reason
 
         if reason := lacking_reason():
             return reason
         if offload and any(operation.device.kind == "cpu" for operation in segment.operations):
-            return "offload, and its nodes are on the CPU, whose memory is the host's"
+            return "offload, but its nodes are on the CPU and already use host memory"
         return unshardable_reason(segment, whole)
 
     def sharded_blocks(self, model: Any) -> Sequence[str]:

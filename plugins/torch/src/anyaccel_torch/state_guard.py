@@ -135,7 +135,7 @@ class RandomState:
         differing = [name for name in {**names, **given} if _form(names.get(name)) != _form(given.get(name))]
         if differing:
             raise StateError(
-                f"the state of random generators is of other devices: {', '.join(sorted(differing))} differ",
+                f"the state of random generators belongs to other devices: {', '.join(sorted(differing))} differ",
                 available=", ".join(sorted(names)),
                 hint="continue on devices of the same kinds",
             )
@@ -283,7 +283,7 @@ class TrialCalls:
             except NotImplementedError as error:
                 raise GraphError(
                     f"{type(self.model).__name__} cannot change between training and evaluation mode: {error}",
-                    hint="give the module that it was made of; or, if it computes the same in both, set model.train = "
+                    hint="pass the original module; or, if both modes compute the same, set model.train = "
                     "model.eval = lambda *mode: model",
                 ) from error
             yield
@@ -354,8 +354,8 @@ class InputGuard:
         elif changed - written:
             name = self._names[min(changed - written)]
             raise PhaseError(
-                f"a module of segment {self._label!r} has written to its input {name!r}, which it did not do in the "
-                "first batch; others may read that memory",
+                f"a module of segment {self._label!r} has written to its input {name!r}, but did not do so in "
+                "the first batch; other nodes may read that memory",
                 hint="copy the input before writing to it: x = x.clone()",
             )
 

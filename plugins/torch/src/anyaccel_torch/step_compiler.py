@@ -128,8 +128,8 @@ class StepCompiler:
             raise CompileError(
                 f"training steps of segment {self._segment.label!r} cannot be compiled: "
                 f"compile={self._segment.compile!r}, devices: {devices}",
-                hint="set compile='auto', and train at least one node, all on one CPU or CUDA device, and without "
-                "constraints of Keras",
+                hint="set compile='auto', and train at least one node, with all nodes on one CPU or CUDA "
+                "device and without constraints of Keras",
             )
         return device
 
@@ -199,12 +199,12 @@ class StepCompiler:
         nodes = (operation for operation in self._segment.operations if operation.model is not None)
         resting = next((operation.label for operation in nodes if find_offload(operation.model) is not None), None)
         if resting is not None:
-            return f"weights of node {resting!r} rest elsewhere, and come and go"
+            return f"weights of node {resting!r} are offloaded, and copied for each step"
         if self._divided:
-            return "parameters are divided among processes, in which steps are to stay alike"
+            return "parameters are sharded over processes, so their steps must stay equal"
         recomputed = self._segment.precision is not None and self._segment.precision.recomputed
         captured = recomputed and any(device.type != "cpu" for device in self._devices)
-        return "values are computed again (remat), which a captured graph does not do" if captured else ""
+        return "values are recomputed (remat), which a captured graph does not support" if captured else ""
 
     def _request(self, device: torch.device) -> CompileRequest:
         from anyaccel_torch.compiling.spec import CompileRequest, SegmentModule

@@ -34,7 +34,7 @@ class TorchStepCosts(StepCosts):
     """Costs of steps, over tensors without values."""
 
     def step_cost(self, segment: Segment, batch_size: int) -> StepCost:
-        """Count operations with torch's own counter, without those that are recomputed."""
+        """Count operations with torch's counter, without recomputed ones."""
         flops = FlopCounterMode(display=False)
         _run(replace(segment, precision=None), batch_size, StorageCounter(), flops)
         return StepCost(flops=flops.get_total_flops(), activations=self.activations(segment, batch_size))
@@ -47,7 +47,7 @@ class TorchStepCosts(StepCosts):
 def _run(
     segment: Segment, batch_size: int, counter: StorageCounter, around: AbstractContextManager[Any]
 ) -> dict[str, int]:
-    """Run a forward and a backward pass without values; return what each node keeps."""
+    """Run a forward and a backward pass without values; return the values that each node keeps."""
     devices = list(dict.fromkeys(operation.device for operation in segment.operations))
     places = {device: torch.device("cpu", i + 1) for i, device in enumerate(devices)}
     with FakeTensorMode(allow_non_fake_inputs=False) as mode:
@@ -198,8 +198,8 @@ def _fake(model: Any, mode: FakeTensorMode, place: torch.device, copies: dict[in
         return None if model is None else copies[id(model)]
     if outermost(model):
         raise CapabilityError(
-            "layers of Keras copy themselves with their values, so that a step cannot be measured without any",
-            hint="measure the memory while it runs, by run.stats",
+            "layers of Keras copy their values too, so a step cannot be measured without values",
+            hint="measure the memory during a run with run.stats",
         )
     memo: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):

@@ -22,7 +22,7 @@ class TorchProfiler(ProfilesSteps):
     def profile_steps(self, path: Path, nodes: Mapping[str, Any], devices: Sequence[Device]) -> Iterator[Mark]:
         """Compiled steps do not call modules, so that nodes have no names in them."""
         if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]  # noqa: SLF001  (a second would end the first)
-            raise RuntimeError("torch records another profile already")
+            raise RuntimeError("torch is already recording another profile")
         activities = {ProfilerActivity.CPU}
         if any(device.kind not in ("cpu", "sim") for device in devices):
             activities |= set(supported_activities())  # type: ignore[no-untyped-call]

@@ -17,7 +17,7 @@ class SynchronizedNorm:
     """Replace the forward pass of batch normalization in training, until `restore`.
 
     `torch.nn.SyncBatchNorm` has kernels for GPUs only. Here each replica contributes mean, squares and count of its
-    rows; a gradient with respect to these is that of the losses of all replicas.
+    rows; a gradient with respect to these includes the losses of all replicas.
 
     Args:
         layer: A batch normalization of torch that `is_synchronizable` accepts.
@@ -83,7 +83,7 @@ class SynchronizedNorm:
 
 
 class _Sum(torch.autograd.Function):
-    """Sum over replicas; the gradient is that of all, each weighted by its rows."""
+    """Sum over replicas; the gradient combines all of them, each weighted by its rows."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, rows: float, all_reduce: AllReduce) -> Tensor:

@@ -61,7 +61,7 @@ class ThreadRandomness(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Call a function of torch, with the generator if it would draw without one."""
+        """Call a function of torch, with the generator if it draws random numbers."""
         settings = kwargs or {}
         if (func in _DRAWING or func in _LIKE) and os.getpid() == self._process and _draws_on_host(args, settings):
             self.draws += 1

@@ -43,7 +43,7 @@ def _device(native: torch.device) -> Device:
 
 
 class TorchTransfers(ObservesTransfers):
-    """Observe transfers of the devices of this machine, by kernels around torch's own; the CPU has none."""
+    """Observe transfers of the devices of this machine (not the CPU), with kernels around torch's own."""
 
     def observe_transfers(self, record: Record) -> AbstractContextManager[None]:
         """Observe every thread and everything that torch computes."""
@@ -84,8 +84,8 @@ def transfer_event(
 def unobserved(types: Sequence[str]) -> list[str]:
     """Return what `observed` cannot see on these types of device."""
     if types and not hasattr(torch.library, "get_kernel"):
-        return [f"transfers of {', '.join(types)} are told from torch 2.9 on, and this is {torch.__version__}"]
-    return [f"transfers of torch's {each} devices are not told" for each in types if each not in _KEYS]
+        return [f"transfers of {', '.join(types)} are reported since torch 2.9, but this is {torch.__version__}"]
+    return [f"transfers of torch's {each} devices are not reported" for each in types if each not in _KEYS]
 
 
 @contextmanager

@@ -73,7 +73,7 @@ def load_tensors(path: Path, *, mapped: bool = False) -> Mapping[str, Tensor]:
         raise _unreadable(path, error) from error
     if not isinstance(given, Mapping):
         raise StateError(
-            f"{str(path)!r} holds a {type(given).__name__}, no names and tensors",
+            f"{str(path)!r} holds a {type(given).__name__}, not names and tensors",
             hint="save it again with torch.save(model.state_dict(), 'weights.pt')",
         )
     others = [str(name) for name, value in given.items() if not isinstance(value, Tensor)]
@@ -82,7 +82,7 @@ def load_tensors(path: Path, *, mapped: bool = False) -> Mapping[str, Tensor]:
         loaded = f"torch.load({str(path)!r}, weights_only=True)[{part!r}]"
         raise StateError(
             f"{str(path)!r} holds more than names and tensors: {', '.join(others[:10])}",
-            hint=f"give its part with the weights: load_weights({loaded})",
+            hint=f"pass its part with the weights: load_weights({loaded})",
         )
     return {str(name): value for name, value in given.items()}
 
@@ -95,11 +95,11 @@ def write_weights(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 def _unreadable(path: Path, error: Exception) -> StateError:
     refused = _REFUSED.search(str(error))
     if refused is None:
-        problem = f"{str(path)!r} cannot be read as a file of torch: {type(error).__name__}: {first_line(error)}"
+        problem = f"{str(path)!r} cannot be read as a torch file: {type(error).__name__}: {first_line(error)}"
         return StateError(problem, hint="copy or download it again")
     return StateError(
-        f"{str(path)!r} holds more than tensors: a {refused[1]}, and only code could make it, which is not run",
-        hint="where you trust the file, load it with torch yourself, and give load_weights(model.state_dict())",
+        f"{str(path)!r} holds more than tensors: a {refused[1]}, which would need code to be run",
+        hint="if you trust the file, load it with torch yourself, and call load_weights(model.state_dict())",
     )
 
 
@@ -107,5 +107,5 @@ def _array(path: Path, name: str, tensor: Tensor) -> np.ndarray:
     try:
         return as_array(tensor.detach())
     except (TypeError, RuntimeError) as error:
-        problem = f"{name} in {str(path)!r} is {tensor.dtype} ({tensor.layout}), which NumPy lacks"
+        problem = f"{name} in {str(path)!r} is {tensor.dtype} ({tensor.layout}), which NumPy does not support"
         raise StateError(problem, hint="save it again as a dense tensor of numbers") from error

@@ -14,7 +14,7 @@ from anyaccel_torch import TorchBackend
 def test_models_that_share_a_layer_are_refused() -> None:
     shared = keras.layers.Dense(3)
     models = [keras.Sequential([keras.layers.Input((3,)), shared]) for _ in range(2)]
-    with pytest.raises(CapabilityError, match=r"models that share parameters cannot be copied.*make one Keras model"):
+    with pytest.raises(CapabilityError, match=r"models that share parameters cannot be copied.*combine the models"):
         TorchBackend().required(DeviceReplicas).copy_models(models, Device("cpu"))
 
 

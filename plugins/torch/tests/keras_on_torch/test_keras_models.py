@@ -288,7 +288,7 @@ def test_a_plan_says_that_steps_of_layers_are_not_measured(make: Callable[[], An
     phase = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")])
     plan = aa.Experiment(graph, progress="none").plan(phase)
     (gap,) = [text for text in plan.not_covered if text.startswith("activations")]
-    assert "layers of Keras copy themselves with their values" in gap and plan.memory[0].parameters
+    assert "layers of Keras copy their values too" in gap and plan.memory[0].parameters
 
 
 REPLICATED = """

@@ -76,7 +76,7 @@ def test_layers_that_would_draw_other_numbers_are_refused() -> None:
     is_wrong = not torch.equal(outputs.detach(), x.grad)
     assert is_wrong, "Keras is mended: take the refusal out"
     network, phase = graph(keras.Sequential([keras.layers.Dense(4), drop, keras.layers.Dense(1)]))
-    with pytest.raises(PhaseError, match=r"a Dropout in keras.RematScope draws other numbers .*make it outside"):
+    with pytest.raises(PhaseError, match=r"a Dropout in keras.RematScope draws different numbers .*create it outside"):
         network.run(phase)
 
 

@@ -37,8 +37,8 @@ class PretrainedLoss(ModelLoss):
         config = model.config
         if getattr(config, "ctc_loss_reduction", "mean") != "mean" and "ForCTC" in self.name:
             raise PhaseError(
-                f"the loss of {self.name} is the sum over a batch, and would depend on the size of batches",
-                hint="write model.config.ctc_loss_reduction = 'mean'",
+                f"the loss of {self.name} is a sum over a batch, so it would depend on the batch size",
+                hint="set model.config.ctc_loss_reduction = 'mean'",
             )
         pad = getattr(config, "pad_token_id", None)
         masks = ("attention_mask", "decoder_attention_mask", "special_tokens_mask", "global_attention_mask")
@@ -70,7 +70,7 @@ class PretrainedLoss(ModelLoss):
     def _shifts(self) -> bool:
         """Whether the loss compares the outputs at one token with the label of the next.
 
-        Determined by a call in which only the first label counts: a model that shifts then has a mean over no labels.
+        Determined by a call with only the first label set: a model that shifts then has a mean over no labels.
         Names do not show it: some classes for causal language models shift, and some expect shifted labels.
         """
         import torch
@@ -110,8 +110,9 @@ class PretrainedLoss(ModelLoss):
         """Return the tokens themselves, and -100 where the attention mask is 0."""
         if not self._shifts:
             raise PhaseError(
-                f"{self.name} does not predict the next token, and would learn to repeat its input",
-                hint="let a collator make the labels: DataLoader(dataset, collate_fn=DataCollatorForLanguageModeling("
+                f"{self.name} does not predict the next token, so it would learn to repeat its input",
+                hint="create the labels with a collator: DataLoader(dataset, "
+                "collate_fn=DataCollatorForLanguageModeling("
                 "tokenizer))",
             )
         tokens = values.astype(np.int64)
@@ -123,7 +124,7 @@ class PretrainedLoss(ModelLoss):
         """Return the error for data without labels; a model that predicts the next token can use its input."""
         if self.labels == ("labels",) and "input_ids" in columns and self._shifts:
             return ColumnError(
-                f"{self.name} computes its loss with 'labels', and no column is called so",
+                f"{self.name} computes its loss with 'labels', but no column has this name",
                 available=listed(columns),
                 hint="write target='input_ids' to predict each next token of the input",
             )
@@ -134,21 +135,24 @@ class PretrainedLoss(ModelLoss):
         error = super().no_inputs(columns)
         if "input_ids" not in self.arguments:
             return error
-        hint = f"tokenise it: dataset.map(lambda rows: tokenizer(rows[{text!r}], truncation=True), batched=True)"
+        hint = f"tokenize it: dataset.map(lambda rows: tokenizer(rows[{text!r}], truncation=True), batched=True)"
         return ColumnError(error.problem, available=error.available, hint=hint)
 
     def no_numbers(self, argument: str, column: str, values: Any) -> DataError:
         error = super().no_numbers(argument, column, values)
         if argument not in self.labels or "dict for each row" in error.problem:
             return error
-        hint = f"give the number of each: dataset.map(lambda row: {{'labels': model.config.label2id[row[{column!r}]]}})"
+        hint = (
+            "convert each label to its number: dataset.map(lambda row: "
+            f"{{'labels': model.config.label2id[row[{column!r}]]}})"
+        )
         return ColumnError(error.problem, hint=hint)
 
     def nothing_counts(self, column: str, rows: np.ndarray | None, where: Any) -> DataError:
         error = super().nothing_counts(column, rows, where)
         labels = f"row[{column!r}][1:]" if self._shifts else f"row[{column!r}]"
         hint = f"leave such rows out: dataset.filter(lambda row: any(label != -100 for label in {labels}))"
-        cause = "the first label of a row is not compared with anything" if self._shifts else "-100 is left out"
+        cause = "the first label of a row is ignored" if self._shifts else "-100 is ignored"
         return DataError(error.problem, cause=cause, hint=hint)
 
     def check(self, columns: Mapping[str, Any]) -> None:
@@ -162,8 +166,8 @@ class PretrainedLoss(ModelLoss):
         places = self._places
         if longest is not None and places is not None and longest > places:
             raise DataError(
-                f"a row of 'input_ids' has {longest} tokens, and {self.name} has {places} positions",
-                hint=f"cut them: tokenizer(rows, truncation=True, max_length={places})",
+                f"a row of 'input_ids' has {longest} tokens, but {self.name} has {places} positions",
+                hint=f"truncate them: tokenizer(rows, truncation=True, max_length={places})",
             )
         if self.labels != ("labels",) or "labels" not in columns:
             return
@@ -172,8 +176,8 @@ class PretrainedLoss(ModelLoss):
             if self._is_classifier and not self._is_per_token(labels):
                 classes = f"num_labels={self.model.config.num_labels} classes"
                 raise DataError(
-                    f"'labels' are {labels.dtype}, and {self.name} has {classes}",
-                    hint="give their numbers as integers, or make the model for one number: num_labels=1",
+                    f"'labels' are {labels.dtype}, but {self.name} has {classes}",
+                    hint="use integer class numbers, or create the model for one number: num_labels=1",
                 )
             return
         if self._is_per_token(labels) and ids is not None and not self._is_encoder_decoder:
@@ -191,9 +195,9 @@ class PretrainedLoss(ModelLoss):
         if not wrong.any():
             return
         hint = (
-            "use the tokenizer of this model, or make room: model.resize_token_embeddings(len(tokenizer))"
+            "use the tokenizer of this model, or resize the vocabulary: model.resize_token_embeddings(len(tokenizer))"
             if "vocabulary" in limit
-            else f"make the model with one for each class: num_labels={int(values.max()) + 1}"
+            else f"create the model with one per class: num_labels={int(values.max()) + 1}"
         )
         raise DataError(f"{name!r} has the value {int(values[wrong][0])}, and {limit}", hint=hint)
 
@@ -220,17 +224,17 @@ class PretrainedLoss(ModelLoss):
         named = [each for each in several if isinstance(each, (str, Metric))]
         if named and self._shifts:
             raise PhaseError(
-                f"metrics={metrics!r} compare the outputs at a token with its own label, and {self.name} predicts the "
-                "next token",
-                hint="leave metrics out: the loss is there, and its exponential is the perplexity",
+                f"metrics={metrics!r} compare the output at a token with its label, but {self.name} "
+                "predicts the next token",
+                hint="leave metrics out and use the loss; its exponential is the perplexity",
             )
 
     def check_prediction(self) -> None:
         """Refuse encoder-decoders, which need their own earlier tokens as inputs."""
         if self._is_encoder_decoder and self.name.endswith("ForConditionalGeneration"):
             raise PhaseError(
-                f"{self.name} makes its output token by token, and not in one call",
-                hint="let it generate: fitted.model.eval().generate(input_ids)",
+                f"{self.name} generates its output token by token, not in one call",
+                hint="generate with it: fitted.model.eval().generate(input_ids)",
             )
 
     # -- predictions -----------------------------------------------------------------------------------------------
@@ -266,7 +270,7 @@ class PretrainedLoss(ModelLoss):
         broken = np.isnan(outputs).any(axis=-1)
         if broken.any():  # a class would hide that its scores are NaN
             problem = f"predict: the logits are NaN in {int(broken.sum())} of {len(outputs)} rows, the first in row "
-            problem += f"{int(broken.argmax())}; classes there mean nothing. Hint: see predict(data, outputs=True)"
+            problem += f"{int(broken.argmax())}; their classes are meaningless. Hint: see predict(data, outputs=True)"
             warnings.warn(problem, NaNWarning, stacklevel=user_level())
         return self.classes()[outputs.argmax(axis=-1)]
 
@@ -302,7 +306,7 @@ class PretrainedLoss(ModelLoss):
         if not (is_class and issubclass(model_class, transformers.PreTrainedModel)):
             raise ConfigError(
                 f"transformers {transformers.__version__} has no model {name!r}",
-                hint="update transformers, or give the model: load(folder, models={'model': model})",
+                hint="update transformers, or pass the model: load(folder, models={'model': model})",
             )
         settings = model_class.config_class.from_dict(dict(config["config"]))
         with torch.random.fork_rng(devices=[]):
@@ -335,5 +339,5 @@ def _check_alignment(ids: Any, labels: Any) -> None:
         row = int(wrong[0])
         raise DataError(
             f"row {row} has {lengths[0][row]} tokens and {lengths[1][row]} labels, one of {len(wrong)} such rows",
-            hint="give a label for each token, -100 where none counts",
+            hint="pass a label for each token, with -100 for tokens to ignore",
         )

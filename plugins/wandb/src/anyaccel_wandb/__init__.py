@@ -62,7 +62,7 @@ class WandbRun(Tracker):
             except Exception as error:
                 raise PhaseError(
                     f"phase {self._label!r} cannot be logged to Weights & Biases: {error}",
-                    hint="log in by `wandb login`, or write to a local folder: WandbLogger(..., mode='offline')",
+                    hint="log in with `wandb login`, or write to a local folder: WandbLogger(..., mode='offline')",
                 ) from error
         self._defined: set[str] = set()
 

@@ -296,7 +296,7 @@ class Lies(list):  # type: ignore[type-arg]
 
 @pytest.mark.parametrize(("count", "gave"), [(1, "1 of the 2"), (3, "more than the 2")])
 def test_a_wrong_length_is_an_error(count: int, gave: str) -> None:
-    with pytest.raises(SourceError, match=f"gave {gave} batches that its len.. says.*lambda: loader"):
+    with pytest.raises(SourceError, match=f"returned {gave} batches promised by its len...*lambda: loader"):
         taken(source(Lies([(X, Y)] * count)))
 
 

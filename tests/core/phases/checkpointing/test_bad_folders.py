@@ -88,8 +88,8 @@ def test_two_runs_in_one_folder(tmp_path):
     with start(tmp_path, "wait") as first:
         assert first.stdout.readline() == "running\n"
         told = run_script(tmp_path)
-        assert f"another run writes its checkpoints into '{tmp_path}'" in told
-        assert "Hint: wait until it has ended, or give each run a folder of its own" in told
+        assert f"another run writes its checkpoints to '{tmp_path}'" in told
+        assert "Hint: wait until it has ended, or use a separate folder for each run" in told
         output, _ = first.communicate("\n")
     assert "3 epochs" in output
     assert "3 epochs" in run_script(tmp_path)  # the lock has gone with the process
@@ -108,7 +108,7 @@ def test_a_folder_without_permission_is_told(line, experiment, tuned, tmp_path, 
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("pathlib.Path.mkdir", refused)
-    with pytest.raises(PhaseError, match=r"cannot be written to .*Permission denied.*choose a folder that can be"):
+    with pytest.raises(PhaseError, match=r"cannot be written to .*Permission denied.*choose a writable"):
         experiment(line()).run_phase(tuned(tmp_path / "new"))
 
 
@@ -153,7 +153,7 @@ def test_a_checkpoint_of_a_newer_version_is_not_left_out(line, experiment, tuned
     experiment(line()).run_phase(tuned(tmp_path, epochs=2))
     newest = tmp_path / names(tmp_path)[-1] / "manifest.json"
     newest.write_text(newest.read_text().replace('"schema_version": 2', '"schema_version": 3'))
-    with pytest.raises(ConfigError, match=r"is of schema version 3, written by .*or a newer one"):
+    with pytest.raises(ConfigError, match=r"has schema version 3, written by .*or a newer version"):
         experiment(line()).run_phase(tuned(tmp_path), resume="auto")
 
 
@@ -162,7 +162,7 @@ def test_half_a_manifest_is_left_out_and_written_anew(line, experiment, tuned, l
     experiment(line()).run_phase(tuned(folder, epochs=2))
     newest = folder / names(folder)[-1] / "manifest.json"
     newest.write_bytes(newest.read_bytes()[:-100])
-    with pytest.warns(RuntimeWarning, match=r"a newer checkpoint is left out: .*is not a manifest of anyaccel"):
+    with pytest.warns(RuntimeWarning, match=r"a newer checkpoint is skipped: .*is not a manifest of anyaccel"):
         like(experiment(line()).run_phase(tuned(folder), resume="auto"), whole)
     assert len(names(folder)) == 3 and all(run_folder.read(folder / name) for name in names(folder))
 

@@ -1,4 +1,4 @@
-"""A run that was broken off anywhere goes on from its checkpoint, and gives what one gives that never stopped."""
+"""A run that was broken off anywhere resumes from its checkpoint, and gives what one gives that never stopped."""
 
 from __future__ import annotations
 
@@ -391,12 +391,12 @@ def test_a_newer_checkpoint_that_cannot_be_read_is_left_out(line, experiment, tu
         contents = bytearray(file.read_bytes())
         contents[-3] ^= 1
         file.write_bytes(contents)
-    with pytest.warns(RuntimeWarning, match="a newer checkpoint is left out: .*is not as it was written"):
+    with pytest.warns(RuntimeWarning, match="a newer checkpoint is skipped: .*differs from what was written"):
         results = experiment(line(dropping())).run_phase(tuned(tmp_path, break_off()), resume="auto")
     like(results, expected)
     for path in tmp_path.glob("epoch-*/run-*"):
         path.write_bytes(b"")
-    with pytest.raises(StateError, match=r"no checkpoint in '.*' can be read.*start anew in another folder"):
+    with pytest.raises(StateError, match=r"no checkpoint in '.*' can be read.*start again in another folder"):
         experiment(line(dropping())).run_phase(tuned(tmp_path, break_off()), resume="auto")
 
 
@@ -404,13 +404,13 @@ def test_a_folder_with_checkpoints_is_not_written_over(line, experiment, tuned, 
     experiment(line()).run_phase(tuned(tmp_path))
     with pytest.raises(PhaseError, match=r"has checkpoints of an earlier run.*run_phase\(phase, resume='auto'\)"):
         experiment(line()).run_phase(tuned(tmp_path))
-    with pytest.raises(PhaseError, match=r"checkpoints of phase 'train', not of 'other'.*a folder of its own"):
+    with pytest.raises(PhaseError, match=r"checkpoints of phase 'train', not of 'other'.*a separate folder"):
         experiment(line()).run_phase(train("other", checkpoint=tmp_path), resume="auto")
 
 
 def test_one_run_at_a_time_writes_into_a_folder(line, experiment, tuned, at, tmp_path):
     def begin_another(run):
-        with pytest.raises(PhaseError, match=r"another run writes its checkpoints into .*give each run a folder"):
+        with pytest.raises(PhaseError, match=r"another run writes its checkpoints to .*use a separate folder"):
             experiment(line()).run_phase(tuned(tmp_path), resume="auto")
 
     experiment(line(), callbacks=[at("epoch_start", begin_another)]).run_phase(tuned(tmp_path))
@@ -452,7 +452,7 @@ def test_a_callback_that_does_not_take_its_state(line, experiment, train, tmp_pa
 
     phase = train(epochs=1, checkpoint=tmp_path, callbacks=[counter := Counter()])
     experiment(line()).run_phase(phase)
-    with pytest.raises(StateError, match="callback Counter does not take its state: KeyError: 'missing'"):
+    with pytest.raises(StateError, match="callback Counter does not accept its state: KeyError: 'missing'"):
         experiment(line()).run_phase(phase, resume="auto")
     assert (counter.loaded["text"], counter.loaded["n"]) == ("a", 3)
     np.testing.assert_equal([counter.loaded["nan"], counter.loaded["seen"]], [np.nan, np.arange(3)])
@@ -460,7 +460,7 @@ def test_a_callback_that_does_not_take_its_state(line, experiment, train, tmp_pa
 
 def test_a_run_without_checkpoints_cannot_go_on(line, experiment, train, evaluate):
     for phase in (train(), evaluate()):
-        with pytest.raises(PhaseError, match=r"has no checkpoint to go on from.*checkpoint=Checkpoint\('runs/a'\)"):
+        with pytest.raises(PhaseError, match=r"has no checkpoint to resume from.*checkpoint=Checkpoint\('runs/a'\)"):
             experiment(line()).run_phase(phase, resume="auto")
     with pytest.raises(PhaseError, match=r"unknown resume='yes'. Available: 'auto', 'never'"):
         experiment(line()).run_phase(train(), resume="yes")
@@ -484,7 +484,7 @@ def test_a_disk_that_takes_nothing_is_told_and_the_training_goes_on(
 
 def test_a_folder_that_cannot_be_made(line, experiment, tuned, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(PhaseError, match=r"checkpoints cannot be written to .*choose a folder that can be written to"):
+    with pytest.raises(PhaseError, match=r"checkpoints cannot be written to .*choose a writable folder"):
         experiment(line()).run_phase(tuned(tmp_path / "file"))
 
 

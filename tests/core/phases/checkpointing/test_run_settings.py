@@ -1,4 +1,4 @@
-"""A run goes on from within an epoch only with the settings and the data that it had; between epochs it says so."""
+"""A run resumes from within an epoch only with the settings and the data that it had; between epochs it says so."""
 
 from __future__ import annotations
 
@@ -50,16 +50,19 @@ def within(tmp_path):
 OTHER_VALUES = X.copy()
 OTHER_VALUES[0] += 0.1
 OTHERS = {
-    "batch size": ({"batch_size": 8}, "sampler.batch_size was 16 and is 8"),
+    "batch size": ({"batch_size": 8}, "sampler.batch_size was 16 and is now 8"),
     "shuffle": (
         {"sampler": aa.SimpleSampler(16, shuffle=False)},
-        "sampler.shuffle was True and is False",
+        "sampler.shuffle was True and is now False",
     ),
-    "accumulate": ({"accumulate": 2}, "accumulate was 1 and is 2"),
-    "loss": ({"losses": [aa.AppliedLoss("mae")]}, "losses.net.loss.loss was 'mse' and is 'mae'"),
-    "weights": ({"losses": [aa.AppliedLoss("mse", sample_weight="w")]}, "losses.net.sample_weight was None and is 'w'"),
+    "accumulate": ({"accumulate": 2}, "accumulate was 1 and is now 2"),
+    "loss": ({"losses": [aa.AppliedLoss("mae")]}, "losses.net.loss.loss was 'mse' and is now 'mae'"),
+    "weights": (
+        {"losses": [aa.AppliedLoss("mse", sample_weight="w")]},
+        "losses.net.sample_weight was None and is now 'w'",
+    ),
     "function": ({"losses": [aa.AppliedLoss(lambda y, t: ((y - t) ** 2).mean())]}, "losses.net.loss was"),
-    "rows": ({"x": np.concatenate([X, X])}, "'d' had 64 rows and has 128"),
+    "rows": ({"x": np.concatenate([X, X])}, "'d' had 64 rows and now has 128"),
     "values": ({"x": OTHER_VALUES}, "the values of 'd/x' changed; the values of 'd/y' changed"),
     "order": ({"x": X[::-1].copy()}, "the values of 'd/x' changed"),
 }
@@ -75,7 +78,7 @@ def test_within_an_epoch_other_settings_and_data_are_refused(within, name):
 
 
 def test_all_differences_are_in_one_message(within):
-    with pytest.raises(PhaseError, match=r"batch_size was 16 and is 4; accumulate was 1 and is 3"):
+    with pytest.raises(PhaseError, match=r"batch_size was 16 and is now 4; accumulate was 1 and is now 3"):
         run(within, batch_size=4, accumulate=3)
 
 
@@ -94,12 +97,12 @@ def test_values_in_other_last_digits_are_the_same_data(within):
 
 
 def test_an_optimizer_may_change_anywhere_and_is_told(within):
-    with pytest.warns(RuntimeWarning, match=r"goes on with other optimizers: optimizer.lr was 0.01 and is 0.1"):
+    with pytest.warns(RuntimeWarning, match=r"resumes with other optimizers: optimizer.lr was 0.01 and is now 0.1"):
         run(within, lr=0.1)
 
 
 def test_a_seed_that_the_checkpoint_overrides_is_told(within):
-    with pytest.warns(RuntimeWarning, match="the seed of the graph is that of the checkpoint, 0, not 7"):
+    with pytest.warns(RuntimeWarning, match="the seed of the graph comes from the checkpoint: 0, not 7"):
         run(within, seed=7)
 
 

@@ -193,7 +193,7 @@ def test_a_plan_comes_back_from_json(plan):
         ("{}", "is not a plan"),
         ("1" * 40, "is not a plan"),
         (b"\xff\xfe", "is not JSON"),
-        ('{"format": "anyaccel plan", "version": 1, "version": 1}', "a key is there twice"),
+        ('{"format": "anyaccel plan", "version": 1, "version": 1}', "a key occurs twice"),
         (7, "is not JSON text"),
     ],
 )

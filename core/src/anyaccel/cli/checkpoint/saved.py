@@ -69,7 +69,7 @@ class Saved:
 def _contents(storage: Storage, file: ArraysFile) -> dict[str, tensor_file.TensorEntry]:
     name = storage.file_name(file.file)
     if storage.size(file.file) is None:
-        raise StateError(f"{name!r} is missingor not a regular file", hint="copy the whole folder")
+        raise StateError(f"{name!r} is missing or not a regular file", hint="copy the whole folder")
     try:
         with storage.open(file.file) as stream:
             return tensor_file.contents(stream, file.size)

@@ -54,7 +54,7 @@ def _verify(storage: Storage) -> dict[str, Any]:
     try:
         saved = read_saved(storage)
         if not is_as_written(storage):
-            problems.append(f"{storage.file_name(MANIFEST)!r} is not as it was written: its blanks were changed")
+            problems.append(f"{storage.file_name(MANIFEST)!r} differs from what was written: its blanks were changed")
         state_arrays: dict[str, np.ndarray] = {}
         run_arrays: dict[str, np.ndarray] = {}
         for file in saved.files:
@@ -66,7 +66,7 @@ def _verify(storage: Storage) -> dict[str, Any]:
             except AnyaccelError as error:
                 problems.append(error.problem)
         if not problems and not shards.is_index_of(storage, saved.files, state_arrays):
-            problems.append(f"{storage.file_name(INDEX)!r}, from which other tools read, is not as it was written")
+            problems.append(f"{storage.file_name(INDEX)!r}, from which other tools read, differs from what was written")
         if PART in saved.manifest and not problems:
             Position.from_parts(saved.manifest[PART], run_arrays)
     except AnyaccelError as error:

@@ -119,7 +119,7 @@ class Checkpoint:
 
 
 def interval(every: Any) -> tuple[int | None, float | None]:
-    """Return the steps and seconds between checkpoints; both are None if they are written after epochs."""
+    """Return the steps and seconds between checkpoints; both are None for checkpoints after epochs."""
     if isinstance(every, str) and every == "epoch":
         return None, None
     if arguments.is_integer(every):

@@ -108,7 +108,7 @@ class Checkpointer:
         if not group.reads_all_rows:
             self._drawing = group
         group.check_same(
-            {"the checkpoint that it goes on from": "none" if self.resumed is None else self.resumed.name},
+            {"the checkpoint to resume from": "none" if self.resumed is None else self.resumed.name},
             when="before the first step",
             hint="write checkpoints into a folder that all replicas see",
         )
@@ -119,7 +119,7 @@ class Checkpointer:
             raise PhaseError(
                 f"{path!r} has checkpoints of an earlier run",
                 available=", ".join(names),
-                hint="go on from them: run_phase(phase, resume='auto'); or give this run another folder",
+                hint="resume from them: run_phase(phase, resume='auto'); or use another folder for this run",
             )
         found = self._folder.newest()
         self._run.graph.shapes  # noqa: B018 - builds the models, which a state is loaded into
@@ -127,11 +127,11 @@ class Checkpointer:
             return None
         position, state, failures = found
         for failure in failures:
-            self._warn(f"a newer checkpoint is left out: {failure}")
+            self._warn(f"a newer checkpoint is skipped: {failure}")
         label = self._run.phase.label
         if position.phase != label:
             problem = f"{path!r} has checkpoints of phase {position.phase!r}, not of {label!r}"
-            raise PhaseError(problem, hint="give each phase a folder of its own")
+            raise PhaseError(problem, hint="use a separate folder for each phase")
         if position.settings:
             self._compare(position, different_settings(position.settings, self._settings))
         others = ", ".join(changed_frameworks(self._run, position).values())
@@ -140,12 +140,12 @@ class Checkpointer:
         self._run.graph.load_state(state)
         self._run.graph.progress[label] = position.number
         if self._run.graph.seed != own_seed:
-            self._warn(f"the seed of the graph is that of the checkpoint, {self._run.graph.seed}, not {own_seed}")
+            self._warn(f"the seed of the graph comes from the checkpoint: {self._run.graph.seed}, not {own_seed}")
         changed = different_settings(position.optimizers, self._optimizers) if position.optimizers else []
         if changed:
-            self._warn(f"goes on with other optimizers: {'; '.join(changed)}")
-        since = f"; {others}, so that what models draw (dropout) differs from now on" if others else ""
-        self._run.log_event("checkpoint", f"goes on from {path}, {position.name}{since}")
+            self._warn(f"resumes with other optimizers: {'; '.join(changed)}")
+        since = f"; {others}, so random numbers of models (dropout) differ from now on" if others else ""
+        self._run.log_event("checkpoint", f"resumes from {path}, {position.name}{since}")
         self._written = position.name
         return position
 
@@ -160,10 +160,11 @@ class Checkpointer:
         shown_differences = "; ".join(differences)
         if position.step:
             raise PhaseError(
-                f"the checkpoint {position.name} is within an epoch, and its run is not this one: {shown_differences}",
-                hint="go on with what the run had to the end of the epoch, or start anew in another folder",
+                f"the checkpoint {position.name} is within an epoch, but this run differs from its run: "
+                f"{shown_differences}",
+                hint="resume with the old settings until the end of the epoch, or start again in another folder",
             )
-        self._warn(f"goes on after an epoch with another run: {shown_differences}")
+        self._warn(f"resumes after an epoch with other settings: {shown_differences}")
 
     # -- going on --------------------------------------------------------------------------------------------------
 
@@ -204,11 +205,11 @@ class Checkpointer:
         rank, size = self._drawing.rank, self._drawing.size
         try:
             if size != resumed.replicas:
-                raise StateError(f"they are of {resumed.replicas} replicas, and now there are {size}")
+                raise StateError(f"they belong to {resumed.replicas} replicas, but now there are {size}")
             n_programs = len(resumed.random) // size
             pipeline.load_random_state(resumed.random[rank * n_programs : (rank + 1) * n_programs])
         except StateError as error:
-            self._warn(f"random streams begin anew within epoch {resumed.epoch}: {error.problem}")
+            self._warn(f"random streams start again within epoch {resumed.epoch}: {error.problem}")
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
@@ -377,13 +378,13 @@ def checkpointers_for(
     checkpoint = run.phase.checkpoint
     if checkpoint is None:
         if resume == "auto":
-            problem = f"phase {run.phase.label!r} has no checkpoint to go on from"
+            problem = f"phase {run.phase.label!r} has no checkpoint to resume from"
             raise PhaseError(problem, hint="write TrainPhase(..., checkpoint=Checkpoint('runs/a'))")
         return []
     if learners:
         raise PhaseError(
-            f"phase {run.phase.label!r} has a checkpoint, and the estimator {learners[0]!r} learns in it, which only "
-            "pickle could write",
+            f"phase {run.phase.label!r} has a checkpoint, and the estimator {learners[0]!r} learns in it, but its "
+            "state could only be pickled",
             hint="leave checkpoint out, or freeze the node",
         )
     return [Checkpointer(checkpoint, run, callbacks, resume, writes=writes)]
@@ -546,7 +547,7 @@ class CheckpointSchedule:
         return None if every is None else every - self._steps_of_run(step) % every
 
     def is_due_after_step(self, *, is_busy: bool) -> bool:
-        """Return whether to write one now; `is_busy` tells whether another is still being written."""
+        """Return whether to write a checkpoint now; `is_busy` is true while another is being written."""
         every = self._checkpoint.every_n_steps
         return self._is_time(is_busy=is_busy) if every is None else self._steps_of_run(self._run.step) % every == 0
 
@@ -674,7 +675,7 @@ class Resumption(LoopExtension):
     Args:
         run: The run, without epochs yet.
         resumed: The position of the earlier run.
-        writes: Checkpoint writes of this run; they cover the whole epoch with which it begins.
+        writes: Checkpoint writes of this run; they cover the whole first epoch.
         checkpointer, pipeline, rows: See `CheckpointWrites`.
     """
 
@@ -699,7 +700,7 @@ class Resumption(LoopExtension):
         self._writes.awaits_rest = self._resumed.step > 0
 
     def steps_begin(self, losses: LossAccumulator) -> None:
-        """In the first epoch only: add to the counted losses, and continue the random streams."""
+        """Add to the counted losses, and continue the random streams, in the first epoch only."""
         if self._is_over:
             return
         self._is_over = True

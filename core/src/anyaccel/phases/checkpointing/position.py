@@ -283,7 +283,7 @@ def optimizers_of(graph: ModelGraph) -> dict[str, Any]:
 def different_settings(before: Any, now: Any, name: str = "") -> list[str]:
     """Return the differences between the settings of two runs, as human-readable text; `name` names the settings."""
     if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
-        return [] if before == now else [f"{name} was {shown(before)} and is {shown(now)}"]
+        return [] if before == now else [f"{name} was {shown(before)} and is now {shown(now)}"]
     return [
         difference
         for key in [*before, *(key for key in now if key not in before)]
@@ -296,7 +296,7 @@ def different_data(before: Mapping[str, np.ndarray], now: Mapping[str, np.ndarra
     differences = []
     for name in sorted({*before} & {*now}):
         if before[name].ndim == 0 and before[name] != now[name]:
-            differences.append(f"{name!r} had {int(before[name]):,} rows and has {int(now[name]):,}")
+            differences.append(f"{name!r} had {int(before[name]):,} rows and now has {int(now[name]):,}")
     resized = {name for name in before if before[name].ndim == 0 and before[name] != now.get(name)}
     for name in sorted({*before} & {*now}):
         if before[name].ndim and name.partition("/")[0] not in resized and not is_close(before[name], now[name]):
@@ -305,7 +305,7 @@ def different_data(before: Mapping[str, np.ndarray], now: Mapping[str, np.ndarra
 
 
 def _as_read(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return plain data in the form in which a file is read."""
+    """Return plain data in the form of a read file."""
     plain: dict[str, Any] = json.loads(json.dumps(settings, default=str))
     return plain
 
@@ -343,7 +343,7 @@ def changed_frameworks(run: Run, position: Position) -> dict[str, str]:
     """Return the nodes whose framework differs from that of the checkpoint, with both, as text."""
     now, before = frameworks_of(run), position.frameworks
     changed = [label for label in now if label in before and now[label] != before[label]]
-    return {label: f"{label!r} was {before[label]} and is {now[label]}" for label in changed}
+    return {label: f"{label!r} was {before[label]} and is now {now[label]}" for label in changed}
 
 
 def translated(run: Run, checkpoint: Checkpoint, position: Position, state: State) -> tuple[Position, State]:
@@ -370,7 +370,7 @@ def translated(run: Run, checkpoint: Checkpoint, position: Position, state: Stat
     except StateError as error:
         problem = f"{', '.join(changed.values())}, and {error.problem}"
         is_argument = "names=" in error.hint or "change=" in error.hint
-        where = f"give it to Checkpoint({str(checkpoint.folder)!r}, ...): " if is_argument else ""
+        where = f"pass it to Checkpoint({str(checkpoint.folder)!r}, ...): " if is_argument else ""
         raise StateError(problem, available=error.available, hint=f"{where}{error.hint}") from error
 
 
@@ -407,15 +407,16 @@ def load_callback_states(callbacks: Sequence[Callback], saved: Sequence[tuple[st
             callback.load_state_dict(state)
         except (KeyError, TypeError, ValueError) as error:
             kind = type(callback).__name__
-            problem = f"callback {kind} does not take its state: {type(error).__name__}: {error}"
-            raise StateError(problem, hint="let load_state_dict take what state_dict() gives") from error
+            problem = f"callback {kind} does not accept its state: {type(error).__name__}: {error}"
+            raise StateError(problem, hint="make load_state_dict accept the result of state_dict()") from error
 
 
 def _other_callbacks(callbacks: Sequence[Callback], held: Sequence[tuple[str, Any]]) -> StateError:
     return StateError(
-        f"the checkpoint is of a run with other callbacks: {', '.join(kind for kind, _ in held) or 'none'}",
+        f"the checkpoint belongs to a run with other callbacks: {', '.join(kind for kind, _ in held) or 'none'}",
         cause=f"this run has {', '.join(type(each).__name__ for each in callbacks) or 'none'}",
-        hint="give the run the callbacks whose state it has, in the same order; those that keep none may come and go",
+        hint="use the callbacks that have a state in the checkpoint, in the same order; callbacks without a state can "
+        "be added or removed",
     )
 
 

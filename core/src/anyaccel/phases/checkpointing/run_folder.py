@@ -60,7 +60,7 @@ class CheckpointFolder:
                 failures.append(error.problem)
         if failures:
             problem = f"no checkpoint in {self.path!r} can be read: {failures[0]}"
-            raise StateError(problem, available=", ".join(names), hint="start anew in another folder")
+            raise StateError(problem, available=", ".join(names), hint="start again in another folder")
         return None
 
     def _place_of(self, name: str) -> saved_folder.Storage:
@@ -107,11 +107,11 @@ class RunFolder(CheckpointFolder):
             self._unlock = self._storage.lock(_LOCK)
         except OSError as error:
             problem = f"checkpoints cannot be written to {self.path!r}: {error}"
-            raise PhaseError(problem, hint="choose a folder that can be written to") from error
+            raise PhaseError(problem, hint="choose a writable folder") from error
         if self._unlock is None:
             raise PhaseError(
-                f"another run writes its checkpoints into {self.path!r}",
-                hint="wait until it has ended, or give each run a folder of its own",
+                f"another run writes its checkpoints to {self.path!r}",
+                hint="wait until it has ended, or use a separate folder for each run",
             )
         if self._storage.replaces_at_once:  # where there are locks, nobody else writes: the rest is of killed processes
             self._storage.remove_temporary(re.compile(LATEST))

@@ -201,7 +201,7 @@ def _class_hint(low: int, high: int, n_classes: int) -> str:
     ignored = f"Loss('cross_entropy', ignore_index={low if low < 0 else high})"
     if low < 0:
         return f"number the classes from 0: np.unique(values, return_inverse=True); to ignore these targets: {ignored}"
-    return f"give the model {high + 1} outputs, one for each class; or, to ignore targets of {high}, {ignored}"
+    return f"use a model with {high + 1} outputs, one for each class; or, to ignore targets of {high}, {ignored}"
 
 
 def _check_range(column: Column, array: np.ndarray, target_range: TargetRange) -> None:

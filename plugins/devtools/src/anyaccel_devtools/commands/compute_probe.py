@@ -60,14 +60,16 @@ def _computes(name: str, backend: Backend, device: Device) -> Check:
         framework: str = getattr(backend, "framework")  # noqa: B009 - every Compute is a Backend
         losses, expected = _losses(framework, device), _losses(BUILT_IN, Device("cpu"))
         if not np.allclose(losses, expected, rtol=_TOLERANCE):
-            return _wrong(name, f"a small network has losses {losses}, with NumPy {expected}")
-        return Check(name=name, status="PASS", message=f"a small network trains as with NumPy, loss {losses[-1]:.4f}")
+            return _wrong(name, f"a small network has losses {losses}, but {expected} with NumPy")
+        return Check(
+            name=name, status="PASS", message=f"a small network trains the same as with NumPy, loss {losses[-1]:.4f}"
+        )
     if isinstance(backend, Exchange):
         sent = np.arange(12, dtype=np.float32).reshape(3, 4)
         back = backend.to_host(backend.gather_rows(backend.from_host(sent, device), 1, 3))
         if not np.array_equal(back, sent[1:3]):
-            return _wrong(name, "rows that were sent there do not come back as they were")
-        return Check(name=name, status="PASS", message="arrays go there and come back")
+            return _wrong(name, "rows sent there change on the way back")
+        return Check(name=name, status="PASS", message="arrays can be copied there and back")
     return Check(name=name, status="PASS", message="listed; its backend only places and moves")
 
 

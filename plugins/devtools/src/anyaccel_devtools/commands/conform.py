@@ -77,7 +77,7 @@ def run(
     missing = [name for name in REQUIRED if find_spec(name) is None]
     if missing:
         raise CapabilityError(
-            f"the conformance kit needs {' and '.join(REQUIRED)}, and {' and '.join(missing)} cannot be imported",
+            f"the conformance kit needs {' and '.join(REQUIRED)}, but {' and '.join(missing)} cannot be imported",
             hint=install_line(" ".join(missing)),
         )
     reports = []
@@ -110,7 +110,7 @@ def run(
 
 
 def find_plugin(name: str, left_out: Sequence[Plugin] = ()) -> Plugin:
-    """Return the installed plugin with this name, or with a distribution of this name.
+    """Return the installed plugin with this name or distribution name.
 
     Raises:
         PluginError: it is not installed, or broken.
@@ -138,14 +138,14 @@ def _without_backend(plugin: Plugin) -> CapabilityError:
     return CapabilityError(
         f"plugin {plugin} has no backend to test{content}",
         available=f"plugins with a backend: {', '.join(each.name for each in registry().plugins if each.backends)}",
-        hint="name one of these; test a plugin of hooks with tests of its own",
+        hint="name one of these; test a plugin of hooks with its own tests",
     )
 
 
 def _not_served(plugin: Plugin, device: Device | None) -> DeviceUnavailableError:
     served = "; ".join(f"{backend.framework} on {', '.join(backend.kinds)}" for backend in plugin.backends)
     return DeviceUnavailableError(
-        f"plugin {plugin} does not support {device}", available=served, hint="give --device one of these kinds"
+        f"plugin {plugin} does not support {device}", available=served, hint="set --device to one of these kinds"
     )
 
 

@@ -35,13 +35,13 @@ def _variables(machine: Machine, plugins: Sequence[Plugin]) -> Iterator[Check]:
     for name, value in machine.environment.items():
         if name.startswith(_PREFIX) and name not in VARIABLES and not name.startswith(of_plugins):
             fix = f"unset {name}; {did_you_mean(name, VARIABLES, 'anyaccel reads ' + ', '.join(VARIABLES), cutoff=0.8)}"
-            yield Check(name=name, status="WARN", message=f"{name}={value} is read by nothing", fix=fix)
+            yield Check(name=name, status="WARN", message=f"{name}={value} has no effect", fix=fix)
     allowed = machine.environment.get("ANYACCEL_PLUGINS", "")
     for name in {word.strip() for word in allowed.split(",")} - {plugin.name for plugin in plugins} - {""}:
         yield Check(
             name="ANYACCEL_PLUGINS",
             status="WARN",
-            message=f"ANYACCEL_PLUGINS={allowed} names {name!r}, and no plugin of this name is installed",
+            message=f"ANYACCEL_PLUGINS={allowed} names {name!r}, but no plugin with this name is installed",
             fix=did_you_mean(name, [plugin.name for plugin in plugins], "`anyaccel plugins` lists those installed"),
         )
 
@@ -66,7 +66,7 @@ def _backend_checks(machine: Machine, plugin: Plugin, backend: Backend) -> Itera
         yield Check(
             name=backend.framework,
             status="WARN",
-            message=f"plugin {plugin.name} is installed, and {missing[0]} is not",
+            message=f"plugin {plugin.name} is installed, but {missing[0]} is not",
             fix=install_line(missing[0]),
         )
     elif (checks := backend.capability(HealthChecks)) is not None:
@@ -123,13 +123,13 @@ def _drivers(machine: Machine) -> Iterator[Check]:
         yield Check(
             name=f"{vendor} driver",
             status="FAIL",
-            message=f"a card of {vendor} is on the PCI bus, and its driver does not answer",
-            fix=f"install {_INSTALL[vendor]}, restart, and see that it lists the card"
+            message=f"a card of {vendor} is on the PCI bus, but its driver does not answer",
+            fix=f"install {_INSTALL[vendor]}, restart, and check that it lists the card"
             + (": nvidia-smi" if vendor == "nvidia" else ": rocminfo"),
         )
     if not vendors:
         others = [device for device in machine.devices if device.vendor not in _INSTALL]
-        yield Check(name="accelerators", status="PASS", message=_listed(others) if others else "none but the CPU")
+        yield Check(name="accelerators", status="PASS", message=_listed(others) if others else "only the CPU")
 
 
 def _masks(machine: Machine) -> Iterator[Check]:
@@ -199,7 +199,7 @@ def _locked_memory(machine: Machine) -> Iterator[Check]:
         yield Check(
             name="locked memory",
             status="WARN",
-            message=f"the limit of locked memory is {limit >> 10} KiB, which InfiniBand and ROCm soon exceed",
+            message=f"the limit of locked memory is {limit >> 10} KiB, which InfiniBand and ROCm can exceed",
             fix="ulimit -l unlimited, or start the container with --ulimit memlock=-1",
         )
     else:

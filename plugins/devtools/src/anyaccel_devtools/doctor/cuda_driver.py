@@ -26,6 +26,7 @@ def cuda_driver_checks(machine: Machine, framework: str, cuda: str) -> Iterator[
     yield Check(
         name=name,
         status="FAIL",
-        message=f"{framework} is built with CUDA {cuda}, which needs driver {oldest} or newer; this is {driver}",
+        message=f"{framework} is built with CUDA {cuda}, which needs driver {oldest} or newer, but the driver is "
+        f"{driver}",
         fix=f"install driver {oldest} or newer, or a {framework} for an older CUDA",
     )

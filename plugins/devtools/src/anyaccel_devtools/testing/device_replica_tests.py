@@ -59,7 +59,7 @@ class DeviceReplicaTests(Subject):
         start = harness.prepare_model(model)
         backend = harness.backend.required(feature().DeviceReplicas)
         if devices[0] == devices[1] or backend.undividable_reason(harness.segment(start)):
-            pytest.skip("parameters cannot be divided here")
+            pytest.skip("parameters cannot be sharded here")
         losses, values = trained(harness, harness.clone_model(model, start), devices[:1], shared=False)
         divided = harness.clone_model(model, start)
         actual_losses, own_values = trained(harness, divided, devices, divided=True)
@@ -73,7 +73,7 @@ class DeviceReplicaTests(Subject):
         start = harness.prepare_model(model)
         backend = harness.backend.required(feature().DeviceReplicas)
         if devices[0] == devices[1] or not backend.divides_nodes:
-            pytest.skip("parameters of single nodes cannot be divided here")
+            pytest.skip("parameters of single nodes cannot be sharded here")
         assert backend.undividable_reason(harness.segment(start), whole=(NODE,)) == ""
         losses, values = trained(harness, harness.clone_model(model, start), devices[:1], shared=False)
         kept = harness.clone_model(model, start)

@@ -81,7 +81,7 @@ class MultiStepTests(CompileTests, MicrobatchTests, ScaledStepTests):
         """Each step of a call is reported with its losses, once it is done; the call ends when requested."""
         program = build_multi_step(harness, harness.prepare_model(model), optimizer=OPTIMIZERS["adamw"], compile="off")
         if not isinstance(program, NotifyingProgram):
-            pytest.skip("the program does not tell of each step: it is no NotifyingProgram")
+            pytest.skip("the program does not report each step: it is not a NotifyingProgram")
         start = program.snapshot()
         expected = run_steps(harness, program, [(0, 2, 4), (8, 1, 4)])
         program.restore(start)

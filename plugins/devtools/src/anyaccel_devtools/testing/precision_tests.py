@@ -95,7 +95,7 @@ class PrecisionTests(Subject):
         prepared = harness.prepare_model(model)
         computes = harness.backend.capability(ComputesPrecision)
         if computes is None or not computes.remat_blocks(prepared, "blocks"):
-            pytest.skip("nothing of this model is computed again")
+            pytest.skip("nothing in this model is recomputed")
         clone = harness.clone_model(model, prepared)
         program = built(harness, clone, SegmentPrecision(recomputed=((NODE, "blocks"),)), SGD)
         harness.forward_backward(program, harness.inputs(BATCH))

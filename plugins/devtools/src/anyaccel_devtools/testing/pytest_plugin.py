@@ -1,7 +1,7 @@
 """The kit's pytest plugin: markers, a header with the tested plugins, and a file of expected failures.
 
 Load it where the kit is used: `pytest_plugins = ["anyaccel_devtools.testing.pytest_plugin"]` in tests/conftest.py, or
-`-p anyaccel_devtools.testing.pytest_plugin`. The kit's tests run without it, too.
+`-p anyaccel_devtools.testing.pytest_plugin`. The kit's tests do not depend on it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ MARKERS = (
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `anyaccel_xfail` to pytest's configuration file."""
-    parser.addini(XFAIL, "file of ids of conformance tests that must fail, one a line; # begins a comment", default="")
+    parser.addini(
+        XFAIL, "file with ids of conformance tests that must fail, one per line; # begins a comment", default=""
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

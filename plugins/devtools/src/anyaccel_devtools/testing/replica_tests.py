@@ -241,8 +241,8 @@ def run_scenarios(backend: Backend, harness: Harness, factory: pytest.TempPathFa
     from anyaccel_distributed.processes import run_replicas
 
     _need(backend.capability(feature.Replicate) is not None, "the backend does not declare replicate")
-    _need(isinstance(backend, Exchange), "the kit reads tensors of other processes by Exchange")
-    _need(STANDARD_MODEL in harness.compute.models(), f"{STANDARD_MODEL} is not there")
+    _need(isinstance(backend, Exchange), "the kit reads tensors of other processes with Exchange")
+    _need(STANDARD_MODEL in harness.compute.models(), f"{STANDARD_MODEL} is missing")
     cls, kind = type(backend), _kind(harness)
     if (cls, kind) not in _folders:
         folder = factory.mktemp("replicas")

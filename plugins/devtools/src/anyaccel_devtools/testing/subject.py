@@ -161,7 +161,7 @@ class Subject:
 
     @pytest.fixture
     def second_device(self, backend: Backend, device: Device) -> Device:
-        """Return another device; without one, tests that need it are skipped."""
+        """Return another device; tests that need it are skipped if there is only one."""
         return next((other for other in backend.devices() if other != device), None) or _skip("one device only")
 
     @pytest.fixture

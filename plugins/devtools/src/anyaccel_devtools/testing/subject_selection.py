@@ -58,6 +58,6 @@ def _resolve(subject: str) -> type[Subject]:
     cls = resolve_name(subject)
     if not (isinstance(cls, type) and issubclass(cls, Subject)):
         raise PluginError(
-            f"the published {subject} is not a Subject", hint="derive the class from anyaccel_devtools.testing.Subject"
+            f"the published {subject} is not a Subject", hint="subclass anyaccel_devtools.testing.Subject"
         )
     return cls

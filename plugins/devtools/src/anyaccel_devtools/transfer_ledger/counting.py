@@ -108,7 +108,7 @@ _HINTS = {
     "host to device": "put it on the device before the block, or create it there",
     "device to host": "keep it on the device, and read it after the block",
     "device to device": "compute both on one device",
-    "wait": "do not look at values inside the block: keep them on the device, and read them after it",
+    "wait": "do not read values inside the block: keep them on the device, and read them after it",
 }
 
 
@@ -131,9 +131,9 @@ def _check_covered(names: tuple[str, ...] | None, partial: bool) -> None:
     if unseen:
         partial_helps = not partial and not observation.not_covered(names, observed_too=False)
         raise CapabilityError(
-            f"no_transfers cannot promise anything: {'; '.join(unseen)}",
-            hint="name the frameworks that are to be checked, no_transfers(frameworks=[...]), or import them before"
-            + ("; no_transfers(partial=True) checks what can be seen" if partial_helps else ""),
+            f"no_transfers cannot guarantee anything: {'; '.join(unseen)}",
+            hint="name the frameworks to check, no_transfers(frameworks=[...]), or import them before"
+            + ("; no_transfers(partial=True) checks only observable transfers" if partial_helps else ""),
         )
 
 
@@ -286,7 +286,7 @@ class Ledger:
         if kind is not None and not (isinstance(kind, str) and kind in TRANSFER_KINDS):
             available = ", ".join(map(repr, TRANSFER_KINDS))
             problem = f"totals({kind!r:.80}) is not a kind of transfer"
-            raise ConfigError(problem, available=available, hint="give one of these, or nothing for all")
+            raise ConfigError(problem, available=available, hint="use one of these, or no argument for all")
         return _sum([each for each in self._rows() if kind in (None, each.kind)])
 
     def by(self, key: Key) -> dict[str, Totals]:
@@ -439,7 +439,9 @@ class Observation:
             del self._movers[key]
 
     def last_mover(self, tensor: Any) -> CallSite | None:
-        """Return what has moved a tensor to its device; None if that was not seen, as without a ledger."""
+        """Return the operation that moved a tensor to its device; None if it was not observed, for example without a
+        ledger.
+        """
         known = self._movers.get(id(tensor))
         return known[1] if known is not None and known[0]() is tensor else None
 
@@ -457,9 +459,9 @@ class Observation:
     def _unseen(self, backend: Backend) -> list[str]:
         observes = backend.capability(ObservesTransfers)
         if observes is None:
-            return [f"{backend.framework} on {', '.join(backend.kinds)}: its plugin does not tell transfers"]
+            return [f"{backend.framework} on {', '.join(backend.kinds)}: its plugin does not report transfers"]
         if id(backend) not in self._observed and observes.can_observe_transfers():
-            return [f"{backend.framework}: it was imported inside the block; import it before"]
+            return [f"{backend.framework}: it was imported inside the block; import it before the block"]
         return [f"{backend.framework}: {text}" for text in observes.unobserved_transfers()]
 
 

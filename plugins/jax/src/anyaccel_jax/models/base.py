@@ -48,7 +48,7 @@ class Model(ABC):
         return True
 
     def build(self, inputs: Sequence[TensorSpec], seed: int, layout: CallLayout = POSITIONAL) -> None:
-        """Create the arrays for inputs of these specs, if there are none yet.
+        """Create the arrays for inputs of these specs, if they do not exist yet.
 
         Raises:
             ShapeError: the model does not accept these inputs.
@@ -109,7 +109,9 @@ class Model(ABC):
         return ""
 
     def computing_in(self, precision: NodePrecision) -> AbstractContextManager[None] | None:
-        """Return a context in which the model's library computes in a precision; None, the default: arrays are cast."""
+        """Return a context that makes the model's library compute in a precision; None, the default: arrays are
+        cast.
+        """
         return None
 
     def precision_reason(self, precision: str) -> str:
@@ -202,7 +204,7 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 
 
 def _short_name(path: Any) -> str:
-    """Return the name without the key of the box in which NNX and Flax store each value."""
+    """Return the name without the key of the box that NNX and Flax store each value in."""
     text = jax.tree_util.keystr(path, simple=True, separator=".")
     return text.removesuffix(".value") or "value"
 

@@ -102,7 +102,7 @@ class SpecModel(Model):
 
     @abstractmethod
     def _features(self, parameters: Arrays, inputs: Sequence[Any], drop: Dropout, key: Any) -> Any:
-        """Compute [batch, features]; the key is None unless it trains."""
+        """Compute [batch, features]; the key is None outside of training."""
 
     def __call__(self, *inputs: Any) -> Any:
         """Compute [batch, *output_shape] in evaluation mode, from inputs [batch, ...] in the spec's dtype."""

@@ -45,7 +45,7 @@ def as_model(model: Any) -> Model:
 
         return KerasModel(model)
     name = f"{type(model).__module__}.{type(model).__name__}"
-    raise StateError(f"a {name} holds no trainable values", hint=_hint(model))
+    raise StateError(f"a {name} has no trainable values", hint=_hint(model))
 
 
 def _hint(model: Any) -> str:

@@ -42,7 +42,7 @@ class Equinox(Model):
     so are the values of the state (`state.0`, ...).
 
     Args:
-        module: The module. One with state (`eqx.nn.BatchNorm`) is given as it was created; or, from
+        module: The module. One with state (`eqx.nn.BatchNorm`) is passed unchanged after its creation; or, from
             `eqx.nn.make_with_state`, together with its `state`.
         state: The state, for a module that takes it as its last argument and returns it.
     """
@@ -67,7 +67,7 @@ class Equinox(Model):
 
     @property
     def state(self) -> Any:
-        """The current state; None if the module has none."""
+        """The current state; None if the module has no state."""
         return self._state_from(self.buffers)
 
     @property
@@ -135,7 +135,7 @@ class Equinox(Model):
 
 
 def _with_state(module: Any) -> tuple[Any, Any]:
-    """Return a module as it was created, and the initial state of its layers; None if they have no state."""
+    """Return the module and the initial state of its layers; None if they have no state."""
     if not any(map(_is_state_index, jax.tree.leaves(module, is_leaf=_is_state_index))):
         return module, None
     try:
@@ -144,7 +144,7 @@ def _with_state(module: Any) -> tuple[Any, Any]:
         raise ShapeError(
             f"the state of {type(module).__name__} is missing",
             cause="it was created by eqx.nn.make_with_state, which returns module and state",
-            hint="give the node both: anyaccel_jax.Equinox(module, state)",
+            hint="pass both to the node: anyaccel_jax.Equinox(module, state)",
         ) from error
     return pair
 

@@ -33,7 +33,7 @@ class FlaxTrainState(Linen):
         module = getattr(state.apply_fn, "__self__", None)
         if not isinstance(module, nn.Module):
             raise StateError(
-                "the apply_fn of a TrainState is no method of a Linen module",
+                "the apply_fn of a TrainState is not a method of a Linen module",
                 cause=f"{state.apply_fn!r:.80}",
                 hint="pass anyaccel_jax.Function(function, state.params), with optimizer=Optimizer(state.tx)",
             )

@@ -47,8 +47,8 @@ class Function(Model):
             state.
         parameters: A pytree of arrays or numbers. They are copied, with the dtypes of `jax.numpy.array`. Floating ones
             are trained, others are constants.
-        state: A pytree of arrays that calls in training change, such as running statistics; None if there are none. Its
-            arrays are copied, and are buffers named `state.NAME`.
+        state: A pytree of arrays that calls in training change, such as running statistics; None without such arrays.
+            Its arrays are copied, and are buffers named `state.NAME`.
 
     Attributes:
         tree: Current parameters, as a pytree like the given one.
@@ -95,7 +95,7 @@ class Function(Model):
         held = next((each for each in _held(self._apply) if _has_haiku_state(each)), None)
         if held is None:
             return ""
-        way = "carry it: Function(apply, parameters, state=state) calls apply(parameters, state, *inputs)"
+        way = "pass the state: Function(apply, parameters, state=state) calls apply(parameters, state, *inputs)"
         return f"{self!r} calls a model of Haiku with state, and its state would not change; {way}"
 
     @property
@@ -134,13 +134,13 @@ class Function(Model):
         """Return the outputs and the state that the function gave.
 
         Raises:
-            PhaseError: it gave no such pair, or a state of another structure.
+            PhaseError: it gave no such pair, or a state with another structure.
         """
         is_pair = isinstance(given, tuple) and len(given) == 2
         if not is_pair or list(named_leaves(given[1])) != list(named_leaves(state)):
-            what = "a state of another structure" if is_pair else f"a {type(given).__name__}"
+            what = "a state with another structure" if is_pair else f"a {type(given).__name__}"
             raise PhaseError(
-                f"{self!r} has a state, and gave {what}",
+                f"{self!r} has a state, but returned {what}",
                 available=", ".join(named_leaves(state)),
                 hint="return outputs, state, where state is a pytree like the given one",
             )
@@ -158,7 +158,7 @@ def _state_arrays(state: Any) -> dict[str, Any]:
 
 
 def _held(apply: Any) -> Iterator[Any]:
-    """Yield what a function is bound to, closes over, or names among its globals."""
+    """Yield the values that a function is bound to, closes over, or uses as globals."""
     function = apply.func if isinstance(apply, functools.partial) else getattr(apply, "__func__", apply)
     yield from (function, getattr(apply, "__self__", None))
     yield from (cell.cell_contents for cell in getattr(function, "__closure__", None) or ())

@@ -57,7 +57,7 @@ class KerasModel(Model):
 
     @property
     def dtype(self) -> str | None:
-        """The dtype in which the layer computes, which is also that of its inputs."""
+        """The compute dtype of the layer, also used for its inputs."""
         return str(self.layer.compute_dtype)
 
     @property
@@ -180,7 +180,7 @@ _carry_loss.defvjp(lambda output, loss: (output, loss), lambda loss, cotangent: 
 
 
 def _with_added_losses(outputs: tuple[Any, ...], added: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the outputs, the first floating one of which carries the gradient of the losses that the model adds."""
+    """Return the outputs; the first floating one carries the gradient of the losses added by the model."""
     first = next((i for i, output in enumerate(outputs) if _is_floating(output)), None)
     if first is None or not added:
         return outputs

@@ -110,9 +110,9 @@ class NnxModel(Model):
 
     def _writing_error(self, name: str) -> PhaseError:
         return PhaseError(
-            f"a {self!r} cannot be trained: its call writes to {name}, which would be lost",
-            cause="a call may write to variables that are no nnx.Param",
-            hint="keep it in an nnx.Variable, use a layer that leaves its parameters as they are, or freeze the node",
+            f"a {self!r} cannot be trained: its call writes to {name}, and this change would be lost",
+            cause="a call may write only to variables that are not an nnx.Param",
+            hint="store it in an nnx.Variable, use a layer that does not change its parameters, or freeze the node",
         )
 
     def _random_state(self, key: Any) -> Any:

@@ -55,7 +55,7 @@ class PlacedBlock:
         name: Name of the part of the model; `""` for the whole model.
         device: Device that computes it.
         tier: `"cpu"` or `"disk"` for offloaded weights; `""` for weights that stay on the device.
-        nbytes: Bytes of its weights, without those that other blocks use too.
+        nbytes: Bytes of its weights, without those shared with other blocks.
         step_bytes: Bytes copied in each step; in training to the device for forward and backward, and gradients back.
     """
 
@@ -176,7 +176,7 @@ class OffloadModels(Capability):
 def _block(given: Mapping[str, Any]) -> PlacedBlock:
     tier = _text(given["tier"])
     if tier not in ("", *TIERS):
-        raise ValueError(f"{tier!r} is no tier")
+        raise ValueError(f"{tier!r} is not a tier")
     return PlacedBlock(
         name=_text(given["name"]),
         device=Device.parse(given["device"]),
@@ -188,17 +188,17 @@ def _block(given: Mapping[str, Any]) -> PlacedBlock:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{type(value).__name__} where text is wanted")
+        raise TypeError(f"{type(value).__name__} instead of text")
     return value
 
 
 def _count(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise TypeError(f"{str(value)[:40]!r} where a number of bytes is wanted")
+        raise TypeError(f"{str(value)[:40]!r} instead of a number of bytes")
     return value
 
 
 def _seconds(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e12:
-        raise TypeError(f"{str(value)[:40]!r} where seconds are wanted")
+        raise TypeError(f"{str(value)[:40]!r} instead of seconds")
     return float(value)

@@ -20,7 +20,7 @@ from anyaccel_offload.planner.values import Block, DeviceSpec, Edge, OffloadTier
 WHERE = "plan_blocks: "
 OBJECTIVES = ("throughput", "latency")
 OFFLOADS = ("no", "cpu", "disk")
-ESTIMATED = "times are estimated: weights read at 1 TB/s, as no block has seconds"
+ESTIMATED = "times are estimated: weights read at 1 TB/s, because no block has seconds"
 
 
 def plan_blocks(
@@ -70,7 +70,7 @@ def _problem(blocks: Any, devices: Any, edges: Any, settings: Settings) -> Probl
     unknown = [block.name for block in blocks if block.seconds is None]
     if unknown and len(unknown) < len(blocks):
         raise ConfigError(
-            f"{WHERE}block {unknown[0]!r} has no seconds, others have", hint="give seconds for all blocks or for none"
+            f"{WHERE}block {unknown[0]!r} has no seconds, others have", hint="set seconds for all blocks or for none"
         )
     kinds = {device.kind for device in devices}
     for block in blocks:
@@ -78,7 +78,7 @@ def _problem(blocks: Any, devices: Any, edges: Any, settings: Settings) -> Probl
             raise ConfigError(
                 f"{WHERE}block {block.name!r} has seconds for {', '.join(sorted(block.seconds or ()))} only",
                 available=", ".join(sorted(kinds)),
-                hint="give its seconds on a kind of device that there is",
+                hint="set its seconds for an available kind of device",
             )
     return Problem(blocks, connections, devices, settings)
 
@@ -118,7 +118,7 @@ def _named(given: Any, kind: type, name: str, example: str) -> list[Any]:
     names = [each.name for each in values]
     twice = sorted({each for each in names if names.count(each) > 1}) if len(set(names)) < len(names) else []
     if twice:
-        raise ConfigError(f"{WHERE}{name} has {twice[0]!r} several times", hint="give each a name of its own")
+        raise ConfigError(f"{WHERE}{name} has {twice[0]!r} several times", hint="use unique names")
     return values
 
 
@@ -131,7 +131,7 @@ def _edges(given: Any, blocks: list[Block]) -> list[Edge]:
     names = {block.name for block in blocks}
     for name in (name for edge in edges for name in (edge.source, edge.target)):
         if name not in names:
-            raise ConfigError(f"{WHERE}an edge names {name!r}, which is no block", hint="name a block of blocks=")
+            raise ConfigError(f"{WHERE}an edge names {name!r}, which is not a block", hint="name a block of blocks=")
     return edges
 
 
@@ -157,13 +157,13 @@ def _does_not_fit(problem: Problem, offload: str, tiers: list[OffloadTier]) -> O
     others = " and others" if len(problem.units[largest]) > 1 else ""
     least = size(int(need[largest] + problem.transient[:, largest].min()))
     enough = whole <= sum(each.usable for each in problem.devices)
-    divided = "; in all they would, but no way to divide them was found" if enough else ""
+    divided = "; their total would fit, but no split was found" if enough else ""
     shown = rooms[:8] + ([f"and {len(rooms) - 8} more devices"] if len(rooms) > 8 else [])
     shown += [f"tier {tier.name} {size(tier.memory)}" for tier in tiers if tier.memory is not None]
-    hints = {"no": "write offload='cpu' to let weights rest in host memory, or give more or larger devices"}
+    hints = {"no": "write offload='cpu' to store weights in host memory, or use more or larger devices"}
     return OutOfMemoryError(
-        f"the model does not fit: its {len(problem.blocks):,} blocks need {size(int(whole))} besides what they need "
-        f"while they compute{divided}; the largest that stays together, {name!r}{others}, needs {least}",
+        f"the model does not fit: its {len(problem.blocks):,} blocks need {size(int(whole))} plus memory "
+        f"for computing{divided}; the largest that stays together, {name!r}{others}, needs {least}",
         available=", ".join(shown),
         hint=hints.get(offload, "smaller blocks, more devices, or larger tiers are needed"),
     )
@@ -176,9 +176,9 @@ def _plan(
     value = float(seconds.sum() if objective == "latency" else seconds.max())
     notes = [ESTIMATED] * problem.estimated
     if method == "packing":
-        notes.append("no contiguous split fits: blocks that follow each other are on different devices")
+        notes.append("no contiguous split fits: consecutive blocks are on different devices")
     if 1 in made.slots.values():
-        notes.append("memory has room for one staging slot only: copies are not hidden")
+        notes.append("memory has room for only one staging slot, so copies are not hidden")
     return BlockPlan(
         devices=tuple(_share(problem, made, d, objective, seconds) for d in range(len(problem.devices))),
         objective=objective,
@@ -243,7 +243,7 @@ def _reason(problem: Problem, made: Streamed, d: int, objective: str) -> str:
         return "It is idle: it can hold no block."
     before = bottleneck(problem, made.assignment, objective)
     what = "the slowest device" if objective == "throughput" else "a request"
-    return f"It is idle: no way was found to use it that leaves the time of {what} at {before:.4g} s."
+    return f"It is idle: no use of it was found that keeps the time of {what} at {before:.4g} s."
 
 
 # -- The plan of blocks on devices: an immutable value with a table, reasons, and a round trip through JSON ------------
@@ -386,7 +386,7 @@ def _is_field(kind: str, value: Any) -> bool:
 def _record(kind: type, where: str, given: Any) -> dict[str, Any]:
     """Return the fields of a record, after checking that all exist and have their types."""
     names = {each.name: str(each.type) for each in fields(kind)}
-    wanted = f"a dict with {', '.join(names)}, as to_dict gives it"
+    wanted = f"a dict with {', '.join(names)}, as returned by to_dict"
     fits = lambda it: isinstance(it, Mapping) and set(it) == set(names)  # noqa: E731
     check(ConfigError, "", where, given, fits, wanted, "plan.to_dict()")
     for name, annotation in names.items():

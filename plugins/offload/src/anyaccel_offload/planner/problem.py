@@ -250,8 +250,8 @@ def _tensors(blocks: Sequence[Block], edges: Sequence[Edge], index: dict[str, in
         size, units = touched.setdefault((edge.source, edge.tensor), (edge.nbytes, {int(unit_of[index[edge.source]])}))
         if size != edge.nbytes:
             raise ConfigError(
-                f"edges from {edge.source!r} say that tensor {edge.tensor!r} has {size:.0f} and {edge.nbytes} bytes",
-                hint="give different tensors of one block different names: Edge(source, target, nbytes, tensor='b')",
+                f"edges from {edge.source!r} give tensor {edge.tensor!r} both {size:.0f} and {edge.nbytes} bytes",
+                hint="use different names for different tensors of one block: Edge(source, target, nbytes, tensor='b')",
             )
         units.add(int(unit_of[index[edge.target]]))
     return _shared(touched, 2)
@@ -265,7 +265,7 @@ def _ties(blocks: Sequence[Block], unit_of: Ints, factor: float) -> Shared:
             if known != math.ceil(size * factor):
                 raise ConfigError(
                     f"blocks give tied parameter {name!r} different numbers of bytes, {block.name!r} among them",
-                    hint="a tied parameter has one size: write the same bytes in each block",
+                    hint="use the same number of bytes for a tied parameter in each block",
                 )
             units.add(int(unit_of[i]))
     return _shared(touched, 1)

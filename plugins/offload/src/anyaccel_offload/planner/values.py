@@ -231,5 +231,5 @@ def memory_size(error: type[AnyaccelError], where: str, name: str, value: Any) -
     except (TypeError, ValueError, OverflowError):
         found = -1
     if found < 0:
-        raise error(f"{where}{name}={value!r} is no size", hint="write bytes, or '20GiB' or '500MB'")
+        raise error(f"{where}{name}={value!r} is not a size", hint="write bytes, or '20GiB' or '500MB'")
     return found

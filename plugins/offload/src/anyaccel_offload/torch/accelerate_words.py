@@ -19,7 +19,7 @@ RENAMED: Mapping[str, str] = {"keep_in_fp32_modules": "keep_in_fp32"}
 
 REFUSED: Mapping[str, tuple[object, str]] = {
     "verbose": (False, "leave it out, and print(device_map.plan.explain())"),
-    "full_state_dict": (True, "leave it out, and give the files of the whole model"),
+    "full_state_dict": (True, "leave it out, and pass the files of the whole model"),
     "broadcast_from_rank0": (False, "leave it out: each process reads the files"),
     "offload_8bit_bnb": (False, "leave it out: nothing is quantized"),
     "offload_index": (None, "load the files: load_checkpoint_and_dispatch(model, FOLDER, device_map)"),
@@ -37,8 +37,8 @@ REFUSED: Mapping[str, tuple[object, str]] = {
 
 NAMES: Mapping[str, str] = {
     "get_balanced_memory": "write infer_auto_device_map(model, max_memory), which balances",
-    "get_max_memory": "write infer_auto_device_map(model), which takes what is free",
-    "clean_device_map": "leave the map as it is: it names blocks in the order in which they compute",
+    "get_max_memory": "write infer_auto_device_map(model), which uses the free memory",
+    "clean_device_map": "keep the map: it names blocks in the order of their computation",
     "attach_align_device_hook": "write cpu_offload(module, execution_device)",
     "attach_align_device_hook_on_blocks": "write dispatch_model(model, device_map)",
     "attach_execution_device_hook": "write dispatch_model(model, {'': execution_device}, force_hooks=True)",
@@ -75,7 +75,7 @@ def takes_accelerates(function: Callable[_Arguments, _Value]) -> Callable[_Argum
                 plain, way = REFUSED[name]
                 if keywords.pop(name) != plain:
                     called = function.__qualname__.removesuffix(".__init__")
-                    raise ConfigError(f"{called} has no {name}, which Accelerate has", hint=way)
+                    raise ConfigError(f"{called} has no {name}, unlike Accelerate", hint=way)
         return function(*args, **keywords)
 
     return taking

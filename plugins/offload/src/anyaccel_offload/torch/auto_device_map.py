@@ -25,7 +25,7 @@ from anyaccel_offload.torch.model_blocks import block_around, find_blocks, place
 
 WHERE = "infer_auto_device_map: "
 _REFERENCE = 1e12  # bytes of weights per second of a device of rate 1
-_TIMES = "times are those of reading all weights once, about right for few rows"
+_TIMES = "times are estimated from reading all weights once, which is about right for few rows"
 _WHOLE = "(model)"
 """Name of a block that is the whole model, in a plan."""
 
@@ -139,7 +139,7 @@ def infer_auto_device_map(
     number(ConfigError, WHERE, "headroom", headroom, lambda it: 0 <= it < 1, "a number from 0 to below 1", 0.1)
     names = find_blocks(model, check_names("no_split_module_classes", classes))
     if not names:
-        raise ConfigError(f"{WHERE}this {type(model).__name__} has no weights", hint="give a module with parameters")
+        raise ConfigError(f"{WHERE}this {type(model).__name__} has no weights", hint="pass a module with parameters")
     if inputs is not None:
         names = _in_order(model, names, inputs)
     flag(ConfigError, WHERE, "offload_buffers", offload_buffers)
@@ -224,9 +224,7 @@ def _in_order(model: nn.Module, names: Sequence[str], inputs: Sequence[Any] | Ma
         return execution_order(model, names, args, kwargs)
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         problem = f"{WHERE}{type(model).__name__} cannot be called with inputs={type(inputs).__name__}: {error}"
-        raise ConfigError(
-            problem, hint="leave inputs out; blocks are then taken in the order of registration"
-        ) from error
+        raise ConfigError(problem, hint="leave inputs out to use blocks in registration order") from error
 
 
 def check_names(name: str, given: Any) -> tuple[str, ...]:
@@ -308,7 +306,7 @@ def _memory(given: Any) -> dict[str, int | None]:
     for key, value in given.items():
         device = device_in_map(WHERE, key, "max_memory")
         if device == torch.device("meta"):
-            raise ConfigError(f"{WHERE}max_memory has 'meta', which computes nothing", hint="name a device, such as 0")
+            raise ConfigError(f"{WHERE}max_memory has 'meta', which cannot compute", hint="name a device, such as 0")
         name = device if isinstance(device, str) else str(device)
         if name in made:
             raise ConfigError(f"{WHERE}max_memory has {name} twice", hint="name each device once")

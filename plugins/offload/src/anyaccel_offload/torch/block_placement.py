@@ -73,9 +73,9 @@ def check_model(where: str, model: Any) -> None:
     """
     check(ConfigError, where, "model", model, lambda it: isinstance(it, nn.Module), "a module of torch", "net")
     if next(places(model), None) is None:
-        raise ConfigError(f"{where}this {type(model).__name__} has no weights", hint="give a module with parameters")
+        raise ConfigError(f"{where}this {type(model).__name__} has no weights", hint="pass a module with parameters")
     if offload_of(model) is not None:
-        raise StateError(f"{where}this model is offloaded already", hint="call remove_offload(model) first")
+        raise StateError(f"{where}this model is already offloaded", hint="call remove_offload(model) first")
 
 
 def checked_execution_device(where: str, model: Any, given: Any) -> torch.device:
@@ -100,7 +100,7 @@ def named_device(where: str, name: str, given: Any) -> torch.device:
     """
     found = device_in_map(where, given)
     if isinstance(found, str) or found.type == "meta":
-        raise ConfigError(f"{where}{name}={given!r} computes nothing", hint=f"write {name}='cuda:0'")
+        raise ConfigError(f"{where}{name}={given!r} cannot compute", hint=f"write {name}='cuda:0'")
     check_is_there(where, found)
     return found
 
@@ -141,7 +141,7 @@ def _values(
         names = [place.name for place in places(model.get_submodule(block), block)]
         entries = {devices[entry_for(name, devices) or ""]: name for name in names}
         if len(entries) > 1:
-            problem = f"{where}device_map divides {block!r}, which has no modules inside: {', '.join(entries.values())}"
-            raise ConfigError(problem, hint=f"give {block!r} one device")
+            problem = f"{where}device_map splits {block!r}, which has no submodules: {', '.join(entries.values())}"
+            raise ConfigError(problem, hint=f"use one device for {block!r}")
         made.append(next(iter(entries)))
     return made

@@ -73,7 +73,7 @@ class SafetensorsFile:
                 os.posix_fadvise(self._stream.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
             entries = tensor_file.contents(self._stream, self._stat[0])
         except OSError as error:
-            raise StateError(f"{str(path)!r} cannot be read: {error}", hint="give a readable file") from error
+            raise StateError(f"{str(path)!r} cannot be read: {error}", hint="use a readable file") from error
         except StateError as error:
             problem = f"{str(path)!r} cannot be read as safetensors: {error.problem}"
             raise StateError(problem, hint=error.hint or "copy or download it again") from error
@@ -93,7 +93,7 @@ class SafetensorsFile:
             while into:
                 count = self._stream.readinto(into[:_LARGEST_READ])
                 if not count:
-                    raise StateError(f"{str(self.path)!r} ends too early", hint="copy or download it again")
+                    raise StateError(f"{str(self.path)!r} is truncated", hint="copy or download it again")
                 into = into[count:]
 
 
@@ -180,7 +180,7 @@ class _Cast:
         """Raise an error if finite values became infinite.
 
         Raises:
-            StateError: Some did; it has their number and the first of them.
+            StateError: Some did; the message has their number and the first one.
         """
         if not self._n_lost:
             return
@@ -189,7 +189,7 @@ class _Cast:
             f"{self._name} has {self._n_lost:,} values in the checkpoint that would be infinite in {short}, such as "
             f"{self._first}",
             cause=f"{short} holds numbers up to {torch.finfo(self._dtype).max}",
-            hint="load with dtype=torch.bfloat16, or keep this part wide: keep_in_fp32=['PART']",
+            hint="load with dtype=torch.bfloat16, or keep this part in float32: keep_in_fp32=['PART']",
         )
 
 
@@ -210,16 +210,16 @@ def open_checkpoint(where: str, given: Any) -> Mapping[str, SavedTensor]:
         given: A `.safetensors` file, a file of `torch.save`, an index of shards, or a folder with any of these.
 
     Raises:
-        StateError: There is no such file, or it is damaged or hostile: offsets outside of it, or shards in other
+        StateError: The file does not exist, or is damaged or hostile: offsets outside of it, or shards in other
             folders.
     """
     if not isinstance(given, str | os.PathLike) or not str(given):
-        raise StateError(f"{where}checkpoint={shown(given)} is no path", hint="write checkpoint='FOLDER'")
+        raise StateError(f"{where}checkpoint={shown(given)} is not a path", hint="write checkpoint='FOLDER'")
     path = Path(given).expanduser()
     path = path / weight_file_in(LocalStorage(path, follows_links=True), SUFFIXES) if path.is_dir() else path
     if not path.is_file():
-        problem = f"{where}there is no file or folder {str(path)!r}"
-        raise StateError(problem, hint="give a file of weights, an index of shards, or a folder that has one")
+        problem = f"{where}no file or folder {str(path)!r} exists"
+        raise StateError(problem, hint="pass a weight file, an index of shards, or a folder with one")
     return _open_shards(path) if path.name.endswith(INDEX_ENDING) else _open_file(path)
 
 
@@ -228,7 +228,7 @@ def _open_file(path: Path) -> Mapping[str, SavedTensor]:
         return SafetensorsFile(path).tensors
     if path.suffix in SUFFIXES:
         return {name: LoadedTensor(value, name) for name, value in load_tensors(path, mapped=True).items()}
-    raise StateError(f"{str(path)!r} is no file of weights", available=", ".join(SUFFIXES), hint=f"use {SAFETENSORS}")
+    raise StateError(f"{str(path)!r} is not a weight file", available=", ".join(SUFFIXES), hint=f"use {SAFETENSORS}")
 
 
 def _open_shards(index: Path) -> Mapping[str, SavedTensor]:
@@ -238,7 +238,7 @@ def _open_shards(index: Path) -> Mapping[str, SavedTensor]:
     wrong: set[str] = set()
     for shard in dict.fromkeys(places.values()):
         if not (index.parent / shard).is_file():
-            raise StateError(f"{str(index)!r} names {shard!r}, which is not there", hint="copy or download it again")
+            raise StateError(f"{str(index)!r} names {shard!r}, which is missing", hint="copy or download it again")
         tensors = _open_file(index.parent / shard)
         wrong |= tensors.keys() ^ {name for name, place in places.items() if place == shard}
         found.update(tensors)

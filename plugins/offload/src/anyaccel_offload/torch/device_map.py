@@ -41,7 +41,7 @@ def device_in_map(where: str, given: Any, name: str = "device_map") -> torch.dev
             raise TypeError
         found = torch.device(_torch_words(given) if isinstance(given, str) else given)
     except (RuntimeError, TypeError, AnyaccelError) as error:
-        problem = f"{where}{name} has {shown(given)}, which is no device"
+        problem = f"{where}{name} has {shown(given)}, which is not a device"
         raise ConfigError(problem, hint=f"write {name}={_EXAMPLES.get(name, repr('cuda:0'))}") from error
     return found if found.index is not None or found.type in ("cpu", "meta") else torch.device(found.type, 0)
 
@@ -73,11 +73,11 @@ def checked_map(where: str, model: nn.Module, given: Any) -> dict[str, torch.dev
     known = {*tensors, *(name for name, _ in model.named_modules(remove_duplicate=False))}
     if unknown := [key for key in found if key not in known]:
         children = ", ".join(name for name, _ in model.named_children())
-        problem = f"{where}device_map names {_listed(unknown)}, which the model has not"
+        problem = f"{where}device_map names {_listed(unknown)}, which the model does not have"
         raise ConfigError(problem, available=children, hint="use names of model.named_modules()")
     if without := [name for name in tensors if entry_for(name, found) is None]:
         problem = f"{where}device_map has no device for {_listed(without)}"
-        raise ConfigError(problem, hint="add them or a module that has them; '' stands for the whole model")
+        raise ConfigError(problem, hint="add them or a module that contains them; '' means the whole model")
     return found
 
 
@@ -89,7 +89,7 @@ def check_is_there(where: str, device: torch.device | str) -> None:
     """
     if isinstance(device, str) or device.type in ("cpu", "meta"):
         if device == torch.device("meta"):
-            raise ConfigError(f"{where}device_map has 'meta', which computes nothing", hint="write 'cpu' or 'disk'")
+            raise ConfigError(f"{where}device_map has 'meta', which cannot compute", hint="write 'cpu' or 'disk'")
         return
     try:
         count = torch.get_device_module(device).device_count()
@@ -97,7 +97,9 @@ def check_is_there(where: str, device: torch.device | str) -> None:
         count = 0
     if (device.index or 0) >= count:
         there = ", ".join(f"{device.type}:{i}" for i in range(count)) or "cpu, disk"
-        raise ConfigError(f"{where}there is no device {device}", available=there, hint="name a device of this machine")
+        raise ConfigError(
+            f"{where}the device {device} does not exist", available=there, hint="name a device of this machine"
+        )
 
 
 def entry_for(name: str, device_map: Mapping[str, Any]) -> str | None:

@@ -122,10 +122,10 @@ def _take_values(where: str, model: nn.Module, state_dict: Mapping[str, torch.Te
     for name, tensor in has.items():
         names.setdefault(id(tensor), []).append(name)
     if unknown := [name for name in state_dict if name not in has]:
-        raise ConfigError(f"{where}state_dict has {unknown[0]!r}, which the model has not", hint="leave it out")
+        raise ConfigError(f"{where}state_dict has {unknown[0]!r}, which the model does not have", hint="leave it out")
     if other := [name for name, value in state_dict.items() if value.shape != has[name].shape]:
-        problem = f"{where}{other[0]} of state_dict has another shape than in the model"
-        raise ConfigError(problem, hint="give a state dict of this model")
+        problem = f"{where}{other[0]} of state_dict has a different shape in the model"
+        raise ConfigError(problem, hint="pass a state dict of this model")
     for group in names.values():
         value = next((state_dict[name] for name in group if name in state_dict), None)
         if value is not None:
@@ -251,7 +251,7 @@ def load_checkpoint_and_dispatch(  # noqa: PLR0913  (the arguments of Accelerate
 
     Raises:
         ConfigError: An argument is wrong, or the device map does not match the model.
-        StateError: There is no checkpoint, it is damaged, or, if `strict`, it does not match the model.
+        StateError: The checkpoint does not exist, is damaged, or, if `strict`, does not match the model.
         OutOfMemoryError: A device is full, or the model does not fit at all.
     """
     where = "load_checkpoint_and_dispatch: "
@@ -260,7 +260,7 @@ def load_checkpoint_and_dispatch(  # noqa: PLR0913  (the arguments of Accelerate
         how = (device_map, max_memory, no_split_module_classes, dtype, offload_buffers)
         device_map = _planned(where, model, *how)
     elif max_memory is not None:
-        raise ConfigError(f"{where}max_memory needs a device_map to be planned", hint="write device_map='auto'")
+        raise ConfigError(f"{where}max_memory needs a planned device_map", hint="write device_map='auto'")
     loaded_to = None if device_map is None else checked_map(where, model, device_map)
     for value in (loaded_to or {}).values():
         check_is_there(where, value)
@@ -357,6 +357,6 @@ def _rest_on_disk(where: str, model: nn.Module, blocks: Sequence[str], all_block
     if not unwritten:
         return
     if folder is None:
-        problem = f"{where}{unwritten[0].name} rests on disk, and no folder was given for it"
+        problem = f"{where}{unwritten[0].name} belongs on disk, but no folder is set for it"
         raise ConfigError(problem, hint=f"write offload_dir='FOLDER', or load the weights from {SAFETENSORS}")
     write_blocks(model, blocks, all_blocks, checked_folder(where, folder))

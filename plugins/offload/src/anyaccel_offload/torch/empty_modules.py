@@ -137,8 +137,8 @@ class _Building:
         if draw is None or given._version:  # noqa: SLF001  (counts writes; torch documents no other)
             raise ConfigError(
                 f"init_empty_weights: buffer {name!r} of {type(module).__name__} is computed from parameters, or from "
-                "large random values, which are not there",
-                hint="write init_empty_weights(include_buffers=True) and give the buffer its values later",
+                "large random values, which do not exist yet",
+                hint="write init_empty_weights(include_buffers=True) and set the values of the buffer later",
             )
         drawn: Tensor = draw()
         return drawn

@@ -61,8 +61,8 @@ class BlockOrder:
             said = error.problem if isinstance(error, AnyaccelError) else first_line(error)
             problem = f"{type(self._model).__name__} cannot be called without values: {said}"
             if self._request.requires_order:
-                raise ConfigError(problem, hint="give the inputs of a call that it takes, or leave them out") from error
-            self.notes = (f"blocks are in the order in which they are registered, as {problem}",)
+                raise ConfigError(problem, hint="pass valid inputs of a call, or leave them out") from error
+            self.notes = (f"blocks are in registration order, because {problem}",)
             return list(names)
 
 

@@ -87,7 +87,7 @@ def load_checkpoint_in_model(
 
     Raises:
         ConfigError: An argument is wrong, or the device map does not match the model.
-        StateError: There is no checkpoint, it is damaged, or, if `strict`, it does not match; the message lists
+        StateError: The checkpoint does not exist, is damaged, or, if `strict`, does not match; the message lists
             everything.
         OutOfMemoryError: A device is full.
     """
@@ -105,8 +105,8 @@ def load_checkpoint_in_model(
             other = saved.get(name)
             if other is not None and other is not source and not source.has_values_of(other):
                 raise StateError(
-                    f"{WHERE}{', '.join(target.names)} are one tensor in the model, and differ in the checkpoint",
-                    hint="build the model without the tie, such as with tie_word_embeddings=False",
+                    f"{WHERE}{', '.join(target.names)} are one tensor in the model, but differ in the checkpoint",
+                    hint="build the model without the tie, for example with tie_word_embeddings=False",
                 )
     for target, source in sorted(chosen, key=lambda pair: _position(pair[1])):
         place = places[entry_for(target.names[0], places) or ""] if places else None
@@ -134,7 +134,7 @@ def _targets(model: nn.Module) -> list[_Target]:
     found: dict[int, _Target] = {}
     for name, value in model.state_dict(keep_vars=True).items():
         if not isinstance(value, Tensor):
-            problem = f"{WHERE}{name} of {type(model).__name__} is {type(value).__name__}, no tensor"
+            problem = f"{WHERE}{name} of {type(model).__name__} is {type(value).__name__}, not a tensor"
             raise StateError(problem, hint="load this model with model.load_state_dict")
         found.setdefault(id(value), _Target(tensor=value)).names.append(name)
     return list(found.values())
@@ -162,7 +162,7 @@ def _matched(
     parts += [f"{name} is {how}" for name, how in mismatched.items()]
     problem = f"{WHERE}the checkpoint does not fit {type(model).__name__}: {'; '.join(parts)}" if parts else ""
     if problem and (strict or not chosen):
-        raise StateError(problem, hint="give the checkpoint of this model, or load what fits with strict=False")
+        raise StateError(problem, hint="use the checkpoint of this model, or load the matching parts with strict=False")
     if problem:
         warnings.warn(printable(problem), UserWarning, stacklevel=3)
     return chosen, report
@@ -196,7 +196,7 @@ def _load(
     old = target.tensor
     if place == DISK and isinstance(old, nn.Parameter):
         if not isinstance(source, FileTensor):
-            problem = f"{WHERE}{target.names[0]} cannot rest in a file of torch.save"
+            problem = f"{WHERE}{target.names[0]} cannot stay in a file of torch.save"
             raise StateError(problem, hint="convert the checkpoint to safetensors, or write 'cpu' instead of 'disk'")
         replace(model, target.names, StoredTensor(source, dtype, _CPU, old.requires_grad))
         return
@@ -224,5 +224,7 @@ def replace(model: nn.Module, names: Iterable[str], value: Tensor) -> None:
         module = model.get_submodule(path)
         table = getattr(module, "_parameters" if isinstance(value, nn.Parameter) else "_buffers")
         if last not in table:
-            raise StateError(f"{shown(name)} is no parameter or buffer of {type(module).__name__}", hint="see its docs")
+            raise StateError(
+                f"{shown(name)} is not a parameter or buffer of {type(module).__name__}", hint="see its docs"
+            )
         table[last] = value

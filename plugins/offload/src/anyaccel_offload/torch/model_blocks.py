@@ -92,10 +92,11 @@ def check_values(where: str, model: nn.Module) -> None:
             continue
         if place.kind == "_buffers" and place.key in place.module._non_persistent_buffers_set:  # noqa: SLF001
             raise StateError(
-                f"{where}the buffer {place.name} has no values, and no checkpoint has any, as it is not persistent",
-                hint="make the model with init_empty_weights(), which computes buffers (include_buffers=False); or let "
-                "its module register the buffer with persistent=True before the checkpoint is saved",
+                f"{where}the buffer {place.name} has no values, and no checkpoint contains it, because it is not "
+                "persistent",
+                hint="create the model with init_empty_weights(), which computes buffers (include_buffers=False); or "
+                "register the buffer with persistent=True before you save the checkpoint",
             )
         raise StateError(
-            f"{where}{place.name} has no values", hint="load a checkpoint that has them: load_checkpoint_and_dispatch"
+            f"{where}{place.name} has no values", hint="load a checkpoint with them: load_checkpoint_and_dispatch"
         )

@@ -272,7 +272,7 @@ _attached: weakref.WeakKeyDictionary[nn.Module, _Attached] = weakref.WeakKeyDict
 def _initialized(hook: ModelHook, module: nn.Module) -> ModelHook:
     if hook.init_hook(module) is not module:
         raise ConfigError(
-            f"init_hook of {type(hook).__name__} gives another object than the module", hint="return the module"
+            f"init_hook of {type(hook).__name__} returns another object than the module", hint="return the module"
         )
     return hook
 

@@ -98,16 +98,18 @@ def set_module_tensor_to_device(
     inner, table, name = _owner(where, module, tensor_name)
     target = device_in_map(where, device, "device")
     if isinstance(target, str):
-        raise ConfigError(f"{where}device='disk' is no device", hint="write device='cpu', or use disk_offload(model)")
+        raise ConfigError(
+            f"{where}device='disk' is not a device", hint="write device='cpu', or use disk_offload(model)"
+        )
     _refuse_offloaded(where, inner)
     old = table[name]
     wanted = named_dtype(where, dtype)
     if value is None and old.device == _META != target:
-        raise ConfigError(f"{where}{tensor_name} is on the meta device", hint="give its value=, or load a checkpoint")
+        raise ConfigError(f"{where}{tensor_name} is on the meta device", hint="pass value=, or load a checkpoint")
     if value is not None and tuple(value.shape) != tuple(old.shape):
         raise ConfigError(
             f'{where}Trying to set a tensor of shape {value.shape} in "{name}" (which has shape {old.shape})',
-            hint="give a value of the shape of the parameter",
+            hint="pass a value with the shape of the parameter",
         )
     with torch.no_grad():
         source = old if value is None else value
@@ -174,7 +176,9 @@ def retie_parameters(model: nn.Module, tied_params: Iterable[Sequence[str]]) -> 
         found = [_owner(where, model, name) for name in group]
         tensors = [table[name] for _, table, name in found]
         if len({tuple(tensor.shape) for tensor in tensors}) > 1:
-            raise ConfigError(f"{where}{', '.join(group)} have different shapes", hint="tie parameters of one shape")
+            raise ConfigError(
+                f"{where}{', '.join(group)} have different shapes", hint="tie only parameters with the same shape"
+            )
         kept = next((tensor for tensor in tensors if tensor.device != _META), tensors[0])
         for _, table, name in found:
             table[name] = kept
@@ -224,7 +228,7 @@ def align_module_device(module: nn.Module, execution_device: Any = None) -> Iter
             continue
         if isinstance(rest, StoredTensor):
             raise CapabilityError(
-                f"{where}{name} rests in a file, and files are never changed", hint="load the model without 'disk'"
+                f"{where}{name} stays in a file, and files are never changed", hint="load the model without 'disk'"
             )
         with torch.no_grad():
             rest.copy_(made)
@@ -312,7 +316,7 @@ def offload_state_dict(save_dir: Any, state_dict: Mapping[str, Tensor]) -> None:
     where = "offload_state_dict: "
     folder = Path(save_dir)
     if (folder / _INDEX).exists():
-        raise StateError(f"{where}{str(folder)!r} has the weights of another model", hint="give a new folder")
+        raise StateError(f"{where}{str(folder)!r} has the weights of another model", hint="use a new folder")
     folder.mkdir(parents=True, exist_ok=True)
     index: dict[str, Any] = {}
     for name, tensor in state_dict.items():
@@ -326,7 +330,9 @@ def offload_weight(
 ) -> dict[str, Any] | None:
     """Write one tensor to `WEIGHT_NAME.dat` in a folder, add its shape and dtype to an index, and return the index."""
     if os.sep in weight_name or weight_name in ("", ".", ".."):
-        raise ConfigError(f"offload_weight: weight_name={shown(weight_name)} is no name", hint="write 'layer.weight'")
+        raise ConfigError(
+            f"offload_weight: weight_name={shown(weight_name)} is not a name", hint="write 'layer.weight'"
+        )
     values = weight.detach().to(_CPU).contiguous()
     values.reshape(-1).view(torch.uint8).numpy().tofile(Path(offload_folder) / f"{weight_name}.dat")
     if index is not None:
@@ -347,7 +353,7 @@ def load_offloaded_weight(weight_file: Any, weight_info: Mapping[str, Any]) -> T
     size = Path(weight_file).stat().st_size
     if size != nbytes:
         raise StateError(
-            f"{str(weight_file)!r} has {size} bytes, and its index says {nbytes}", hint="write the folder again"
+            f"{str(weight_file)!r} has {size} bytes, but {nbytes} in its index", hint="write the folder again"
         )
     if not nbytes:
         return torch.empty(tuple(shape), dtype=dtype)
@@ -378,7 +384,7 @@ class OffloadedWeightsLoader(Mapping[str, Tensor]):
         device: Any = None,
     ) -> None:
         if state_dict is None and save_folder is None and index is None:
-            raise ConfigError("OffloadedWeightsLoader: nothing is given", hint="write save_folder='FOLDER'")
+            raise ConfigError("OffloadedWeightsLoader: it has no arguments", hint="write save_folder='FOLDER'")
         self.state_dict = dict(state_dict or {})
         self.save_folder = None if save_folder is None else Path(save_folder)
         self.device = _CPU if device is None else device_in_map("OffloadedWeightsLoader: ", device, "device")
@@ -463,11 +469,11 @@ class LayerwiseCastingHook(ModelHook):
         """Cast to the compute dtype.
 
         Raises:
-            CapabilityError: Gradients are requested, which would be those of weights that no longer exist.
+            CapabilityError: Gradients are requested, but the weights no longer exist.
         """
         if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters()):
             raise CapabilityError(
-                f"the weights of this {type(module).__name__} are cast for each call, and are not trained",
+                f"the weights of this {type(module).__name__} are cast for each call and cannot be trained",
                 hint="call the model under torch.no_grad(), or freeze it: model.requires_grad_(False)",
             )
         module.to(dtype=self.compute_dtype, non_blocking=self.non_blocking)
@@ -524,7 +530,7 @@ def attach_layerwise_casting_hooks(
             values = place.tensor.detach()
             if bool((values.isfinite() & ~values.to(narrow).float().isfinite()).any()):
                 problem = f"{where}{place.name} would not be finite in {str(narrow).removeprefix('torch.')}"
-                raise StateError(problem, hint=f"leave it as it is: skip_modules_pattern={name!r}")
+                raise StateError(problem, hint=f"exclude it: skip_modules_pattern={name!r}")
     for _, layer in layers:
         add_hook_to_module(layer, LayerwiseCastingHook(narrow, wide, non_blocking), append=True)
 

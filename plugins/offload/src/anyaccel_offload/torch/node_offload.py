@@ -53,8 +53,8 @@ class TorchOffload(OffloadModels):
         """
         if keras.outermost(model):
             raise CapabilityError(
-                f"this {type(model).__name__} is of Keras, which keeps parameters apart from the layers that use them, "
-                "so that its blocks cannot be on several devices or rest elsewhere",
+                f"this {type(model).__name__} is a Keras model, which stores parameters separately from its "
+                "layers, so its blocks cannot be placed on several devices or offloaded",
                 hint="leave device_map, max_memory and offload out of the node",
             )
         before = _current(model, self.backend.native_device)
@@ -62,7 +62,7 @@ class TorchOffload(OffloadModels):
             return before[2]
         if before is None and offload_of(model) is not None:
             raise CapabilityError(
-                f"this {type(model).__name__} was dispatched already, and its node has a device_map as well",
+                f"this {type(model).__name__} is already dispatched, but its node also has a device_map",
                 hint="leave device_map, max_memory and offload out of the node, or call remove_offload(model)",
             )
         order = BlockOrder(model, request)
@@ -75,13 +75,13 @@ class TorchOffload(OffloadModels):
             for place in places(model.get_submodule(name), name):
                 if is_unwritten(place, shared):
                     raise CapabilityError(
-                        f"{place.name} is to rest on disk, and is in no file of safetensors",
+                        f"{place.name} belongs on disk, but is not in a safetensors file",
                         hint="load the model from its files, load_checkpoint_in_model(model, FOLDER, {'': 'disk'}), or "
                         "write offload='cpu'",
                     )
                 if request.training and place.tensor.requires_grad:
                     raise CapabilityError(
-                        f"{place.name} rests on disk, and weights in files are not trained",
+                        f"{place.name} stays on disk, but weights in files cannot be trained",
                         hint="write offload='cpu', or freeze the node: graph.freeze('NODE')",
                     )
         slots = {device: n for device, n in given.slots.items() if n == 1} if isinstance(given, DeviceMap) else {}
@@ -133,7 +133,7 @@ def _entries(
     memory = {_native_text(name, native): size for name, size in {**wanted, **tiers}.items()}
     names = find_blocks(model)
     if not names:
-        raise ConfigError(f"{WHERE}this {type(model).__name__} has no weights", hint="give a module with parameters")
+        raise ConfigError(f"{WHERE}this {type(model).__name__} has no weights", hint="pass a module with parameters")
     return planned_map(model, order(names), memory, offload=request.offload, training=request.training)
 
 
@@ -225,7 +225,7 @@ def _tier_rate(block: BlockPlace, disk: Rate) -> float:
 
 
 def _notes(blocks: Sequence[BlockPlace], disk: Rate) -> Iterator[str]:
-    yield "compute time is estimated from reading all weights once, about right for few rows"
+    yield "compute time is estimated from reading all weights once, which is about right for few rows"
     copied = [block.device for block in blocks if block.tier]
     on_disk = any(block.tier == DISK for block in blocks)
     yield rates_note([block.device for block in blocks], copied, disk if on_disk else None)

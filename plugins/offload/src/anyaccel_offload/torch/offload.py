@@ -204,7 +204,7 @@ class Offload:
     def _check(self, model: nn.Module) -> None:
         for inner in model.modules():
             if inner in offloads:
-                raise StateError(f"this {type(inner).__name__} is offloaded already", hint="call remove_offload first")
+                raise StateError(f"this {type(inner).__name__} is already offloaded", hint="call remove_offload first")
         check_values("", model)
 
     # -- places of tensors ---------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ def remove_offload(model: nn.Module) -> nn.Module:
     """
     offload = offloads.get(model)
     if offload is None:
-        raise StateError(f"this {type(model).__name__} is not offloaded", hint="give the model that was dispatched")
+        raise StateError(f"this {type(model).__name__} is not offloaded", hint="pass the dispatched model")
     offload.remove()
     return model
 

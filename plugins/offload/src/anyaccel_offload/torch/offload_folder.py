@@ -31,13 +31,13 @@ def checked_folder(where: str, given: Any) -> Path:
         StateError: The path is not a folder, or it has files, which could belong to another model.
     """
     if not isinstance(given, str | os.PathLike) or not str(given):
-        raise StateError(f"{where}offload_dir={shown(given)} is no path", hint="write offload_dir='FOLDER'")
+        raise StateError(f"{where}offload_dir={shown(given)} is not a path", hint="write offload_dir='FOLDER'")
     folder = Path(given).expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise StateError(
-            f"{where}{str(folder)!r} is no empty folder",
-            hint="give a new folder; weights that are in files of safetensors already are loaded from there by "
-            "load_checkpoint_and_dispatch, and written nowhere",
+            f"{where}{str(folder)!r} is not an empty folder",
+            hint="use a new folder; for weights that are already in safetensors files, use "
+            "load_checkpoint_and_dispatch, which reads them without writing",
         )
     return folder
 
@@ -72,7 +72,7 @@ def write_blocks(model: nn.Module, blocks: Sequence[str], all_blocks: Collection
         for path in made:
             path.unlink(missing_ok=True)
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        hint = "give a folder with more space" if full else "give a folder that you may write to"
+        hint = "use a folder with more space" if full else "use a writable folder"
         raise StateError(f"{str(folder)!r} cannot be written: {error}", hint=hint) from error
     for path, names in stored:
         for name, where in names.items():

@@ -83,7 +83,7 @@ class OffloadHook:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise CapabilityError(
-            "this model is offloaded, and can be neither pickled nor copied",
+            "this model is offloaded and can be neither pickled nor copied",
             hint="save model.state_dict(), or call remove_offload(model) first",
         )
 
@@ -149,6 +149,6 @@ class BlockHook(OffloadHook):
 def _refuse_compiling() -> None:
     if torch.compiler.is_compiling():
         raise CapabilityError(
-            "an offloaded model cannot be compiled as a whole: its weights come and go",
+            "an offloaded model cannot be compiled as a whole: its weights are copied for each step",
             hint="call it without torch.compile, or compile modules inside its blocks before it is dispatched",
         )

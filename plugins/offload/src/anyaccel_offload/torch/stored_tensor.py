@@ -92,14 +92,14 @@ class StoredTensor(torch.Tensor):
         Raises:
             MoveError: Always.
         """
-        raise MoveError("this weight rests in a file and has no memory", hint="use weight.clone(), which reads it")
+        raise MoveError("this weight stays in a file and has no memory", hint="use weight.clone(), which reads it")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return memo.setdefault(id(self), self.likeness(self.requires_grad))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise MoveError(
-            "this weight rests in a file, which a pickle would not bring along",
+            "this weight stays in a file, which a pickle would not contain",
             hint="save the values: {name: value.clone() for name, value in model.state_dict().items()}",
         )
 
@@ -115,7 +115,7 @@ def _read_whole(value: Any) -> Any:
     """Read a value like `_read`, if no gradient is lost."""
     if isinstance(value, StoredTensor) and value.requires_grad and torch.is_grad_enabled():
         raise CapabilityError(
-            "a weight that rests in a file is not trained",
+            "a weight that stays in a file cannot be trained",
             hint="run under torch.no_grad(), or freeze it: weight.requires_grad_(False)",
         )
     return _read(value)
@@ -139,6 +139,6 @@ _KNOWN = (Tensor, torch.nn.Parameter, StoredTensor)
 def _written(name: str) -> CapabilityError:
     """Return an error other than a TypeError, which would make `a += b` look for another operator."""
     return CapabilityError(
-        f"{name} would write to a weight that rests in a file, and files are never changed",
+        f"{name} would write to a weight that stays in a file, but files are never changed",
         hint="load the model without 'disk' in its device_map, or change a copy: weight.clone()",
     )

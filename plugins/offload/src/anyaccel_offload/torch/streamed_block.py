@@ -157,7 +157,7 @@ class StreamedBlock:
                     continue
                 if isinstance(rest, StoredTensor):
                     raise CapabilityError(
-                        f"the forward pass of {self.name} writes to a weight that rests in a file",
+                        f"the forward pass of {self.name} writes to a weight that stays in a file",
                         hint="dispatch this module to 'cpu' instead of 'disk', or to a device",
                     )
                 rest.copy_(view)

@@ -59,7 +59,7 @@ def family_of(name: str, arrow_type: Any) -> str:
     raise ColumnError(
         f"column {name!r} is {kind}, of which fit makes no features",
         available="numbers, booleans, text, categories, dates and times",
-        hint=f"leave it out, drop=[{name!r}], or make such columns of it first",
+        hint=f"leave it out, drop=[{name!r}], or convert it to such columns first",
     )
 
 
@@ -128,11 +128,11 @@ def other_family(name: str, column: Any, expected: str) -> ColumnError:
         as_numbers, as_dates = code_to_read(name, column, NUMBERS), code_to_read(name, column, DATES)
     words = {NUMBER: "numbers", BOOL: "booleans", TEXT: "text", DATE: "dates"}
     hints = {
-        NUMBER: f"make them numbers before (pandas: {as_numbers})",
-        BOOL: f"make them booleans before (pandas: table[{name!r}].map({{'yes': True, 'no': False}}))",
-        TEXT: f"make them text as they were in training (pandas: table[{name!r}].astype(str), or read_csv with "
+        NUMBER: f"convert them to numbers first (pandas: {as_numbers})",
+        BOOL: f"convert them to booleans first (pandas: table[{name!r}].map({{'yes': True, 'no': False}}))",
+        TEXT: f"convert them to text as in training (pandas: table[{name!r}].astype(str), or read_csv with "
         f"dtype={{{name!r}: str}})",
-        DATE: f"make them dates before (pandas: {as_dates})",
+        DATE: f"convert them to dates first (pandas: {as_dates})",
     }
     return ColumnError(
         f"column {name!r} held {words[expected]} where the model was trained, and holds {words[family]} here",

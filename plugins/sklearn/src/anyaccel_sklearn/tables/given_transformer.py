@@ -77,8 +77,8 @@ class GivenTransformer(TableTransform):
         except Exception as error:
             raise TransformError(
                 f"{what} cannot be fitted: {type(error).__name__}: {error}",
-                cause=f"it gets a data frame with the columns {listed(self.names)}",
-                hint="name the columns that it takes: make_column_transformer((StandardScaler(), ['COLUMN']), ...)",
+                cause=f"it receives a data frame with the columns {listed(self.names)}",
+                hint="name its columns: make_column_transformer((StandardScaler(), ['COLUMN']), ...)",
             ) from error
         self.target = None
         self.width = output.shape[1] if output.ndim == 2 else 0
@@ -86,8 +86,8 @@ class GivenTransformer(TableTransform):
         numbers = self._checked(output, len(frame))
         if np.abs(numbers[rows]).max() > _LARGE:
             warnings.warn(
-                f"{what} gives numbers up to {np.abs(numbers[rows]).max():.3g}, with which networks train badly; "
-                "let StandardScaler() come last: make_pipeline(TRANSFORMER, StandardScaler())",
+                f"{what} returns numbers up to {np.abs(numbers[rows]).max():.3g}, but networks train badly "
+                "with large numbers; put StandardScaler() last: make_pipeline(TRANSFORMER, StandardScaler())",
                 TableWarning,
                 user_level(),
             )
@@ -108,8 +108,8 @@ class GivenTransformer(TableTransform):
         except Exception as error:
             raise TransformError(
                 f"preprocess={type(self.transformer).__name__}(...) cannot be applied: {type(error).__name__}: {error}",
-                cause=f"it gets a data frame with the columns {listed(self.names)}",
-                hint="fit it so that it takes such values, for example OneHotEncoder(handle_unknown='ignore')",
+                cause=f"it receives a data frame with the columns {listed(self.names)}",
+                hint="fit it to accept such values, for example OneHotEncoder(handle_unknown='ignore')",
             ) from error
         return self._checked(output, len(frame))
 
@@ -117,7 +117,7 @@ class GivenTransformer(TableTransform):
         try:
             import pandas as pd
         except ImportError as error:
-            problem = "preprocess= with a transformer gives it a data frame, and pandas is not installed"
+            problem = "preprocess= with a transformer needs pandas, which is not installed"
             raise TransformError(problem, hint=install_line("pandas")) from error
         columns = {}
         for name in self.names:
@@ -143,23 +143,23 @@ class GivenTransformer(TableTransform):
             )
         if output.ndim != 2 or len(output) != n_rows or output.shape[1] != self.width:
             raise TransformError(
-                f"{what} gives an array of shape {list(output.shape)} for {n_rows} rows",
-                cause="it must give one row of numbers for each row",
-                hint="choose a transformer that keeps all rows",
+                f"{what} returns an array of shape {list(output.shape)} for {n_rows} rows",
+                cause="it must return one row of numbers for each row",
+                hint="use a transformer that keeps all rows",
             )
         try:
             numbers = output.astype(np.float32)
         except (TypeError, ValueError) as error:
             raise TransformError(
-                f"{what} does not give numbers: {error}",
+                f"{what} does not return numbers: {error}",
                 hint="encode text and dates in it, for example with OneHotEncoder() in a ColumnTransformer",
             ) from error
         broken = ~np.isfinite(numbers).all(axis=1)
         if broken.any():
             raise TransformError(
-                f"{what} gives NaN or infinity in {int(broken.sum())} of {n_rows} rows, the first in row "
-                f"{int(broken.argmax())}, with which no loss is a number",
-                hint="let SimpleImputer() come last: make_pipeline(TRANSFORMER, SimpleImputer())",
+                f"{what} returns NaN or infinity in {int(broken.sum())} of {n_rows} rows, "
+                f"the first in row {int(broken.argmax())}, so losses would be NaN",
+                hint="put SimpleImputer() last: make_pipeline(TRANSFORMER, SimpleImputer())",
             )
         return numbers
 

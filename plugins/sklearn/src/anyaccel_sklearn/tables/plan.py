@@ -92,10 +92,10 @@ def treatment_of(
     dropped = [f"{column.name!r} ({column.treatment})" for column in report if column.kind == "dropped"]
     if len(dropped) == len(report):
         raise ColumnError(
-            f"no feature is left of {len(report)} columns in {len(table)} rows to train on: {listed(dropped)}",
+            f"no feature is left of the {len(report)} columns in {len(table)} training rows: {listed(dropped)}",
             hint=f"take them as categories: categories={identifiers}"
             if identifiers
-            else "give rows in which a column has different values",
+            else "use rows with different values in a column",
         )
     if identifiers:
         values = {name: shown(compute.drop_null(table.column(name))[0].as_py(), 40) for name in identifiers}
@@ -113,7 +113,7 @@ def treatment_of(
         if column.kind == "dropped" and column.name not in identifiers
     ]
     if constant:
-        problem = f"columns that cannot tell rows apart are left out: {listed(constant)}"
+        problem = f"columns with a single value are left out: {listed(constant)}"
         warnings.warn(problem, TableWarning, user_level())
     counting = [name for name in parts["numbers"] if _counts_rows(table.column(name))]
     if counting:
@@ -133,14 +133,14 @@ def _given(
         TransformError: It has no fit and transform.
     """
     if isinstance(preprocess, str):
-        problem = f"fit has preprocess={preprocess!r}, which is no way to make features"
+        problem = f"fit has preprocess={preprocess!r}, which is not a known way to create features"
         hint = "write preprocess='auto'"
         if preprocess in SCALERS:
             hint = f"write scaler={preprocess!r}, which scales all features together"
         raise PhaseError(problem, available="'auto', a transformer of scikit-learn, None", hint=hint)
     if as_categories or embed not in ("auto", False):
         what = f"categories={list(as_categories)}" if as_categories else f"embed={shown(embed)}"
-        problem = f"fit has {what} and a {type(preprocess).__name__} as preprocess=, which decides that itself"
+        problem = f"fit has {what} and a {type(preprocess).__name__} as preprocess=, which already decides that"
         raise PhaseError(problem, hint="leave categories= and embed= out, or write preprocess='auto'")
     return GivenTransformer(preprocess, table, target)
 

@@ -97,7 +97,7 @@ class TableTreatment(TableTransform):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the columns that it takes."""
+        """Names of its input columns."""
         return (*self.numbers, *self.dates, *self.one_hot, *self.encoded, *self.codes)
 
     @property
@@ -168,7 +168,8 @@ class TableTreatment(TableTransform):
                 raise ColumnError(
                     f"column {name!r} is infinite in {int(is_infinite.sum()):,} of {len(table):,} rows, the first in "
                     f"row {int(is_infinite.argmax())}",
-                    hint="leave such places empty (pandas: table.replace([float('inf'), float('-inf')], float('nan')))",
+                    hint="replace them with missing values (pandas: table.replace([float('inf'), float('-inf')], "
+                    "float('nan')))",
                 )
             places |= dict.fromkeys(range(place, place + part.shape[1]), name)
             parts.append(part)
@@ -329,16 +330,16 @@ class TableTreatment(TableTransform):
             filled = [place for place in gap_columns if place not in self.gaps and is_gap[:, place].any()]
             counts = [f"{gap_columns[place]!r} in {int(is_gap[:, place].sum())}" for place in filled]
             if counts:
-                news.append(f"no value where there always was one in training, and get the median: {listed(counts)}")
+                news.append(f"missing values, although training had none; they get the median: {listed(counts)}")
         for part, (names, _) in self._encoders().items():
             for name, column, place in zip(names, texts[part].T, places[part].T, strict=True):
                 new = column[place < 0].tolist()
                 if new:
                     unseen.append(f"{name!r} in {len(new)} ({listed(map(repr, list(dict.fromkeys(new))[:3]))})")
         if unseen:
-            news.append(f"categories that were not in training, which count as none of them: {listed(unseen)}")
+            news.append(f"categories that were not in training; they are treated as unknown: {listed(unseen)}")
         if news:
-            warnings.warn(f"of {len(values)} rows some have {'; and '.join(news)}", TableWarning, user_level())
+            warnings.warn(f"some of {len(values)} rows have {'; and '.join(news)}", TableWarning, user_level())
 
 
 def _is_none(values: np.ndarray) -> np.ndarray:

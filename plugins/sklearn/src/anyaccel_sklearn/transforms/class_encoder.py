@@ -24,7 +24,7 @@ class ClassEncoder:
     """
 
     def fit(self, x: np.ndarray) -> ClassEncoder:
-        """Learn the labels of `x` [n, 1].
+        """Record the labels of `x` [n, 1].
 
         Raises:
             TransformError: A label is missing, or labels are of several kinds.
@@ -33,13 +33,13 @@ class ClassEncoder:
         if any(label is None or label != label for label in labels):
             row = next(i for i, label in enumerate(labels) if label is None or label != label)
             raise TransformError(
-                f"the class label of row {row} is missing", hint="leave such rows out before (pandas: table.dropna())"
+                f"the class label of row {row} is missing", hint="leave such rows out (pandas: table.dropna())"
             )
         try:
             classes = sorted(set(labels))
         except TypeError:
             kinds = ", ".join(sorted({type(label).__name__ for label in labels}))
-            raise TransformError(f"class labels are of several kinds: {kinds}", hint="make them one kind") from None
+            raise TransformError(f"class labels have several types: {kinds}", hint="convert them to one type") from None
         self.classes_ = np.empty(len(classes), dtype=object)
         self.classes_[:] = classes
         return self
@@ -55,9 +55,9 @@ class ClassEncoder:
         unseen = next((label for label in labels if label not in index), None)
         if unseen is not None or None in labels:
             raise TransformError(
-                f"the class {shown(unseen)} was not among those fitted",
+                f"the class {shown(unseen)} was not among the fitted classes",
                 available=listed(index),
-                hint="leave these rows out, or train on rows of this class, too",
+                hint="leave these rows out, or also train on rows of this class",
             )
         return np.array([index[label] for label in labels], dtype=np.int64).reshape(-1, 1)
 
@@ -74,6 +74,6 @@ class ClassEncoder:
             raise TransformError(
                 f"{wrong[0]:g} is not the index of a class",
                 available=f"0 to {last}: {listed(self.classes_)}",
-                hint=f"give the model {last + 1} outputs, one for each class",
+                hint=f"use a model with {last + 1} outputs, one for each class",
             )
         return np.asarray(self.classes_[indices.astype(np.int64)])

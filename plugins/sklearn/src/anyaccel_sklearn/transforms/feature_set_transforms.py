@@ -58,9 +58,9 @@ def fit_transform(
     padded = next((name for name in names if padding_of(rows.schema.field(name)) is not None), None)
     if padded is not None:
         raise TransformError(
-            f"{what}: the rows of {padded!r} differ in length, which transforms do not take",
+            f"{what}: the rows of {padded!r} differ in length, which transforms do not support",
             available="columns of one shape per sample",
-            hint="transform the values before they are given to the FeatureSet",
+            hint="transform the values before you create the FeatureSet",
         )
     table = rows.to_arrow()
     request = FitRequest(
@@ -83,7 +83,7 @@ def _result_role(rows: Rows, columns: Sequence[str], role: str | None, into: str
     """Return the requested role, or for a new column the role of its sources; None keeps the role of each column."""
     if role not in (None, *ROLES):
         raise TransformError(
-            f"{what}: role={shown(role)} is not a role", available=listed(ROLES), hint="name one of these"
+            f"{what}: role={shown(role)} is not a role", available=listed(ROLES), hint="use one of these"
         )
     if into is None:
         return role
@@ -96,7 +96,7 @@ def _result_role(rows: Rows, columns: Sequence[str], role: str | None, into: str
     roles = {rows.role(name) for name in columns}
     if role is None and len(roles) > 1:
         raise TransformError(
-            f"{what}: the role of {into!r} is not clear", available=listed(sorted(roles)), hint="write role='feature'"
+            f"{what}: the role of {into!r} is ambiguous", available=listed(sorted(roles)), hint="write role='feature'"
         )
     return role or roles.pop()
 
@@ -106,7 +106,7 @@ def _check_tags(rows: Rows, names: Sequence[str], output: np.ndarray, what: str)
     texts = [name for name in names if rows.role(name) == "tag" and not is_numeric(rows.schema.field(name).type)]
     if texts and output.dtype.kind in KINDS:
         raise TransformError(
-            f"{what} makes numbers of the tag {texts[0]!r}, which would stay a tag that no model takes",
+            f"{what} converts the tag {texts[0]!r} to numbers, but models cannot use a tag",
             available=f"role={listed(map(repr, ROLES))}",
             hint="write role='feature', or role='tag' to keep it a tag",
         )
@@ -115,7 +115,7 @@ def _check_tags(rows: Rows, names: Sequence[str], output: np.ndarray, what: str)
 def transform_like(rows: Rows, transforms: Transforms, wanted: Sequence[FittedTransform]) -> tuple[Any, Transforms]:
     """Return a table with fitted transforms applied, and its transforms; see `FeatureSet.transform_like`."""
     if set(wanted) & set(transforms.fitted):
-        problem = f"{rows.label!r} has these transforms already"
+        problem = f"{rows.label!r} already has these transforms"
         raise TransformError(problem, cause=listed(transforms.fitted), hint="apply them once")
     table, log = rows.to_arrow(), transforms.applied
     for fitted in wanted:
@@ -137,7 +137,7 @@ def _is_skipped(fitted: FittedTransform, table: Any, what: str) -> bool:
     raise TransformError(
         f"{what} cannot be applied without {listed(missing)}",
         available=f"columns: {listed(table.column_names)}",
-        hint="give these columns, or fit a transform of their own to those that may be missing",
+        hint="add these columns, or fit a separate transform to columns that may be missing",
     )
 
 
@@ -151,11 +151,11 @@ def _no_fit_rows(fit_on: Any, splits: Sequence[str], what: str) -> TransformErro
     """
     is_view = isinstance(fit_on, Rows) and fit_on.base is not fit_on
     given = "a view of another feature set" if is_view else repr(fit_on)
-    missing = f"{what} needs fit_on=, the rows that it is fitted to"
+    missing = f"{what} needs fit_on=, the rows to fit it to"
     return TransformError(
         missing if fit_on is None else f"{what} cannot be fitted on {given}",
         available=f"splits: {listed(splits)}",
-        hint=f"write fit_on={splits[0]!r}; 'all' also takes the rows that you evaluate on",
+        hint=f"write fit_on={splits[0]!r}; 'all' would include the rows that you evaluate on",
     )
 
 

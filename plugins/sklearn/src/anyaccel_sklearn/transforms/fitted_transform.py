@@ -1,4 +1,4 @@
-"""Fitted transforms as values: the columns that they take and create, and their inverse for predictions."""
+"""Fitted transforms as values: their input and output columns, and their inverse for predictions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class FittedTransform:
 
     Attributes:
         transform: The fitted object, a copy of the user's object.
-        columns: Names of the columns that it takes, joined in this order.
+        columns: Names of its input columns, joined in this order.
         results: Names of the columns that it creates: the same, or the one passed as `into=`.
         fit_on: Name of the split or view whose rows it was fitted to; `"all"` for all rows.
         role: The role requested for its results; None keeps the role of each column.
@@ -71,8 +71,8 @@ class FittedTransform:
     def get_config(self, arrays: dict[str, np.ndarray], prefix: str) -> dict[str, Any]:
         """Return this transform as plain data; its number arrays are added to `arrays`, under `prefix`.
 
-        `state` is None if the class of the transform is not known or its state is not plain. The transform can then be
-        compared by `fillers`, which are in the range of its output, but it cannot be read. `probe` is its output for
+        `state` is None if the class of the transform is unknown or its state is not plain data. The transform can then
+        be compared by `fillers`, which are in the range of its output, but it cannot be read. `probe` is its output for
         artificial rows.
         """
         own: dict[str, np.ndarray] = {}
@@ -81,9 +81,10 @@ class FittedTransform:
         except (NotPlainError, TypeError, RecursionError) as error:
             if isinstance(self.transform, TableTransform):  # raw rows could not be predicted otherwise
                 raise ConfigError(
-                    f"what preprocess= made of the columns {listed(self.columns)} cannot be saved: {error}",
-                    cause="a folder holds transformers of scikit-learn whose state is numbers and text, and no pickle",
-                    hint="write preprocess='auto', or a ColumnTransformer of scikit-learn's own transformers",
+                    f"the result of preprocess= for the columns {listed(self.columns)} cannot be saved: {error}",
+                    cause="a folder can store only transformers of scikit-learn with a state of numbers and text, "
+                    "without pickle",
+                    hint="write preprocess='auto', or a ColumnTransformer of transformers from scikit-learn",
                 ) from error
             state, own = None, {}
         arrays.update(own)
@@ -120,14 +121,14 @@ class FittedTransform:
                 raise TransformError(
                     f"{what} cannot be inverted for {', '.join(given)} alone: the result depends on "
                     f"{', '.join(missing)}",
-                    hint=f"give all of {', '.join(self.results)} together, or fit a transform to each column",
+                    hint=f"pass all of {', '.join(self.results)} together, or fit a transform to each column",
                 )
         rest = {name: values for name, values in pieces.items() if name not in self.results}
         twice = [name for name in first if name in rest]
         if twice:
             raise TransformError(
-                f"undoing {what} gives {', '.join(twice)}, which is among the given columns, too",
-                hint="bring the columns back one after the other",
+                f"undoing {what} returns {', '.join(twice)}, which is also among the given columns",
+                hint="undo the columns one at a time",
             )
         return {**rest, **first}
 
@@ -154,8 +155,8 @@ def result_layout(
         return (into or columns[0],), (shapes[0] if same and len(columns) == 1 else (width,),)
     if not same:
         raise TransformError(
-            f"{what} gives rows of width {width}, which do not fit into these {len(columns)} columns",
-            cause=f"together they are of width {sum(map(math.prod, shapes))}",
+            f"{what} returns rows of width {width}, which do not match these {len(columns)} columns",
+            cause=f"their total width is {sum(map(math.prod, shapes))}",
             hint="name the one new column with into='NAME', or transform the columns one by one",
         )
     return tuple(columns), tuple(shapes)
@@ -182,9 +183,9 @@ def split_joined(values: np.ndarray, shapes: Sequence[Shape], what: str) -> list
     joined = shapes[0] if len(shapes) == 1 else (*min(leads), sum(_as_tensor(shape)[-1] for shape in shapes))
     if not values.ndim or len(leads) > 1 or _without_ones(values.shape[1:]) != _without_ones(joined):
         raise TransformError(
-            f"values of shape {['n', *values.shape[1:]] if values.ndim else []} are not those of {what}",
+            f"values of shape {['n', *values.shape[1:]] if values.ndim else []} do not match {what}",
             cause=f"shapes per sample: {', '.join(str(list(shape)) for shape in shapes)}",
-            hint="name the columns that these values stand for",
+            hint="name the columns of these values",
         )
     if len(shapes) == 1:
         return [values.reshape(len(values), *joined)]
@@ -257,12 +258,12 @@ def read_transform(config: Any, reader: TransformReader) -> FittedTransform:
         TransformError: Its library is not installed.
     """
     if not isinstance(config, Mapping) or set(config) != _KEYS:
-        raise ConfigError(f"{shown(config)} is not the configuration of a transform", hint="give it as it was written")
+        raise ConfigError(f"{shown(config)} is not the configuration of a transform", hint="pass it unchanged")
     if config["state"] is None:
         raise ConfigError(
-            f"the data were transformed by {config['class']} on {', '.join(config['columns'])}, which no file can hold",
-            cause="a file holds transforms of scikit-learn whose state is numbers and text",
-            hint="give data that are transformed so: feature_sets=[data]",
+            f"the data were transformed by {config['class']} on {', '.join(config['columns'])}, which cannot be stored",
+            cause="a file can store only transforms of scikit-learn with a state of numbers and text",
+            hint="pass data with these transforms: feature_sets=[data]",
         )
     fitted = FittedTransform(
         transform=reader.transform(config["class"], config["state"]),
@@ -296,10 +297,10 @@ def _check_probe(fitted: FittedTransform, expected: np.ndarray | None, library: 
     if expected is None or (now is not None and _close(now, expected)):
         return
     raise ConfigError(
-        f"{fitted!r} does not give the numbers that it gave when it was saved",
+        f"{fitted!r} does not return the same numbers as when it was saved",
         cause=f"saved with {library}; installed is {library_version(fitted.transform)}",
         hint=f"install {library.replace(' ', '==').replace('sklearn', 'scikit-learn')}, "
-        "or give data that are transformed so: feature_sets=[data]",
+        "or pass data with these transforms: feature_sets=[data]",
     )
 
 

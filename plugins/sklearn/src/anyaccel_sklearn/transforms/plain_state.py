@@ -100,16 +100,16 @@ class TransformReader(PlainReader):
         module = _MODULES.get(name)
         if module is None:
             raise ConfigError(
-                f"the transform {name!r} is not one that can be read; nothing was imported",
+                f"the transform {name!r} cannot be read; nothing was imported",
                 available=", ".join(sorted({*_MODULES, *self._allow})),
-                hint=f"if you trust it, import it: allow=[{name.rpartition(':')[2]}]; or give data that have it: "
-                "feature_sets=[data]",
+                hint=f"if you trust it, import it and pass allow=[{name.rpartition(':')[2]}]; or pass data with this "
+                "transform: feature_sets=[data]",
             )
         try:
             return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
         except ImportError:
             raise TransformError(
-                f"the data were transformed by scikit-learn's {name}, and scikit-learn is not installed",
+                f"the data were transformed by scikit-learn's {name}, but scikit-learn is not installed",
                 hint="python -m pip install scikit-learn",
             ) from None
 

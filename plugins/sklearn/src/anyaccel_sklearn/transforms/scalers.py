@@ -18,7 +18,7 @@ SCALERS = {
 
 
 def scaler_of(given: Any) -> Any:
-    """Return a new scaler for a name, which may be that of its class; objects other than text unchanged.
+    """Return a new scaler for a name or the name of a class; other objects are returned unchanged.
 
     Raises:
         PhaseError: The name is unknown, or scikit-learn is not installed.
@@ -32,6 +32,6 @@ def scaler_of(given: Any) -> Any:
     try:
         preprocessing = import_module("sklearn.preprocessing")
     except ImportError as error:
-        problem = f"fit: scaler={given!r} is one of scikit-learn, which cannot be imported ({error})"
+        problem = f"fit: scaler={given!r} needs scikit-learn, which cannot be imported ({error})"
         raise PhaseError(problem, hint="python -m pip install scikit-learn") from error
     return getattr(preprocessing, SCALERS[name])()

@@ -23,16 +23,16 @@ def check_transform(transform: Any) -> None:
     """Check that an object has `fit(X)` and `transform(X)`."""
     if isinstance(transform, type):
         name = transform.__name__
-        raise TransformError(f"{name} is a class, not a transform", hint=f"make an object of it: {name}()")
+        raise TransformError(f"{name} is a class, not a transform", hint=f"create an object: {name}()")
     missing = [f"{name}(X)" for name in _METHODS if not callable(getattr(transform, name, None))]
     if missing:
         is_pipeline = hasattr(transform, "steps") and hasattr(transform, "named_steps")
         raise TransformError(
             f"a {type(transform).__name__} is not a transform: it has no {' and no '.join(missing)}",
-            cause="a transform has fit(X), transform(X) and, to bring predictions back, inverse_transform(X)",
+            cause="a transform has fit(X), transform(X) and, for predictions in original units, inverse_transform(X)",
             hint="leave its last step out, which is no transform: pipeline[:-1]"
             if is_pipeline
-            else "give an object in the style of scikit-learn, such as StandardScaler()",
+            else "pass an object in the style of scikit-learn, such as StandardScaler()",
         )
 
 
@@ -61,7 +61,7 @@ def fitted_copy(transform: Any, x: np.ndarray, what: str, columns: Sequence[str]
     """Return a copy of a transform, fitted to `x` [n, numbers]; the original stays unfitted."""
     names = columns_by_name(transform)
     if names and columns is not None:
-        problem = f"{what} chooses columns by name, and gets an array [n, {x.shape[1]}], which has none"
+        problem = f"{what} chooses columns by name, but it gets an array [n, {x.shape[1]}], which has no names"
         raise TransformError(problem, hint=by_position(names, columns))
     try:
         own = copy.deepcopy(transform)
@@ -71,8 +71,8 @@ def fitted_copy(transform: Any, x: np.ndarray, what: str, columns: Sequence[str]
     except Exception as error:
         raise TransformError(
             f"{what} cannot be copied: {_text(error)}",
-            cause="a copy is fitted, so that one object can be used twice",
-            hint="give a transform that copy.deepcopy takes",
+            cause="a copy of the transform is fitted, so that one object can be used twice",
+            hint="pass a transform that copy.deepcopy can copy",
         ) from error
     try:
         own.fit(x)
@@ -85,7 +85,7 @@ def fitted_copy(transform: Any, x: np.ndarray, what: str, columns: Sequence[str]
         raise TransformError(
             f"{what} cannot be fitted: {_text(error)}",
             cause=f"it was called with fit(X) alone, X {list(x.shape)} of {x.dtype}",
-            hint="choose columns that it takes, or another transform",
+            hint="choose compatible columns, or another transform",
         ) from error
     return own
 
@@ -111,15 +111,15 @@ def transformed(transform: Any, x: np.ndarray, owners: Sequence[str], what: str)
         raise _unseen(transform, x, owners, what, error) or TransformError(
             f"{what} cannot be applied: {_text(error)}",
             cause=f"X {list(x.shape)} of {x.dtype}",
-            hint="choose columns that it takes, or another transform",
+            hint="choose compatible columns, or another transform",
         ) from error
     rows = _as_rows(output, len(x), what, "transform")
     broken = was_finite & ~_finite_rows(rows)
     if rows.dtype.kind == "f" and broken.any():
         raise TransformError(
-            f"{what} gives NaN or infinity in {int(broken.sum())} of {len(broken)} rows, the first in row "
+            f"{what} returns NaN or infinity in {int(broken.sum())} of {len(broken)} rows, the first in row "
             f"{int(broken.argmax())}",
-            cause="before it, these rows are complete and finite",
+            cause="its input rows are complete and finite",
             hint="choose another transform, or other settings of this one",
         )
     return rows
@@ -129,8 +129,8 @@ def inverted(transform: Any, y: np.ndarray, width: int, what: str) -> np.ndarray
     """Return the output of the inverse of a fitted transform for `y` [n, k]: [n, width]."""
     if not _has_inverse(transform):
         raise TransformError(
-            f"{what} cannot be inverted: it has no inverse_transform that undoes it",
-            cause="the columns of the data come back without one: undo_transform()",
+            f"{what} cannot be inverted: it has no inverse_transform",
+            cause="undo_transform() restores the columns of the data without one",
             hint="for predictions, choose a transform with one (a FunctionTransformer needs inverse_func=)",
         )
     try:
@@ -148,7 +148,7 @@ def inverted(transform: Any, y: np.ndarray, width: int, what: str) -> np.ndarray
     rows = _as_rows(output, len(y), what, "inverse_transform")
     if rows.shape[1] != width:
         raise TransformError(
-            f"{what}: inverse_transform gives rows of width {rows.shape[1]}",
+            f"{what}: inverse_transform returns rows of width {rows.shape[1]}",
             cause=f"it was fitted to rows of {width}",
         )
     return rows
@@ -177,8 +177,8 @@ def _as_rows(output: np.ndarray, n: int, what: str, method: str) -> np.ndarray:
     rows = output[:, None] if output.ndim == 1 else output
     if rows.ndim != 2 or len(rows) != n or not rows.shape[1]:
         raise TransformError(
-            f"{what}: {method} gives an array of shape {list(output.shape)} for {n} rows",
-            cause=f"it must give [{n}, numbers], one row for each row of its input",
+            f"{what}: {method} returns an array of shape {list(output.shape)} for {n} rows",
+            cause=f"it must return [{n}, numbers], one row for each row of its input",
             hint="leave rows out beforehand: FeatureSet.from_arrow('LABEL', data.filter({...}))",
         )
     return rows
@@ -213,9 +213,9 @@ def _unseen(transform: Any, x: np.ndarray, owners: Sequence[str], what: str, err
         unseen = sorted({repr(value) for value in values if value == value} - set(seen))
         if unseen:
             return TransformError(
-                f"{what} has not seen {listed(unseen)} of column {owner!r} in fitting: {_text(error)}",
+                f"{what} was not fitted to {listed(unseen)} of column {owner!r}: {_text(error)}",
                 cause=f"fitted to {listed(seen)}",
-                hint="give the encoder handle_unknown= ('ignore', or 'use_encoded_value' with unknown_value=), "
+                hint="set handle_unknown= of the encoder ('ignore', or 'use_encoded_value' with unknown_value=), "
                 "or fit it on rows that have all categories",
             )
     return None

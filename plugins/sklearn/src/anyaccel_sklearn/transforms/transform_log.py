@@ -117,8 +117,8 @@ class FitRequest:
 
     Attributes:
         transform: The user's object; a copy of it is fitted.
-        columns: Names of the columns that it takes.
-        fit_on: Name of the rows that it is fitted to.
+        columns: Names of its input columns.
+        fit_on: Name of the rows used for fitting.
         fit_rows: Numbers of these rows, int64 [k].
         role: Role of the results; None keeps the role of each column.
         into: Name of one new column for the result; None replaces the columns.
@@ -168,16 +168,16 @@ def apply(table: Any, fitted: FittedTransform, what: str) -> np.ndarray:
     new = [name for name in fitted.results if name not in fitted.columns and name in table.column_names]
     if new:
         raise TransformError(
-            f"{what} makes the column {new[0]!r}, which is there already",
+            f"{what} creates the column {new[0]!r}, which already exists",
             available=f"columns: {listed(table.column_names)}",
-            hint="leave this column out, or give it another name",
+            hint="leave this column out, or rename it",
         )
     for name, shape in zip(fitted.columns, fitted.shapes, strict=True):
         if _sample_shape(table, name) != shape:
             raise TransformError(
                 f"{what}: column {name!r} has samples of shape {list(_sample_shape(table, name))}",
                 cause=f"in fitting they had {list(shape)}",
-                hint="give data of the same columns",
+                hint="pass data with the same columns",
             )
     names = fitted.columns
     if isinstance(fitted.transform, TableTransform):
@@ -185,7 +185,7 @@ def apply(table: Any, fitted: FittedTransform, what: str) -> np.ndarray:
     else:
         output = transformed(fitted.transform, _matrix(table, names, fitted.transform), _owners(table, names), what)
     if output.shape[1] != fitted.width:
-        raise TransformError(f"{what} gives rows of width {output.shape[1]}", cause=f"in fitting: {fitted.width}")
+        raise TransformError(f"{what} returns rows of width {output.shape[1]}", cause=f"in fitting: {fitted.width}")
     return output
 
 
@@ -214,7 +214,7 @@ def _column(name: str, values: np.ndarray, role: str, what: str) -> Any:
         return number_column(name, values)
     except ColumnError as error:
         raise TransformError(
-            f"{what} does not give numbers for {name!r}: {error.problem}", hint="give it role='tag'"
+            f"{what} does not return numbers for {name!r}: {error.problem}", hint="use role='tag'"
         ) from error
 
 

@@ -5,6 +5,6 @@ modules and losses are called in between. Small models, which spend their time b
 C++ (torch's scan operator); others a few steps in a call, updated in place; on CUDA, steps are captured in a graph and
 replayed. A program's state is read before each call and written after it, so that compiled and uncompiled steps mix.
 
-`steps.compile_steps` compiles; `estimate` says beforehand what it would cost and gain. Stands on `forward_plan`,
+`steps.compile_steps` compiles; `estimate` predicts the cost and the gain. Stands on `forward_plan`,
 `losses`, `optimizers` and `state_guard`, and is used by `step_compiler`.
 """

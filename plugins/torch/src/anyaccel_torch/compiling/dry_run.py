@@ -66,8 +66,8 @@ def undone(request: CompileRequest) -> Iterator[None]:
             state.restore()
     if changed:
         raise CompileError(
-            f"a step changes the attribute {changed}, which is no tensor",
-            hint="keep what a step changes in a register_buffer, and change it in place",
+            f"a step changes the attribute {changed}, which is not a tensor",
+            hint="store the value in a register_buffer, and update it in place",
         )
 
 
@@ -106,7 +106,7 @@ def _forward_backward(
         losses = request.module([*values, *[None] * request.n_computed])
         roots = tuple(i for i, loss in enumerate(losses) if loss.requires_grad and request.losses[i].weight)
         if not roots or not trained:
-            raise CompileError("no loss reaches a trained parameter", hint="train a node before the loss")
+            raise CompileError("no loss reaches a trained parameter", hint="train a node that the loss depends on")
         total = [losses[i] * request.losses[i].weight for i in roots]
         return losses, roots, torch.autograd.grad(total, trained, allow_unused=True)
 
@@ -127,8 +127,8 @@ def _changed_buffers(module: SegmentModule, before: dict[str, tuple[Tensor, Tens
     for name, buffer in module.named_buffers():
         if name not in before or buffer is not before[name][0]:
             raise CompileError(
-                f"a step replaces the buffer {_user_name(name)} by another tensor",
-                hint="change it in place, such as with copy_",
+                f"a step replaces the buffer {_user_name(name)} with another tensor",
+                hint="update it in place, for example with copy_",
             )
         _, copy, version = before[name]
         if buffer._version != version or id(buffer) in statistics or not _equal(buffer, copy):  # noqa: SLF001

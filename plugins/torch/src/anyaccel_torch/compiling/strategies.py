@@ -60,7 +60,7 @@ SCAN = Strategy(description="all steps of a call in one compiled loop", length=0
 
 def unrolled(length: int, description: str = "") -> Strategy:
     """`length` steps in a call, updated in place."""
-    default = f"{length} compiled steps a call" if length > 1 else "one compiled step a call"
+    default = f"{length} compiled steps per call" if length > 1 else "one compiled step per call"
     return Strategy(description=description or default, length=length, flat=False, in_place=True)
 
 

@@ -15,7 +15,7 @@ from anyaccel.errors import AnyaccelError, CompileError
 from anyaccel_torch.error_translation import first_line
 
 _INSTALL_HINTS = {
-    "linux": "install one, such as with apt-get install g++, or set CXX to its path",
+    "linux": "install one, for example with apt-get install g++, or set CXX to its path",
     "darwin": "install one with xcode-select --install, or set CXX to its path",
     "win32": "install the Build Tools for Visual Studio, and start from their prompt",
 }
@@ -42,7 +42,7 @@ def check() -> None:
         )
     if not compiler():
         cxx = os.environ.get("CXX")
-        reason = f"CXX={cxx} is no program" if cxx else "CXX is not set, and the usual compiler is not on the path"
+        reason = f"CXX={cxx} is not a program" if cxx else "CXX is not set, and the usual compiler is not on the path"
         raise CompileError(
             f"steps cannot be compiled: there is no C++ compiler ({reason})",
             hint=_INSTALL_HINTS.get(sys.platform, _INSTALL_HINTS["linux"]),
@@ -78,7 +78,7 @@ def compile_error(error: Exception, label: str) -> CompileError:
     if kind in _UNTRACEABLE or "data-dependent" in reason or "graph break" in reason:
         return CompileError(
             f"steps of segment {label!r} cannot be traced: {reason}",
-            hint="avoid Python that depends on the values of tensors (if x.sum() > 0, x.item()), prints and the like",
+            hint="avoid Python that depends on the values of tensors (if x.sum() > 0, x.item()), and print calls",
         )
     return CompileError(f"steps of segment {label!r} cannot be compiled: {kind}: {reason}")
 

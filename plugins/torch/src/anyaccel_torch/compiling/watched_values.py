@@ -16,7 +16,7 @@ _BOOKKEEPING = frozenset(vars(nn.Module()))
 
 
 def watched_values(segment: Segment, modules: Iterable[nn.Module]) -> Values:
-    """Return the plain attributes and the code of modules, and what the losses of a segment read."""
+    """Return the plain attributes and the code of modules, and the values read by the losses of a segment."""
     pairs: list[tuple[str, Any]] = []
     for module in modules:
         pairs += attributes_key(module.named_modules(), lambda _: _BOOKKEEPING, _is_part, _LIBRARIES)

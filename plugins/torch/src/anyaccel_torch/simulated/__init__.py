@@ -1,4 +1,4 @@
-"""Simulated torch devices, `sim:0`, `sim:1`, …: graphs over several devices, tested on a machine that has none.
+"""Simulated torch devices, `sim:0`, `sim:1`, …: graphs over several devices, tested on a machine without accelerators.
 
 Enabled by ANYACCEL_TORCH_SIMULATE=2 in the environment, or by `start(2)`, and not disabled again: torch supports one
 additional kind of device per process, so use them in a separate process, such as that of a test. Values are computed by

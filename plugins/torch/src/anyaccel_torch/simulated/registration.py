@@ -54,7 +54,7 @@ def register() -> None:
     name = torch._C._get_privateuse1_backend_name()
     if name not in (_FREE, KIND):
         raise CapabilityError(
-            f"torch supports one additional kind of device, and {name!r} is registered already",
+            f"torch supports only one additional kind of device, but {name!r} is already registered",
             hint="simulate devices in a process that does not import the package that registers it",
         )
     with _lock:

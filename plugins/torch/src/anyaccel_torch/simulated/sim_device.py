@@ -67,7 +67,7 @@ class SimulatedDevice:
                 free = max(self.capacity - self.used, 0)
                 return (
                     f"simulated device out of memory. Tried to allocate {nbytes} bytes. {self} has a capacity of "
-                    f"{self.capacity} bytes, of which {free} are free"
+                    f"{self.capacity} bytes ({free} free)"
                 )
             self.used += nbytes
             self.peak = max(self.peak, self.used)
@@ -80,7 +80,7 @@ class SimulatedDevice:
 
 
 def create(count: int, capacity: int | None) -> Sequence[SimulatedDevice]:
-    """Return the devices, created if there are none.
+    """Return the devices; create them if they do not exist.
 
     Raises:
         ConfigError: a number that is not a positive int, or other devices exist.
@@ -91,7 +91,7 @@ def create(count: int, capacity: int | None) -> Sequence[SimulatedDevice]:
         )
     if capacity is not None and not _is_positive_int(capacity):
         raise ConfigError(
-            f"start(capacity={capacity!r}): capacity must be a positive number of bytes", hint="give an int"
+            f"start(capacity={capacity!r}): capacity must be a positive number of bytes", hint="pass an int"
         )
     with _lock:
         existing = running()
@@ -101,7 +101,7 @@ def create(count: int, capacity: int | None) -> Sequence[SimulatedDevice]:
             raise ConfigError(
                 f"start({count}, capacity={capacity}): this process has other simulated devices, which torch keeps",
                 available=", ".join(f"{handle} ({_limit(handle)})" for handle in existing),
-                hint="use these, or start others in another process; change a capacity on the handle of a device",
+                hint="use these, or start others in another process; change the capacity on the handle of a device",
             )
         return tuple(_running)
 

@@ -26,7 +26,7 @@ _HOST = torch.device("cpu")
 
 
 class SimTensor(torch.Tensor):
-    """A tensor on `sim:k`, whose values, strides and memory are those of `held`, a tensor on the CPU.
+    """A tensor on `sim:k` with the values, strides and memory of `held`, a tensor on the CPU.
 
     Every operator of torch that is called with one is dispatched here. Functions below torch's operators are
     overridden, because they would find no data.
@@ -115,7 +115,9 @@ class SimTensor(torch.Tensor):
         return torch._utils._rebuild_device_tensor_from_cpu_tensor, values
 
     def __dlpack__(self, **_: Any) -> Any:
-        raise BufferError(f"a tensor on {self.device} cannot be exported: other frameworks know no simulated devices")
+        raise BufferError(
+            f"a tensor on {self.device} cannot be exported: other frameworks do not support simulated devices"
+        )
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         _count_transfer(self.device, _HOST, self.nbytes, True, name="repr")
@@ -164,7 +166,7 @@ class _Operands:
         return value
 
     def wrap(self, value: Any, device: torch.device) -> Any:
-        """Return the result of an operator on a device; an argument that it has written to is returned itself."""
+        """Return the result of an operator on a device; an argument that was written to is returned unchanged."""
         if isinstance(value, Tensor):
             owner = self.owners.get(id(value))
             return wrap(value, device) if owner is None else owner

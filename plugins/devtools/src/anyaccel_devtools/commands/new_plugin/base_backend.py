@@ -21,7 +21,7 @@ class BaseBackend:
 
     Attributes:
         cls: The class.
-        module: Module from which a plugin imports it.
+        module: Module that plugins import it from.
         distribution: Distribution to install for it; `""` for core's own, or if unknown.
         version: Version of the distribution, `""` if unknown.
         subject: Subject that its plugin publishes, as `module:Class`; `""` if none.
@@ -60,7 +60,7 @@ def import_base(text: str) -> BaseBackend:
     module, colon, name = text.partition(":")
     if not (colon and name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
         raise PluginError(
-            f"{text!r} is not of the form MODULE:CLASS", hint="write for instance anyaccel.numpy_backend:NumpyBackend"
+            f"{text!r} is not of the form MODULE:CLASS", hint="write for example anyaccel.numpy_backend:NumpyBackend"
         )
     try:
         cls = resolve_name(text)
@@ -68,7 +68,7 @@ def import_base(text: str) -> BaseBackend:
         message = " ".join(str(error).split())
         raise PluginError(
             f"the base {text} cannot be imported ({type(error).__name__}: {message})",
-            hint="check the spelling, or install the distribution that it belongs to",
+            hint="check the spelling, or install its distribution",
         ) from error
     return _locate(_check_class(text, cls), module)
 
@@ -86,7 +86,7 @@ def base_for_framework(framework: str = BUILT_IN) -> BaseBackend:
 
 
 def _public_module(cls: type[Backend]) -> str:
-    """Return the outermost package that has a class, from which others import it."""
+    """Return the outermost package that exports a class."""
     parts = cls.__module__.split(".")
     packages = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
     return next((name for name in packages if getattr(import_module(name), cls.__name__, None) is cls), cls.__module__)
@@ -99,7 +99,7 @@ def _check_class(text: str, cls: object) -> type[Backend]:
         missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
         raise PluginError(f"{text} is an abstract class without {missing}", hint="name a class that implements them")
     # The facts are written into source files: they must be class attributes
-    hint = "derive a class from it by hand"
+    hint = "write a subclass of it yourself"
     if not text.partition(":")[2].isidentifier():
         raise PluginError(f"{text} is nested and cannot be imported by name", hint=hint)
     if not (hasattr(cls, "framework") and hasattr(cls, "kinds")):
@@ -134,7 +134,7 @@ def _locate(cls: type[Backend], module: str) -> BaseBackend:
 
 
 def served_kinds(base: BaseBackend) -> tuple[str, ...]:
-    """Return the kinds of device on which installed plugins run the base's framework."""
+    """Return the kinds of device that installed plugins support for the base's framework."""
     kinds = list(base.cls.kinds)
     for plugin in () if base.is_built_in else registry().plugins:
         kinds += [kind for each in plugin.backends if each.framework == base.cls.framework for kind in each.kinds]

@@ -49,7 +49,7 @@ def run(
     if author != author.strip() or not author.isprintable() or len(author) > 100:
         raise ConfigError(
             f"{author!r} cannot be the name of an author",
-            hint="give one line of at most 100 characters, without spaces around it",
+            hint="use one line of at most 100 characters, without surrounding spaces",
         )
     if kind == "framework":
         if base:
@@ -112,7 +112,7 @@ def write_project(target: Path, files: Mapping[str, str]) -> None:
         ConfigError: the target is not an empty folder, or cannot be written.
     """
     if not target.parent.is_dir():
-        raise ConfigError(f"there is no folder {target.parent}", hint="create it, or choose another with --path")
+        raise ConfigError(f"the folder {target.parent} does not exist", hint="create it, or choose another with --path")
     if target.exists() and not target.is_dir():
         raise ConfigError(f"{target} exists and is not a folder", hint=_OTHER_PATH)
     if target.is_dir() and any(target.iterdir()):

@@ -188,7 +188,7 @@ def _facts(options: PluginOptions) -> str:
 
 
 def _capability_table(base: BaseBackend, stood_in: Iterable[type]) -> str:
-    """Return the attribute `capabilities` of the stand-in; nothing where the base class has none of these."""
+    """Return the attribute `capabilities` of the stand-in; empty if the base class has none of these."""
     own = [f"        {kind.__name__}: StandIn{_STOOD_IN[kind].capitalize()},\n" for kind in stood_in]
     if not own:
         return ""
