@@ -396,6 +396,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     ),
     "ModelGraph.save_weights": lambda: (graph().save_weights, {"path": weights(), "node": None}),
     "ModelGraph.save": lambda: (graph().save, {"folder": saved(), "extra": {}}),
+    "ModelGraph.state": lambda: (graph().build().state, {"copy": True}),
     "ModelGraph.load_state": lambda: (
         graph().build().load_state,
         {"given": graph().build().state(), "names": None, "change": None, "strict": True},

@@ -66,7 +66,7 @@ def test_the_registry_says_why_mps_is_unavailable(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("platform.system", lambda: "Linux")
     registry = Registry(NumpyBackend, list)
     registry.register(anyaccel_mps, "mps")
-    with pytest.raises(DeviceUnavailableError, match=r"mps:0 is not on this machine for torch \(MPS is a part of mac"):
+    with pytest.raises(DeviceUnavailableError, match=r"mps:0 is not on this machine for torch \(MPS is part of mac"):
         registry.serving("torch", MPS)
 
 

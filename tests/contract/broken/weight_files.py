@@ -92,29 +92,6 @@ class ScalarsGetAnAxis(Archive):
         return {name: np.atleast_1d(array) for name, array in super().read_weights(path).items()}
 
 
-@fault("compute", "test_arrays_stay_when_their_file_is_written_over")
-class MapsTheFile(Archive):
-    def read_weights(self, path):
-        arrays = super().read_weights(path)
-        with zipfile.ZipFile(path) as archive:
-            ends = {entry.filename.removesuffix(".npy"): self.end(path, entry) for entry in archive.infolist()}
-        full = {name: array for name, array in arrays.items() if array.ndim and array.size}
-        mapped = {
-            name: np.memmap(path, array.dtype, "r", ends[name] - array.nbytes, array.shape, self.order(array))
-            for name, array in full.items()
-        }
-        return {**arrays, **mapped}
-
-    def end(self, path, entry):
-        header = path.read_bytes()[entry.header_offset :][:30]
-        return (
-            entry.header_offset + 30 + header[26] + 256 * header[27] + header[28] + 256 * header[29] + entry.file_size
-        )
-
-    def order(self, array):
-        return "C" if array.flags.c_contiguous else "F"
-
-
 @fault("compute", "test_a_damaged_file_is_a_state_error[cut]")
 class ErrorsOfTheLibrary(Archive):
     def read_weights(self, path):

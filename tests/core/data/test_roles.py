@@ -86,7 +86,7 @@ def test_columns_that_hold_no_numbers_are_all_named(way: str, tmp_path: Path) ->
 
 
 def test_only_texts_are_to_be_stored_as_token_ids() -> None:
-    with pytest.raises(ColumnError, match=r"one by one\.$"):
+    with pytest.raises(ColumnError, match=r"list the features explicitly\.$"):
         FeatureSet.from_dict("fs", {"a": [1.0, 2.0], "b": [1, None]}, ...)
 
 

@@ -123,7 +123,7 @@ def test_a_phase_on_a_missing_device_is_an_error_even_if_no_node_uses_it(chain, 
     with pytest.raises(DeviceUnavailableError) as caught:
         plan(chain("cpu"), "sim:7")
     message = str(caught.value)
-    assert "'sim:7' is not on this machine (2 simulated devices were made; anyaccel.simulate(8)" in message
+    assert "'sim:7' is not on this machine (2 simulated devices were made; use anyaccel.simulate(8)" in message
     assert "Available: cpu:0, sim:0, sim:1. Hint: use one of these; `anyaccel devices` lists devices" in message
 
 
@@ -190,7 +190,7 @@ def test_nodes_that_share_a_model_are_trained_alike(what, table, mlp):
         graph["b"].modes = "as_is"
     else:
         graph["b"].optimizer = Optimizer("adam")
-    message = r"share one model but differ in frozen, its mode, modes or optimizer\. Hint: freeze both"
+    message = r"share one model but differ in frozen, its mode, modes or optimizer\. Hint: use the same mode, modes and optimizer for both"
     with pytest.raises(GraphError, match=message):
         plan(graph)
 

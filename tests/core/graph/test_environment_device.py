@@ -28,7 +28,7 @@ def test_what_is_no_device_is_refused_with_the_name_of_the_variable_and_the_hint
 
 def test_a_kind_that_nothing_serves_is_refused_and_does_not_become_the_cpu(monkeypatch):
     monkeypatch.setenv("ANYACCEL_DEVICE", "nonsense")
-    message = r"ANYACCEL_DEVICE asks for 'nonsense', .*Available: .*cpu.*sim.* Hint: set ANYACCEL_DEVICE=cpu, or unset"
+    message = r"ANYACCEL_DEVICE requests 'nonsense', .*Available: .*cpu.*sim.* Hint: set ANYACCEL_DEVICE=cpu, or unset"
     with pytest.raises(DeviceUnavailableError, match=message):
         evaluate()
     monkeypatch.delenv("ANYACCEL_DEVICE")

@@ -108,7 +108,7 @@ def test_an_optimizer_may_be_a_name(mlp):
 @pytest.mark.parametrize("framework", [None, "numpy"])
 def test_text_numbers_containers_and_functions_are_no_models(model, framework):
     with pytest.raises(
-        GraphError, match=r"the model of node 'n' is a \w+: .* Hint: (give an? (model )?object of a|if this is the st)"
+        GraphError, match=r"the model of node 'n' is a \w+: .* Hint: (pass an? (model )?object of a|if this is the st)"
     ) as caught:
         ModelNode("n", model, "x", framework=framework)
     assert type(model).__name__ in str(caught.value)

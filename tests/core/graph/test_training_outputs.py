@@ -76,7 +76,7 @@ def test_named_outputs_of_training_are_trained_as_by_hand(source):
 
 
 def test_outputs_of_training_without_names_are_refused(source):
-    with pytest.raises(PhaseError, match=r"gives 2 outputs .* in training, but 1 output .* in evaluation") as caught:
+    with pytest.raises(PhaseError, match=r"returns 2 outputs .* in training, but 1 output .* in evaluation") as caught:
         Experiment("test", graph(source), progress="none").run_phase(phase([AppliedLoss("mse", on="net")]))
     assert "ModelNode('net', ..., outputs=['out0', 'out1'])" in caught.value.hint
 

@@ -188,7 +188,7 @@ def test_to_host_shares_memory_on_the_cpu_only(backend, sims):
 
 @pytest.mark.parametrize("array", [np.array(["a"]), np.array([None]), np.array(["2020"], "datetime64[Y]")])
 def test_arrays_without_numbers_are_refused(array, backend):
-    with pytest.raises(MoveError, match=r"holds no numbers\. Hint: encode it as numbers first"):
+    with pytest.raises(MoveError, match=r"does not contain numbers\. Hint: encode it as numbers first"):
         backend.from_host(array, CPU)
 
 

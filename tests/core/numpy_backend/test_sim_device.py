@@ -70,7 +70,7 @@ def test_the_environment_makes_devices_at_the_first_listing(backend, monkeypatch
     first = backend.move(np.ones(2), SIM1)
     assert backend.move(first, SIM1) is first
     assert backend.unavailable_reason(Device("sim", 2)).startswith(
-        "2 simulated devices were made; anyaccel.simulate(3) or "
+        "2 simulated devices were made; use anyaccel.simulate(3) or "
     )
 
 

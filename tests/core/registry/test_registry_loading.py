@@ -247,7 +247,7 @@ def test_a_policy_of_a_name_that_another_plugin_has_is_refused_and_told(make):
     registry = make(*(entry(module.__name__, module, f"anyaccel-{module.__name__}") for module in plugins))
     numpy, holder, newcomer = registry.plugins
     assert registry.policies["first"][0] is holder and not holder.is_broken and not numpy.is_broken
-    assert newcomer.cause == "its policy 'first' is refused: p (anyaccel-p 0.1) offers it"
+    assert newcomer.cause == "its policy 'first' is refused: p (anyaccel-p 0.1) already offers it"
 
 
 def test_a_plugin_whose_metadata_are_damaged_is_loaded(make, tmp_path, monkeypatch):

@@ -175,6 +175,14 @@ class StateTests(Subject):
         overwrite(loaded)
         assert_equal(harness.compute.state(prepared), before)
 
+    def test_live_state_is_the_state(self, harness: Harness, buffered_model: Make) -> None:
+        """`live_state` has the names and values of `state`, also after a change of the model."""
+        prepared = harness.prepare_model(buffered_model)
+        assert_equal(harness.compute.live_state(prepared), harness.compute.state(prepared))
+        changed = {name: value + 1 for name, value in harness.compute.state(prepared).items()}
+        harness.compute.load_state(prepared, changed)
+        assert_equal(harness.compute.live_state(prepared), changed)
+
     def test_load_state_keeps_the_model_on_its_device(
         self, harness: Harness, model: Make, second_device: Device
     ) -> None:

@@ -74,16 +74,6 @@ class WeightFileTests(Subject):
             }
             assert_equal(read, ARRAYS)
 
-    def test_arrays_stay_when_their_file_is_written_over(self, harness: Harness, tmp_path: Path) -> None:
-        """They are in separate memory, even if the file is changed in place."""
-        files = weight_files(harness)
-        for path in paths(files, tmp_path):
-            files.write_weights(path, ARRAYS)
-            read, size = files.read_weights(path), path.stat().st_size
-            with path.open("r+b") as stream:
-                stream.write(b"\xff" * size)
-            assert_equal(read, ARRAYS)
-
     @pytest.mark.parametrize("damage", DAMAGES)
     def test_a_damaged_file_is_a_state_error(self, harness: Harness, tmp_path: Path, damage: str) -> None:
         """It names the file, and has a hint."""
