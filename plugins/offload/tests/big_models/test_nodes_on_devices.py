@@ -254,7 +254,7 @@ def test_in_the_first_call_already_weights_come_before_they_are_used(
     plan = case.experiment.plan(phase)["net"].offload
     assert plan is not None
     assert [block.name for block in plan.blocks] == (REGISTERED if reads_values else EXECUTED)
-    says = "in the order in which they are registered, as Backwards cannot be called without values"
+    says = "in registration order, because Backwards cannot be called without values"
     assert sum(says in note for note in plan.notes) == reads_values
     enter, copies = Staging.enter, []
 

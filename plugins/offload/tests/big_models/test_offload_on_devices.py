@@ -606,7 +606,7 @@ def test_a_model_that_is_changed_is_refused_with_what_to_do(change: str) -> None
 
 def test_wrong_maps_and_devices_are_refused_before_anything_moves() -> None:
     model = chain(3)
-    with pytest.raises(ConfigError, match=r"the device  does not existsim:7. Available: sim:0, sim:1"):
+    with pytest.raises(ConfigError, match=r"the device sim:7 does not exist\. Available: sim:0, sim:1"):
         dispatch_model(model, {"": "sim:7"})
     with pytest.raises(ConfigError, match="no device for"):
         dispatch_model(model, {"0": ONE})

@@ -110,11 +110,11 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "an absent device": (
         lambda it: load_checkpoint_and_dispatch(empty(), it, {"0": "disk", "": "cuda:99"}),
-        "load_checkpoint_and_dispatch: the device  does not existcuda:99",
+        "load_checkpoint_and_dispatch: the device cuda:99 does not exist",
     ),
     "an absent device, to load only": (
         lambda it: load_checkpoint_in_model(empty(), it, {"": "cuda:99"}),
-        "load_checkpoint_in_model: the device  does not existcuda:99",
+        "load_checkpoint_in_model: the device cuda:99 does not exist",
     ),
 }
 
