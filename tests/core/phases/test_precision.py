@@ -174,7 +174,7 @@ def test_a_node_decides_before_its_phase() -> None:
         ("float32", "node"),
     ]
     assert aa.Plan.from_dict(plan.to_dict()) == plan
-    assert "computed in float32, as it requests it" in plan.explain("net")
+    assert "computed in float32, because it requests it" in plan.explain("net")
     assert "bf16-mixed, as the phase asks" in plan._repr_html_()
 
 

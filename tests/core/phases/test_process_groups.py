@@ -141,7 +141,7 @@ def test_two_distributions_that_share_phases_are_an_error(
     two = [EntryPoint("process_groups", f"{name}:GROUPS", EXTENSIONS) for name in ("one", "two")]
     for module in ("anyaccel.distributions", "anyaccel.extensions"):
         monkeypatch.setattr(f"{module}.entry_points", lambda group: two)
-    with pytest.raises(PluginError, match=r"^one:GROUPS and two:GROUPS both offer 'process_groups' in"):
+    with pytest.raises(PluginError, match=r"^one:GROUPS and two:GROUPS both provide 'process_groups' in"):
         experiment(line()).run_phase(phase)
 
 

@@ -177,7 +177,7 @@ def _refuse_recurrent(model: Any) -> None:
     if layer is not None:
         raise CapabilityError(
             f"the kernels of {layer} keep values of each time step, which tensors without values do not show",
-            hint="measure the memory while it runs, by run.stats",
+            hint="measure the memory during a run with run.stats",
         )
 
 

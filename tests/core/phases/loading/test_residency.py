@@ -158,7 +158,7 @@ def test_gradients_and_optimizer_state_count() -> None:
     for more, residency in ((1000, "streamed"), (8000, "resident")):
         with simulate(1, capacity=int(NBYTES / 0.8) + more):
             (event,) = run(graph(), phase()).events
-        assert event.message.startswith(f"the data of t: {residency}, as ") and event.verbose == (
+        assert event.message.startswith(f"the data of t: {residency}, because ") and event.verbose == (
             residency == "resident"
         )
 
@@ -433,7 +433,7 @@ KINDS = {
     [
         ("compile", "fast", "use one of these"),
         ("compile", "step", "did you mean 'steps'?"),
-        ("compile", True, "use one of these"),
+        ("compile", True, "write compile='steps', or leave it out"),
         ("compile", ["auto"], "did you mean 'auto'?"),
         ("residency", "gpu", "use one of these"),
         ("residency", "stream", "did you mean 'streamed'?"),
