@@ -57,7 +57,7 @@ def test_the_node_comes_before_the_phase_and_the_plan_says_who_decided() -> None
     made = plan("none", None, "full")
     assert [(each.sharding, each.sharding_reason) for each in made.assignments] == [("none", "node"), ("full", "phase")]
     assert "none (node)" in str(made) and "full (phase)" in str(made)
-    assert "replicas keep its parameters whole, because it requests it" in made.explain("first")
+    assert "replicas keep its parameters whole, because the node requests it" in made.explain("first")
     assert "replicas keep its parameters divided, because the phase requests it" in made.explain("last")
     assert aa.Plan.from_json(made.to_json()) == made
     silent = plan(None, None)

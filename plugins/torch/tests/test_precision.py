@@ -171,8 +171,8 @@ def test_a_node_kept_in_float32_sees_float32() -> None:
     assert narrow.dtypes == {("product", torch.bfloat16), *wide}
     assert kept.dtypes == {("product", torch.float32), *wide}
     plan = aa.Experiment("e", network).plan(aa.TrainPhase("t", data=rows, losses=losses, precision="bf16-mixed"))
-    assert "it is computed in bf16-mixed, as the phase asks" in plan.explain("narrow")
-    assert "it is computed in float32, because it requests it" in plan.explain("net")
+    assert "it is computed in bf16-mixed, because the phase requests it" in plan.explain("narrow")
+    assert "it is computed in float32, because the node requests it" in plan.explain("net")
     assert "bf16-mixed (phase)" in str(plan) and "float32 (node)" in str(plan)
 
 

@@ -174,8 +174,8 @@ def test_a_node_decides_before_its_phase() -> None:
         ("float32", "node"),
     ]
     assert aa.Plan.from_dict(plan.to_dict()) == plan
-    assert "computed in float32, because it requests it" in plan.explain("net")
-    assert "bf16-mixed, as the phase asks" in plan._repr_html_()
+    assert "computed in float32, because the node requests it" in plan.explain("net")
+    assert "bf16-mixed, because the phase requests it" in plan._repr_html_()
 
 
 def test_a_precision_is_part_of_the_configuration() -> None:

@@ -125,7 +125,7 @@ class Plan:
             >>> graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP([1]), data)], seed=0)
             >>> plan = aa.EvalPhase("eval", data=data, accelerator="cpu").plan(graph)
             >>> print(plan.explain("net"))
-            net runs on cpu:0 (numpy: cpu) because the phase asks for 'cpu' and the node for no device.
+            net runs on cpu:0 (numpy: cpu) because the phase requests 'cpu', and the node requests no device.
         """
         assignment = self[node]
         where = f"{self._where(assignment.device)} ({assignment.framework}: {assignment.native_name})"
@@ -336,10 +336,10 @@ def _described(assignment: Assignment) -> str:
 
 def _how(assignment: Assignment) -> str:
     """Return precision, recomputation and sharding as the end of a sentence; `""` if none is set."""
-    asked = "it requests it" if assignment.precision_reason == "node" else "the phase requests it"
+    asked = "the node requests it" if assignment.precision_reason == "node" else "the phase requests it"
     precision = f"; it is computed in {assignment.precision}, because {asked}" if assignment.precision else ""
     recomputed = f"; {_recomputed(assignment)} recomputed in the backward pass" if assignment.recomputed else ""
-    who = "it requests it" if assignment.sharding_reason == "node" else "the phase requests it"
+    who = "the node requests it" if assignment.sharding_reason == "node" else "the phase requests it"
     kept = "whole" if assignment.sharding == "none" else "divided"
     sharding = f"; replicas keep its parameters {kept}, because {who}" if assignment.sharding else ""
     return precision + recomputed + sharding
