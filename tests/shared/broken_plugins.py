@@ -107,7 +107,10 @@ def _modules() -> dict[str, tuple[Any, str]]:
         "contract_text": (_of_contract("2"), "has contract = '2', but this anyaccel has contract"),
         "contract_of_tomorrow": (_of_contract(99), "is written for contract 99, but this anyaccel has contract"),
         "policies_list": (plugin_module("brk", policies=lambda: ["first"]), "returned list, not dict"),
-        "policies_number": (plugin_module("brk", policies=lambda: {"first": 7}), "'first' is refused: it is 7, not a function"),
+        "policies_number": (
+            plugin_module("brk", policies=lambda: {"first": 7}),
+            "'first' is refused: it is 7, not a fun",
+        ),
         "policies_raise": (plugin_module("brk", policies=_raise(KeyError("p"))), "KeyError: 'p'"),
     }
     return {f"brk_{name}": row for name, row in rows.items()}

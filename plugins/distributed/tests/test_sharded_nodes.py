@@ -100,7 +100,7 @@ def test_a_process_on_its_own_divides_nothing_and_says_so() -> None:
 
 @pytest.mark.usefixtures("second_of_two", "numpy_divides")
 def test_the_plan_says_which_nodes_are_divided_and_which_are_whole() -> None:
-    divided = "parameters and optimizer state of 'first' are sharded over 2 replicas, and gathered together"
+    divided = "parameters and optimizer state of 'first' are sharded over 2 replicas and gathered together"
     kept = "parameters of 'last' are whole in each replica"
     assert plan("full", None).notes[:-1] == (divided, kept)
     assert plan(None, "none", "full").notes[:-1] == (divided, kept)

@@ -378,7 +378,7 @@ def test_a_loss_per_sample_raises(backend: JaxBackend, segment_of: Any) -> None:
     segment = segment_of(backend.place(Function(linear, {"w": jnp.ones((3, 1))}), CPU))
     (term,) = segment.losses
     program = backend.build(replace(segment, losses=(replace(term, loss=Loss(lambda y, t: (y - t) ** 2)),)))
-    with pytest.raises(SpecError, match=r"gives shape \[4, 1\].*mean over the batch"):
+    with pytest.raises(SpecError, match=r"returns shape \[4, 1\].*mean over the batch"):
         program.forward((jnp.ones((4, 3)), jnp.ones((4, 1))))
 
 

@@ -325,7 +325,7 @@ def test_a_value_that_a_callback_changes_between_epochs_is_compiled_anew(
         model = Function(linear, {"w": jnp.ones((3, 1))})
         losses.append(train(model, loss=scaled_error, compile=mode, callbacks=[callback])[1])
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
-    assert "dropped, as ALPHA of the loss 'net' has changed" in events["auto"] and "ALPHA" not in events["off"]
+    assert "dropped because ALPHA of the loss 'net' has changed" in events["auto"] and "ALPHA" not in events["off"]
 
 
 def test_a_value_that_a_callback_changes_between_steps_is_refused(

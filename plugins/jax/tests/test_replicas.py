@@ -116,7 +116,7 @@ def test_a_divided_node_beside_a_whole_one_has_the_numbers_of_one_process(
             np.testing.assert_allclose(one["values"][name], value, rtol=1e-4, atol=1e-5)
         assert one["parts"] == {"first": 1 / len(ends), "net": 1.0}
         assert one["notes"][:2] == [
-            f"parameters and optimizer state of 'first' are sharded over {len(ends)} replicas, and gathered together",
+            f"parameters and optimizer state of 'first' are sharded over {len(ends)} replicas and gathered together",
             "parameters of 'net' are whole in each replica",
         ]
 

@@ -36,7 +36,7 @@ def train(*layers: Any, **settings: Any) -> None:
 
 @pytest.mark.parametrize("layer", [Centred, keras.layers.BatchNormalization])
 def test_accumulated_batches_change_a_buffer_once_each_and_are_told(layer: Any) -> None:
-    expected = r"phase 't' accumulates batches, and the buffer 'net/buffers/.*mean' .* in every call of the model, 2 a"
+    expected = r"phase 't' accumulates batches, and the buffer 'net/buffers/.*mean' .* in every call of the model, 2 t"
     with pytest.warns(UserWarning, match=expected):
         train(layer(), accumulate=2)
 

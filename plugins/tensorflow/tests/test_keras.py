@@ -567,7 +567,7 @@ def test_shapes_that_only_values_tell_are_found_by_running(backend: TensorFlowBa
             "returns \\[2, 2\\] for a batch of 2, and",
         ),
         (lambda: layers.Dense(2), TensorSpec((), "float32"), "store the column as \\[n, 1\\]"),
-        (lambda: layers.Lambda(lambda x: x @ tf.ones([6, 1])), TensorSpec((6,), "int64"), "cast the data"),
+        (lambda: layers.Lambda(lambda x: x @ tf.ones([6, 1])), TensorSpec((6,), "int64"), "convert the data"),
     ],
     ids=["no batch", "varying", "number", "dtype"],
 )
@@ -588,7 +588,7 @@ def test_a_mistake_in_a_layers_code_is_not_told_as_one_of_shapes(backend: Tensor
     ("dtype", "message"),
     [
         ("float64", "provide float32 inputs if the dtype is the problem.*dtype='float64'"),
-        ("int64", "cast the data.*'float32'"),
+        ("int64", "convert the data.*'float32'"),
     ],
 )
 def test_the_error_for_a_wrong_dtype_has_a_hint(backend: TensorFlowBackend, dtype: str, message: str) -> None:

@@ -192,8 +192,8 @@ def test_replicas_that_do_not_meet_are_told(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(runtime_config, "is_started", lambda: False)
     monkeypatch.setenv("ANYACCEL_REPLICA_TIMEOUT", "0.1")
     expected = (
-        r"replica 1 of 2 could not join .*no process listens at 127.0.0.1:3.*set MASTER_PORT to a port followed "
-        r"which"
+        r"replica 1 of 2 could not join .*no process listens at 127.0.0.1:3.*set MASTER_PORT to a port "
+        r"followed by two"
     )
     with pytest.raises(FrameworkError, match=expected):
         join_cluster(1, 2)

@@ -103,6 +103,6 @@ def test_named_outputs_of_training_are_trained_as_by_hand(source: aa.FeatureSet,
 def test_outputs_of_training_without_names_are_refused(source: aa.FeatureSet, kind: type) -> None:
     with pytest.raises(PhaseError) as caught:
         train(source, made(kind), [aa.AppliedLoss("mse", on="net")])
-    assert "gives 2 outputs (float32[1], float32[1] per sample) in training, but 1 output" in str(caught.value)
+    assert "returns 2 outputs (float32[1], float32[1] per sample) in training, but 1 output" in str(caught.value)
     names = "['main', 'aux']" if kind is PlainNet else "['out0', 'out1']"
     assert f"outputs={names}" in caught.value.hint

@@ -237,7 +237,7 @@ def test_what_compiled_functions_hide_is_named(x: tf.Tensor, there: tf.Tensor) -
         with tf.device(ONE):
             return a * 2
 
-    printed = "tensorflow: what tf.print reads inside the compiled function"
+    printed = "tensorflow: reads of tf.print inside the compiled function"
     assert unseen(lambda: doubled(x, x)) == []
     assert unseen(lambda: prints(x)) == [f"{printed} 'prints'"]
     assert unseen(lambda: calls(x)) == [f"{printed} 'calls'"]
@@ -253,7 +253,7 @@ def test_what_it_cannot_see_is_named_and_refused() -> None:
         pass
     assert [each.partition(",")[0] for each in moved.not_covered if each.startswith("tensorflow")] == [
         "tensorflow: values of int32",
-        "tensorflow: what functions of NumPy read by themselves",
+        "tensorflow: reads by functions of NumPy",
     ]
     with pytest.raises(CapabilityError, match=r"values of int32.*partial=True"), aa.no_transfers(["tensorflow"]):
         pass

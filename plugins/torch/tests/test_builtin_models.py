@@ -77,7 +77,7 @@ def test_building_draws_no_random_numbers_and_is_idempotent() -> None:
 
 
 def test_building_for_other_shapes_raises_shape_error() -> None:
-    with pytest.raises(ShapeError, match=r"inputs of shapes \[4\]; it is built for \[3\]\. Hint: feed it"):
+    with pytest.raises(ShapeError, match=r"inputs of shapes \[4\]; it is built for \[3\]\. Hint: pass inputs"):
         built_mlp().build([(4,)], 0)
 
 

@@ -141,7 +141,7 @@ def test_infer_error_quotes_torch_and_hints_at_the_dtype(backend: TorchBackend) 
     [
         (
             lambda x: x.sum(0),
-            r"returns \[3\] for a batch of 2, and \[3\] for.*one axis.*Hint: keep the batch",
+            r"returns \[3\] for a batch of 2, and \[3\] for.*one axis.*Hint: return outputs with the batch",
         ),
         (lambda x: x.sum(), r"returns \[\] for a batch of 2"),
         (lambda x: x[:1], r"returns \[1, 3\] for a batch of 2"),

@@ -53,8 +53,11 @@ def test_a_parameter_that_only_some_shares_use_has_the_gradient_of_the_whole_bat
 
 def test_buffers_of_the_rows_of_each_replica_are_told_and_others_are_those_of_one_device(told: dict[str, Any]) -> None:
     (message,) = told["warned"]["centred"]
-    assert "the buffer 'net/buffers/mean' changes by the rows of each replica, and those of the first are" in message
-    assert message.endswith("or write replicas=1")
+    assert (
+        "the buffer 'net/buffers/mean' changes by the rows of each replica, and the values of the first replica are"
+        in message
+    )
+    assert message.endswith("or set replicas=1")
     assert told["warned"]["plain"] == told["warned"]["spectral"] == []
     np.testing.assert_allclose(told["spectral 2"], told["spectral 1"], rtol=1e-6)
 

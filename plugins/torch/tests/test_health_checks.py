@@ -42,7 +42,7 @@ def test_a_cuda_build_beside_a_gpu_passes():
 
 def test_a_build_for_cpus_beside_a_gpu_fails():
     check = next(iter(machine_checks(SERVER, CPU)))
-    assert check.message == "torch 2.13.0+cpu is built for CPUs alone, beside NVIDIA H100"
+    assert check.message == "torch 2.13.0+cpu is built for CPUs alone, but this machine has NVIDIA H100"
     assert check.status == "FAIL" and "install a build for CUDA" in check.fix
 
 

@@ -173,7 +173,7 @@ def test_loss_module_is_placed() -> None:
     ],
 )
 def test_custom_loss_must_give_a_scalar(loss: Any, shown: str) -> None:
-    with pytest.raises(SpecError, match=rf"gives {shown}.*not a scalar tensor\. Hint: return the mean"):
+    with pytest.raises(SpecError, match=rf"returns {shown}.*not a scalar tensor\. Hint: return the mean"):
         bound(loss).mean([torch.zeros(2, 1), torch.zeros(2, 1)])
 
 

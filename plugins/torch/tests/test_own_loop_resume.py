@@ -111,7 +111,7 @@ def test_wrong_checkpoints_are_errors_that_say_what_is_there(tmp_path: Path) -> 
         loop.load(tmp_path / "a")
     loop = aa.Loop("cpu", framework="torch")
     loop.prepare(nn.Sequential(nn.Linear(2, 1)))
-    with pytest.raises(StateError, match="has 1 loaders, but this loop has 0"):
+    with pytest.raises(StateError, match="has 1 loaders, but this loop 0"):
         loop.load(tmp_path / "a")
     with pytest.raises(ConfigError, match="no checkpoint of a loop"):
         loop.load(tmp_path / "b")

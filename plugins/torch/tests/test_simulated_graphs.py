@@ -427,9 +427,7 @@ def test_phase_that_does_not_fit_raises_with_figures(free_bytes: int, expected_p
     )
     run(model_graph, training(1, accelerator=ONE))
     DEVICES[0].capacity = DEVICES[0].used + free_bytes
-    with pytest.raises(
-        OutOfMemoryError, match=rf"{expected_problem}.*sim:0 (has a capacity of \d+ bytes, of|\(torch\))"
-    ):
+    with pytest.raises(OutOfMemoryError, match=rf"{expected_problem}.*sim:0 (has a capacity of \d+ bytes|\(torch\))"):
         run(model_graph, training(1, accelerator=ONE, residency="resident"))
     DEVICES[0].capacity = None
     assert run(model_graph, training(1, accelerator=ONE)).loss.shape == (1,)

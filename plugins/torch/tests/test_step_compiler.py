@@ -145,7 +145,7 @@ def test_compile_off_and_several_devices_raise_compile_error(
     [
         (
             {"CXX": "no-such-compiler"},
-            r"no C\+\+ compiler \(CXX=no-such-compiler is no program.*Hint: install",
+            r"no C\+\+ compiler \(CXX=no-such-compiler is not a program.*Hint: install",
         ),
         ({"PATH": ""}, r"there is no C\+\+ compiler \(CXX is not set"),
         ({"TORCHDYNAMO_DISABLE": "1"}, r"torch's compiler is disabled by TORCHDYNAMO_DISABLE=1.*unset"),

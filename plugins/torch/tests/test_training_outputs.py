@@ -162,7 +162,7 @@ def test_another_shape_in_training_is_refused() -> None:
     losses = [aa.AppliedLoss("mse", on="net", inputs=["outputs", "data.kind"])]
     with pytest.raises(PhaseError) as caught:
         run(graph(data(), seeded(Probabilities)), phase(losses))
-    problem = "gives 1 output (float32[3] per sample) in training, but 1 output (float32[] per sample) in evaluation"
+    problem = "returns 1 output (float32[3] per sample) in training, but 1 output (float32[] per sample) in evaluation"
     assert problem in str(caught.value)
     assert caught.value.hint == "wrap the model in one that returns the same outputs in both modes"
 

@@ -397,7 +397,7 @@ def test_a_full_standard_output_is_an_error_in_one_line(environment, tmp_path, a
             command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment(), cwd=tmp_path, check=False
         )
     assert answer.returncode == 2
-    assert answer.stderr.startswith("error: standard output cannot be written: No space left on device. Hint: write the output")
+    assert answer.stderr.startswith("error: standard output cannot be written: No space left on device. Hint: write")
     assert answer.stderr.count("\n") == 1
     there = tmp_path / "answer.txt"  # a place with free space, and a pipe
     with there.open("w") as file:

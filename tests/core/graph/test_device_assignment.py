@@ -190,7 +190,7 @@ def test_nodes_that_share_a_model_are_trained_alike(what, table, mlp):
         graph["b"].modes = "as_is"
     else:
         graph["b"].optimizer = Optimizer("adam")
-    message = r"share one model but differ in frozen, its mode, modes or optimizer\. Hint: use the same mode, modes and optimizer for both"
+    message = r"share one model but differ in frozen, its mode, modes or optimizer\. Hint: use the same mode"
     with pytest.raises(GraphError, match=message):
         plan(graph)
 

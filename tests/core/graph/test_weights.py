@@ -54,7 +54,8 @@ def test_names_that_do_not_match_are_an_error_and_nothing_is_written():
     with pytest.raises(errors.StateError) as caught:
         anyaccel.copy_weights(one, other, names={"layers.0.bias": "bias"})
     assert str(caught.value) == (
-        "SequentialMLP does not fit SequentialMLP: it has no values for layers.0.bias; layers.0.bias would be left over. "
+        "SequentialMLP does not fit SequentialMLP: it has no values for layers.0.bias; layers.0.bias would be left "
+        "over. "
         "Available: layers.0.weight, layers.0.bias, layers.1.weight, layers.1.bias. Hint: map "
         "names={TARGET: SOURCE}."
     )

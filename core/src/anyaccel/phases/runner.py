@@ -239,7 +239,7 @@ def execute(
                     # A model may have been made for one length, which is known only when a batch of another comes.
                     error.add_note(
                         f"the rows of {', '.join(ragged)} differ in length, and each batch is padded "
-                        f"to its longest row; a model with a fixed length needs pad={'COLUMN': Pad(..., length=...)}"
+                        f"to its longest row; a model with a fixed length needs pad={{'COLUMN': Pad(..., length=...)}}"
                     )
                 raise
             finally:

@@ -669,7 +669,9 @@ class _Prepared:
         for name in dict.fromkeys([*own, *saved]):
             if name not in saved or name not in own:
                 where = "this loop's" if name in own else "the checkpoint's"
-                raise StateError(f"the checkpoint belongs to another state: {name!r} is only in {where}", hint=hint)
+                raise StateError(
+                    f"the checkpoint belongs to another state: {name!r} is only in {where} state", hint=hint
+                )
             if not isinstance(own[name], jax.Array):
                 continue
             is_key = jnp.issubdtype(own[name].dtype, jax.dtypes.prng_key)

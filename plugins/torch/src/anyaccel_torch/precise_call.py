@@ -62,7 +62,7 @@ class TorchPrecision(ComputesPrecision):
             return ""
         return (
             f"torch computes convolutions of float32 in TF32 on {device} by default, with three digits, if the GPU "
-            f"supports it: use FrameworkSettings({'torch.backends.cudnn.allow_tf32': False}) for full precision"
+            f"supports it: use FrameworkSettings({{'torch.backends.cudnn.allow_tf32': False}}) for full precision"
         )
 
     def remat_blocks(self, model: Any, remat: str) -> Sequence[str]:

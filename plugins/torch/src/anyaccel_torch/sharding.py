@@ -44,7 +44,7 @@ class TorchSharding(ShardParameters):
         if reason := lacking_reason():
             return reason
         if offload and any(operation.device.kind == "cpu" for operation in segment.operations):
-            return "offload, but its nodes are on the CPU and already use host memory"
+            return "the nodes to offload are on the CPU and already use host memory"
         return unshardable_reason(segment, whole)
 
     def sharded_blocks(self, model: Any) -> Sequence[str]:
