@@ -733,7 +733,7 @@ def test_fresh_data_that_have_the_new_column_already() -> None:
     fitted_there = example().fit_transform(Times(), "y", fit_on="all", into="w2")
     here = FeatureSet.from_dict("fresh", {"y": [1.0], "w2": [2.0]}, "y", "w2")
     message = refusal(lambda: here.transform_like(fitted_there))
-    assert "Times on y of 'fresh' makes the column 'w2', which already exists. Available: columns: y, w2" in message
+    assert "Times on y of 'fresh' creates the column 'w2', which already exists. Available: columns: y, w2" in message
 
 
 def test_transforms_are_taken_from_what_has_them_and_once() -> None:

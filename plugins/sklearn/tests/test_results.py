@@ -134,7 +134,7 @@ def test_a_fit_shows_the_nodes_that_were_fitted(data):
 
 def test_events_are_part_of_what_is_told():
     results = FitResults(label="f", fitted=(), events=(Event(0, 3, "memory", "split"), Event(0, 3, "memory", "<b>")))
-    assert repr(results) == "FitResults('f', out of memory fitted nothing, 2 times)"
+    assert repr(results) == "FitResults('f', fitted nothing, out of memory 2 times)"
     assert results.to_dict()["events"] == [event.to_dict() for event in results.events]
     assert "memory: &lt;b&gt; (epoch 1, step 4)" in results._repr_html_()
 

@@ -96,7 +96,7 @@ def test_without_the_library_of_a_transform_all_else_is_there(data, tmp_path, mo
 def test_a_transform_of_ones_own_is_named_with_allow(data, tmp_path):
     results = evaluated(scaled(data, Doubled))
     loaded = again(results, tmp_path / "a")
-    problem = r"transforms of 'fs' cannot be undone in loaded results; the transform '.*:Doubled' is"
+    problem = r"transforms of 'fs' cannot be undone in loaded results; the transform '.*:Doubled' cannot be read"
     with pytest.raises(TransformError, match=problem + r".*Hint: name the class if you trust it: load\(folder, allow="):
         loaded.prediction("guess", undo=True)
     with pytest.raises(TransformError, match=problem):  # not lost in silence

@@ -57,7 +57,7 @@ def test_buffers_of_the_rows_of_each_replica_are_told_and_others_are_those_of_on
         "the buffer 'net/buffers/mean' changes by the rows of each replica, and the values of the first replica are"
         in message
     )
-    assert message.endswith("or set replicas=1")
+    assert message.endswith("replicas=1")
     assert told["warned"]["plain"] == told["warned"]["spectral"] == []
     np.testing.assert_allclose(told["spectral 2"], told["spectral 1"], rtol=1e-6)
 

@@ -351,7 +351,7 @@ def test_what_cannot_be_divided_is_refused() -> None:
     both = [aa.AppliedLoss("mse", on=label) for label in ("a", "net")]
     with pytest.raises(PhaseError, match=r"has sharding, but the nodes to offload are on the CPU.*leave sharding out"):
         plan(node(linear), sharding="full offload")
-    with pytest.raises(PhaseError, match=r"has sharding, and compile='steps'"):
+    with pytest.raises(PhaseError, match=r"has sharding, but compile='steps'"):
         plan(node(linear), compile="steps")
     scaled = torch.nn.Linear(3, 1)
     scaled.scale = torch.nn.Parameter(torch.ones(()))

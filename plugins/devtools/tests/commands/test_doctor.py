@@ -27,14 +27,8 @@ def machine(monkeypatch):
 
 def test_a_sound_machine_is_status_0(call, machine):
     answer = call("doctor")
-    assert answer.exit_code == 0 and answer.stdout.splitlines()[1].split() == [
-        "PASS",
-        "accelerators",
-        "none",
-        "but",
-        "the",
-        "CPU",
-    ]
+    assert answer.exit_code == 0
+    assert answer.stdout.splitlines()[1].split() == ["PASS", "accelerators", "only", "the", "CPU"]
 
 
 def test_a_warning_is_status_1_and_says_what_to_do(call, machine):
