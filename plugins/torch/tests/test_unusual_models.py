@@ -169,7 +169,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
     ),
     "sparse_parameter": (
         lambda: SparseParameter(parameter(sparse=True)),
-        r"parameter 'matrix' is sparse.*nn\.Parameter\(value\.to_dense\(\)\); or, if it is not trained, a buffer.*persistent=False",
+        r"parameter 'matrix' is sparse.*nn\.Parameter\(value\.to_dense\(\)\); or, if .* a buffer.*persistent=False",
         lambda: SparseParameter(parameter(sparse=False)),
     ),
     "sparse_output": (SparseOutput, r"returns a sparse tensor.*value\.to_dense\(\)", DenseOutput),
