@@ -141,9 +141,8 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         preprocess: How to turn table columns into features, fitted on the training rows only. `"auto"` encodes text,
             booleans, categories and dates, fills gaps, and scales numbers and the targets of mse, mae, huber and
             smooth_l1: losses are computed on scaled targets; predictions and metrics are in the target's units. It
-                leaves
-            tables of plain numbers and booleans unchanged for a model that you built. Or a scikit-learn transformer; or
-            None.
+            leaves tables of plain numbers and booleans unchanged for a model that you built. Or a scikit-learn
+            transformer; or None.
         drop: Names of columns to leave out.
         categories: Names of columns to treat as categories, although they hold numbers or text that looks like numbers.
         embed: Names of category columns to pass as codes 0, 1, ... in the last features, for a model that embeds them;
