@@ -10,8 +10,8 @@ It prints:
     head     sim:1   torch sim:1  node  9
     load  data.x -> torch sim:0: float32[6]
     load  data.y -> torch sim:1: float32[1]
-    cross encoder: torch sim:0 -> torch sim:1 by a move within the framework, 32 B a sample
-    cross gradient of encoder: torch sim:1 -> torch sim:0 by a move within the framework, 32 B a sample
+    cross encoder: torch sim:0 -> torch sim:1 by a move within the framework, 32 B per sample
+    cross gradient of encoder: torch sim:1 -> torch sim:0 by a move within the framework, 32 B per sample
     losses: 1.364622 0.801136 0.377006
     60 transfers between the devices in 30 steps, 0 waits for sim:0
     Expected all tensors to be on the same device, but found at least two devices, sim:1 and cpu!...
