@@ -170,7 +170,10 @@ def test_all_devices_of_a_machine_are_for_the_processes_on_it(monkeypatch: pytes
         monkeypatch.setenv(name, value)
     with aa.simulate(2):
         assert planned("sim:*") == "sim:1"
-    with aa.simulate(3), pytest.raises(ConfigError, match=r"'sim:\*' is for 3 devices, one for each replica; .* of 2 "):
+    with (
+        aa.simulate(3),
+        pytest.raises(ConfigError, match=r"'sim:\*' is for 3 devices, one for each replica, but .* of 2 "),
+    ):
         planned("sim:*")
 
 
@@ -449,7 +452,7 @@ def test_a_fixed_order_is_refused_where_parameters_are_divided() -> None:
 def test_a_fixed_order_is_refused_with_more_replicas_than_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "9")
     rows = data()
-    with pytest.raises(PhaseError, match=r"is trained by 9 replicas.*cut into 8 shards.*Hint: start 8 processes"):
+    with pytest.raises(PhaseError, match=r"is trained by 9 replicas.*split into 8 shards.*Hint: start 8 processes"):
         aa.Experiment(graph_of(rows)).run_phase(train(rows, deterministic=True))
 
 

@@ -100,7 +100,7 @@ def test_a_process_on_its_own_divides_nothing_and_says_so() -> None:
 
 @pytest.mark.usefixtures("second_of_two", "numpy_divides")
 def test_the_plan_says_which_nodes_are_divided_and_which_are_whole() -> None:
-    divided = "parameters and optimizer state of 'first' are sharded over 2 replicas, and gathered together"
+    divided = "parameters and optimizer state of 'first' are sharded over 2 replicas and gathered together"
     kept = "parameters of 'last' are whole in each replica"
     assert plan("full", None).notes[:-1] == (divided, kept)
     assert plan(None, "none", "full").notes[:-1] == (divided, kept)
@@ -109,7 +109,7 @@ def test_the_plan_says_which_nodes_are_divided_and_which_are_whole() -> None:
 
 @pytest.mark.usefixtures("second_of_two", "numpy_divides")
 def test_parts_rest_in_one_place() -> None:
-    message = r"node 'first' stores its shards on the device, but node 'last' on the host. Hint: leave sharding out"
+    message = r"node 'first' stores its shards on the device, but node 'last' in host memory. Hint: leave sharding out"
     with pytest.raises(PhaseError, match=message):
         plan("full", "full offload")
 
@@ -131,13 +131,13 @@ def test_a_framework_without_sharding_is_refused_and_the_node_is_named() -> None
     message = r"phase 'train': node 'last' has sharding='full', but numpy cannot shard parameters over replicas"
     with pytest.raises(CapabilityError, match=message):
         plan(None, "full")
-    with pytest.raises(CapabilityError, match=r"phase 'train' has sharding, and numpy cannot"):
+    with pytest.raises(CapabilityError, match=r"phase 'train' has sharding, but numpy cannot"):
         plan(None, "none", "full")
 
 
 def test_devices_of_one_process_that_divide_nothing_are_refused() -> None:
     with aa.simulate(2):
-        message = r"node 'first' has sharding='full' over sim:0, sim:1, and its plugin divides .* only over processes"
+        message = r"node 'first' has sharding='full' over sim:0, sim:1, but its plugin can shard .* only over processes"
         with pytest.raises(PhaseError, match=message):
             plan("full", None, accelerator="sim", replicas=2)
         with pytest.raises(PhaseError, match=r"node 'first' .*deterministic=True sums whole gradients"):

@@ -162,7 +162,7 @@ TRAINING = [
     Row(
         "a method of a Keras callback",
         lambda: type("Mine", (aa.Callback,), {"on_epoch_end": lambda self, run: None}),
-        r"on_epoch_end is not a hook.*Hint: call it 'epoch_end'",
+        r"on_epoch_end is not a hook.*Hint: rename it to 'epoch_end'",
         lambda: type("Mine", (aa.Callback,), {"epoch_end": lambda self, run: None}),
     ),
     Row(
